@@ -78,11 +78,11 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def benepar_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A benepar checkpoint trained on a toy grammar; the first test that asks for it waits about 20 s."""
+    """A benepar checkpoint of random weights."""
     pytest.importorskip("benepar")
-    from toy_parser import trained_parser
+    from toy_parser import build_toy_parser
 
-    return trained_parser(tmp_path_factory)
+    return build_toy_parser(tmp_path_factory.mktemp("benepar") / "toy")
 
 
 @pytest.fixture(scope="session")

@@ -117,22 +117,6 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
         other.kill()
 
 
-def test_tables_of_the_pieces_that_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Sections of others stay; a table says where its figures come from, and what was not measured."""
-    rows = [{"way": "dynamic loop", "prompts": 16, "step_ms": 2.5, "tokens_per_second": 6400.0, "of_limit": 0.5}]
-    rows.append({"way": "static graphs", "problem": "ValueError: x"})
-    figures = {"limits": {"bytes_per_second": 4.2e12, "operations_per_second": 7e14}, "rows": rows}
-    (tmp_path / "decoding.json").write_text(json.dumps({"figures": figures, "origin": "`gpu.sh`, there and then."}))
-    document = tmp_path / "performance.md"
-    document.write_text("<!-- gpu decoding -->\n<!-- /gpu decoding -->\n<!-- gpu training -->\nold")
-    assert run_gpu(monkeypatch, f"--pieces --json_folder {tmp_path} --markdown {document}") == 0
-    text = document.read_text()
-    assert "\n`gpu.sh`, there and then.\n" in text and text.endswith("<!-- gpu training -->\nold")
-    assert "Measured limits: 4,200 GB/s, 700.0 TFLOP/s." in text
-    assert "| way | prompts | step ms | tokens per second | of limit | problem |\n" in text
-    assert "| dynamic loop | 16 | 2.5 | 6,400 | 50 % |  |\n| static graphs |  |  |  |  | ValueError: x |\n" in text
-
-
 def test_the_document_has_a_place_for_every_piece() -> None:
     text = (gpu.ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert all(f"<!-- gpu {name} -->" in text and f"<!-- /gpu {name} -->" in text for name in gpu.PIECES)

@@ -11,7 +11,6 @@ import torch
 
 import growth
 import harness
-import step3
 from benchmark_runs import run_benchmark
 from contenders import process, work
 from contenders.process import PHASES
@@ -78,26 +77,6 @@ def test_a_document_without_the_section_is_refused(tmp_path: Path) -> None:
     document.write_text("nothing", encoding="utf-8")
     with pytest.raises(ValueError, match="no section between"):
         harness.write_section(document, "step3", "text")
-
-
-def test_table() -> None:
-    phases = {"generation": 1.0, "scoring": 0.5, "training": 2.0, "rest": 0.5, "total": 4.0}
-    row = step3.Row(
-        cpu_seconds=phases,
-        wall_seconds=phases,
-        inside_cpu_seconds={"macro actions": 0.01},
-        counts={},
-        peak_mb=12.0,
-        tokens=64.0,
-        batch=8,
-        positions_per_token={"scoring": 1.5, "training": 1.02},
-        tokens_per_cpu_second=16.0,
-        spread=(1.0, 1.0),
-        speed=1.234,
-    )
-    text = step3.step3_table({"ours": row, "TRL": None})
-    assert "| ours | 1.23 | 1.00 | 0.50 | 2.00 | 0.50 | 0.25 % | 1.50 / 1.02 | 12 | 8 |" in text
-    assert "| TRL | not measured: no --trl_python |" in text
 
 
 def test_growth() -> None:

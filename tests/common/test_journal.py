@@ -70,15 +70,17 @@ def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
         Journal(tmp_path / "out.jsonl", {})
 
 
+def appending(file, then):
+    """A process that appends to a journal, and goes on as the words say."""
+    script = "import os, signal, sys; from pathlib import Path; from dschat.common.journal import Journal\n"
+    script += "journal = Journal(Path(sys.argv[1]), {})\n" + then
+    return subprocess.Popen([sys.executable, "-c", script, file], stdout=subprocess.PIPE, text=True)
+
+
 def test_kill_9_loses_no_row_that_was_appended(tmp_path):
     """The process reports each row after `append` returned; all of them are there afterwards."""
-    script = (
-        "import sys; from pathlib import Path; from dschat.common.journal import Journal\n"
-        "journal = Journal(Path(sys.argv[1]), {})\n"
-        "for n in range(100000):\n    journal.append([{'n': n}]); print(n, flush=True)\n"
-    )
     file = tmp_path / "out.jsonl"
-    with subprocess.Popen([sys.executable, "-c", script, file], stdout=subprocess.PIPE, text=True) as process:
+    with appending(file, "for n in range(100000):\n    journal.append([{'n': n}]); print(n, flush=True)\n") as process:
         while process.stdout.readline().strip() != "20":
             time.sleep(0)
         os.kill(process.pid, signal.SIGKILL)
@@ -88,16 +90,9 @@ def test_kill_9_loses_no_row_that_was_appended(tmp_path):
 
 
 def test_a_child_of_a_killed_run_does_not_keep_its_journal(tmp_path):
-    script = (
-        "import os, signal, sys; from pathlib import Path; from dschat.common.journal import Journal\n"
-        "journal = Journal(Path(sys.argv[1]), {})\n"
-        "journal.append([{'n': 0}])\n"
-        "if os.fork() == 0:\n    print(os.getpid(), flush=True)\n"
-        "signal.alarm(60)\n"
-        "signal.pause()\n"
-    )
     file = tmp_path / "out.jsonl"
-    with subprocess.Popen([sys.executable, "-c", script, file], stdout=subprocess.PIPE, text=True) as process:
+    waits = "if os.fork() == 0:\n    print(os.getpid(), flush=True)\nsignal.alarm(60)\nsignal.pause()\n"
+    with appending(file, "journal.append([{'n': 0}])\n" + waits) as process:
         child = int(process.stdout.readline())
         try:
             with pytest.raises(UserError, match=f"{file}: another process is writing it: process {process.pid} on "):

@@ -225,7 +225,7 @@ def test_a_holder_that_has_not_said_its_name_yet_is_waited_for(code, tmp_path, m
     assert len(asked) == 4 and len(pauses) == 3
 
 
-def test_a_disk_that_is_full_is_said_and_the_lock_is_free_again(tmp_path, monkeypatch):
+def test_a_place_that_cannot_be_written_is_named_and_the_lock_is_free_again(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -233,9 +233,6 @@ def test_a_disk_that_is_full_is_said_and_the_lock_is_free_again(tmp_path, monkey
         patch.setattr(os, "pwrite", full)
         Lock(tmp_path / ".lock", "--output x")
     Lock(tmp_path / ".lock", "--output x").close()
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--output x: cannot be written: "):
         Lock(tmp_path / "file" / ".lock", "--output x")

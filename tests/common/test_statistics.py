@@ -88,12 +88,6 @@ def test_bootstrap_draws_items_not_votes():
     assert (thrice.half.low, thrice.half.high) == pytest.approx((low, high), abs=0.1001)
 
 
-@pytest.mark.parametrize("verdicts", [["A"], ["tie"] * 5, ["B"] * 5])
-def test_equal_verdicts_have_no_bootstrap_interval(verdicts):
-    value = {"A": 1.0, "tie": 0.5, "B": 0.0}[verdicts[0]]
-    assert win_rates(verdicts).half == Rate(value)
-
-
 def test_standard_errors_by_hand():
     # 1, 2, 6: mean 3, squares 4 + 1 + 9 = 14, variance 7, error √(7 / 3).
     assert standard_error([1, 2, 6]) == pytest.approx(math.sqrt(7 / 3))
@@ -148,14 +142,3 @@ def test_tables_pad_by_the_width_on_a_terminal():
 def test_tables_as_markdown():
     lines = markdown_table(["who", "n"], [["日本", "1"], ["a|b", "20"]]).splitlines()
     assert lines == ["| who  |   n |", "|------|----:|", "| 日本 |   1 |", "| a\\|b |  20 |"]
-
-
-def test_votes_of_several_people_on_an_item_count_as_one_piece_of_evidence():
-    """Three people with the same votes know no more than one: the interval is that of 50 items, not of 150."""
-    verdicts = ["A"] * 24 + ["tie"] * 6 + ["B"] * 20
-    thrice = win_rates(verdicts * 3, list(range(50)) * 3)
-    width = 2 * 1.96 * math.sqrt(0.48 * 0.52 / 50)  # the normal approximation for 24 of 50
-    for rate, count in ((thrice.win, 24), (thrice.tie, 6), (thrice.loss, 20)):
-        assert rate.value == pytest.approx(count / 50)
-    assert thrice.win.high - thrice.win.low == pytest.approx(width, rel=0.1)
-    assert win_rates(verdicts, list(range(50))).win == win_rates(verdicts).win

@@ -4,14 +4,19 @@
 The updates of one process at ZeRO 0 without accumulation are those of plain torch: tests/engine shows it.
 """
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from closeness import UPDATE, WEIGHT_GAP, near
-from factories import largest_difference, make_causal_lm
+from factories import largest_difference, make_causal_lm, make_tokenizer
+from launches import WORKERS, run_ranks
 from recorded import ALL_CASES, FAST_CASES, LEARNING_RATE, TOKEN_CASES, UPDATES, Case, run_case, untied_updates
+from refuel_runs import talker, two_rounds
+from shared_base_runs import separate_trainer_of, two_updates
 
 pytestmark = pytest.mark.xdist_group("launcher")
 
@@ -105,3 +110,50 @@ def test_whole_weights_are_on_the_main_process_only(two_processes):
     files = {Path(file).name for file in two_processes.folder.glob("updates-*.safetensors")}
     assert files == {f"updates-{case.name}-0.safetensors" for case in FAST_CASES}
     assert all(torch.is_tensor(w) for w in two_processes.tensors("updates-zero3-accumulation1").values())
+
+
+MUTANTS_CASE = Case(0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("launcher")
+def test_two_processes_make_the_updates_of_one(group: None, tmp_path: Path) -> None:
+    """All three steps: weights within 1e-5 after each update, and the same losses and gradient norms."""
+    (tmp_path / "cases.json").write_text(json.dumps([vars(MUTANTS_CASE)]))
+    for rank in run_ranks(WORKERS, [str(tmp_path), "updates"], tmp_path):
+        rank.expect(0)
+    expected, metrics = run_case(Case(), tmp_path / "alone")
+    assert (
+        largest_difference(load_file(tmp_path / f"updates-{MUTANTS_CASE.name}-0.safetensors"), expected) < WEIGHT_GAP
+    )
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"updates-{MUTANTS_CASE.name}-{rank}.json").read_text())
+        assert {name: found[name] for name in metrics} == near(metrics, UPDATE, scale=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage, tokens", [(0, None), (3, None), (3, 150)])
+def test_two_processes_make_the_rounds_of_one(stage, tokens, group, run_cases, tmp_path):
+    """Dialogues of 1 to 3 turns, so that ranks draw unequally often; the evaluation, too."""
+    outputs = run_cases("two-refuel", (), ("refuel",))
+    expected, metrics = two_rounds(tmp_path, 0)
+    found = outputs.tensors(f"refuel-zero{stage}-{tokens}")
+    assert largest_difference(found, expected) < WEIGHT_GAP
+    start = {f"inner.{name}": p.detach() for name, p in talker().named_parameters()}
+    assert largest_difference(found, start) > 1e-4
+    for rank in (0, 1):
+        assert outputs.numbers(f"refuel-zero{stage}-{tokens}", rank) == near(metrics, 8 * UPDATE, scale=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("launcher")
+def test_two_processes_make_the_updates_of_separate_models_on_one(two_processes, group, tmp_path):
+    """Weights of both adapters and the critic's head within 1e-5, and the same metrics, at ZeRO 0, 2 and 3."""
+    place = two_processes.folder / "shared-base"
+    base, models = str(place / "base"), {"critic_model_name_or_path": str(place / "reward")}
+    weights, metrics = two_updates(separate_trainer_of(tmp_path, base, make_tokenizer(), **models))
+    for stage in (0, 2, 3):
+        assert largest_difference(two_processes.tensors(f"shared-base-zero{stage}"), weights) < WEIGHT_GAP
+        for rank in (0, 1):
+            found = two_processes.numbers(f"shared-base-zero{stage}", rank)
+            assert found == near(metrics, UPDATE, scale=0.1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in parts: generation, training around it, saved folders, moving average and evaluation."""
+"""Weights in parts: loading, generation, training around it, saved folders, moving average and evaluation."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from factories import BOS, PAD, hf_logprobs, largest_difference, make_causal_lm
+from loading_checks import FAMILIES
 from recorded import Case
 from sharded_checks import LENGTHS, ROWS, evaluate_all, prompts_of
 
@@ -134,3 +135,31 @@ def test_a_self_check_changes_no_update_and_both_processes_find_the_weight_that_
     notes = two_processes.numbers("self_checks", rank)
     assert notes["moved"] == 0
     assert notes["said"].startswith("self-check: model.layers.1.mlp.up_proj.weight of "), notes["said"]
+
+
+MODELS = [f"{kind} {role}" for kind in FAMILIES for role in ("policy", "critic")]
+SPECIAL = ["gemma bf16", "gpt2 bf16", "odd", "several files", "grown", "offloaded"]
+
+
+@pytest.mark.parametrize("name", [*MODELS, *SPECIAL])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_loaded_in_parts_a_model_is_what_it_is_whole(name, rank, two_processes):
+    """Weights and buffers bit by bit, types, what is tied, and configs; a process holds its half of each."""
+    found = two_processes.numbers("loading", rank)[name]
+    assert found["differ"] == found["dtypes"] == []
+    assert found["shared"] and found["configs"]
+    assert found["whole"] == 0 and found["held"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_every_model_was_looked_at(two_processes):
+    assert set(two_processes.numbers("loading")) == {*MODELS, *SPECIAL}
+
+
+@pytest.mark.parametrize("name", ["plain", "lora", "frozen"])
+def test_engines_of_models_in_parts_do_what_engines_of_whole_ones_do(name, two_processes):
+    """Two updates with weight decay, of all weights and of adapters; outputs of frozen models in CPU memory."""
+    tensors = two_processes.tensors("loaded")
+    keys = [key for key in tensors if key.startswith(f"{name}/whole/")]
+    assert keys
+    for key in keys:
+        assert torch.equal(tensors[key], tensors[key.replace("/whole/", "/parts/")]), key

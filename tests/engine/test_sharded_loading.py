@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that are cut as they are loaded, on one process; on two: distributed/test_loading.py."""
+"""Weights that are cut as they are loaded, on one process; on two: distributed/test_zero3.py."""
 
 import json
 import os

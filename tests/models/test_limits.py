@@ -5,18 +5,7 @@ import logging
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    BartConfig,
-    BloomConfig,
-    CodeGenConfig,
-    CTRLConfig,
-    GPTJConfig,
-    MptConfig,
-    OpenAIGPTConfig,
-    OPTConfig,
-    T5Config,
-)
+import transformers
 
 from dschat.errors import UserError
 from dschat.models.limits import check_length, position_limit
@@ -27,12 +16,12 @@ OPT = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_
 GPT = {"vocab_size": 100, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 48}
 TABLES = {
     "gpt2": (make_config("gpt2", n_positions=48), 48),
-    "opt": (OPTConfig(**SIZES, **OPT, max_position_embeddings=40), 40),
-    "openai-gpt": (OpenAIGPTConfig(**GPT), 48),
-    "ctrl": (CTRLConfig(**GPT, dff=32), 48),
-    "gptj": (GPTJConfig(**GPT, rotary_dim=4), 48),
-    "codegen": (CodeGenConfig(**GPT, rotary_dim=4), 48),
-    "mpt": (MptConfig(vocab_size=100, d_model=32, n_layers=1, n_heads=2, max_seq_len=48), 48),
+    "opt": (transformers.OPTConfig(**SIZES, **OPT, max_position_embeddings=40), 40),
+    "openai-gpt": (transformers.OpenAIGPTConfig(**GPT), 48),
+    "ctrl": (transformers.CTRLConfig(**GPT, dff=32), 48),
+    "gptj": (transformers.GPTJConfig(**GPT, rotary_dim=4), 48),
+    "codegen": (transformers.CodeGenConfig(**GPT, rotary_dim=4), 48),
+    "mpt": (transformers.MptConfig(vocab_size=100, d_model=32, n_layers=1, n_heads=2, max_seq_len=48), 48),
 }
 
 
@@ -40,7 +29,7 @@ TABLES = {
 def test_a_longer_text_than_a_table_of_positions_is_refused(kind, tokenizer, tmp_path, caplog):
     """The limit is the longest text that transformers reads."""
     config, limit = TABLES[kind]
-    model = AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     assert position_limit(model) == limit
     model(torch.full((1, limit), 5))
     with pytest.raises((IndexError, RuntimeError)):
@@ -67,14 +56,18 @@ def test_a_longer_text_than_a_model_was_made_for_is_a_warning(kind, tokenizer, t
 
 
 def test_a_family_that_knows_no_limit_is_silent(tokenizer, tmp_path, caplog):
-    model = AutoModelForCausalLM.from_config(BloomConfig(**SIZES, hidden_size=32, n_layer=1, n_head=2))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.BloomConfig(**SIZES, hidden_size=32, n_layer=1, n_head=2)
+    )
     folder = save_folder(tmp_path, model, tokenizer)
     with caplog.at_level(logging.INFO, logger="dschat"):
         check_length(folder, "--m", 100_000, "--max_seq_len")
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("config", [BartConfig(**SIZES), T5Config(vocab_size=100)], ids=["bart", "t5"])
+@pytest.mark.parametrize(
+    "config", [transformers.BartConfig(**SIZES), transformers.T5Config(vocab_size=100)], ids=["bart", "t5"]
+)
 def test_an_encoder_decoder_is_refused_by_name(config, tmp_path):
     """From its config alone: there are no weights."""
     config.save_pretrained(tmp_path)

@@ -8,27 +8,8 @@ import re
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    BartConfig,
-    BertConfig,
-    BertGenerationConfig,
-    BertModel,
-    CohereConfig,
-    DbrxConfig,
-    GraniteConfig,
-    MiniMaxConfig,
-    MiniMaxM2Config,
-    MixtralConfig,
-    OPTConfig,
-    PhimoeConfig,
-    T5Config,
-    ViTConfig,
-    XLNetConfig,
-)
 
 from closeness import FORMULA, assert_near, near
 from dschat.builders.shared_base import classifier_beside
@@ -54,8 +35,8 @@ from factories import (
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 IDS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 NO_CLASSIFIER = {
-    "granite": GraniteConfig(**SIZES, **IDS, embedding_multiplier=3.0, logits_scaling=4.0),
-    "cohere": CohereConfig(**SIZES, **IDS),
+    "granite": transformers.GraniteConfig(**SIZES, **IDS, embedding_multiplier=3.0, logits_scaling=4.0),
+    "cohere": transformers.CohereConfig(**SIZES, **IDS),
 }
 EXPERTS = SIZES | IDS | {"num_key_value_heads": 1, "initializer_range": 0.2, "num_experts_per_tok": 2}
 NOISE = {"num_local_experts": 4, "router_jitter_noise": 0.2, "head_dim": 16}
@@ -66,12 +47,12 @@ OPT = SIZES | IDS | {"word_embed_proj_dim": 32, "ffn_dim": 32, "max_position_emb
 # Random in training mode: noise of routers, PhiMoE's draws of experts, dropout in a config or in one inside it, and
 # layers that are left out.
 RANDOM = {
-    "phimoe": PhimoeConfig(**EXPERTS),
-    "mixtral": MixtralConfig(**EXPERTS, **NOISE),
-    "minimax": MiniMaxConfig(**EXPERTS, **NOISE),
-    "minimax_m2": MiniMaxM2Config(**EXPERTS, **NOISE),
-    "dbrx": DbrxConfig(**IDS, **DBRX, initializer_range=0.2),
-    "opt": OPTConfig(**OPT, layerdrop=0.5),
+    "phimoe": transformers.PhimoeConfig(**EXPERTS),
+    "mixtral": transformers.MixtralConfig(**EXPERTS, **NOISE),
+    "minimax": transformers.MiniMaxConfig(**EXPERTS, **NOISE),
+    "minimax_m2": transformers.MiniMaxM2Config(**EXPERTS, **NOISE),
+    "dbrx": transformers.DbrxConfig(**IDS, **DBRX, initializer_range=0.2),
+    "opt": transformers.OPTConfig(**OPT, layerdrop=0.5),
     "gpt2": make_config("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5),
 }
 
@@ -106,7 +87,7 @@ def test_a_folder_without_weights_is_named(tokenizer, tmp_path):
 
 
 def test_a_model_without_a_score_head_is_refused(tokenizer, tmp_path):
-    folder = save_folder(tmp_path, BertModel(BertConfig(vocab_size=100, **SIZES)), tokenizer)
+    folder = save_folder(tmp_path, transformers.BertModel(transformers.BertConfig(vocab_size=100, **SIZES)), tokenizer)
     with pytest.raises(UserError, match="--critic .*has no `score` layer"):
         load_scalar(folder, "--critic", torch.float32, tokenizer)
 
@@ -132,7 +113,7 @@ def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
         assert model.config.pad_token_id == 100
     model = load_causal_lm(base, "--m", torch.float32, tokenizer)
     save_model(model, saved_weights(model), tokenizer, tmp_path / "grown")
-    reopened = AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
+    reopened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
     ids = torch.tensor([[1, 5, 6]])
     assert reopened(ids).logits.shape == (1, 3, 101)
     assert_near(reopened(ids).logits, model(ids).logits)
@@ -153,7 +134,7 @@ def test_a_checkpoint_with_a_generation_config_that_transformers_refuses_to_save
     (tmp_path / "base" / "generation_config.json").write_text(json.dumps({"temperature": 0.9, "top_p": 0.6}))
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
     save_model(model, saved_weights(model), tokenizer, tmp_path / "trained")
-    AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
 
 
 # -- weights that a folder lacks, and those that it has no place for
@@ -242,11 +223,11 @@ def test_whole_folders_open_without_a_warning(kind, tokenizer, tmp_path, caplog)
 BART = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 1), ("ffn_dim", 32))}
 BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 BOTH_DIRECTIONS = {
-    "bert": BertConfig(**SIZES, vocab_size=100),
-    "bert-generation": BertGenerationConfig(**SIZES, vocab_size=100),
-    "xlnet": XLNetConfig(vocab_size=100, d_model=32, n_layer=1, n_head=2, d_inner=32),
-    "bart": BartConfig(vocab_size=100, d_model=32, **BART),
-    "t5": T5Config(vocab_size=100, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2),
+    "bert": transformers.BertConfig(**SIZES, vocab_size=100),
+    "bert-generation": transformers.BertGenerationConfig(**SIZES, vocab_size=100),
+    "xlnet": transformers.XLNetConfig(vocab_size=100, d_model=32, n_layer=1, n_head=2, d_inner=32),
+    "bart": transformers.BartConfig(vocab_size=100, d_model=32, **BART),
+    "t5": transformers.T5Config(vocab_size=100, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2),
 }
 
 
@@ -254,7 +235,7 @@ BOTH_DIRECTIONS = {
 def test_a_model_that_reads_in_both_directions_is_no_policy(kind, tokenizer, tmp_path):
     """Most of them open as causal LMs in transformers, which says nothing."""
     config = BOTH_DIRECTIONS[kind]
-    auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    auto_class = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     folder = save_folder(tmp_path, auto_class.from_config(config), tokenizer)
     message = f"--m {folder}: a {kind} model is no causal LM, it reads in both directions. Use a decoder-only model"
     with pytest.raises(UserError, match=f"^{message}"):
@@ -262,8 +243,8 @@ def test_a_model_that_reads_in_both_directions_is_no_policy(kind, tokenizer, tmp
 
 
 def test_a_bert_that_was_made_a_decoder_is_a_policy(tokenizer, tmp_path):
-    config = BertConfig(**SIZES, vocab_size=100, is_decoder=True)
-    folder = save_folder(tmp_path, AutoModelForCausalLM.from_config(config), tokenizer)
+    config = transformers.BertConfig(**SIZES, vocab_size=100, is_decoder=True)
+    folder = save_folder(tmp_path, transformers.AutoModelForCausalLM.from_config(config), tokenizer)
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
     ids = torch.tensor([[1, 5, 6, 7], [1, 5, 6, 8]])
     first, second = model(ids).logits[:, :3]
@@ -277,7 +258,7 @@ def save_random(config, folder, tokenizer):
     """A random causal LM of a configuration as a folder."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return save_folder(folder, AutoModelForCausalLM.from_config(config), tokenizer)
+        return save_folder(folder, transformers.AutoModelForCausalLM.from_config(config), tokenizer)
 
 
 @pytest.mark.parametrize("kind", NO_CLASSIFIER)
@@ -294,7 +275,7 @@ def test_step_1_says_that_step_2_will_not_work_and_step_2_does_not(kind, tokeniz
 
 
 def test_no_critic_of_a_family_without_causal_lms(tokenizer, tmp_path):
-    ViTConfig().save_pretrained(tmp_path)
+    transformers.ViTConfig().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="--critic .* no sequence classifier of the family vit"):
         load_scalar(str(tmp_path), "--critic", torch.float32, tokenizer, for_this_run=True)
 
@@ -319,7 +300,7 @@ def test_a_critic_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
     assert all(not torch.equal(before[name], p) for name, p in model.named_parameters() if "embed" not in name)
     save_model(model, saved_weights(model), tokenizer, tmp_path / "critic")
     again = load_scalar(str(tmp_path / "critic"), "--m", torch.float32, tokenizer, may_be_new=False, for_this_run=True)
-    backbone = AutoModel.from_pretrained(tmp_path / "critic").eval()
+    backbone = transformers.AutoModel.from_pretrained(tmp_path / "critic").eval()
     with torch.no_grad():
         values = critic.eval()(ids, attention_mask)
         assert_near(ScalarModel(again).eval()(ids, attention_mask), values, FORMULA)
@@ -341,7 +322,7 @@ def gradients_of(model, ids):
 def test_an_opened_model_computes_in_training_mode_as_in_evaluation_mode(family, tokenizer, tmp_path):
     """And in that as the saved model does, whose config is kept; its own training mode gives other numbers."""
     torch.manual_seed(0)
-    plain = AutoModelForCausalLM.from_config(RANDOM[family]).eval()
+    plain = transformers.AutoModelForCausalLM.from_config(RANDOM[family]).eval()
     model = load_causal_lm(save_folder(tmp_path, plain, tokenizer), "--m", torch.float32, tokenizer)
     ids = torch.randint(3, 100, (8, 60), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -362,7 +343,7 @@ def test_an_opened_model_computes_in_training_mode_as_in_evaluation_mode(family,
 def test_a_router_stays_quiet_where_a_model_is_copied_and_around_adapters(tokenizer, tmp_path):
     """The layers inside a router change their mode as others do."""
     torch.manual_seed(0)
-    plain = AutoModelForCausalLM.from_config(RANDOM["mixtral"])
+    plain = transformers.AutoModelForCausalLM.from_config(RANDOM["mixtral"])
     model = load_causal_lm(save_folder(tmp_path, plain, tokenizer), "--m", torch.float32, tokenizer)
     copied = ScalarModel(classifier_beside(model, "--critic"))
     torch.nn.init.normal_(copied.inner.score.weight)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The estimators: what they declare, generalised advantage estimation over macro steps, leave-one-out baselines."""
+"""The estimators: what they declare, GAE over macro steps, leave-one-out baselines, token-level PPO."""
 
 import math
 from dataclasses import replace
@@ -10,11 +10,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rl_references as ref
-from closeness import assert_near
+from closeness import FORMULA, assert_near, near
 from dschat.rl.estimators import ESTIMATORS, gae, rloo
 from dschat.rl.needs import NEEDS
 from dschat.rl.termination import fixed_ngram_ends
-from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, credit_of, mask_of, normal, trajectory_of, width_of
+from dschat.rl.types import Rollout, Trajectory
+from rl_cases import (
+    PADDING,
+    PROPERTY,
+    ROW_LENGTHS,
+    SEEDS,
+    VALUE_FUNCTIONS,
+    credit_of,
+    mask_of,
+    normal,
+    trajectory_of,
+    width_of,
+)
 
 
 @pytest.mark.parametrize("name", sorted({*ESTIMATORS, *NEEDS}))
@@ -80,37 +92,6 @@ def test_gae_is_the_double_sum(lengths, padding, seed, gamma, lam, off_mask) -> 
         assert_near(returns[i, :length], expected[1])
 
 
-@PROPERTY
-@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
-def test_gae_of_a_batch_is_gae_of_its_rows_to_the_bit(lengths, padding, seed) -> None:
-    width = width_of(lengths, padding)
-    mask = mask_of(lengths, width)
-    values, rewards = normal((len(lengths), width), seed), normal((len(lengths), width), seed + 1)
-    batch = gae(values, rewards, mask, 0.99, 0.95)
-    for i, length in enumerate(lengths):
-        own = slice(i, i + 1), slice(0, max(1, length))
-        alone = gae(values[own], rewards[own], mask[own], 0.99, 0.95)
-        for whole, part in zip(batch, alone, strict=True):
-            assert torch.equal(whole[i, :length], part[0, :length])
-
-
-def test_a_batch_without_macro_actions_is_finite() -> None:
-    for columns in (0, 3):
-        empty = torch.zeros(2, columns)
-        advantages, returns = gae(empty, empty, empty.bool(), 1.0, 0.95)
-        assert advantages.shape == returns.shape == (2, columns)
-        assert not advantages.any() and not returns.any()
-
-
-def test_gae_modifies_nothing() -> None:
-    mask = mask_of([4, 2], 4)
-    inputs = normal((2, 4), 0), normal((2, 4), 1), mask
-    copies = [x.clone() for x in inputs]
-    gae(*inputs, 1.0, 0.95)
-    for x, copy in zip(inputs, copies, strict=True):
-        assert torch.equal(x, copy)
-
-
 # Leave one out.
 @pytest.mark.parametrize(
     ("scores", "advantages"),
@@ -128,10 +109,107 @@ def test_rloo_leaves_scores_out_that_do_not_count() -> None:
     assert_near(rloo(scores, scores.isfinite()), [[-5.0, 0, 5.0], [0, 0, 0], [0, 0, 0]])
 
 
-def test_one_sample_has_no_baseline() -> None:
-    assert_near(rloo(torch.tensor([[3.0], [4.0]])), [[0.0], [0.0]])
+# Of four responses the log-ratios to the reference, and the scores. At a KL coefficient of 0.1 the returns are
+# 3 - 0.3 = 2.7, 1 - 0 = 1, 0 - 0.4 = -0.4 and 2 + 0.2 = 2.2, in all 5.5.
+LOG_RATIOS = [[1.0, 2.0], [0.5, -1.0, 0.5], [4.0], [0.0, -2.0]]
+SCORES = [3.0, 1.0, 0.0, 2.0]
 
 
-def test_rloo_rows_are_alone() -> None:
-    scores = normal((5, 4), 0)
-    assert_near(rloo(scores), torch.cat([rloo(row[None]) for row in scores]))
+def recorded(padding: int = 1, unscored: tuple[int, ...] = (), finished: tuple[bool, ...] = (True,) * 4) -> Trajectory:
+    """The four responses; what lies off them is not finite."""
+    lengths = [0 if i in unscored else len(row) for i, row in enumerate(LOG_RATIOS)]
+    width = 3 + padding
+    logprobs = torch.tensor([row + [math.nan] * (width - len(row)) for row in LOG_RATIOS])
+    mask, index = mask_of(lengths, width), torch.arange(4)
+    rollout = Rollout(torch.zeros(4, width + 1, dtype=torch.long), mask, mask, index, torch.tensor(finished))
+    return Trajectory(rollout, logprobs, torch.zeros(4, width), None, torch.tensor(SCORES))
+
+
+def advantages_of(trajectory: Trajectory, samples: int, **options) -> list[float]:
+    """Of each row, from its first token; all its tokens have the same, and padding has 0."""
+    mask = trajectory.response_mask
+    batch = credit_of(trajectory, fixed_ngram_ends(mask, 2), "rloo", samples=samples, **({"kl_coef": 0.1} | options))
+    assert_near(batch.advantages, torch.where(mask, batch.advantages[:, :1], 0.0))
+    assert batch.returns is None
+    return batch.advantages[:, 0].tolist()
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize(
+    ("samples", "advantages"),
+    [
+        (1, [0.0, 0.0, 0.0, 0.0]),
+        (2, [2.7 - 1.0, 1.0 - 2.7, -0.4 - 2.2, 2.2 + 0.4]),
+        (4, [2.7 - 2.8 / 3, 1.0 - 4.5 / 3, -0.4 - 5.9 / 3, 2.2 - 3.3 / 3]),
+    ],
+)
+def test_ragged_responses_by_hand(samples, advantages, padding) -> None:
+    assert advantages_of(recorded(padding), samples) == near(advantages, FORMULA)
+
+
+@pytest.mark.parametrize(
+    ("options", "returns"),
+    [
+        ({"kl_coef": 0.0}, [3.0, 1.0, 0.0, 2.0]),
+        # d²/2 sums to 2.5, 0.75, 8 and 2
+        ({"kl_estimator": "k2"}, [2.75, 0.925, -0.8, 1.8]),
+        # the first two responses were cut: 3 - 1 = 2 and 1 - 1 = 0; then scores are held to 1.5
+        ({"missing_eos_penalty": 1.0, "clip_reward_value": 1.5}, [1.2, 0.0, -0.4, 1.7]),
+    ],
+)
+def test_the_return_is_the_sum_of_the_token_rewards(options, returns) -> None:
+    first, second, third, fourth = returns
+    found = advantages_of(recorded(finished=(False, False, True, True)), 2, **options)
+    assert found == near([first - second, second - first, third - fourth, fourth - third], FORMULA)
+
+
+def test_a_response_that_could_not_be_scored_is_no_baseline() -> None:
+    found = advantages_of(recorded(unscored=(1,)), 4)
+    assert found == near([2.7 - 1.8 / 2, 0.0, -0.4 - 4.9 / 2, 2.2 - 2.3 / 2], FORMULA)
+    assert advantages_of(recorded(unscored=(1,)), 2)[:2] == [0.0, 0.0]
+
+
+def test_rows_that_are_no_whole_prompts_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 rows are not 3 samples of each prompt"):
+        advantages_of(recorded(), 3)
+
+
+def token_ppo(trajectory: Trajectory, kl_coef: float, gamma: float, lam: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token-level PPO for language models, one row and one token at a time, as the usual implementations loop."""
+    advantages = torch.zeros_like(trajectory.values)
+    returns = torch.zeros_like(trajectory.values)
+    for i, row_mask in enumerate(trajectory.response_mask):
+        length = int(row_mask.sum())
+        kl = trajectory.logprobs[i, :length] - trajectory.ref_logprobs[i, :length]
+        rewards = -kl_coef * kl
+        if length:
+            rewards[length - 1] += trajectory.scores[i]
+        values = trajectory.values[i]
+        last_gae = torch.zeros(())
+        for t in reversed(range(length)):
+            next_value = values[t + 1] if t < length - 1 else torch.zeros(())
+            delta = rewards[t] + gamma * next_value - values[t]
+            last_gae = delta + gamma * lam * last_gae
+            advantages[i, t] = last_gae
+        returns[i, :length] = advantages[i, :length] + values[:length]
+    return advantages, returns
+
+
+@pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
+@PROPERTY
+@given(
+    lengths=ROW_LENGTHS,
+    padding=PADDING,
+    seed=SEEDS,
+    gamma=st.sampled_from([0.9, 0.99, 1.0]),
+    lam=st.sampled_from([0.0, 0.95, 1.0]),
+    how=st.sampled_from(["sum", "mean"]),
+)
+@example(lengths=[64, 64, 0, 31], padding=0, seed=1, gamma=0.99, lam=0.95, how="sum")
+def test_one_token_per_action_is_token_ppo_to_the_bit(value_function, lengths, padding, seed, gamma, lam, how) -> None:
+    trajectory = trajectory_of(lengths, width_of(lengths, padding), seed)
+    mask, options = trajectory.response_mask, {"value_function": value_function, "macro_reward": how}
+    batch = credit_of(trajectory, fixed_ngram_ends(mask, 1), kl_coef=0.05, gamma=gamma, lam=lam, **options)
+    advantages, returns = token_ppo(trajectory, 0.05, gamma, lam)
+    assert torch.equal(batch.advantages[mask], advantages[mask])
+    assert torch.equal(batch.returns[mask], returns[mask])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses against closed forms, hand arithmetic and their invariances."""
+"""Losses, ratios and importance weights against closed forms, hand arithmetic and their invariances."""
 
 import math
 
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
+from dschat.rl.importance import importance_weights
 from dschat.rl.losses import dpo_loss, policy_loss, regression_loss, sft_loss, value_loss
-from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, draw, mask_of, normal, width_of
+from dschat.rl.macro_actions import macro_logprobs, segment, token_weights
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, draw, mask_of, masked_case, normal, width_of
 
 TRAPS = st.sampled_from([0.0, math.nan, math.inf, -math.inf])
 
@@ -74,14 +76,6 @@ def test_policy_loss_of_one_token_by_hand(ratio, advantage, loss, gradient) -> N
         assert stats["clipfrac"] == 0.0
 
 
-def test_policy_stats_of_an_unchanged_policy() -> None:
-    mask = mask_of([4, 0, 2], 5)
-    old = draw(mask, 0)
-    _, stats = policy_loss(old, old, draw(mask, 1), mask, 0.2)
-    assert {"approxkl", "clipfrac", "ratio"} <= set(stats)
-    assert (stats["approxkl"].item(), stats["clipfrac"].item(), stats["ratio"].item()) == (0.0, 0.0, 1.0)
-
-
 def test_approxkl_is_half_the_mean_square_for_small_steps() -> None:
     mask = mask_of([60, 40], 60)
     old, step = draw(mask, 0), draw(mask, 1, 1e-2)
@@ -119,14 +113,6 @@ def test_losses_do_not_depend_on_how_rows_are_split(lengths, seed, cut) -> None:
         assert_near(a, b, FORMULA)
 
 
-def test_num_tokens_defaults_to_the_response_tokens() -> None:
-    mask = mask_of([4, 1], 6)
-    new, old, adv = draw(mask, 0), draw(mask, 1), draw(mask, 2)
-    assert torch.equal(policy_loss(new, old, adv, mask, 0.2)[0], policy_loss(new, old, adv, mask, 0.2, 5)[0])
-    assert torch.equal(value_loss(new, old, adv, mask, 0.2)[0], value_loss(new, old, adv, mask, 0.2, 5)[0])
-    assert torch.equal(sft_loss(new, mask)[0], sft_loss(new, mask, 5)[0])
-
-
 # value
 
 
@@ -159,18 +145,6 @@ def test_sft_loss_is_the_mean_negative_logprob(lengths, padding, seed, trap) -> 
     assert_plain(loss, stats)
     loss.backward()
     assert_near(logprobs.grad, mask.double() * (-1 / max(1, len(kept))), FORMULA)
-
-
-def test_losses_modify_nothing() -> None:
-    mask = mask_of([3, 0, 2], 4)
-    inputs = [draw(mask, i, off_mask=5.0) for i in range(3)] + [mask, mask.float()]
-    copies = [x.clone() for x in inputs]
-    new, old, adv, mask, weights = inputs
-    policy_loss(new, old, adv, mask, 0.2, 5, weights)
-    value_loss(new, old, adv, mask, 0.2)
-    sft_loss(new, mask)
-    for x, copy in zip(inputs, copies, strict=True):
-        assert torch.equal(x, copy)
 
 
 # preferences
@@ -226,38 +200,6 @@ def test_regression_loss_by_hand() -> None:
     assert_plain(loss.detach(), stats)
 
 
-def test_regression_loss_of_swapped_pairs_is_the_same() -> None:
-    first, other, difference = normal((5,), 1), normal((5,), 2), normal((5,), 3)
-    loss, _ = regression_loss(first, other, difference, 3.0)
-    swapped, _ = regression_loss(other, first, -difference, 3.0)
-    assert_near(loss, swapped)
-
-
-def test_regression_loss_before_training_is_the_squared_reward_difference() -> None:
-    difference = normal((5,), 3)
-    loss, stats = regression_loss(torch.zeros(5), torch.zeros(5), difference, 10.0)
-    assert_near(loss, (10 * difference).square().mean())
-    assert stats["ratio"] == 1 and stats["agreement"] == 0
-
-
-def test_regression_learns_the_tilted_policy() -> None:
-    """Two actions: the minimiser's log-ratio differs by η times the difference of rewards, π ∝ π_t exp(η R)."""
-    before, rewards, eta = torch.tensor([0.3, -0.4]), torch.tensor([1.0, 0.2]), 0.7
-    logits = before.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([logits], max_iter=100, tolerance_grad=1e-9)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        ratio = logits.log_softmax(0) - before.log_softmax(0)
-        loss, _ = regression_loss(ratio[:1], ratio[1:], rewards[:1] - rewards[1:], eta)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    tilted = (before.softmax(0) * torch.exp(eta * rewards)).log()
-    assert_near(logits.detach().softmax(0), tilted.softmax(0))
-
-
 def test_preference_losses_are_divided_by_the_count_of_the_whole_update() -> None:
     first, other, difference = normal((4,), 1), normal((4,), 2), normal((4,), 3)
     for split in (
@@ -269,3 +211,116 @@ def test_preference_losses_are_divided_by_the_count_of_the_whole_update() -> Non
         assert_near(whole, sum(loss for loss, _ in parts))
         for name, value in stats.items():
             assert_near(value, sum(part[name] for _, part in parts))
+
+
+@PROPERTY
+@given(
+    segments=st.lists(st.lists(st.integers(1, 5), max_size=4), min_size=1, max_size=4), seed=SEEDS, mean=st.booleans()
+)
+def test_macro_ratios_have_their_closed_form(segments, seed, mean) -> None:
+    """Mean over actions of the clipped product of ratios; mean over tokens of the clipped geometric mean."""
+    ends, mask = masked_case(segments, 1)
+    macro = segment(ends, mask)
+    old = draw(mask, seed)
+    new = (old + draw(mask, seed + 1, 0.2)).requires_grad_()
+    per_action = [normal((len(row),), seed + 2 + i).tolist() for i, row in enumerate(segments)]
+    adv = torch.tensor([ref.broadcast(a, row, mask.shape[1]) for a, row in zip(per_action, segments, strict=True)])
+    actions, tokens = max(1, sum(map(len, segments))), max(1, sum(map(sum, segments)))
+    if mean:
+        count, weights = tokens, None
+    else:
+        count, weights = actions, token_weights(macro)
+    loss, stats = policy_loss(
+        macro_logprobs(new, macro, mean), macro_logprobs(old, macro, mean), adv, mask, 0.2, count, weights
+    )
+    loss.backward()
+    expected, gradient = 0.0, torch.zeros_like(old)
+    for i, row in enumerate(segments):
+        pairs = zip(ref.chunks(new[i].tolist(), row), ref.chunks(old[i].tolist(), row), per_action[i], strict=True)
+        start = 0
+        for n, o, a in pairs:
+            m = len(n)
+            log_ratio = (sum(n) - sum(o)) / (m if mean else 1)
+            expected += ref.policy_term(log_ratio, 0.0, a, 0.2) * (m if mean else 1) / count
+            ratio = math.exp(log_ratio)
+            active = -a * ratio >= -a * max(0.8, min(1.2, ratio))
+            gradient[i, start : start + m] = -a * ratio / count if active else 0.0
+            start += m
+    assert_near(loss, expected)
+    assert_near(new.grad, gradient)
+    assert all(torch.isfinite(value) for value in stats.values())
+
+
+def test_macro_statistics_count_macro_actions() -> None:
+    ends, mask = masked_case([[3, 2], [4]], 1)
+    macro = segment(ends, mask)
+    old = macro_logprobs(draw(mask, 0), macro, mean=False)
+    _, stats = policy_loss(old, old, draw(mask, 1), mask, 0.2, 3, token_weights(macro))
+    assert_near(stats["ratio"], 1.0, FORMULA)
+    assert stats["clipfrac"] == 0.0 and stats["approxkl"] == 0.0
+
+
+# clipping over several updates
+
+
+def scalar_updates(logits: list[list[float]], actions: list[int], adv: list[float], lr: float, steps: int) -> list:
+    """Gradient descent on the clipped surrogate of a table of softmaxes, by hand.
+
+    Returns:
+        The logits after each update, and whether each token was clipped in it.
+    """
+    logits = [list(row) for row in logits]
+    count = len(actions)
+
+    def probs(row: list[float]) -> list[float]:
+        top = max(row)
+        weights = [math.exp(x - top) for x in row]
+        return [w / sum(weights) for w in weights]
+
+    old = [math.log(probs(row)[a]) for row, a in zip(logits, actions, strict=True)]
+    history = []
+    for _ in range(steps):
+        clipped = []
+        for j, action in enumerate(actions):
+            p = probs(logits[j])
+            ratio = math.exp(math.log(p[action]) - old[j])
+            binds = ratio > 1.2 if adv[j] > 0 else ratio < 0.8
+            slope = 0.0 if binds else -adv[j] * ratio / count
+            logits[j] = [x - lr * slope * ((k == action) - p[k]) for k, x in enumerate(logits[j])]
+            clipped.append(binds)
+        history.append(([list(row) for row in logits], clipped))
+    return history
+
+
+def test_several_updates_until_the_clip_binds() -> None:
+    start = normal((6, 4), 0)
+    actions = torch.tensor([0, 1, 2, 3, 0, 1])
+    adv = torch.tensor([[2.0, -2.0, 0.5, -0.1, 3.0, 1.0]])
+    mask = torch.ones(1, 6, dtype=torch.bool)
+    history = scalar_updates(start.tolist(), actions.tolist(), adv[0].tolist(), 1.0, 6)
+    logits = start.clone().requires_grad_()
+    old = torch.log_softmax(start, 1).gather(1, actions[:, None]).T
+    for expected, clipped in history:
+        new = torch.log_softmax(logits, 1).gather(1, actions[:, None]).T
+        loss, stats = policy_loss(new, old, adv, mask, 0.2)
+        (gradient,) = torch.autograd.grad(loss, logits)
+        for j, binds in enumerate(clipped):
+            assert (gradient[j] == 0).all() == binds
+        assert_near(stats["clipfrac"], sum(clipped) / 6, FORMULA)
+        logits = (logits - gradient).detach().requires_grad_()
+        assert_near(logits, expected)
+    assert not any(history[0][1]) and sum(history[-1][1]) >= 3
+
+
+def test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip() -> None:
+    """Probabilities 0.3 and 0.6 under the actor, 0.2 and 0.1 where they were drawn: 1.5, and 6 cut to 2."""
+    own = torch.tensor([[0.3, 0.6], [0.1, 0.5]]).log()
+    drawn = torch.tensor([[0.2, 0.1], [0.4, 0.5]]).log()
+    expected = torch.tensor([[1.5, 2.0], [0.25, 1.0]])
+    assert_near(importance_weights(own, drawn, 2.0), expected, FORMULA)
+
+
+def test_padding_weighs_one_and_nothing_is_differentiated() -> None:
+    own = torch.zeros(1, 3, requires_grad=True)
+    weights = importance_weights(own, torch.zeros(1, 3), 5.0)
+    assert weights.tolist() == [[1.0, 1.0, 1.0]] and not weights.requires_grad

@@ -2,11 +2,9 @@
 """Masked statistics and whitening."""
 
 import math
-import statistics
 
 import torch
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import example, given
 
 from closeness import FORMULA, assert_near
 from dschat.rl.masked import last_true, masked_moments, masked_sum, whiten, whiten_rows
@@ -17,13 +15,6 @@ def case(lengths: list[int], padding: int, seed: int, off_mask: float = math.nan
     """Random numbers (B,R) with a trap off the mask, and the mask."""
     mask = mask_of(lengths, width_of(lengths, padding))
     return draw(mask, seed, off_mask=off_mask), mask
-
-
-@PROPERTY
-@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS, off_mask=st.sampled_from([math.nan, math.inf, 0.0]))
-def test_masked_sum_is_the_sum_of_what_is_kept(lengths, padding, seed, off_mask) -> None:
-    x, mask = case(lengths, padding, seed, off_mask)
-    assert_near(masked_sum(x, mask), sum(x[mask].tolist()))
 
 
 def test_the_last_position_of_each_row() -> None:
@@ -43,21 +34,6 @@ def test_masked_moments_are_count_sum_and_sum_of_squares(lengths, padding, seed)
     for found, expected in zip(moments, (len(kept), sum(kept), sum(v * v for v in kept)), strict=True):
         assert found.dtype == torch.float64 and found.dim() == 0
         assert math.isclose(found.item(), expected, rel_tol=1e-12, abs_tol=1e-12)
-
-
-@PROPERTY
-@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
-def test_whitening_gives_zero_mean_and_unit_variance_and_zero_off_the_mask(lengths, padding, seed) -> None:
-    assume(sum(lengths) >= 2)
-    x, mask = case(lengths, padding, seed)
-    before = x.clone()
-    white = whiten(x, mask, masked_moments(x, mask))
-    kept = white[mask].tolist()
-    assert white.dtype == torch.float32
-    assert abs(statistics.fmean(kept)) < 1e-5
-    assert abs(statistics.pvariance(kept) - 1.0) < 1e-4
-    assert not white[~mask].any()
-    assert torch.equal(x[mask], before[mask]) and x[~mask].isnan().all()
 
 
 def test_whitening_by_hand() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token rewards, KL estimators and KL controllers against scalars and hand arithmetic."""
+"""Token rewards, rewards of replies, KL estimators and KL controllers against scalars and hand arithmetic."""
 
 from dataclasses import FrozenInstanceError
 
@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from closeness import FORMULA, assert_near
+from dschat.rl.masked import masked_moments
+from dschat.rl.refuel import PairBatch, reply_rewards, whiten_rewards
 from dschat.rl.rewards import (
     AdaptiveKL,
     FixedKL,
@@ -16,9 +18,8 @@ from dschat.rl.rewards import (
     penalise_missing_eos,
     token_rewards,
 )
-from rl_cases import mask_of, normal
-
-ESTIMATORS = ("k1", "k2", "k3")
+from factories import make_rollout
+from rl_cases import mask_of
 
 
 # d = 0.5: k1 0.5, k2 0.125, k3 exp(-0.5) - 0.5 = 0.106531; d = -1: k1 -1, k2 0.5, k3 e - 2 = 0.718282.
@@ -58,13 +59,6 @@ def test_a_missing_eos_costs_the_penalty() -> None:
     assert_near(found, [1.0, 0.5, -4.5], FORMULA)
     assert scores.tolist() == [1.0, 2.0, -3.0]
     assert torch.equal(penalise_missing_eos(scores, torch.tensor([False] * 3), None), scores)
-
-
-def test_fixed_kl_stays() -> None:
-    controller = FixedKL(0.05)
-    assert controller.update(kl=100.0, num_samples=256).value == 0.05
-    with pytest.raises(FrozenInstanceError):
-        controller.value = 1.0
 
 
 # value *= 1 + clip(kl/target - 1, ±0.2)·n/horizon, from 0.1 with target 6, horizon 10000, n = 256.
@@ -111,19 +105,24 @@ def test_moments_far_from_0_keep_their_digits() -> None:
     assert moments.deviation == pytest.approx(0.5, rel=1e-6)
 
 
-def test_adaptive_kl_finds_the_coefficient_that_holds_the_target() -> None:
-    """A policy whose KL is 0.6/coefficient meets the target of 6 at a coefficient of 0.1."""
-    controller = AdaptiveKL(0.02, 6.0, 1000)
-    for _ in range(400):
-        controller = controller.update(0.6 / controller.value, 64)
-    assert controller.value == pytest.approx(0.1, rel=1e-3)
+def test_reply_rewards_by_hand():
+    """2 − 0.1 · 3 where the reply ended; −10 − 0.1 · 4 where it was cut, whatever the score."""
+    scores, kl = torch.tensor([2.0, 5.0]), torch.tensor([3.0, 4.0])
+    rewards = reply_rewards(scores, torch.tensor([True, False]), kl, 0.1, -10.0)
+    torch.testing.assert_close(rewards, torch.tensor([1.7, -10.4]))
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_estimators_agree_in_the_mean(estimator) -> None:
-    """Sampled from the policy, k1 and k3 average to the exact KL of two categoricals; k2 is close for near ones."""
-    policy = torch.log_softmax(normal((16,), 0), 0)
-    reference = torch.log_softmax(normal((16,), 0) + 0.2 * normal((16,), 1), 0)
-    exact = (policy.exp() * (policy - reference)).sum().item()
-    mean = (policy.exp() * kl_estimate(policy, reference, estimator)).sum().item()
-    assert mean == pytest.approx(exact, rel=0.15 if estimator == "k2" else 1e-4)
+def test_the_kl_and_the_difference_of_a_pair():
+    rows = [([3, 4], [5]), ([3], [6]), ([3, 4], [7]), ([3], [8])]
+    numbers = torch.tensor([1.0, 2.0, 3.0, 5.0])
+    batch = PairBatch(make_rollout(rows), numbers, numbers - 0.5, numbers, 2 * numbers)
+    torch.testing.assert_close(batch.kl, torch.full((4,), 0.5))
+    torch.testing.assert_close(batch.reward_differences, torch.tensor([2.0 - 6.0, 4.0 - 10.0]))
+
+
+def test_whitened_rewards_by_hand():
+    """Of 1, 3, 5, 7: mean 4, variance 5."""
+    rewards = torch.tensor([1.0, 3.0, 5.0, 7.0])
+    totals = masked_moments(rewards, torch.ones(4, dtype=torch.bool))
+    expected = torch.tensor([-3.0, -1.0, 1.0, 3.0]) / 5**0.5
+    assert_near(whiten_rewards(rewards, totals), expected, FORMULA)

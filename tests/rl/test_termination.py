@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Termination conditions against scalar references written from the rules."""
+"""Termination conditions against scalar references written from the rules; how evenly `randomized` draws."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ import rl_references as ref
 from dschat.rl.termination import (
     fixed_ngram_ends,
     isolate_last_token,
+    make_row_seeds,
     perplexity_ends,
     randomized_ngram_ends,
     span_ends,
@@ -55,22 +57,6 @@ def logprobs_like(lengths: list[int], width: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", CONDITIONS)
 @PROPERTY
 @given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
-def test_lengths_are_positive_and_sum_to_the_response(name, lengths, padding, seed) -> None:
-    width = width_of(lengths, padding)
-    mask = mask_of(lengths, width)
-    noise = logprobs_like(lengths, width, seed)
-    copies = mask.clone(), noise.clone()
-    ends = CONDITIONS[name](mask, noise)
-    assert ends.dtype == torch.bool and ends.shape == mask.shape
-    assert not (ends & ~mask).any()
-    for row, length in zip(ends.tolist(), lengths, strict=True):
-        assert sum(ref.lengths_of(row, length)) == length
-    assert torch.equal(mask, copies[0]) and torch.equal(noise.nan_to_num(7.0), copies[1].nan_to_num(7.0))
-
-
-@pytest.mark.parametrize("name", CONDITIONS)
-@PROPERTY
-@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
 def test_a_batch_equals_its_rows_alone_and_padding_changes_nothing(name, lengths, padding, seed) -> None:
     width = width_of(lengths)
     mask, noise = mask_of(lengths, width), logprobs_like(lengths, width, seed)
@@ -97,13 +83,7 @@ def test_fixed_is_the_scalar_rule(lengths, padding, ngram) -> None:
 def test_fixed_by_hand() -> None:
     mask = mask_of([7, 3, 0, 6], 7)
     expected = torch.tensor(
-        [
-            [0, 0, 1, 0, 0, 1, 1],
-            [0, 0, 1, 0, 0, 0, 0],
-            [0, 0, 0, 0, 0, 0, 0],
-            [0, 0, 1, 0, 0, 1, 0],
-        ],
-        dtype=torch.bool,
+        [[0, 0, 1, 0, 0, 1, 1], [0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 1, 0]], dtype=torch.bool
     )
     assert torch.equal(fixed_ngram_ends(mask, 3), expected)
 
@@ -138,29 +118,19 @@ def test_ppl_is_the_scalar_rule_on_long_rows(mode) -> None:
     assert torch.equal(perplexity_ends(logprobs, mask_of(lengths, 300), mode), expected)
 
 
-def test_ppl_chunk_is_the_default() -> None:
-    logprobs = torch.randn((4, 20), generator=torch.Generator().manual_seed(5)).abs().neg()
-    mask = mask_of([20, 11, 5, 20], 20)
-    assert torch.equal(perplexity_ends(logprobs, mask), perplexity_ends(logprobs, mask, "chunk"))
-
-
+# nll 4 0 1 3: chunk and prefix have means 4, 2, 1.67, then 3 > 1.67 cuts; token cuts before 1 and before 3.
 # nll 2 1 1 3 2 5 5 0 6:
 #   chunk   2; 1 (mean 1.5); 1 (1.33); 3 raises it -> new chunk 3; 2 (2.5); 5 -> new; 5 ties; 0; 6 -> new
 #   prefix  means 2, 1.5, 1.33, 1.75 cut, 1.8 cut, 2.33 cut, 2.71 cut, 2.375, 2.78 cut
 #   token   cuts where nll goes up: before 3, the first 5, and 6
 @pytest.mark.parametrize(
-    ("mode", "lengths"), [("chunk", [3, 2, 3, 1]), ("prefix", [3, 1, 1, 1, 2, 1]), ("token", [3, 2, 3, 1])]
+    ("mode", "short", "long"),
+    [("chunk", [3, 1], [3, 2, 3, 1]), ("prefix", [3, 1], [3, 1, 1, 1, 2, 1]), ("token", [2, 1, 1], [3, 2, 3, 1])],
 )
-def test_ppl_by_hand(mode, lengths) -> None:
-    nll = torch.tensor([[2.0, 1.0, 1.0, 3.0, 2.0, 5.0, 5.0, 0.0, 6.0]])
-    assert torch.equal(perplexity_ends(-nll, torch.ones(1, 9, dtype=torch.bool), mode), ends_of([lengths], 9))
-
-
-# nll 4 0 1 3: chunk and prefix have means 4, 2, 1.67, then 3 > 1.67 cuts; token cuts before 1 and before 3.
-@pytest.mark.parametrize(("mode", "lengths"), [("chunk", [3, 1]), ("prefix", [3, 1]), ("token", [2, 1, 1])])
-def test_ppl_modes_differ_by_hand(mode, lengths) -> None:
-    nll = torch.tensor([[4.0, 0.0, 1.0, 3.0]])
-    assert torch.equal(perplexity_ends(-nll, torch.ones(1, 4, dtype=torch.bool), mode), ends_of([lengths], 4))
+def test_ppl_by_hand(mode, short, long) -> None:
+    for nll, lengths in (([4.0, 0, 1, 3], short), ([2.0, 1, 1, 3, 2, 5, 5, 0, 6], long)):
+        mask = mask_of([len(nll)], len(nll))
+        assert torch.equal(perplexity_ends(-torch.tensor([nll]), mask, mode), ends_of([lengths], len(nll)))
 
 
 @pytest.mark.parametrize("mode", PPL_MODES)
@@ -197,17 +167,112 @@ def test_impossible_spans_raise(spans) -> None:
         span_ends(spans, mask_of([2, 1], 2))
 
 
-@PROPERTY
-@given(segments=SEGMENTS, padding=PADDING)
-def test_isolate_last_token(segments, padding) -> None:
-    ends, mask = masked_case(segments, padding)
-    copies = ends.clone(), mask.clone()
-    expected = ends_of([ref.isolated_lengths(row) for row in segments], mask.shape[1])
-    assert torch.equal(isolate_last_token(ends, mask), expected)
-    assert torch.equal(ends, copies[0]) and torch.equal(mask, copies[1])
-
-
 def test_isolate_last_token_by_hand() -> None:
     mask = mask_of([5, 1, 0, 3], 5)
     ends = ends_of([[2, 3], [1], [], [1, 1, 1]], 5)
     assert torch.equal(isolate_last_token(ends, mask), ends_of([[2, 2, 1], [1], [], [1, 1, 1]], 5))
+
+
+@PROPERTY
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    repeat=st.integers(1, 3),
+    menu=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    seed=SEEDS,
+)
+def test_randomized_consumes_a_permutation_of_the_multiset(lengths, repeat, menu, seed) -> None:
+    width = width_of(lengths)
+    seeds = make_row_seeds(seed, torch.arange(len(lengths)), 0)
+    ends = randomized_ngram_ends(mask_of(lengths, width), repeat, tuple(menu), seeds)
+    for row, length in zip(ends.tolist(), lengths, strict=True):
+        found = ref.lengths_of(row, length)
+        multiset = Counter(menu * repeat)
+        total = sum(menu) * repeat
+        if length > total:
+            assert found[-1] == length - total and Counter(found[:-1]) == multiset
+        elif length == total:
+            assert Counter(found) == multiset
+        elif found:
+            left = multiset - Counter(found[:-1])
+            assert left.total() == multiset.total() - len(found) + 1
+            assert found[-1] <= max(left)
+
+
+def test_randomized_defaults_to_the_lengths_of_the_paper() -> None:
+    seeds = make_row_seeds(1, torch.arange(8), 0)
+    ends = randomized_ngram_ends(mask_of([60] * 8, 60), 3, row_seeds=seeds)
+    for row in ends.tolist():
+        assert Counter(ref.lengths_of(row, 60)) == {2: 3, 3: 3, 5: 3, 10: 3}
+    assert torch.equal(ends, randomized_ngram_ends(mask_of([60] * 8, 60), 3, (2, 3, 5, 10), seeds))
+
+
+def test_randomized_leaves_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    first = randomized_ngram_ends(mask_of([30], 30), 3, row_seeds=torch.tensor([5]))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    assert torch.equal(first, randomized_ngram_ends(mask_of([30], 30), 3, row_seeds=torch.tensor([5])))
+    torch.set_rng_state(before)
+
+
+def test_randomized_without_seeds_still_depends_on_the_row_number_only() -> None:
+    first = randomized_ngram_ends(mask_of([20, 9], 20), 1)
+    torch.manual_seed(5)
+    assert torch.equal(first, randomized_ngram_ends(mask_of([20, 9], 20), 1))
+
+
+@pytest.mark.parametrize(("repeat", "menu"), [(0, (2, 3)), (1, (2, 0)), (1, ())])
+def test_an_impossible_multiset_raises(repeat, menu) -> None:
+    with pytest.raises(ValueError, match="lengths"):
+        randomized_ngram_ends(mask_of([3], 3), repeat, menu, torch.tensor([0]))
+
+
+def orders(menu: tuple[int, ...], repeat: int, seeds: torch.Tensor) -> list[tuple[int, ...]]:
+    """The permutation that each seed draws."""
+    total = sum(menu) * repeat
+    ends = randomized_ngram_ends(mask_of([total] * len(seeds), total), repeat, menu, seeds)
+    return [tuple(ref.lengths_of(row, total)) for row in ends.tolist()]
+
+
+def chi_square(counts: Counter, cells: int) -> float:
+    """Pearson's statistic against the uniform distribution over `cells` outcomes."""
+    expected = counts.total() / cells
+    return sum((n - expected) ** 2 for n in counts.values()) / expected + (cells - len(counts)) * expected
+
+
+# The 99.9 % quantiles of chi-square with 5, 23 and 35 degrees of freedom are 20.5, 49.7 and 66.6.
+@pytest.mark.parametrize(
+    ("menu", "repeat", "cells", "limit"), [((2, 3, 5), 1, 6, 20.5), ((1, 2, 3, 4), 1, 24, 49.7), ((1, 2), 2, 6, 20.5)]
+)
+def test_randomized_draws_every_order_equally_often(menu, repeat, cells, limit) -> None:
+    seeds = make_row_seeds(1234, torch.arange(4800), 0)
+    assert chi_square(Counter(orders(menu, repeat, seeds)), cells) < limit
+
+
+def test_randomized_is_independent_between_epochs_and_seeds_and_neighbours() -> None:
+    index = torch.arange(7200)
+    base = orders((2, 3, 5), 1, make_row_seeds(0, index, 0))
+    next_epoch = orders((2, 3, 5), 1, make_row_seeds(0, index, 1))
+    next_seed = orders((2, 3, 5), 1, make_row_seeds(1, index, 0))
+    for other in (next_epoch, next_seed, base[1:]):
+        assert chi_square(Counter(zip(base, other, strict=False)), 36) < 66.6
+
+
+def test_row_seeds_do_not_collide() -> None:
+    everything = [make_row_seeds(s, torch.arange(1000), e) for s in (0, 1, 1234) for e in (0, 1)]
+    assert torch.cat(everything).unique().numel() == 6000
+
+
+def test_samples_of_a_prompt_are_cut_otherwise_and_the_first_as_an_only_one() -> None:
+    index = torch.arange(2400).repeat_interleave(3)
+    seeds = make_row_seeds(1234, index, 1, torch.arange(3).repeat(2400))
+    assert torch.equal(seeds[::3], make_row_seeds(1234, torch.arange(2400), 1))
+    assert seeds.unique().numel() == 7200
+    first, second, third = (orders((2, 3, 5), 1, seeds[number::3]) for number in range(3))
+    for pair in ((first, second), (first, third), (second, third)):
+        assert chi_square(Counter(zip(*pair, strict=True)), 36) < 66.6
+
+
+def test_recorded_row_seeds() -> None:
+    """Those of runs that were written down before prompts had several samples."""
+    assert make_row_seeds(1234, torch.tensor([0, 17]), 2).tolist() == [163159799697974965, -3908457143100387744]

@@ -37,17 +37,6 @@ def test_uniform_numbers_are_the_upper_bits_of_splitmix64(seeds: list[int], coun
     assert uniforms(torch.tensor(seeds), count).tolist() == expected
 
 
-def test_uniform_numbers_are_spread_evenly_within_a_row_and_across_rows() -> None:
-    seeds = torch.tensor([row_seed(1, draw) for draw in range(300)])
-    numbers = uniforms(seeds, 300)
-    counts = torch.histc(numbers.float(), 100, 0, 1)
-    assert float(((counts - 900) ** 2 / 900).sum()) < 99 + 5 * (2 * 99) ** 0.5
-    assert float(numbers.unique().numel()) == 300 * 300
-    for axis in (0, 1):  # neighbours do not go together
-        pairs = torch.stack([numbers.narrow(axis, 0, 299).flatten(), numbers.narrow(axis, 1, 299).flatten()])
-        assert abs(float(torch.corrcoef(pairs)[0, 1])) < 5 / 300
-
-
 def test_row_seeds_are_of_63_bits_and_depend_on_every_part() -> None:
     seeds = {row_seed(1, kind, draw, index) for kind in range(3) for draw in range(5) for index in range(20)}
     assert len(seeds) == 300 and max(seeds) < 2**63 and max(seeds) > 2**62

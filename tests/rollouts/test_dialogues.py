@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-turn rollouts: who speaks when, which seeds decide, and that a batch equals its dialogues alone."""
+"""Multi-turn rollouts: who speaks when, which seeds decide, and what simulated users are told and say."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
+from dschat.common.chat_servers import Endpoint, ServerFlags
 from dschat.data.encoding import turn_end
 from dschat.errors import UserError
-from dschat.rollouts.dialogues import AssistantTurn, PolicyAssistant, UserFromData, roll_out
+from dschat.rollouts.dialogues import OUTGROWN, SILENT, AssistantTurn, PolicyAssistant, UserFromData, roll_out
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser, question_of, simulator_prompt
 from factories import make_causal_lm
+from judges import KEY, FakeJudge, judge_server
 
 
 class Echo:
@@ -85,3 +89,175 @@ def test_a_dialogue_that_outgrows_the_policy_is_named() -> None:
     with pytest.raises(UserError, match="use fewer turns or shorter replies"):
         policy(most=10)([dialogue("a long question")], [0])
     assert torch.tensor(policy(most=100)([dialogue("a")], [0])[0].ids).numel() <= 6
+
+
+FLAGS = ServerFlags("--user-server", "--user-model", "OPENAI_API_KEY", "--max-new-tokens", "user")
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("It is unclear. Question: Why so?", "Why so?"),
+        ("Question: a? Question:\n b?\n", "b?"),
+        ("  just this ", "just this"),
+        ("I stop here. Question: ", ""),
+        ("", ""),
+    ],
+)
+def test_the_question_stands_behind_the_last_mark(text, question):
+    assert question_of(text) == question
+
+
+def test_the_prompt_shows_the_dialogue_and_asks_for_justification_and_question():
+    prompt = simulator_prompt(dialogue("one {dialogue}", "two", "three", "four"))
+    shown = "### user: one {dialogue}\n\n### assistant: two\n\n### user: three\n\n### assistant: four"
+    assert prompt.count(shown) == 1
+    behind = prompt.partition(shown)[2]
+    assert behind.index("justification") < behind.index('"Question:"')
+
+
+def answer(states, seeds):
+    return [AssistantTurn([1], [2], f"reply {len(state)}", True) for state in states]
+
+
+def test_no_question_ends_a_dialogue_and_leaves_the_others():
+    def write(prompts, seeds):
+        answers = {"first": "Question: ", "second": None, "third": "Question: on"}
+        return [answers[prompt.partition("### user: ")[2].split()[0]] for prompt in prompts]
+
+    starts = [dialogue("first"), dialogue("second"), dialogue("third")]
+    found = roll_out(starts, [2, 2, 2], answer, SimulatedUser(write), [0, 1, 2])
+    assert [said.ended for said in found] == [SILENT, SILENT, ""]
+    assert [said.messages for said in found] == [
+        dialogue("first", "reply 1"),
+        dialogue("second", "reply 1"),
+        dialogue("third", "reply 1", "on", "reply 3"),
+    ]
+
+
+def test_a_state_that_cannot_be_answered_ends_its_dialogue_before_the_question():
+    def short(states, seeds):
+        found = answer(states, seeds)
+        ended = [len(state) > 1 and state[0]["content"] == "one" for state in states]
+        return [None if over else reply for over, reply in zip(ended, found, strict=True)]
+
+    starts = [dialogue("one"), dialogue("two")]
+    data = [dialogue("one", "-", "more"), dialogue("two", "-", "more")]
+    found = roll_out(starts, [2, 2], short, UserFromData(data), [0, 1])
+    assert (found[0].ended, found[0].messages) == (OUTGROWN, dialogue("one", "reply 1"))
+    assert found[1].ended == "" and len(found[1].messages) == 4
+
+
+def test_a_model_plays_the_user():
+    asked = []
+
+    def assistant(states, seeds):
+        asked.append((list(states), list(seeds)))
+        return [None, AssistantTurn([1], [2], "because. Question: next?", True)]
+
+    user = SimulatedUser(ModelWriter(assistant))
+    dialogues = [dialogue("a", "b"), dialogue("c", "d")]
+    assert user(dialogues, [0, 1], [7, 8]) == [None, "next?"]
+    (states, seeds) = asked[0]
+    assert states[1] == [{"role": "user", "content": simulator_prompt(dialogues[1])}] and seeds == [7, 8]
+
+
+def test_a_function_plays_the_user(tmp_path):
+    def ask(dialogues):
+        dialogues[0].append("changed")
+        return [f" about {said[0]['content']} " if said[0]["content"] != "c" else "" for said in dialogues]
+
+    given = [dialogue("a", "b"), dialogue("c", "d")]
+    assert FunctionUser(ask, "--user-function")(given, [0, 1], [0, 0]) == ["about a", None]
+    assert given[0] == dialogue("a", "b")
+
+
+@pytest.mark.parametrize("result", [["one"], "ab", None, [1, 2]])
+def test_a_function_must_return_a_text_for_each_dialogue(result):
+    user = FunctionUser(lambda dialogues: result, "--user-function")
+    with pytest.raises(UserError, match="--user-function: the function must return a list of texts, one for each"):
+        user([dialogue("a", "b"), dialogue("c", "d")], [0, 1], [0, 0])
+
+
+def on(server: FakeJudge, folder, tries: int = 2) -> SimulatedUser:
+    endpoint = Endpoint("big", server.url, 20, 5.0, tries, KEY, FLAGS)
+    return SimulatedUser(ServerWriter(endpoint, 0.8, 4, folder / "cache"))
+
+
+def says(messages):
+    return f"why. Question: after {messages[-1]['content'].count('### assistant')} answers"
+
+
+def test_a_server_plays_the_user_and_is_asked_once(tmp_path):
+    dialogues = [dialogue("a", "b"), dialogue("c", "d", "e", "f")]
+    with judge_server() as server:
+        server.answer = says
+        assert on(server, tmp_path)(dialogues, [0, 1], [2**62 + 5, 6]) == ["after 1 answers", "after 2 answers"]
+        bodies = sorted(server.bodies, key=lambda body: len(body["messages"][0]["content"]))
+        assert [body["messages"][0]["content"] for body in bodies] == [simulator_prompt(said) for said in dialogues]
+        assert bodies[0].items() >= {"model": "big", "max_tokens": 20, "temperature": 0.8, "seed": 5}.items()
+        assert bodies[0].keys() == {"model", "messages", "max_tokens", "temperature", "seed"}
+        assert set(server.keys) == {f"Bearer {KEY}"}
+        server.answer = lambda messages: "Question: otherwise"
+        assert on(server, tmp_path)(dialogues, [0, 1], [2**62 + 5, 6]) == ["after 1 answers", "after 2 answers"]
+        assert len(server.bodies) == 2  # the second time, from the disk
+        assert on(server, tmp_path)(dialogues[:1], [0], [9]) == ["otherwise"]  # another seed asks anew
+    assert KEY not in "".join(file.read_text() for file in (tmp_path / "cache").rglob("*.json"))
+
+
+def test_a_server_that_does_not_answer_ends_the_run_and_keeps_what_it_said(tmp_path):
+    with judge_server() as server:
+        server.answer = says
+        server.fail_on("broken", (500, {"error": {"message": "down"}}, {}))
+        with pytest.raises(UserError, match="--user-server .*no answer in 2 tries.*same command again to go on"):
+            on(server, tmp_path)([dialogue("a", "b"), dialogue("broken", "b")], [0, 1], [0, 1])
+        before = len(server.bodies)
+        assert on(server, tmp_path)([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]
+        assert len(server.bodies) == before
+
+
+def test_a_text_that_a_server_refuses_ends_its_dialogue_once_others_were_answered(tmp_path):
+    with judge_server() as server:
+        server.answer = says
+        server.refuse_when(lambda body: "no such text" if "rude" in json.dumps(body) else None)
+        with pytest.raises(UserError, match="it refuses the request: .*no such text"):
+            on(server, tmp_path)([dialogue("rude", "b")], [0], [0])
+        user = on(server, tmp_path)
+        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]
+        assert user([dialogue("rude", "b"), dialogue("a", "b")], [0, 1], [0, 0]) == [None, "after 1 answers"]
+
+
+def test_an_answer_that_is_cut_off_before_the_question_ends_its_dialogue_and_is_not_kept(tmp_path, caplog):
+    cut = ("length", {"role": "assistant", "content": "I think about it for very"})
+    asked = ("length", {"role": "assistant", "content": "Well. Question: why not"})
+    with judge_server() as server:
+        server.answer = says
+        server.plan.extend([cut, asked])
+        user = on(server, tmp_path)
+        assert user([dialogue("a", "b")], [0], [0]) == [None]
+        assert "no message of a user" in caplog.text
+        assert user([dialogue("c", "d")], [0], [0]) == ["why not"]
+        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]  # asked anew
+        assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("said", [{"content": " "}, {"content": "why. Question: "}, {"refusal": "I will not."}])
+def test_an_answer_without_a_message_is_said_and_asked_anew_also_where_it_was_kept(said, tmp_path, caplog):
+    with judge_server() as server:
+        server.answer = says
+        user = on(server, tmp_path)
+        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]
+        (file,) = (tmp_path / "cache").rglob("*.json")
+        kept = {"text": said.get("content", ""), "refusal": said.get("refusal", ""), "model": "m", "flaw": ""}
+        file.write_text(json.dumps(kept))
+        server.plan.append(("stop", said))
+        assert user([dialogue("a", "b")], [0], [0]) == [None] and len(server.bodies) == 2
+        assert f"no message of a user: {said.get('refusal', 'the answer is empty')}" in caplog.text
+        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"] and len(server.bodies) == 3
+
+
+def test_a_wrong_key_is_named_with_its_own_flag(tmp_path):
+    with judge_server() as server:
+        server.plan.append((401, {"error": {"message": "bad key"}}, {}))
+        with pytest.raises(UserError, match=r"refuses the key \(401\): check OPENAI_API_KEY\."):
+            on(server, tmp_path)([dialogue("a", "b")], [0], [0])

@@ -12,18 +12,7 @@ from dschat.rollouts.engine import Generation
 from dschat.rollouts.generate import generate, sample
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import StaticDecoder
-from factories import (
-    BOS,
-    EOS,
-    KINDS,
-    PAD,
-    favouring,
-    make_causal_lm,
-    ppo_config,
-    random_ids,
-    same_rollout,
-    sampling_of,
-)
+from factories import BOS, EOS, KINDS, PAD, favouring, make_causal_lm, random_ids, same_rollout, sampling_of
 
 ENGINES = {"continuous": sample, "static": partial(sample, decoder_of=StaticDecoder), "generate": generate}
 pytestmark = pytest.mark.parametrize("engine", ENGINES)
@@ -166,11 +155,3 @@ def test_logits_that_are_not_finite_are_noted_and_hurt_no_other_row(engine: str)
     rows = zip(clean.rollout.response_rows(), drawn.rollout.response_rows(), drawn.bad_rows.tolist(), strict=True)
     assert all(before == after for before, after, bad in rows if not bad)
     assert int(drawn.rollout.input_ids.max()) < 100
-
-
-def test_sampling_from_flags(engine: str, tokenizer: Any, tmp_path: Any) -> None:
-    config = ppo_config(tmp_path, temperature=0.8, top_k=50, top_p=0.9, max_answer_seq_len=17)
-    assert Sampling.from_config(config, tokenizer) == Sampling(17, (EOS,), PAD, BOS, 0.8, 50, 0.9)
-    dot = tokenizer.convert_tokens_to_ids(".")
-    config = ppo_config(tmp_path, end_of_conversation_token=".")
-    assert Sampling.from_config(config, tokenizer).end_ids == (EOS, dot)

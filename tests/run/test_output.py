@@ -55,13 +55,6 @@ def test_nothing_goes_before_the_first_save(place, group, tokenizer):
     assert json.loads((place / "run.json").read_text())["finished"] is True
 
 
-def test_a_run_that_fails_early_leaves_everything(place, group):
-    before = {name: (place / name).read_text() for name in files(place)}
-    run_on(place)
-    run_on(place)  # after a failure, again
-    assert {name: (place / name).read_text() for name in before} == before
-
-
 def test_a_warm_up_longer_than_the_run_is_said(tmp_path, group, caplog):
     caplog.set_level(logging.WARNING)
     _, run = run_on(tmp_path, num_warmup_steps=5)

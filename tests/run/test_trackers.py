@@ -4,6 +4,7 @@
 import json
 import logging
 import math
+import struct
 
 import pytest
 
@@ -13,14 +14,51 @@ from dschat.config.rules import flags_on_resume
 from dschat.config.supervised import SFTConfig
 from dschat.errors import UserError
 from dschat.run.metrics import MetricsLog
-from dschat.run.trackers import TensorBoard, Trackers, table_of, wandb_problem
+from dschat.run.trackers import TensorBoard, Trackers, wandb_problem
 from factories import ppo_config, run_of
-from wandb_file import history_of, ids_of
 
 SAMPLES = [
     {"prompt": "p|1", "response": "two\nlines", "score": 0.123456, "finished": True, "tokens": [{"token": "two"}]},
     {"prompt": "p2", "response": "r2", "score": -1.0, "finished": False, "scores": [1.0, 2.0]},
 ]
+# An offline W&B run is a log of LevelDB's form, which is read here without W&B's own reader.
+BLOCK = 32768  # bytes; no record's header crosses the end of one
+HEAD = 7  # bytes of the file's header, and of a record's: checksum, length, kind
+
+
+def history_of(folder):
+    """The rows that were logged, in order, of all offline runs below a folder, by age; W&B's own columns left out."""
+    from wandb.proto import wandb_internal_pb2 as protocol
+
+    rows = []
+    for file in sorted(folder.glob("wandb/*run-*/run-*.wandb"), key=lambda file: file.parent.name):
+        for content in _records(file.read_bytes()):
+            record = protocol.Record()
+            record.ParseFromString(content)
+            if record.WhichOneof("record_type") == "history":
+                items = ((item.key or item.nested_key[0], item.value_json) for item in record.history.item)
+                rows.append({name: json.loads(value) for name, value in items if not name.startswith("_")})
+    return rows
+
+
+def ids_of(folder):
+    """The ids of the offline runs below a folder, by age."""
+    files = sorted(folder.glob("wandb/*run-*/run-*.wandb"), key=lambda file: file.parent.name)
+    return [file.stem.removeprefix("run-") for file in files]
+
+
+def _records(content):
+    place, parts = HEAD, b""
+    while place + HEAD <= len(content):
+        if BLOCK - place % BLOCK < HEAD:
+            place += BLOCK - place % BLOCK
+            continue
+        _, length, kind = struct.unpack("<IHB", content[place : place + HEAD])
+        part = content[place + HEAD : place + HEAD + length]
+        place += HEAD + length
+        parts = part if kind in (1, 2) else parts + part
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
 
 
 @pytest.fixture(autouse=True)
@@ -41,10 +79,13 @@ def numbers_of(rows):
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
-def scalars_of(folder):
+def events_of(folder):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = event_accumulator.EventAccumulator(str(folder))
-    events.Reload()
+    return event_accumulator.EventAccumulator(str(folder)).Reload()
+
+
+def scalars_of(folder):
+    events = events_of(folder)
     return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
@@ -122,23 +163,14 @@ def test_a_tracker_that_fails_is_left_out_after_one_warning(tmp_path, caplog):
 
 
 def test_samples_as_text_in_tensorboard(tmp_path):
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = TensorBoard(tmp_path)
     board.open([], None)
     board.show(4, SAMPLES)
     board.close()
-    events = event_accumulator.EventAccumulator(str(tmp_path))
-    events.Reload()
-    (event,) = events.Tensors("samples/text_summary")
+    (event,) = events_of(tmp_path).Tensors("samples/text_summary")
     lines = event.tensor_proto.string_val[0].decode().splitlines()
     assert event.step == 4 and len(lines) == 4
     assert "p\\|1" in lines[2] and "two<br>lines" in lines[2] and "0.1235" in lines[2]
-
-
-def test_a_table_has_every_column_but_tokens():
-    columns, cells = table_of(SAMPLES)
-    assert columns == ["prompt", "response", "score", "finished", "scores"]
-    assert cells[0] == ["p|1", "two\nlines", 0.123456, True, None]
 
 
 @pytest.fixture

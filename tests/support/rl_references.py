@@ -48,13 +48,6 @@ def perplexity_lengths(logprobs: Sequence[float], mode: str) -> list[int]:
     return [len(group) for group in groups]
 
 
-def isolated_lengths(lengths: Sequence[int]) -> list[int]:
-    """The same macro actions after the last token has become one of its own."""
-    if not lengths or lengths[-1] == 1:
-        return list(lengths)
-    return [*lengths[:-1], lengths[-1] - 1, 1]
-
-
 def ends_row(lengths: Sequence[int], width: int) -> list[bool]:
     """One row of `ends`: True on the last token of every macro action, False elsewhere and on the padding."""
     row = [False] * width

@@ -37,14 +37,7 @@ from factories import (
     whole_state,
 )
 from loading_checks import settings_of
-from recorded import (
-    Case,
-    engine_for,
-    ppo_updates,
-    recorded_batch,
-    supervised_trainer,
-    supervised_update,
-)
+from recorded import Case, engine_for, ppo_updates, recorded_batch, supervised_trainer, supervised_update
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3], seed=7)
 NO_END = 100  # an id outside the vocabulary: no token ends a response

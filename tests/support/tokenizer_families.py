@@ -115,8 +115,7 @@ def unigram() -> Family:
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     special = [*SPECIAL, "<unk>"]
     backend.train_from_iterator(
-        TEXTS,
-        trainers.UnigramTrainer(vocab_size=200, special_tokens=special, unk_token="<unk>", show_progress=False),
+        TEXTS, trainers.UnigramTrainer(vocab_size=200, special_tokens=special, unk_token="<unk>", show_progress=False)
     )
     return _finished(
         backend,

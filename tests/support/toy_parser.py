@@ -1,56 +1,115 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benepar checkpoints for the tests: one trained on the toy grammar, tiny random ones with a pretrained encoder."""
+"""benepar checkpoints for the tests, all of random weights: a parser of a toy grammar, and parsers with an encoder."""
 
-import os
 import random
 import sys
-import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from nltk import Tree
 
-from cli_runs import built_once
 from constituent_treelib.benepar_backend import WEIGHTS
-from toy_grammar import ToySentence, sample_sentences
 
-TRAINING_SEED, NUM_SENTENCES = 1, 2000
-BATCH_SIZE, STEPS, LEARNING_RATE, WARM_UP = 16, 400, 8e-3, 20
 SIZES = {"d_model": 64, "num_layers": 1, "num_heads": 4, "d_kv": 16, "d_ff": 128}
 SIZES |= {"d_label_hidden": 64, "d_tag_hidden": 64, "d_char_emb": 16, "encoder_max_len": 64}
 DROPOUTS = ("attention", "relu", "residual", "morpho_emb", "char_lstm_input")
+# category: children | …; what has no line here is a part of speech of WORDS.
+RULES = """
+S: NP VP . | NP VP . | PP , NP VP . | NP ADVP VP . | `` S0 , '' NP VP .
+S0: NP VP
+STO: VPTO
+NP: DT NN | DT NN | DT JJ NN | NNP | NPB PP | NPB PRN | NPP NN
+NPB: DT NN | NNP
+NPP: NNP POS
+PRN: -LRB- NP -RRB-
+VP: VBD NP | VBD PP | VBD NP PP | VBD STO | VBD
+VPTO: TO VPI
+VPI: VB NP | VB
+PP: IN NP
+ADVP: RB | RB RB
+"""
+# Categories that differ only in what they hold, by the name that the tree shows.
+SHOWN = {"S0": "S", "STO": "S", "NPB": "NP", "NPP": "NP", "VPTO": "VP", "VPI": "VP"}
+WORDS = """
+DT the a every
+NN fox dog cat house garden
+NNP Anna Tom Paris
+JJ quick lazy old
+VBD saw liked read slept asked
+VB see like read
+TO to
+RB often very
+IN on near with
+POS 's
+`` "
+'' "
+-LRB- (
+-RRB- )
+, ,
+. . ? !
+"""
+NO_BLANK_BEFORE, NO_BLANK_AFTER = {",", ".", "''", "-RRB-", "POS"}, {"``", "-LRB-"}
+MAX_WORDS = 24
+_RULES = {name: content.split(" | ") for name, content in (line.split(": ", 1) for line in RULES.split("\n")[1:-1])}
+_WORDS = {name: words for name, *words in map(str.split, WORDS.split("\n")[1:-1])}
 
 
-def training_sentences() -> list[ToySentence]:
-    """What the toy parser has seen."""
-    return sample_sentences(TRAINING_SEED, NUM_SENTENCES)
+@dataclass(frozen=True)
+class ToySentence:
+    """What benepar asks of an example, and the text.
+
+    Attributes:
+        tree: with TOP above S, as in a treebank.
+        words: as they stand in the text.
+        space_after: per word whether a blank follows.
+    """
+
+    tree: Tree
+    words: list[str]
+    space_after: list[bool]
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return "".join(word + " " * space for word, space in zip(self.words, self.space_after, strict=True))
 
 
-def unseen_sentences(count: int, seed: int = 2) -> list[ToySentence]:
-    """What it has not."""
-    return sample_sentences(seed, count, frozenset(sentence.text for sentence in training_sentences()))
+def sample_sentences(seed: int, count: int) -> list[ToySentence]:
+    """Different sentences of the grammar, of at most MAX_WORDS words."""
+    chance, found = random.Random(seed), dict[str, ToySentence]()
+    while len(found) < count:
+        sentence = _sentence(chance)
+        if len(sentence.words) <= MAX_WORDS:
+            found.setdefault(sentence.text, sentence)
+    return list(found.values())
 
 
-def trained_parser(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint file of the trained parser (about 15 s of CPU time), made once for all test processes."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    return built_once(shared, "toy_parser", build_toy_parser) / "toy.pt"
+def _sentence(chance: random.Random) -> ToySentence:
+    tree = Tree("TOP", [_expand("S", chance)])
+    first = tree.leaf_treeposition(0)
+    tree[first] = tree[first][0].upper() + tree[first][1:]
+    tags = [tag for _, tag in tree.pos()]
+    pairs = zip(tags, tags[1:], strict=False)
+    spaces = [left not in NO_BLANK_AFTER and right not in NO_BLANK_BEFORE for left, right in pairs]
+    return ToySentence(tree, tree.leaves(), [*spaces, False])
 
 
-def build_toy_parser(folder: Path) -> None:
-    """Trains a parser and saves it as `folder/toy.pt`."""
+def _expand(category: str, chance: random.Random) -> Tree:
+    if category in _WORDS:
+        return Tree(category, [chance.choice(_WORDS[category])])
+    children = chance.choice(_RULES[category]).split()
+    return Tree(SHOWN.get(category, category), [_expand(child, chance) for child in children])
+
+
+def build_toy_parser(folder: Path) -> Path:
+    """A parser of the grammar, `folder/toy.pt`, a new folder."""
     folder.mkdir(parents=True)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.manual_seed(0)
-            save(_trained(training_sentences()), folder / "toy.pt")
-    finally:
-        torch.set_num_threads(threads)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        save(new_parser(sample_sentences(1, 300)), folder / "toy.pt")
+    return folder / "toy.pt"
 
 
 def save(parser: Any, file: Path) -> None:
@@ -68,7 +127,7 @@ def new_parser(sentences: list[ToySentence], pretrained_model_path: str | None =
     """
     from benepar import char_lstm, decode_chart, nkutil, parse_chart
 
-    tags = sorted({tag for sentence in sentences for _, tag in sentence.pos()})
+    tags = sorted({tag for sentence in sentences for _, tag in sentence.tree.pos()})
     settings = {
         **{"use_chars_lstm": True, "use_pretrained": False, "use_encoder": True, "pretrained_model": ""},
         **{"force_root_constituent": True, "predict_tags": True, "tag_loss_scale": 5.0},
@@ -97,7 +156,7 @@ def publish_pretrained(folder: Path, kind: str, leftover: bool = False) -> Any:
 
     from constituent_treelib.benepar_backend import _transformers_5
 
-    sentences = training_sentences()[:200]
+    sentences = sample_sentences(1, 200)
     texts = [sentence.text for sentence in sentences]
     if kind == "bert":
         tokenizer = BertTokenizerFast(tokenizer_object=_word_pieces(texts))
@@ -152,37 +211,5 @@ def _unigrams(texts: list[str]) -> Any:
     return backend
 
 
-def _trained(sentences: list[ToySentence]) -> Any:
-    parser = new_parser(sentences)
-    encoded = [parser.encode(sentence) for sentence in sentences]
-    adam = torch.optim.Adam(parser.parameters())
-    batches: list[list[int]] = []
-    chance = random.Random(0)
-    for step in range(STEPS):
-        if not batches:
-            batches = _batches([len(sentence.words) for sentence in sentences], chance)
-        rows = batches.pop()
-        batch = parser.pad_encoded([encoded[row] for row in rows])
-        batch["batch_size"], batch["batch_num_tokens"] = len(rows), sum(len(sentences[row].words) for row in rows)
-        for group in adam.param_groups:
-            group["lr"] = LEARNING_RATE * min(1, (step + 1) / WARM_UP) * (1 - 0.9 * step / STEPS)
-        parser.compute_loss(batch).backward()
-        adam.step()
-        adam.zero_grad()
-    return parser
-
-
-def _batches(lengths: list[int], chance: random.Random) -> list[list[int]]:
-    """Rows of similar length together, in random order."""
-    rows = list(range(len(lengths)))
-    chance.shuffle(rows)
-    found = []
-    for start in range(0, len(rows), 8 * BATCH_SIZE):
-        near = sorted(rows[start : start + 8 * BATCH_SIZE], key=lambda row: lengths[row])
-        found += [near[i : i + BATCH_SIZE] for i in range(0, len(near), BATCH_SIZE)]
-    chance.shuffle(found)
-    return found
-
-
 if __name__ == "__main__":
-    build_toy_parser(Path(sys.argv[1]))  # a new folder, for the file toy.pt
+    build_toy_parser(Path(sys.argv[1]))

@@ -3,7 +3,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import httpx2
 import torch
 
 from factories import hf_logprobs, make_causal_lm, random_ids
+from launches import free_port
 
 # vLLM's attention on a CPU takes heads of 32 numbers at least. The first engine of a process decides whether there is
 # a group for experts, so models with experts come first.
@@ -63,7 +63,7 @@ class Server:
     """A process group of its own, so that all of it can be killed."""
 
     def __init__(self, model: str, log: Path, tensor_parallel: int = 1, port: int = 0, token: str = "") -> None:
-        self.port, self._model, self._log, self._shares = port or free_port(), model, log, tensor_parallel
+        self.port, self._model, self._log, self._shares = port or int(free_port()), model, log, tensor_parallel
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"VLLM_API_KEY": token} if token else {})
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
@@ -104,10 +104,3 @@ def serving(model: str, folder: Path, tensor_parallel: int = 1, token: str = "")
         yield server
     finally:
         server.kill()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

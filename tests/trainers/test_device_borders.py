@@ -19,9 +19,7 @@ from torch.utils._pytree import tree_leaves
 from dschat.models.layout import Lengths
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rl.estimators import EstimatorSettings, gae, gae_batch
-from dschat.rl.macro_actions import pool_rewards, pool_values, to_tokens
-from dschat.rl.rewards import token_rewards
+from dschat.rl.estimators import EstimatorSettings, gae_batch
 from dschat.rl.termination import fixed_ngram_ends, make_row_seeds, perplexity_ends, randomized_ngram_ends
 from dschat.rl.types import ScoredRollout
 from dschat.run.metrics import Means
@@ -176,13 +174,3 @@ def test_a_mistake_in_the_loop_is_seen(mistake, gpu, batch, monkeypatch):
     monkeypatch.setattr(ppo_updates, "value_loss", wrong)
     with pytest.raises(Exception, match="DataDependent|item|different devices|same device"):
         one_update(gpu, batch, "token")
-
-
-@pytest.mark.parametrize("value_function", ["equal", "unit", "position", "first"])
-def test_values_and_rewards_are_pooled_on_the_device(value_function, batch):
-    trajectory, macro = batch.trajectory, batch.macro
-    values = pool_values(trajectory.values, macro, value_function)
-    logprobs, mask = (trajectory.logprobs, trajectory.ref_logprobs), trajectory.response_mask
-    rewards, _ = token_rewards(*logprobs, trajectory.scores, mask, 0.05, clip_reward_value=5.0)
-    advantages, returns = gae(values, pool_rewards(rewards, macro), macro.mask, 1.0, 0.95)
-    assert {to_tokens(x, macro).device for x in (advantages, returns)} == {GPU}

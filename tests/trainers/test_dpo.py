@@ -2,21 +2,19 @@
 """DPO's task: loss and gradient against plain torch, and the log-probs of the policy before training."""
 
 import math
-import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from closeness import EPS, FORMULA, FORWARD, UPDATE, assert_near, near
+from closeness import EPS, FORMULA, FORWARD, UPDATE, near
 from dschat.data.examples import PreferenceExample
 from dschat.errors import UserError
 from dschat.models.layout import PassSize
 from dschat.models.policy import PolicyModel
 from dschat.trainers import reference as pairs
-from dschat.trainers.reference import describe_reference, pair_logprobs, reference_logprobs
+from dschat.trainers.reference import describe_reference, reference_logprobs
 from factories import (
     PAD,
     engine_of,
@@ -117,24 +115,7 @@ def test_loss_and_gradient_are_those_of_plain_torch(kind, smoothing, free, group
     assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-3
 
 
-def test_a_batch_is_its_rows():
-    """Whatever stands beside a pair in a batch and however long it is."""
-    model = PolicyModel(make_causal_lm())
-    with torch.no_grad():
-        together = torch.stack(pair_logprobs(model, TRAIN[:6], PAD))
-        alone = torch.cat([torch.stack(pair_logprobs(model, [example], PAD)) for example in TRAIN[:6]], dim=1)
-    assert_near(together, alone)  # sums of about ten log-probs
-
-
 # -- a run
-
-
-def test_before_the_first_update_policy_and_reference_are_one(group, tmp_path):
-    trainer = prepared(tmp_path)
-    first = trainer.evaluate()
-    assert first["eval/loss"] == near(math.log(2), FORMULA)
-    zeros = {f"eval/{name}": 0.0 for name in ("margin", "chosen", "rejected")}
-    assert {name: first[name] for name in zeros} == near(zeros, UPDATE)
 
 
 def test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update(group, tmp_path):
@@ -164,26 +145,6 @@ def test_it_learns_to_prefer(free, group, tmp_path):
     assert trainer.run.record.metrics.keys() == {
         f"eval/{name}" for name in ("loss", "accuracy", "margin", "chosen", "rejected")
     }
-
-
-def test_pairs_without_reference_are_not_trained_on(group, tmp_path):
-    trainer = make_trainer(tmp_path)
-    with pytest.raises(TypeError):
-        trainer.iterate([[0, 1, 2, 3]])
-
-
-def test_an_update_that_is_not_finite_leaves_its_pairs_behind(group, tmp_path):
-    trainer = prepared(tmp_path)
-    trainer.algorithm.engine.module.register_forward_hook(
-        lambda module, inputs, output: (output[0] * math.nan, output[1])
-    )
-    with pytest.raises(UserError, match="after 0 updates, losses of the model on rank 0 are not finite"):
-        trainer.iterate([[0, 1, 2, 3]])
-    kept = load_file(tmp_path / "nonfinite" / "update-0-rank-0.safetensors")
-    assert {"0.input_ids", "0.targets", "0.sequence", "0.ref_logprobs"} <= kept.keys()
-    assert kept["0.ref_logprobs"].tolist() == [
-        list(example.ref_logprobs) for example in trainer.algorithm.task.train[:4]
-    ]
 
 
 # -- the reference
@@ -220,12 +181,6 @@ def kept(group, tmp_path):
     engine = engine_of(make_causal_lm())
     numbers = reference_logprobs(engine, TRAIN, PAD, PassSize(3), 1.0, file, identity)
     return file, numbers, lambda identity: reference_logprobs(None, TRAIN, PAD, PassSize(3), 1.0, file, identity)
-
-
-def test_what_is_kept_is_given_back(kept):
-    file, numbers, again = kept
-    assert numbers.shape == (16, 2) and numbers.dtype == torch.float32
-    assert torch.equal(again(describe_reference(TRAIN, "m", torch.float32, 1.0)), numbers)
 
 
 CHANGES = {
@@ -293,24 +248,3 @@ def test_a_file_that_cannot_be_written_is_no_end(group, tmp_path, caplog):
     trainer = make_trainer(tmp_path)
     assert "eval/loss" in trainer.fit()
     assert f"{tmp_path}/reference/train.safetensors could not be written" in caplog.text
-
-
-def test_an_interrupted_write_leaves_nothing_to_be_read(kept, monkeypatch):
-    """The file is written beside its place and renamed."""
-    file, numbers, _ = kept
-    with safe_open(file, "pt") as content:
-        metadata = content.metadata()
-    assert metadata == describe_reference(TRAIN, "m", torch.float32, 1.0)
-    shutil.rmtree(file.parent)
-    written = []
-
-    def stopped(tensors, place, metadata):
-        written.append(place)
-        save_file(tensors, place, metadata)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pairs, "save_file", stopped)
-    identity = describe_reference(TRAIN, "m", torch.float32, 1.0)
-    with pytest.raises(KeyboardInterrupt):
-        reference_logprobs(engine_of(make_causal_lm()), TRAIN, PAD, PassSize(3), 1.0, file, identity)
-    assert written != [file] and not file.exists()

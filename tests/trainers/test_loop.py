@@ -144,12 +144,7 @@ def test_the_updates_that_a_schedule_is_over(make, flags, examples, processes, u
     ("make", "flags", "examples", "said"),
     [
         (ppo_config, {}, 7, "7 prompts are fewer than one rollout of 8. Lower --per_device_generation_batch_size"),
-        (
-            sft_config,
-            {"per_device_train_batch_size": 4},
-            3,
-            "3 training examples are fewer than one global batch",
-        ),
+        (sft_config, {"per_device_train_batch_size": 4}, 3, "3 training examples are fewer than one global batch"),
         (refuel_config, {}, 7, "7 dialogues are fewer than one round of 8"),
         (refuel_config, {"total_episodes": 7}, 17, "--total_episodes 7 is less than one round of 8"),
     ],

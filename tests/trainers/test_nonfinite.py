@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A number that is not finite stops a run or is left out, wherever it comes up. Two processes: tests/distributed."""
+"""A number that is not finite is named, and stops a run or is left out. On two processes: tests/distributed."""
 
 import json
 import logging
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from safetensors.torch import load_file
 from cli_runs import read_jsonl
 from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
+from dschat.rl.termination import fixed_ngram_ends
+from dschat.rl.types import ScoredRollout
+from dschat.trainers.nonfinite import bad_rows
 from dschat.trainers.ppo_update import UpdateProgress, UpdateSettings, ppo_update
 from factories import (
     collected,
@@ -35,6 +39,7 @@ from nonfinite_cases import (
     spoiled,
     trainer_for,
 )
+from rl_cases import credit_of, trajectory_of
 
 
 @pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -162,25 +167,6 @@ def test_a_reward_functions_nan_is_no_matter_of_learning_rates(skips, group, tmp
         trainer.iterate(batches(0))
 
 
-def test_a_nan_that_whitening_spreads_is_advantages(group, tmp_path):
-    trainer = trainer_for(tmp_path, whiten_advantages=True)
-    with spoiled(trainer, "scores", 0), pytest.raises(UserError, match=r"scores on rank 0 .* in rows \[7\]"):
-        trainer.iterate(batches(0))
-
-
-@pytest.mark.parametrize("action", ["stop", "skip"])
-def test_an_evaluation_names_its_mean(action, group, tmp_path, caplog):
-    trainer = trainer_for(tmp_path, on_nonfinite=action)
-    said = "after 0 updates, eval/scores of the evaluation is not finite"
-    with spoiled(trainer, "scores", 0):
-        if action == "stop":
-            with pytest.raises(UserError, match=said):
-                trainer.evaluate()
-        else:
-            trainer.evaluate()
-            assert said in caplog.text
-
-
 ROWS = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3)
 
 
@@ -232,3 +218,84 @@ def test_steps_1_and_2_go_on_without_it(step, part, stage, group, tmp_path):
     assert (
         "skipped/nonfinite" not in metrics and largest_difference(weights_of(trainer.algorithm.engine), before) > 1e-4
     )
+
+
+TRAJECTORY = trajectory_of([3, 5, 2], 5, seed=0)
+
+
+def batch_of_trajectory(trajectory=TRAJECTORY):
+    ends = fixed_ngram_ends(trajectory.response_mask, 2)
+    return credit_of(trajectory, ends, kl_coef=0.1, gamma=1.0, lam=0.95)
+
+
+def with_nan(x, row, column, value=float("nan")):
+    y = x.clone()
+    y[row, column] = value
+    return y
+
+
+def first(batch, logits=(), **beside):
+    """The first name and its rows; None of a healthy batch."""
+    rows = len(batch.trajectory.scores)
+    bad_logits = torch.tensor([row in logits for row in range(rows)])
+    found = ((name, bad.nonzero().flatten().tolist()) for name, bad in bad_rows(batch, bad_logits, beside))
+    return next(((name, numbers) for name, numbers in found if numbers), None)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["logprobs", "ref_logprobs", "values"])
+def test_the_first_field_of_a_trajectory_is_named_not_what_follows_from_it(name, bad):
+    """A NaN among the log-probs makes kl, rewards, advantages and returns NaN, too."""
+    broken = replace(TRAJECTORY, **{name: with_nan(getattr(TRAJECTORY, name), 1, 2, bad)})
+    assert first(batch_of_trajectory(broken)) == (name, [1])
+
+
+def test_scores():
+    assert first(batch_of_trajectory(replace(TRAJECTORY, scores=torch.tensor([0.0, 1.0, float("nan")])))) == (
+        "scores",
+        [2],
+    )
+
+
+def test_logits_come_first_and_the_sources_of_a_sum_before_it():
+    broken = batch_of_trajectory(replace(TRAJECTORY, values=with_nan(TRAJECTORY.values, 1, 2)))
+    metric = torch.tensor([float("inf"), 0.0, 0.0])
+    assert first(broken, logits=[2], metric=metric) == ("logits", [2])
+    assert first(broken, metric=metric) == ("values", [1])
+    assert first(batch_of_trajectory(), metric=metric) == ("numbers of metric", [0])
+    scored = batch_of_trajectory(replace(TRAJECTORY, scores=metric))
+    assert first(scored, length=torch.zeros(3), brevity=metric) == ("numbers of brevity", [0])
+    assert first(scored, length=torch.zeros(3)) == ("scores", [0])
+    sampled = ScoredRollout(TRAJECTORY.rollout, TRAJECTORY.ref_logprobs, metric)
+    names = [name for name, bad in bad_rows(sampled, None, {"brevity": metric}) if bad.any()]
+    assert names == ["numbers of brevity", "scores"]
+
+
+@pytest.mark.parametrize("name", ["kl", "rewards", "advantages", "returns"])
+def test_every_field_of_the_batch(name):
+    batch = batch_of_trajectory()
+    assert first(replace(batch, **{name: with_nan(getattr(batch, name), 0, 1)})) == (name, [0])
+
+
+def test_advantages_that_are_broken_before_whitening_are_told_from_those_that_it_breaks():
+    batch = batch_of_trajectory()
+    everywhere = torch.full_like(batch.advantages, float("nan"))
+    origin = replace(batch, advantages=everywhere, returns=with_nan(batch.returns, 1, 0))
+    assert first(origin) == ("advantages", [1])
+    names = [name for name, bad in bad_rows(replace(batch, advantages=everywhere), torch.zeros(3), {}) if bad.any()]
+    places = [name for name, _ in bad_rows(batch, torch.zeros(3), {})]
+    assert names == ["advantages"] and places.index("advantages") < places.index("returns") < len(places) - 1
+
+
+def test_only_rows_that_are_broken_on_the_response_are_named():
+    batch = batch_of_trajectory()
+    broken = replace(batch, kl=with_nan(with_nan(batch.kl, 2, 4), 1, 0))  # row 2 has two tokens
+    assert first(broken) == ("kl", [1])
+
+
+def test_a_batch_of_one_position():
+    trajectory = trajectory_of([1, 0], 1, seed=0)
+    assert first(batch_of_trajectory(trajectory)) is None
+    for row in (0, 1):  # a score of an empty response is trained on nowhere, but its mean is logged
+        scores = torch.tensor([float("nan") if i == row else 0.0 for i in (0, 1)])
+        assert first(batch_of_trajectory(replace(trajectory, scores=scores))) == ("scores", [row])

@@ -11,14 +11,7 @@ from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.trainers.sft import SFTTask
-from factories import (
-    PAD,
-    largest_difference,
-    make_causal_lm,
-    ragged_rows,
-    supervised_loop,
-    weights_of,
-)
+from factories import PAD, largest_difference, make_causal_lm, ragged_rows, supervised_loop, weights_of
 from model_families import MODEL_FAMILIES
 
 TEXTS = ["the quick brown fox jumps over the lazy dog"] * 20
@@ -74,10 +67,9 @@ def test_loss_and_gradients_are_those_of_a_row_each(kind, on_prompt, tmp_path):
     assert largest_difference(found, gradients) < WEIGHT_GAP
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", ["opt", "falcon", "mistral"])
-def test_both_kinds_of_attention(kind, attention, tmp_path):
-    model = model_of(kind, tmp_path, attn_implementation=attention)
+def test_eager_attention(kind, tmp_path):
+    model = model_of(kind, tmp_path, attn_implementation="eager")
     expected, gradients = gradients_of(model, SFTTask(EXAMPLES, [], PAD))
     loss, found = gradients_of(model, SFTTask(EXAMPLES, [], PAD, packed_width=WIDTH))
     assert loss == near(expected)

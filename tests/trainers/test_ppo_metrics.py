@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from closeness import FORMULA, near
-from dschat.data.encoding import decode_response
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Trajectory, select_rows, without_responses
 from dschat.trainers.rollout_metrics import (
@@ -19,11 +18,7 @@ from dschat.trainers.rollout_metrics import (
     token_table,
     token_texts,
 )
-from factories import (
-    EOS,
-    make_rollout,
-    ragged_rows,
-)
+from factories import EOS, make_rollout, ragged_rows
 from rl_cases import credit_of, trajectory_of
 
 
@@ -103,11 +98,6 @@ def test_repeated_4grams_by_hand():
     assert [int(x) for x in repeated_4grams(make_rollout(random_rows))] == counted
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
-def test_responses_without_a_4gram(width):
-    assert [int(x) for x in repeated_4grams(make_rollout([([5], [6] * width)]))] == [0, 0]
-
-
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
 def test_the_correlation_is_pearsons(offset):
     lengths = [3, 9, 4, 7, 1, 8]
@@ -121,15 +111,6 @@ def test_the_correlation_is_pearsons(offset):
     assert rollout_metrics(batch, 0.9)[name] == near(expected)
     constant = credit_of(replace(trajectory, scores=torch.full((6,), 1.3)), ends, kl_coef=0.5, gamma=1.0, lam=0.9)
     assert rollout_metrics(constant, 0.9)[name] == 0
-
-
-def test_decoded_responses_and_token_texts(tokenizer):
-    texts = [" the quick fox", "a cat; on a mat."]
-    rows = [([5], [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS]) for text in texts]
-    rollout = make_rollout(rows, right=2)
-    assert [decode_response(tokenizer, ids) for ids in rollout.response_rows()] == texts
-    parts = token_texts(rows[0][1], tokenizer)
-    assert len(parts) == len(rows[0][1]) and "".join(parts) == " the quick fox<eos>"
 
 
 def test_a_character_of_several_tokens_is_shown_once():

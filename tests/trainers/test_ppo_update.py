@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PPO updates from one recorded PPOBatch."""
+"""PPO updates from one recorded PPOBatch; and those whose own forward passes give log-probs and values."""
 
 import math
 from dataclasses import replace
@@ -7,19 +7,24 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cli_runs import read_jsonl
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
+from dschat.errors import UserError
 from dschat.rl.macro_actions import token_weights
-from dschat.rl.types import select_rows
 from dschat.trainers.credit import whiten_advantages
-from dschat.trainers.ppo_update import UpdateSettings, ppo_update
+from dschat.trainers.ppo_update import PendingBatch, UpdateSettings, ppo_update
 from factories import (
+    collected,
     engine_of,
+    hf_logprobs,
     largest_difference,
     make_causal_lm,
     make_classifier,
+    taken_up,
     to_device,
     weights_of_all,
 )
+from nonfinite_cases import batches, spoiled, trainer_for
 from recorded import ROWS, scored_batch
 
 TOKENS = 39
@@ -59,14 +64,6 @@ def test_one_update_does_not_depend_on_the_micro_batch(policy_ratio, estimator, 
         others, other_stats = updated(batch, micro, policy_ratio=policy_ratio)
         assert largest_difference(others, weights) < WEIGHT_GAP
         assert other_stats == near(stats, UPDATE, scale=0.1)
-
-
-def test_one_update_does_not_depend_on_the_order_of_rows(batch):
-    weights, stats = updated(batch, 2)
-    for order in ([7, 6, 5, 4, 3, 2, 1, 0], [3, 0, 7, 1, 6, 2, 5, 4]):
-        shuffled, shuffled_stats = updated(select_rows(batch, to_device(torch.tensor(order))), 2, seed=order[0])
-        assert largest_difference(shuffled, weights) < WEIGHT_GAP
-        assert shuffled_stats == near(stats, UPDATE, scale=0.1)
 
 
 @pytest.mark.parametrize("policy_ratio", ["token", "macro", "macro_mean"])
@@ -114,46 +111,6 @@ def test_the_update_is_that_of_the_formulas_in_plain_torch(policy_ratio, batch):
     assert largest_difference(weights, expected) < WEIGHT_GAP
 
 
-def test_the_first_update_has_ratio_1_and_later_ones_clip(group):
-    fresh = to_device(scored_batch(drift=0.0))
-    _, first = updated(fresh, 4)
-    assert first["val/ratio"] == near(1)
-    assert first["policy/clipfrac"] == 0 and first["policy/approxkl"] == pytest.approx(0, abs=1e-8)
-    assert first["val/clipfrac"] == 0
-    _, several = updated(fresh, 2, update_size=4, epochs=3, learning_rate=5e-3)
-    assert several["policy/clipfrac"] > 0 and several["policy/approxkl"] > 0 and several["val/clipfrac"] > 0
-
-
-def test_every_epoch_trains_on_every_row(group):
-    """Four updates of 2 rows in each of two epochs: 8 optimiser updates, each row in two forward passes."""
-    rows_seen = []
-    actor, critic = engine_of(make_causal_lm(), 1, 2), engine_of(make_classifier(seed=2), 1, 2)
-    actor.module.register_forward_pre_hook(lambda _, args: rows_seen.append(args[0].shape[1]))
-    ppo_update(actor, critic, to_device(scored_batch()), UpdateSettings(2, 1, 2, 0.2, 0.2, 1.0), seed=3)
-    assert actor._engine.global_steps == critic._engine.global_steps == 8
-    lengths = sorted(len(prompt) + len(response) for prompt, response in ROWS)
-    assert sorted(rows_seen[:8]) == sorted(rows_seen[8:]) == lengths
-    assert rows_seen[:8] != rows_seen[8:]
-
-
-def test_temperature_is_that_of_the_stored_log_probs(batch):
-    assert updated(batch, temperature=0.7)[1]["val/ratio"] != near(updated(batch)[1]["val/ratio"], 8 * UPDATE)
-
-
-def test_whitening(batch):
-    whitened = whiten_advantages(batch)
-    mask = batch.response_mask
-    numbers = whitened.advantages[mask].double()
-    assert len(numbers) == TOKENS
-    assert float(numbers.mean()) == near(0)
-    assert float(numbers.var(correction=0)) == near(1, UPDATE)
-    before = batch.advantages[mask].double()
-    expected = (before - before.mean()) / before.std(correction=0)
-    assert_near(numbers, expected, UPDATE)
-    assert not bool(whitened.advantages[~mask].any())
-    assert torch.equal(whitened.returns, batch.returns)
-
-
 def test_truncated_importance_weights_multiply_the_advantages(batch):
     """The engine drew each token with half of the actor's probability: weights of 2, or 1.5 where that is the most."""
     rollout = replace(batch.rollout, drawn_logprobs=batch.trajectory.logprobs - math.log(2))
@@ -177,3 +134,105 @@ def test_importance_weights_are_of_what_the_ratio_is_of(policy_ratio, power, bat
         advantages = torch.where(batch.response_mask, weights * batch.advantages, 0.0)
         expected, _ = updated(replace(batch, advantages=advantages), policy_ratio=policy_ratio)
         assert largest_difference(found, expected) < FORWARD * EPS / 10
+
+
+CASES = [
+    {},
+    {"ngram": 1},
+    {"termination_condition": "randomized", "value_function": "position"},
+    {"termination_condition": "ppl", "policy_ratio": "macro"},
+    {"normalize_advantages": "row"},
+    {"missing_eos_penalty": 1.0, "kl_estimator": "k3", "policy_ratio": "macro_mean", "temperature": 0.7},
+]
+
+
+def one_update(folder, zero_stage=0, **flags):
+    return trainer_for(folder, zero_stage, ppo_epochs=1, **flags)
+
+
+def two_iterations(trainer):
+    metrics = [trainer.iterate(batches(number)) for number in (0, 1)]
+    return weights_of_all(**trainer.algorithm.models.trained), [
+        {name: x for name, x in row.items() if not name.startswith("time/")} for row in metrics
+    ]
+
+
+@pytest.mark.parametrize("flags", CASES)
+@pytest.mark.parametrize("stage", [0, 2])
+def test_weights_and_metrics_are_those_with_scoring_passes(stage, flags, group, tmp_path, monkeypatch):
+    late = one_update(tmp_path / "late", stage, **flags)
+    assert isinstance(collected(late, batches(0)).batch, PendingBatch)
+    weights, metrics = two_iterations(late)
+    early = one_update(tmp_path / "early", stage, **flags)
+    monkeypatch.setattr(type(early.algorithm), "credit_is_fused", False)
+    expected, others = two_iterations(early)
+    assert largest_difference(weights, expected) < WEIGHT_GAP
+    for row, other in zip(metrics, others, strict=True):
+        assert row == near(other, UPDATE, scale=0.1)
+
+
+def test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature(group, tmp_path):
+    trainer = one_update(tmp_path, temperature=0.7)
+    scored = collected(trainer, batches(0)).batch.scored
+    responses = scored.rollout.response_rows()
+    for row, number in enumerate(batches(0)[0]):
+        expected, _ = hf_logprobs(
+            make_causal_lm(seed=1), (trainer.algorithm.prompts[number].prompt_ids, responses[row]), 0.7
+        )
+        own = scored.ref_logprobs[row, : len(expected)].cpu()
+        assert_near(own, expected)
+
+
+def test_actor_and_critic_run_once_per_micro_batch(group, tmp_path):
+    trainer = one_update(tmp_path)
+    calls = []
+    for name in ("actor", "critic"):
+        module = getattr(trainer.algorithm.models, name).module
+        module.register_forward_hook(lambda m, i, o, name=name: calls.append(name))
+    trainer.iterate(batches(0))
+    assert sorted(calls) == ["actor"] * 2 + ["critic"] * 2
+
+
+def user_ends(trajectory, tokenizer):
+    return trajectory.logprobs < -1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"ppo_epochs": 2}, {"whiten_advantages": True}, {"termination_condition": f"{__file__}:user_ends"}],
+    ids=str,
+)
+def test_scoring_passes_where_they_are_needed(flags, group, tmp_path):
+    trainer = trainer_for(tmp_path, **({"ppo_epochs": 1} | flags))
+    assert not trainer.algorithm.credit_is_fused
+    assert math.isfinite(trainer.iterate(batches(0))["loss/policy"])
+
+
+@pytest.mark.parametrize("place", ["logits", "scores", "logprobs", "values", "gradients of the actor"])
+def test_what_is_not_finite_is_named_and_left_out(place, group, tmp_path):
+    trainer = one_update(tmp_path / "stop")
+    with spoiled(trainer, place, 0), pytest.raises(UserError, match=f"after 0 updates, {place} on rank 0 are not"):
+        trainer.iterate(batches(0))
+    trainer = one_update(tmp_path / "skip", on_nonfinite="skip")
+    before = weights_of_all(critic=trainer.algorithm.models.critic)
+    with spoiled(trainer, place, 0):
+        assert trainer.iterate(batches(0))["skipped/nonfinite"] == 1
+    if "of the" not in place:
+        assert largest_difference(weights_of_all(critic=trainer.algorithm.models.critic), before) == 0
+    after = trainer.iterate(batches(1))
+    assert all(map(math.isfinite, after.values())) and trainer.update == 2
+    rows = read_jsonl(tmp_path / "skip" / "metrics.jsonl")
+    assert [row.get("skipped/nonfinite") for row in rows] == [1.0, None]
+
+
+def test_a_pending_rollout_is_written_down_and_taken_up(group, tmp_path):
+
+    trainer = one_update(tmp_path)
+    iteration = collected(trainer, batches(0))
+    again = taken_up(iteration)
+    assert isinstance(again.batch, PendingBatch) and again.metrics == iteration.metrics
+    assert torch.equal(again.batch.scored.ref_logprobs, iteration.batch.scored.ref_logprobs)
+    trainer.algorithm.current = again
+    weights, _ = two_iterations(trainer)
+    expected, _ = two_iterations(one_update(tmp_path / "whole"))
+    assert largest_difference(weights, expected) == 0

@@ -12,11 +12,9 @@ from cli_runs import read_jsonl
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.data.dialogues import state
 from dschat.errors import UserError
-from dschat.models.layout import PassSize
-from dschat.models.policy import PolicyModel
 from dschat.trainers.ppo_update import UpdateProgress
 from dschat.trainers.refuel import RefuelSettings, check_pairs, pair_metrics, refuel_update
-from dschat.trainers.refuel_models import drawn_turn, pair_layouts, reply_logprobs
+from dschat.trainers.refuel_models import drawn_turn
 from factories import (
     BOS,
     PAD,
@@ -60,16 +58,6 @@ def test_both_dialogues_of_a_pair_are_one_up_to_the_state(group, tmp_path):
             assert talk.messages[0::2] == example.messages[0::2]  # the user says what the data say
             assert len(talk.messages) == 2 * example.num_turns
     assert sum(a.ids != b.ids for a, b in (pair.replies for pair in pairs)) > 9
-
-
-def test_a_pair_depends_neither_on_the_other_rows_nor_on_their_order(group, tmp_path):
-    """So that it does not matter which process draws it."""
-    trainer, examples = trainer_of(tmp_path), examples_of(7)
-    together = trainer.algorithm.sampler.pairs(examples, iteration=3)
-    backwards = trainer.algorithm.sampler.pairs(examples[::-1], iteration=3)[::-1]
-    alone = [trainer.algorithm.sampler.pairs([example], iteration=3)[0] for example in examples]
-    assert together == backwards == alone
-    assert together != trainer.algorithm.sampler.pairs(examples, iteration=4)
 
 
 def test_a_round_draws_with_a_seed_for_each_row(group, tmp_path):
@@ -148,25 +136,6 @@ def settings_of(count, micro, updates=1, eta=2.0, temperature=1.0):
     return RefuelSettings(updates, count, micro, eta, temperature)
 
 
-def test_log_probs_of_replies_are_hugging_faces(group):
-    rows = paired_rows(5)
-    batch, model = pair_batch(rows), make_causal_lm()
-    found = reply_logprobs(PolicyModel(model), pair_layouts(batch.rollout, PassSize(2)), 0.7)
-    for row, logprob in zip(rows, found.tolist(), strict=True):
-        assert logprob == near(float(hf_logprobs(make_causal_lm(), row, 0.7)[0].sum()), UPDATE)
-
-
-def test_a_micro_batch_keeps_pairs_together():
-    batch = pair_batch(paired_rows(7))
-    layouts = pair_layouts(batch.rollout, PassSize(3))
-    assert len(layouts) == 3
-    seen = [rows.rows.tolist() for rows in layouts]
-    for rows in seen:
-        half = len(rows) // 2
-        assert [row + 7 for row in rows[:half]] == rows[half:]
-    assert sorted(sum(seen, [])) == list(range(14))
-
-
 def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(group, tmp_path):
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     trainer = trainer_of(tmp_path, noptepochs=1, eta=3.0, **sizes)
@@ -176,16 +145,6 @@ def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(g
     assert metrics["loss/refuel"] == near(expected, UPDATE) and expected > 1e-3
     assert metrics["policy/log_ratio"] == near(0)
     assert metrics["val/ratio"] == near(1) and metrics["val/ratio_variance"] < 1e-4
-
-
-def test_the_self_check_finds_a_policy_that_is_not_the_one_that_drew(group, tmp_path):
-    trainer, examples = trainer_of(tmp_path), examples_of(2)
-    batch = trainer.algorithm.score(trainer.algorithm.sampler.pairs(examples, 0), examples)
-    check_pairs(trainer.algorithm.models.policy, batch, trainer.algorithm.settings)
-    with torch.no_grad():
-        next(trainer.algorithm.models.policy.module.parameters()).mul_(2)
-    with pytest.raises(UserError, match="self-check: before the first update the log-ratios of a pair differ by"):
-        check_pairs(trainer.algorithm.models.policy, batch, trainer.algorithm.settings)
 
 
 def test_the_self_check_leaves_rewards_that_are_not_finite_to_the_run(group, tmp_path):
@@ -296,17 +255,6 @@ def test_evaluations_draw_the_likeliest_tokens_or_the_same_ones_every_time(group
         logits[[PAD, BOS]] = -torch.inf
         assert int(logits.argmax()) == token
         row.append(token)
-
-
-@pytest.mark.slow
-def test_a_toy_reward_rises(group, tmp_path):
-    flags = {"per_device_train_batch_size": 32, "learning_rate": 1e-2, "max_answer_seq_len": 8, "kl_coef": 0.01}
-    trainer = trainer_of(tmp_path, count=32, initializer_range=0.02, num_train_epochs=20, eta=20.0, **flags)
-    trainer.fit()
-    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "loss/refuel" in row]
-    scores = [row["objective/scores"] for row in rows]
-    first, last = sum(scores[:3]) / 3, sum(scores[-3:]) / 3
-    assert len(rows) == 20 and last > first + 0.15 and last > 3 * first, (first, last)
 
 
 def test_numbers_that_are_not_finite_stop_the_run_or_are_left_out(group, tmp_path):

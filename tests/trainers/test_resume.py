@@ -10,12 +10,7 @@ import torch
 from dschat.trainers import reference as pairs
 from resume_runs import AHEAD, RLOO, DrawsAhead, Setup, check_every_stop, ppo, refuel_online, result_of, supervised
 
-CONDITIONS = {
-    "fixed": {"ngram": 3},
-    "randomized": {},
-    "parsing": {"parser": "chunker"},
-    "ppl": {},
-}
+CONDITIONS = {"fixed": {"ngram": 3}, "randomized": {}, "parsing": {"parser": "chunker"}, "ppl": {}}
 NORMALISED = {"normalize_scores": True, "normalize_advantages": "row", "clip_reward_value": 1.5}
 SETUPS = {"ZeRO 2": Setup(zero_stage=2), "ZeRO 3": Setup(zero_stage=3), "adapters": Setup(lora_dim=2)}
 STEPS = ("sft", "reward", "dpo", "refuel")

@@ -11,13 +11,11 @@ import torch
 from cli_runs import read_jsonl
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, near
 from dschat.rl.estimators import rloo_batch
-from dschat.rl.types import PPOBatch
 from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores
-from dschat.trainers.iteration import state_with
 from factories import (
     collected,
     largest_difference,
@@ -26,7 +24,6 @@ from factories import (
     make_prompts,
     ppo_config,
     ppo_loop,
-    taken_up,
     weights_of,
     weights_of_all,
 )
@@ -191,16 +188,6 @@ def test_a_run_without_a_critic_leaves_none(group, tmp_path):
     assert samples[0]["tokens"][0].keys() == {"text", "macro_action", "reward", "logprob", "ref_logprob"}
     manifest = json.loads((tmp_path / "checkpoints" / "step-16" / "manifest.json").read_text())
     assert {file.split("/")[0] for file in manifest["files"] if "/" in file} == {"actor"}
-
-
-def test_an_iteration_is_written_down_and_taken_up(group, tmp_path):
-    iteration = collected(trainer_of(tmp_path), [[3, 8]])
-    tensors = state_with({}, iteration).tensors
-    assert "batch.returns" not in tensors and "batch.trajectory.values" not in tensors
-    again = taken_up(iteration).batch
-    assert isinstance(again, PPOBatch) and again.returns is None and again.trajectory.values is None
-    assert torch.equal(again.advantages, iteration.batch.advantages)
-    assert again.rollout.sample_index.tolist() == [0, 1, 2, 3] * 2
 
 
 def test_the_kl_coefficient_is_steered_by_responses(group, tmp_path):

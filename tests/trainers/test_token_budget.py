@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """--max_tokens_per_micro_batch in every step: what its forward passes hold, and that it changes no numbers.
 
-On two processes and at every ZeRO stage: tests/distributed/test_same_update.py and test_refuel.py.
+On two processes and at every ZeRO stage: tests/distributed/test_same_update.py.
 """
 
 from collections.abc import Callable

@@ -77,11 +77,6 @@ def test_nltk_tree(tree):
     assert found[0][0] == nltk.Tree("DT", ["The"])
 
 
-def test_nltk_tree_of_one_word():
-    pytest.importorskip("nltk")
-    assert ConstituentTree("Yes", Fixed(Tree("", 0, 3))).nltk_tree.leaves() == ["Yes"]
-
-
 def test_a_backend_by_name():
     assert ConstituentTree("It is.", "chunker").bracket_string == "(S (CLAUSE (CHUNK It) (CHUNK is) .))"
     with pytest.raises(TreelibError, match="there is no backend 'benpar'"):

@@ -62,18 +62,19 @@ def test_a_sentence(backend):
     assert {("NP", "The quick fox"), ("PP", "over the lazy dog"), ("VP", "jumped over the lazy dog")} <= phrases
 
 
-def test_brackets_and_quotes(backend):
-    text = "He said \"don't (ever) do that [please]\", didn't he?"
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "He said \"don't (ever) do that [please]\", didn't he?",
+            "He said \" don't ( ever ) do that [ please ] \" , didn't he ?",
+        ),
+        ("The café is nice, and the 😀 naïve 日本語 too.", "The café is nice , and the 😀 naïve 日本語 too ."),
+    ],
+)
+def test_positions_are_characters(text, words, backend):
     (tree,) = backend.parse([text])
-    words = "He said \" don't ( ever ) do that [ please ] \" , didn't he ?".split()
-    assert [text[leaf.start : leaf.end] for leaf in tree.leaves()] == words
-
-
-def test_positions_are_characters(backend):
-    text = "The café is nice, and the 😀 naïve 日本語 too."
-    (tree,) = backend.parse([text])
-    words = "The café is nice , and the 😀 naïve 日本語 too .".split()
-    assert [text[leaf.start : leaf.end] for leaf in tree.leaves()] == words
+    assert [text[leaf.start : leaf.end] for leaf in tree.leaves()] == words.split()
 
 
 def test_salad_and_one_second(backend):
@@ -238,11 +239,6 @@ def test_what_is_never_sent(stub, asked):
     assert labels(stub, ["w " * MAX_WORDS]) == ["S"]
 
 
-def test_many_sentences(stub, asked):
-    assert labels(stub, ["a b"] * 500) == ["S"] * 500
-    assert len(asked.read_text().splitlines()) == 500
-
-
 def test_it_cannot_be_started_any_more(stub, caplog):
     """The rest of the call is not parsed; the next call tries again."""
     command = stub._worker._command
@@ -253,21 +249,20 @@ def test_it_cannot_be_started_any_more(stub, caplog):
     assert labels(stub, ["a"]) == ["S"]
 
 
-def test_no_such_program():
-    with pytest.raises(TreelibError, match="link-grammar does not run: its process could not be started"):
-        LinkGrammarBackend(command=["/does/not/exist"])
+NO_LIBRARY = """import json; print(json.dumps({"error": "no library"}))"""
 
 
-def test_not_installed():
-    program = """import json; print(json.dumps({"error": "no library"}))"""
-    with pytest.raises(TreelibError, match=r"\(no library\): apt-get install .*, or use the backend chunker"):
-        LinkGrammarBackend(command=[sys.executable, "-c", program])
-
-
-@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
-def test_a_timeout_is_positive(timeout):
-    with pytest.raises(TreelibError, match="more than 0 seconds"):
-        LinkGrammarBackend(timeout=timeout)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"command": ["/does/not/exist"]}, "link-grammar does not run: its process could not be started"),
+        ({"command": [sys.executable, "-c", NO_LIBRARY]}, r"\(no library\): apt-get install .*the backend chunker"),
+        *(({"timeout": seconds}, "more than 0 seconds") for seconds in (0, -1, float("nan"))),
+    ],
+)
+def test_what_cannot_run_is_refused(options, said):
+    with pytest.raises(TreelibError, match=said):
+        LinkGrammarBackend(**options)
 
 
 def test_a_process_that_says_nothing(monkeypatch):

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many texts in one call: positions, backends that fail in every way or are one's own, and texts of every kind."""
 
-import random
-
 import pytest
 
 from constituent_treelib import TreelibError, make_backend
 from constituent_treelib.chunker import Chunker
 from constituent_treelib.parsing import chunk_text, parse_texts
-from constituent_treelib.trees import Tree, is_sound
+from constituent_treelib.trees import Tree
 from treelib_cases import TEXTS, check_partition, check_trees, flat_tree
 
 TEXT = "One fox. Two dogs!"
@@ -178,13 +176,6 @@ def test_every_text(any_backend, text):
         check_partition(found, whole)
 
 
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_units_as_they_are(any_backend, text):
-    """`parse` itself takes any string, several sentences in one, too."""
-    (tree,) = any_backend.parse([text])
-    assert tree is None or is_sound(tree, len(text))
-
-
 def test_every_visible_character_is_in_a_word(any_backend):
     if any_backend.name == "link-grammar":
         pytest.skip("link-grammar leaves out characters without a width")
@@ -192,14 +183,3 @@ def test_every_visible_character_is_in_a_word(any_backend):
         trees, _ = parse_texts([text], any_backend)
         covered = {place for tree in trees[0] for leaf in tree.leaves() for place in range(leaf.start, leaf.end)}
         assert all(place in covered or char.isspace() for place, char in enumerate(text))
-
-
-def test_shuffled_texts(any_backend):
-    rng = random.Random(0)
-    letters = [char for text in TEXTS.values() for char in text[:60]]
-    many = 20 if any_backend.name == "link-grammar" else 300
-    texts = ["".join(rng.choices(letters, k=rng.randint(1, 40))) for _ in range(many)]
-    trees, _ = parse_texts(texts, any_backend)
-    for found, text in zip(trees, texts, strict=True):
-        check_trees(found, text)
-        check_partition(found, text)

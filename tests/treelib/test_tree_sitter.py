@@ -2,7 +2,6 @@
 """Programs: statements and expressions against hand-worked cuts and against Python's own parser; broken source."""
 
 import ast
-import random
 from itertools import accumulate
 from pathlib import Path
 
@@ -109,25 +108,6 @@ def statement_starts(text):
             yield lines[node.lineno - 1] + len(line.encode()[: node.col_offset].decode())
 
 
-def small_expressions(text, spans, cutoff):
-    """Expressions of at least two and fewer than `cutoff` tokens, as (first, end) in tokens; not in f-strings, whose
-    parts have no positions of their own."""
-    lines = line_starts(text)
-    first_of = {end - len(text[start:end].lstrip()): number for number, (start, end) in enumerate(spans)}
-    end_of = {end: number + 1 for number, (_, end) in enumerate(spans)}
-    waiting = [ast.parse(text)]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.JoinedStr):
-            continue
-        waiting += ast.iter_child_nodes(node)
-        if isinstance(node, ast.expr):
-            first = first_of.get(lines[node.lineno - 1] + node.col_offset)
-            end = end_of.get(lines[node.end_lineno - 1] + node.end_col_offset)
-            if first is not None and end is not None and 1 < end - first < cutoff:
-                yield first, end
-
-
 @pytest.mark.parametrize("text", [*CODES, *(path.read_text(encoding="utf-8") for path in SOURCES)], ids=str.split)
 def test_every_statement_begins_a_macro_action(backend, text):
     trees, counts = parse_texts([text], backend)
@@ -137,20 +117,6 @@ def test_every_statement_begins_a_macro_action(backend, text):
     assert expected
     for cutoff in (3, 5, 10, 1000):
         assert expected <= starts_of(trees[0], text, cutoff)
-
-
-@pytest.mark.parametrize("text", CODES)
-@pytest.mark.parametrize("cutoff", [5, 8])
-def test_small_expressions_are_not_cut(backend, text, cutoff):
-    trees, _ = parse_texts([text], backend)
-    spans = word_tokens(text)
-    cuts = cuts_of(trees[0], text, cutoff, spans)
-    for first, end in small_expressions(text, spans, cutoff):
-        assert not any(first < cut < end for cut in cuts), text[spans[first][0] : spans[end - 1][1]]
-
-
-def test_some_expressions_are_small():
-    assert set(small_expressions(PROGRAM, word_tokens(PROGRAM), 5)) == {(12, 16), (17, 20), (21, 25)}
 
 
 @pytest.mark.parametrize(
@@ -214,16 +180,6 @@ def test_anything_gives_a_sound_tree_or_none(backend, text):
     trees, counts = parse_texts([text], backend)
     assert set(counts.reasons) <= {"not parsed"}
     check_trees(trees[0], text)
-
-
-def test_random_bits_of_programs(backend):
-    rng = random.Random(0)
-    bits = 'def if else : \n \t ( ) \' " """ x é 日 😀 = + class return for in # f\' { } \\ \0 \ud800 ; , @'.split(" ")
-    for _ in range(500):
-        text = "".join(rng.choices(bits, k=rng.randint(0, 50)))
-        trees, _ = parse_texts([text], backend)
-        check_trees(trees[0], text)
-        check_partition(trees[0], text)
 
 
 def test_positions_are_characters(backend):

@@ -29,7 +29,6 @@ from dschat.rl.types import Rollout, Trajectory, select_rows
 from dschat.trainers.rollout_metrics import token_texts
 
 
-
 @dataclasses.dataclass(frozen=True)
 class Shown:
     """A response under several conditions: its prompt, and a panel for each."""

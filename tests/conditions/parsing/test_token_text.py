@@ -6,7 +6,7 @@ import random
 import pytest
 
 from dschat.conditions.token_text import TokenReader
-from tokenizer_families import ADDED, FAMILIES, TEXTS, TURN, byte_fallback, byte_level, unknown_decoder, word_piece
+from tokenizer_families import FAMILIES, TEXTS, byte_fallback, byte_level, unknown_decoder, word_piece
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -63,31 +63,6 @@ def test_random_word_pieces():
         assert read(ids).text == decode(family.tokenizer, ids)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_special_ids_and_ids_without_a_piece_say_nothing(name):
-    family = FAMILIES[name]()
-    [turn] = family.tokenizer.convert_tokens_to_ids([TURN])
-    silent = [EOS, BOS, turn, len(family.tokenizer), len(family.tokenizer) + 2, 10**6]
-    first, last = encode(family, "The"), encode(family, "lazy")
-    plain, found = (TokenReader(family.tokenizer)(first + between + last) for between in ([], silent))
-    assert found.text == plain.text
-    assert (
-        found.spans
-        == plain.spans[: len(first)]
-        + ((len(TokenReader(family.tokenizer)(first).text),) * 2,) * len(silent)
-        + plain.spans[len(first) :]
-    )
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_added_tokens_stand_for_themselves(name):
-    family = FAMILIES[name]()
-    ids = family.tokenizer.convert_tokens_to_ids(list(ADDED))
-    found = TokenReader(family.tokenizer)(ids)
-    assert found.text == "<|code|>カタtwo words"
-    assert found.spans == ((0, 8), (8, 10), (10, 19))
-
-
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "byte-level"])
 def test_unknown_token_says_nothing_and_ends_nothing(name):
     family = FAMILIES[name]()
@@ -128,21 +103,6 @@ def test_bytes_of_a_character(family, content, text, spans):
     family = family()
     found = TokenReader(family.tokenizer)(torn(family, content))
     assert (found.text, list(found.spans)) == (text, spans)
-
-
-def test_a_special_token_between_the_bytes_of_a_character():
-    """It is inside that character."""
-    first, second, third = torn(byte_level(), "日".encode())
-    found = TokenReader(byte_level().tokenizer)([first, EOS, second, third, EOS])
-    assert (found.text, found.spans) == ("日", ((0, 1), (0, 1), (0, 1), (0, 1), (1, 1)))
-
-
-def test_a_token_of_one_character_and_a_half():
-    family = byte_level()
-    by_content = {content: token for token, content in family.content.items()}
-    ids = [by_content[b"x\xe6"], by_content[b"\x97\xa5 a"], by_content[b"b"]]
-    found = TokenReader(family.tokenizer)(ids)
-    assert (found.text, found.spans) == ("x日 ab", ((0, 2), (1, 4), (4, 5)))
 
 
 def test_bytes_decoded_step_by_step():

@@ -39,8 +39,8 @@ from dschat.quickstart.inputs import (
 )
 from dschat.quickstart.options import LearnersOptions
 from dschat.quickstart.synthetic import gold_score
-from dschat.rollouts.sampling import Sampling
 from dschat.reports.runs import Learner, Point, draw_learners, learner_table, write_page
+from dschat.rollouts.sampling import Sampling
 from dschat.scoring.reward_model import RewardModelScores
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 64

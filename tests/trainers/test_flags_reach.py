@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each flag of credit assignment and of the update changes the number that it is there to change."""
+"""Flags reach what they are there to change: credit, updates, optimisers, engines, the tokens of a rollout."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -7,14 +10,31 @@ import torch
 from closeness import near
 from dschat.builders import ppo as builders
 from dschat.builders.data import check_lengths
+from dschat.builders.engines import build_policy, build_reward_model
+from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
+from dschat.config.supervised import RewardConfig, SFTConfig
+from dschat.engine.engine import OptimizerSettings
 from dschat.errors import UserError
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Trajectory
+from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm_server import ServerNeeds
 from dschat.run.distributed import device
 from dschat.trainers.credit import assign_credit
 from dschat.trainers.ppo_update import UpdateSettings
-from factories import EOS, engine_of, make_causal_lm, make_rollout, make_tokenizer, ppo_config, save_folder, to_device
+from factories import (
+    BOS,
+    EOS,
+    PAD,
+    engine_of,
+    make_causal_lm,
+    make_rollout,
+    make_tokenizer,
+    ppo_config,
+    replace_in_builders,
+    save_folder,
+    to_device,
+)
 
 CPU = torch.device("cpu")
 
@@ -100,3 +120,76 @@ def test_importance_weights_are_on_ahead(tmp_path):
     clips = [ppo_config(tmp_path, **flags, **more).rollout_is_clip for more in ({}, {"rollouts_ahead": 1})]
     assert clips == [None, 2.0]
     assert ppo_config(tmp_path, **flags, rollouts_ahead=1, rollout_is_clip=5.0).rollout_is_clip == 5.0
+
+
+@pytest.fixture
+def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
+    """The optimisers of the engines in the order in which they are made; nothing is loaded."""
+    found: list[OptimizerSettings] = []
+    replace_in_builders(monkeypatch, "train_engine", lambda model, optimizer, settings: found.append(optimizer))
+    for name in ("load_causal_lm", "load_scalar", "PolicyModel", "ScalarModel", "frozen_engine", "end_token_id"):
+        replace_in_builders(monkeypatch, name, lambda *_, **__: None)
+    for name in (
+        "function_scores",
+        "_rollout_engine",
+        "choose_trained",
+        "lora_config",
+        "own_end_ids",
+        "seed_new_rows",
+        "note_reward_loss",
+    ):
+        replace_in_builders(monkeypatch, name, lambda *_, **__: None)
+    return found
+
+
+SHARED = {"lr_scheduler_type": "cosine", "gradient_clipping": 0.5}
+
+
+def test_actor_and_critic_have_optimisers_of_their_own(optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
+    own = {"actor_learning_rate": 1e-3, "actor_weight_decay": 0.1}
+    own |= {"critic_learning_rate": 2e-3, "critic_weight_decay": 0.2}
+    config = ppo_config(tmp_path, num_warmup_steps=3, **(own | SHARED))
+    build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
+    assert optimisers == [
+        OptimizerSettings(1e-3, 0.1, 20, 3, "cosine", 0.5),
+        OptimizerSettings(2e-3, 0.2, 20, 3, "cosine", 0.5),
+    ]
+
+
+@pytest.mark.parametrize(("build", "flags"), [(build_policy, SFTConfig), (build_reward_model, RewardConfig)])
+def test_steps_1_and_2(build: Any, flags: Any, optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
+    """A warm-up of 15 % of 10 updates is 2 updates."""
+    names = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
+    config = flags(learning_rate=3e-3, weight_decay=0.3, warmup_ratio=0.15, **(names | SHARED))
+    build(config, config.plan_batches(1), SimpleNamespace(), 10)
+    assert optimisers == [OptimizerSettings(3e-3, 0.3, 10, 2, "cosine", 0.5)]
+
+
+def a_score(prompts, responses, rows):
+    """0 for all."""
+    return [0.0] * len(responses)
+
+
+def test_new_rows_of_actor_and_reference_are_the_same(group, tmp_path):
+    """Vocabulary 100 and no token in reserve: both grow by the same row, so that the KL begins at 0."""
+    folder = save_folder(tmp_path / "instruct", make_causal_lm(), make_tokenizer(pad_token=None))
+    file = tmp_path / "instruct" / "tokenizer.json"
+    file.write_text(file.read_text().replace("<pad>", "<nul>"))
+    scored = {"reward_function": [f"{__file__}:a_score"], "actor_model_name_or_path": folder, "dtype": "fp32"}
+    config = ppo_config(tmp_path / "out", **scored)
+    tokenizer = load_ppo_tokenizer(config)
+    assert len(tokenizer) == 101 == tokenizer.pad_token_id + 1
+    models = build_ppo_models(config, config.plan_batches(1), tokenizer, 1)
+    rows = [model.module.inner.get_input_embeddings().weight for model in (models.actor, models.reference)]
+    assert rows[0].shape[0] == 101 and torch.equal(*rows)
+
+
+def test_a_models_own_end_tokens_end_responses_but_padding_does_not(tokenizer, tmp_path):
+    """As of Qwen, whose generation config names the token that it pads with, too."""
+    config = ppo_config(tmp_path, temperature=0.8, top_k=50, top_p=0.9, max_answer_seq_len=17)
+    assert Sampling.from_config(config, tokenizer) == Sampling(17, (EOS,), PAD, BOS, 0.8, 50, 0.9)
+    config = ppo_config(tmp_path, end_of_conversation_token="a")
+    (own,) = tokenizer.encode("a", add_special_tokens=False)
+    sampling = Sampling.from_config(config, tokenizer, [EOS, 50, PAD])
+    assert sampling.end_ids == tuple(sorted({EOS, 50, own})) and PAD in sampling.forbidden
+    assert Sampling.from_config(config, tokenizer).end_ids == tuple(sorted({EOS, own}))

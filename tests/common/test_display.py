@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A redirected bar is one line a minute, however often it is drawn."""
+"""What stands on a screen: a redirected bar is a line a minute; of model text every character is shown."""
 
 import io
 import re
@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dschat.common import progress as module
+from dschat.common.display import for_reading, visible, wrapped
 from dschat.common.progress import progress
 
 
@@ -82,3 +83,28 @@ def test_disabled(clock, capsys) -> None:
         clock[0] = 100.0
         bar.update()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("a\r\nb\tc", "a\nb\tc"),
+        ("over\rwritten\x08\x7f\x00", "over\\x0dwritten\\x08\\x7f\\x00"),
+        ("\x9b2J", "\\x9b2J"),  # the one-byte form of escape [
+        ("\u202eevil\u2066", "\\u202eevil\\u2066"),
+        ("\ud800 \u2028", "\\ud800 \\u2028"),
+        ("naïve 猫 👩‍👩‍👧", "naïve 猫 👩‍👩‍👧"),
+    ],
+)
+def test_no_character_is_obeyed(text, expected):
+    assert visible(text) == expected
+
+
+def test_an_empty_response_is_seen():
+    assert for_reading(" \n") == "(empty)" and for_reading("\n x \n") == "x"
+
+
+def test_lines_are_broken_between_words_and_keep_their_ends():
+    text = "one two three\n\n    four five\n" + "x" * 12
+    assert wrapped(text, 9) == "one two\nthree\n\n    four\nfive\n" + "x" * 12
