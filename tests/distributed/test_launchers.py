@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from dschat.data.synthetic import make_rows, row_texts, write_corpus
 
 from cli_runs import STEPS, TIMEOUT, arguments
 from dschat.models.tiny import make_model
+from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 from launches import free_port, launch_environment, pids_of, start
 from real_size import as_large_as
 
@@ -93,12 +93,11 @@ TWO_NODES = {
 
 @pytest.mark.slow
 def test_ten_updates_on_two_nodes(tmp_path):
-    from dschat.data.synthetic import make_rows, row_texts
-
     from dschat.models.load import load_scalar
     from dschat.models.save import save_model
     from dschat.models.tiny import make_model
     from dschat.models.tokenizer import load_tokenizer
+    from dschat.quickstart.synthetic import make_rows, row_texts
     from factories import saved_weights
 
     rows = make_rows(90, 1, "comparisons")
