@@ -63,7 +63,9 @@ def page() -> Iterator[str]:
 def completion(options: CompletionOptions) -> str:
     """A script for bash; zsh reads it, too, by its bashcompinit."""
     names: dict[str, None] = {}
-    two, one, presets = [], [], []
+    two: list[str] = []
+    one: list[str] = []
+    presets: list[str] = []
     for name, command in COMMANDS.items():
         words = [option for action in _actions(command) for option in action.option_strings if "-" not in option[2:]]
         names[name.split()[0]] = None

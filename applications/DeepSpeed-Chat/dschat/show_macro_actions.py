@@ -94,8 +94,10 @@ def _titled_flags(condition: str, options: MacroActionsOptions) -> list[tuple[st
             f"--parser_model: give one for each of {len(options.parser)} parsers; - is a parser's default."
         )
     titles = [f"{name}, cutoff {options.parsing_cutoff}" for name in options.parser]
-    parsers = [{"parser": name, "parser_model": model} for name, model in zip(options.parser, models, strict=True)]
-    flags = [TerminationFlags(termination_condition=condition, **parser, **read) for parser in parsers]
+    flags = [
+        TerminationFlags(termination_condition=condition, parser=name, parser_model=model, **read)
+        for name, model in zip(options.parser, models, strict=True)
+    ]
     return list(zip(titles, flags, strict=True))
 
 

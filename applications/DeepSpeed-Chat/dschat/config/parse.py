@@ -112,8 +112,8 @@ def resolve(
     defaults = {one.name: default_value(one) for one in fields(config_class)}  # type: ignore[arg-type]
     missing = [key for key, default in defaults.items() if default is MISSING and key not in values]
     if missing:
-        words = {one.name for one in fields(config_class) if notes_of(one).positional}  # type: ignore[arg-type]
-        shown = ", ".join(key.upper() if key in words else f"--{key}" for key in missing)
+        places = {one.name for one in fields(config_class) if notes_of(one).positional}  # type: ignore[arg-type]
+        shown = ", ".join(key.upper() if key in places else f"--{key}" for key in missing)
         parser.error(f"the following arguments are required: {shown}")
     complete = {key: values.get(key, default) for key, default in defaults.items()}
     if prints:

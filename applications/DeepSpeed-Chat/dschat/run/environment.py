@@ -70,7 +70,7 @@ def _shared_memory() -> str:
 def _nccl() -> str:
     if not torch.cuda.is_available():
         return "no"
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def _gpus() -> dict[str, str]:
