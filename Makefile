@@ -85,7 +85,7 @@ $(DOCS)/installed: requirements-docs.txt
 
 docs: $(DOCS)/installed $(INSTALLED)
 	$(BIN)/python -m dschat.common.glossary > docs/metrics.md
-	$(BIN)/python -m dschat.config.reference > docs/flags.md
+	$(BIN)/python -m dschat.reference > docs/flags.md
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 benchmark: $(INSTALLED)

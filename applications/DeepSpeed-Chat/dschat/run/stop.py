@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGTERM and Ctrl-C: noted when they come, acted on where a run can stop without losing anything.
 
-training/launch.sh hands the signal to the training processes. From the first self-check to the last evaluation
+dschat/launch.py hands the signal to the training processes. From the first self-check to the last evaluation
 (trainers/loop.py: Loop.fit) it is noted only. At every micro-batch (trainers/ppo_update.py) `raise_if_stopped` raises
 Stopped on all ranks; at every drawn token (rollouts/generate.py) `raise_if_stopped_here` does on one, inside
 `stopping_together`; vLLM draws its rollout to the end first. Checkpoints.stopping (run/checkpoint.py) saves where the
