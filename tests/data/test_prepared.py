@@ -385,7 +385,7 @@ def test_what_does_not_fit_is_refused(source, model, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--validation_percentage", "10"], "a tenth is 0.1"),
+        (["--validation_percentage", "10"], "--validation_percentage 10.0 .*below 1"),
         (["--max_length", "1"], "--max_length 1"),
         (["--num_samples", "0"], "--num_samples 0"),
         (["--minimum_response_length", "90"], r"no training row is left of 20 \(too short: 20\)"),
@@ -492,7 +492,7 @@ def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplo
 def test_preview_sends_to_check(form, source, model, tmp_path, caplog) -> None:
     prepare(source, model, tmp_path / "out", "--format", form.replace("arrow", "parquet"), *LOOSE)
     assert main(["preview", str(tmp_path / "out")]) == 2
-    assert f"`python -m dschat.data check {tmp_path / 'out'}` describes it" in caplog.text
+    assert f"`dschat data check {tmp_path / 'out'}` describes it" in caplog.text
 
 
 def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:

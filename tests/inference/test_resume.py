@@ -121,7 +121,7 @@ def test_other_settings_are_refused_and_named(change, interrupted, options, proj
     flags, _, path = interrupted
     partial = path.with_name("run.jsonl.partial")
     before = partial.read_bytes()
-    flag = "--" + next(iter(change)).replace("_", "-")
+    flag = f"--{next(iter(change))}"
     if "reward_model" in change:
         change = {"reward_model": str(project / "run" / "actor")}
     with pytest.raises(UserError) as error:

@@ -91,7 +91,7 @@ def test_a_dialogue_that_outgrows_the_policy_is_named() -> None:
     assert torch.tensor(policy(most=100)([dialogue("a")], [0])[0].ids).numel() <= 6
 
 
-FLAGS = ServerFlags("--user-server", "--user-model", "OPENAI_API_KEY", "--max-new-tokens", "user")
+FLAGS = ServerFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max_new_tokens", "user")
 
 
 @pytest.mark.parametrize(
@@ -168,14 +168,14 @@ def test_a_function_plays_the_user(tmp_path):
         return [f" about {said[0]['content']} " if said[0]["content"] != "c" else "" for said in dialogues]
 
     given = [dialogue("a", "b"), dialogue("c", "d")]
-    assert FunctionUser(ask, "--user-function")(given, [0, 1], [0, 0]) == ["about a", None]
+    assert FunctionUser(ask, "--user_function")(given, [0, 1], [0, 0]) == ["about a", None]
     assert given[0] == dialogue("a", "b")
 
 
 @pytest.mark.parametrize("result", [["one"], "ab", None, [1, 2]])
 def test_a_function_must_return_a_text_for_each_dialogue(result):
-    user = FunctionUser(lambda dialogues: result, "--user-function")
-    with pytest.raises(UserError, match="--user-function: the function must return a list of texts, one for each"):
+    user = FunctionUser(lambda dialogues: result, "--user_function")
+    with pytest.raises(UserError, match="--user_function: the function must return a list of texts, one for each"):
         user([dialogue("a", "b"), dialogue("c", "d")], [0, 1], [0, 0])
 
 
@@ -209,7 +209,7 @@ def test_a_server_that_does_not_answer_ends_the_run_and_keeps_what_it_said(tmp_p
     with judge_server() as server:
         server.answer = says
         server.fail_on("broken", (500, {"error": {"message": "down"}}, {}))
-        with pytest.raises(UserError, match="--user-server .*no answer in 2 tries.*same command again to go on"):
+        with pytest.raises(UserError, match="--user_server .*no answer in 2 tries.*same command again to go on"):
             on(server, tmp_path)([dialogue("a", "b"), dialogue("broken", "b")], [0, 1], [0, 1])
         before = len(server.bodies)
         assert on(server, tmp_path)([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]

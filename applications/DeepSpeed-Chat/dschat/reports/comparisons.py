@@ -40,7 +40,7 @@ def build_evaluation_report(
     if not files:
         raise UserError("A report needs at least one file of verdicts, or two of responses with rewards.")
     if not (math.isfinite(reward_margin) and reward_margin >= 0):
-        raise UserError(f"--reward-margin {reward_margin}: must be 0 or more.")
+        raise UserError(f"--reward_margin {reward_margin}: must be 0 or more.")
     paths = [Path(file) for file in files]
     sections = [section_result(each) for each in sections_of(read_votes(paths, reward_margin), reward_margin, dataset)]
     content = {"files": [str(file) for file in paths], "reward_margin": reward_margin, "intervals": BOOTSTRAP}

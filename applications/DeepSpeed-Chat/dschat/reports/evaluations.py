@@ -54,11 +54,11 @@ def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_
         if sweep.prompts != sweeps[0].prompts:
             raise UserError(
                 f"{file} holds other prompts than {files[0]}: compare sweeps of the same prompts (--dataset, "
-                "--data-path, --num-samples of inference/best_of_n.py)."
+                "--data_path, --num_samples of dschat best-of-n)."
             )
         if numbers is not None and 1 < sweep.most_draws < max(numbers):
             problem = f"{file} holds {sweep.most_draws} responses to a prompt"
-            raise UserError(f"--best-of {max(numbers)}: {problem}; give at most that number.")
+            raise UserError(f"--best_of {max(numbers)}: {problem}; give at most that number.")
     return write_best_of(sweeps, numbers or published_numbers(sweeps), output_dir, NAME)
 
 
