@@ -35,7 +35,7 @@ def test_help_is_complete_and_loads_neither_torch_nor_deepspeed():
         for name in [*(field.name for field in dataclasses.fields(config_class)), *INERT_FLAGS]:
             assert f"  --{name}" in text, name
         assert "None" not in text
-        assert "--data_path" not in text  # each flag is listed once, by its documented name
+        assert "--data-path" not in text  # each flag is listed once, by its documented name
 
 
 def test_help_shows_sections_defaults_and_aliases(capsys):

@@ -59,7 +59,7 @@ def test_the_former_name_of_continuous_batching_is_accepted(step):
 
 
 def test_other_spellings():
-    config = config_of("ppo", "--kl_coef=0.3 --no_self_checks --local_rank=0")
+    config = config_of("ppo", "--kl-coef=0.3 --no-self-checks --local_rank=0")
     assert (config.kl_coef, config.self_checks, config.local_rank) == (0.3, False, 0)
 
 
