@@ -16,6 +16,7 @@ from dschat.cli import COMMANDS
 from dschat.config.parser import FlagParser
 from dschat.config.ppo import PPOConfig
 from dschat.config.rules import default_of
+from dschat.reference import page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -239,6 +240,10 @@ def anchors(text: str) -> set[str]:
     """Of the headings, as GitHub and mkdocs make them."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_the_page_of_flags_is_what_the_declarations_make():
+    assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == "\n".join(page()) + "\n"
 
 
 def test_every_page_is_on_the_site():
