@@ -205,4 +205,5 @@ def test_pieces_on_a_cpu(tmp_path: Path) -> None:
     for row in [*training, *iterations]:
         assert 0 < row["scoring_of_limit"] < 1 and 0 < row["training_of_limit"] < 1
     for row in iterations:
-        assert sum(row[f"{phase}_share"] for phase in PHASES) == pytest.approx(1)
+        # What passes between two phases, on a busy machine the longer, belongs to none of them.
+        assert 0.9 < sum(row[f"{phase}_share"] for phase in PHASES) < 1 + 1e-6
