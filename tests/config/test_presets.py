@@ -9,6 +9,7 @@ from dschat.config.parse import resolve, to_yaml
 from dschat.config.ppo import PPOConfig
 from dschat.config.presets import batch_sizes, find_preset, preset_names, variables
 from dschat.config.supervised import SFTConfig
+from dschat.data.options import PrepareOptions
 from dschat.errors import UserError
 from flag_cases import FAMILIES, REQUIRED, config_of
 from script_runs import preset
@@ -77,6 +78,18 @@ def test_variables_stand_in_values(monkeypatch):
     file = write("v.yaml", "data_path: ['${ROWS}/a', b]\nseed: ${SEED:-7}\nlora_alpha: ${EMPTY:-}\n")
     config = resolve(SFTConfig, [*REQUIRED["sft"][2:], "--config", file], command="sft").config
     assert (config.data_path, config.seed, config.lora_alpha) == (["/data/a", "b"], 7, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("shuffle: false", False), ("no_shuffle: true", False), ("shuffle: on", True)]
+)
+def test_truths_of_a_command_that_takes_words_without_dashes(text, value):
+    """There a flag has no value on the command line, which the next word would be."""
+    file = write("p.yaml", f"output: out\ntokenizer: t\n{text}\n")
+    assert resolve(PrepareOptions, ["rows.jsonl", "--config", file], command="data prepare").config.shuffle is value
+    with pytest.raises(UserError, match="q.yaml:1: argument --shuffle: invalid truth value: 'maybe'"):
+        words = ["rows.jsonl", "--config", write("q.yaml", "shuffle: maybe\n")]
+        resolve(PrepareOptions, words, command="data prepare")
 
 
 def test_every_value_is_shown_with_its_origin(capsys):

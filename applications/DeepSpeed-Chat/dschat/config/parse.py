@@ -57,7 +57,6 @@ def resolve(
     words: Sequence[str] | None = None,
     *,
     command: str = "",
-    prog: str | None = None,
     processes: int | None = None,
     runs_here: bool = True,
     all_known: bool = True,
@@ -71,7 +70,6 @@ def resolve(
         config_class: the dataclass of its flags.
         words: the command line; that of the process if None.
         command: the subcommand, among whose presets `--config NAME` is looked for.
-        prog: the program in messages; `dschat COMMAND`, or the script's name.
         processes: that share a preset's batch; those of the launcher if None.
         runs_here: the packages that the flags need must be installed.
         all_known: words that are no flags are an error.
@@ -84,7 +82,7 @@ def resolve(
         SystemExit: status 2 after one line on stderr for an unknown flag or a malformed value; status 0 after --help
             and --print_config.
     """
-    parser = FlagParser(config_class, prog or (f"dschat {command}" if command else None))
+    parser = FlagParser(config_class, f"dschat {command}" if command else None)
     has_own = "config" in {one.name for one in fields(config_class)}  # type: ignore[arg-type]
     if not has_own:
         group = parser.add_argument_group("files")
@@ -110,11 +108,7 @@ def resolve(
             values |= parser.value_of(one.name, known[variable], variable)
             origins[one.name] = f"${variable}"
     defaults = {one.name: default_value(one) for one in fields(config_class)}  # type: ignore[arg-type]
-    missing = [key for key, default in defaults.items() if default is MISSING and key not in values]
-    if missing:
-        places = {one.name for one in fields(config_class) if notes_of(one).positional}  # type: ignore[arg-type]
-        shown = ", ".join(key.upper() if key in places else f"--{key}" for key in missing)
-        parser.error(f"the following arguments are required: {shown}")
+    parser.require(key for key, default in defaults.items() if default is MISSING and key not in values)
     complete = {key: values.get(key, default) for key, default in defaults.items()}
     if prints:
         print(Resolved(None, complete, origins, rest).yaml, end="")

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -98,9 +98,17 @@ class FlagParser(argparse.ArgumentParser):
             raise UserError(f"{place}: {key} is no flag of `{self.prog}`{near}")
         words = value if isinstance(value, list) else [value]
         with self._at(place):
+            if action.nargs == 0 and len(words) == 1:  # a flag that takes no value on a command line
+                return {action.dest: action.const if self._truth_of(key, words[0]) else not action.const}
             if len(words) == 1:
                 return vars(self.parse_args([f"--{key}={words[0]}"]))
             return vars(self.parse_args([f"--{key}", *words]))
+
+    def _truth_of(self, key: str, word: str) -> bool:
+        try:
+            return _truth(word)
+        except argparse.ArgumentTypeError as error:
+            self.error(f"argument --{key}: {error}")
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 after one line; raise UserError where the words come from a file."""
@@ -118,6 +126,13 @@ class FlagParser(argparse.ArgumentParser):
         if self._discreet:
             self.error("some words are no flags of this command (not repeated here: one may be a key)")
         self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest(unknown[0].partition('=')[0])}")
+
+    def require(self, missing: Iterable[str]) -> None:
+        """Exit as `error` does where fields that need a value have none."""
+        places = _positional(self._flags)
+        shown = ", ".join(name.upper() if name in places else f"--{name}" for name in missing)
+        if shown:
+            self.error(f"the following arguments are required: {shown}")
 
     def _nearest(self, unknown: str) -> str:
         known = [option for option in self._option_string_actions if "-" not in option[2:]]
@@ -191,7 +206,8 @@ def _add(parser: Any, field: "Field[Any]", hint: Any, has_positionals: bool) -> 
         options.setdefault("nargs", "+")
     if notes.positional:
         options.setdefault("nargs", None if default is MISSING or several else "?")
-        parser.add_argument(field.name, type=convert, metavar=field.name.upper(), **options)
+        word = parser.add_argument(field.name, type=convert, metavar=field.name.upper(), **options)
+        word.required = False  # a file's values are read without it; `require` asks for it at the end
         return
     names = [field.name, *(alias.lstrip("-") for alias in field.metadata["aliases"])]
     words = [word for name in names for word in spellings(name)]
