@@ -20,6 +20,7 @@ from data_fixtures import make_rows, write_all
 from dschat.evaluation.judge.rubrics import RUBRICS
 from judges import judge_server
 from launches import free_port
+from script_runs import false_launcher
 
 TRAINING = "cd applications/DeepSpeed-Chat/training/{} && bash training_scripts/run_gemma.sh"
 STEPS = {
@@ -102,12 +103,8 @@ def test_training(step, shared, inputs, sft, reward, tmp_path):
 @pytest.mark.parametrize("step", STEPS)
 def test_training_starts_with_the_published_settings(step, tmp_path):
     """The same commands with a launcher that only notes what it was given."""
-    launcher = tmp_path / "bin" / "deepspeed"
-    launcher.parent.mkdir()
-    launcher.write_text('#!/bin/sh\necho "$@"\n')
-    launcher.chmod(0o755)
-    path = os.pathsep.join([str(launcher.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
-    result = bash(STEPS[step], ROOT, PATH=path, PROJ_PATH=str(tmp_path), NUM_GPUS="8").expect(0)
+    says = false_launcher(tmp_path / "programs", '#!/bin/sh\necho "$@"\n')
+    result = bash(STEPS[step], ROOT, PROJ_PATH=str(tmp_path), NUM_GPUS="8", **says).expect(0)
     assert f"--global_batch_size={BATCHES[step]} " in result.stdout
     assert f"--output_dir={tmp_path}/models/" in result.stdout
 

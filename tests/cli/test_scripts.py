@@ -16,7 +16,7 @@ import pytest
 
 from cli_runs import STEPS, built_once, environment, files_under, run_command, training_rows
 from launches import free_port
-from script_runs import GEMMA, SCRIPTS, SHIM, VARIABLES, called, recorded, run_recorded
+from script_runs import GEMMA, SCRIPTS, SHIM, VARIABLES, called, false_launcher, recorded, run_recorded
 
 SMALL = {
     "sft": "--data_split 1,0,0 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
@@ -90,11 +90,8 @@ child.wait()
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_to_a_script_ends_the_launcher_and_its_processes(sent, status, tmp_path):
-    launcher = tmp_path / "deepspeed"
-    launcher.write_text(LAUNCHER_THAT_STAYS)
-    launcher.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = environment(**launcher_variables(tmp_path, PATH=path))
+    stays = false_launcher(tmp_path / "programs", LAUNCHER_THAT_STAYS)
+    variables = environment(**launcher_variables(tmp_path, **stays))
     script = subprocess.Popen(["bash", str(GEMMA["sft"]), "--num_gpus", "2"], env=variables, cwd=tmp_path)
     pids = tmp_path / "pids"
     wait_until(pids.exists)

@@ -2,10 +2,10 @@
 """What a run says on the terminal, and to its trackers."""
 
 import pytest
-from wandb_file import history_of
 
 from cli_runs import message_of, read_jsonl, run_forked, run_process
 from upload_server import TOKEN, upload_server
+from wandb_file import history_of
 
 
 def test_a_bf16_run_says_what_matters_and_nothing_else(tmp_path, sft_flags):

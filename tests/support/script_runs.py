@@ -47,16 +47,24 @@ def preset(step: str, name: str, words: Any = (), processes: int = 1, **variable
         return resolve(kind, given, command=step, processes=processes, config=name)
 
 
+def false_launcher(folder: Path, program: str) -> dict[str, str]:
+    """Variables under which a program, with its first line, stands in the place of DeepSpeed's launcher."""
+    place = folder / "deepspeed" / "launcher"
+    place.mkdir(parents=True, exist_ok=True)
+    file = place / "program"
+    file.write_text(program)
+    file.chmod(0o755)
+    for package in (place.parent, place):
+        (package / "__init__.py").write_text("")
+    (place / "runner.py").write_text(f"import os, sys\nos.execv({str(file)!r}, sys.argv)\n")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+
+
 def run_recorded(script: Path, tmp_path: Path, *flags: Any, **variables: str | None) -> Result:
     """How a script ends whose launcher only leaves tmp_path/record; two processes, if nothing else is given."""
-    programs = tmp_path / "programs"
-    programs.mkdir(exist_ok=True)
-    launcher = programs / "deepspeed"
-    launcher.write_text(RECORDER)
-    launcher.chmod(0o755)
-    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     given = dict.fromkeys(VARIABLES) | {"PROJ_PATH": str(tmp_path), "NUM_GPUS": "2"} | variables
-    given |= {"PATH": path, "RECORD": str(tmp_path / "record")}
+    given |= false_launcher(tmp_path / "programs", RECORDER) | {"RECORD": str(tmp_path / "record")}
     return run_command(["bash", script, *flags], cwd=tmp_path, **given)
 
 

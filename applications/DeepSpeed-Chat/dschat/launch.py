@@ -7,7 +7,6 @@ one of them; or without, on each of them: --num_nodes, --node_rank and --master_
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -104,8 +103,8 @@ def launch(processes: Processes, words: Sequence[str]) -> int:
             options = ["--hostfile", str(hosts), *options]
         if processes.ssh:
             environment[VARIABLES_FILE] = str(_variables(Path(scratch)))
-        found = shutil.which("deepspeed")
-        launcher = [found] if found else [sys.executable, "-m", "deepspeed.launcher.runner"]
+        # That of this environment: another one's, first on the PATH, would start its own Python.
+        launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
         command = [*launcher, *options, "--module", "--no_local_rank", "dschat", *words]
         status = _run(command, environment, local=not processes.ssh)
         sys.stderr.write(error.read_text(encoding="utf-8"))
