@@ -137,7 +137,10 @@ def test_the_webgpt_script_as_documented(server, tmp_path):
     script = EVALUATION / "gpt4-webgpt-eval.py"
     files = ["--model_name_a", "a.jsonl", "--model_name_b", "b.jsonl", "--output", "gpt4-a-v.s.-b.jsonl"]
     command = [sys.executable, script, *files, "--dataset", "summarize", "--sk", KEY]
-    run_command(command, cwd=tmp_path, OPENAI_BASE_URL=server.url, OPENAI_API_KEY=None).expect(0)
+    result = run_command(command, cwd=tmp_path, OPENAI_BASE_URL=server.url, OPENAI_API_KEY=None).expect(0)
+    assert "judged by the webgpt rubric" in result.stderr
+    refused = run_command([*command, "--rubric=own.toml"], cwd=tmp_path)
+    assert refused.status != 0 and "--rubric" in refused.stderr and "gpt4-eval.py" in refused.stderr
     rows = read_jsonl(tmp_path / "gpt4-a-v.s.-b.jsonl")
     assert {row["dataset"] for row in rows} == {"webgpt"} and len(rows) == 4
     assert "usefulness" in server.bodies[0]["messages"][0]["content"]
