@@ -4,7 +4,6 @@
 import json
 import logging
 import math
-import struct
 
 import pytest
 
@@ -16,49 +15,12 @@ from dschat.errors import UserError
 from dschat.run.metrics import MetricsLog
 from dschat.run.trackers import TensorBoard, Trackers, wandb_problem
 from factories import ppo_config, run_of
+from wandb_file import history_of, ids_of
 
 SAMPLES = [
     {"prompt": "p|1", "response": "two\nlines", "score": 0.123456, "finished": True, "tokens": [{"token": "two"}]},
     {"prompt": "p2", "response": "r2", "score": -1.0, "finished": False, "scores": [1.0, 2.0]},
 ]
-# An offline W&B run is a log of LevelDB's form, which is read here without W&B's own reader.
-BLOCK = 32768  # bytes; no record's header crosses the end of one
-HEAD = 7  # bytes of the file's header, and of a record's: checksum, length, kind
-
-
-def history_of(folder):
-    """The rows that were logged, in order, of all offline runs below a folder, by age; W&B's own columns left out."""
-    from wandb.proto import wandb_internal_pb2 as protocol
-
-    rows = []
-    for file in sorted(folder.glob("wandb/*run-*/run-*.wandb"), key=lambda file: file.parent.name):
-        for content in _records(file.read_bytes()):
-            record = protocol.Record()
-            record.ParseFromString(content)
-            if record.WhichOneof("record_type") == "history":
-                items = ((item.key or item.nested_key[0], item.value_json) for item in record.history.item)
-                rows.append({name: json.loads(value) for name, value in items if not name.startswith("_")})
-    return rows
-
-
-def ids_of(folder):
-    """The ids of the offline runs below a folder, by age."""
-    files = sorted(folder.glob("wandb/*run-*/run-*.wandb"), key=lambda file: file.parent.name)
-    return [file.stem.removeprefix("run-") for file in files]
-
-
-def _records(content):
-    place, parts = HEAD, b""
-    while place + HEAD <= len(content):
-        if BLOCK - place % BLOCK < HEAD:
-            place += BLOCK - place % BLOCK
-            continue
-        _, length, kind = struct.unpack("<IHB", content[place : place + HEAD])
-        part = content[place + HEAD : place + HEAD + length]
-        place += HEAD + length
-        parts = part if kind in (1, 2) else parts + part
-        if kind in (1, 4):  # whole, or the last part
-            yield parts
 
 
 @pytest.fixture(autouse=True)
