@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import ROOT, TIMEOUT, Result, built_once, environment, read_jsonl, training_rows, write_jsonl
+from cli_runs import ROOT, built_once, read_jsonl, training_rows, write_jsonl
 from data_fixtures import make_rows, write_all
-from dschat.evaluation.judge.rubrics import RUBRICS
-from judges import judge_server
+from judges import always_first, judge_server
 from launches import free_port
-from script_runs import false_launcher
+from script_runs import bash, false_launcher
 
 TRAINING = "cd applications/DeepSpeed-Chat/training/{} && bash training_scripts/run_gemma.sh"
 STEPS = {
@@ -58,21 +57,6 @@ INSTALL = [
     "cd applications/DeepSpeed-Chat && pip install -e .",
     "cd Constituent-Treelib && pip install -e .",
 ]
-
-
-def bash(command: str, cwd: Path, stdin: str = "", **variables: str) -> Result:
-    """A line as a user types it, with this suite's Python first on the PATH."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=cwd,
-        env=environment(**{"PATH": path} | variables),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    return Result(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.slow
@@ -128,13 +112,6 @@ def test_inference(project, sft, reward, tmp_path):
     rows = read_jsonl(file)
     assert {"prompt", "response", "reward"} <= set(rows[0]) and len({row["prompt"] for row in rows}) == 10
     assert str(file) in result.stdout and "±" in result.stdout.splitlines()[-1]
-
-
-def always_first(messages: list[dict[str, str]]) -> str:
-    """An answer in the form of either rubric: what is shown first is better."""
-    one = {"comparison": "because", "verdict": "first"}
-    criteria = RUBRICS["webgpt"].criteria if "factual_accuracy" in messages[0]["content"] else ()
-    return json.dumps(dict.fromkeys(criteria, one) | {"verdict": "first"} if criteria else one)
 
 
 def test_evaluation(tmp_path):

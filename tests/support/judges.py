@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_runs import ROOT, environment, read_jsonl, write_jsonl
+from dschat.evaluation.judge.rubrics import RUBRICS
 
 EVALUATION = ROOT / "evaluation"
 KEY = "sk-test-0123456789"
@@ -253,3 +254,10 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
     whom = Endpoint(**(settings | endpoint))
     cache = ReplyCache(folder / "cache", has_verdict)
     return JudgeClient(whom, cache, spending or Spending(None), question("harmless"))
+
+
+def always_first(messages: list[dict[str, str]]) -> str:
+    """An answer in the form of either rubric: what is shown first is better."""
+    one = {"comparison": "because", "verdict": "first"}
+    criteria = RUBRICS["webgpt"].criteria if "factual_accuracy" in messages[0]["content"] else ()
+    return json.dumps(dict.fromkeys(criteria, one) | {"verdict": "first"} if criteria else one)

@@ -3,12 +3,13 @@
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from cli_runs import STEPS, TRAINING, Result, run_command
+from cli_runs import STEPS, TIMEOUT, TRAINING, Result, environment, run_command
 from dschat.cli import COMMANDS
 from dschat.config.parse import Resolved, resolve
 from dschat.config.presets import preset_names
@@ -74,3 +75,18 @@ def recorded(tmp_path: Path) -> tuple[list[str], list[str], dict[str, str]]:
     place = words.index("dschat")
     lines = (tmp_path / "record.env").read_text().splitlines()
     return words[:place], words[place + 1 :], dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def bash(command: str, cwd: Path, stdin: str = "", **variables: str) -> Result:
+    """A line as a user types it, with this suite's Python first on the PATH."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=cwd,
+        env=environment(**{"PATH": path} | variables),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from dschat.config import rules
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig, KLFlags, LogprobFlags
-from dschat.config.rewards import RewardModelFlags
-from dschat.config.rollouts import SamplingFlags
+from dschat.config.rewards import RewardFlags, RewardModelFlags
+from dschat.config.rollouts import RolloutFlags, SamplingFlags
 from dschat.config.rules import (
     ABOVE_0,
     AT_LEAST_0,
@@ -22,6 +22,7 @@ from dschat.config.rules import (
     default_of,
     engine_name,
     flag,
+    like,
     redeclared,
 )
 from dschat.config.supervised import OneModelConfig, SupervisedConfig
@@ -170,19 +171,21 @@ class DialogueFlags(RewardModelFlags, SamplingFlags):
 
     _argument_group_name = "dialogues and batches"
 
-    reward_function: str | None = flag(
-        "module.py:function, called with (dialogues, rows), that returns one score per dialogue (a list of messages),"
-        " instead of a reward model",
-        None,
+    reward_function: str | None = like(
+        RewardFlags,
+        "reward_function",
+        help="module.py:function, called with (dialogues, rows), that returns one score per dialogue (a list of"
+        " messages), instead of a reward model",
     )
     trained_layers: int = flag(
         "train only so many of the topmost layers and the norm behind them; 0 = everything", 0, AT_LEAST_0
     )
     max_turns: int = flag("most turns of a dialogue; one with more is dropped", 5, AT_LEAST_1)
-    rollout_engine: Annotated[Literal["continuous", "generate"], engine_name] = flag(
-        "what draws replies: our own continuous batching, which drops rows that have ended and takes in waiting ones"
-        " (continuous); or transformers' generate",
-        "continuous",
+    rollout_engine: Annotated[Literal["continuous", "generate"], engine_name] = like(
+        RolloutFlags,
+        "rollout_engine",
+        help="what draws replies: our own continuous batching, which drops rows that have ended and takes in waiting"
+        " ones (continuous); or transformers' generate",
         choices=("continuous", "generate"),
     )
     eval_temperature: float = flag(

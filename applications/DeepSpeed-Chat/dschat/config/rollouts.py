@@ -7,7 +7,19 @@ from importlib.util import find_spec
 from typing import Annotated, Literal, get_args
 
 from dschat.config.common import LogprobFlags
-from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, SHARE, UP_TO_1, engine_name, flag
+from dschat.config.rules import (
+    ABOVE_0,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    FREE,
+    NOT_EMPTY,
+    SHARE,
+    UP_TO_1,
+    engine_name,
+    flag,
+    like,
+)
+from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
 
 RolloutEngineName = Literal["continuous", "generate", "vllm"]
@@ -57,8 +69,8 @@ class RolloutFlags(SamplingFlags):
     per_device_training_batch_size: int = flag(
         "responses per forward pass and process in training", 16, AT_LEAST_1, SHARE
     )
-    eval_iters: int | None = flag(
-        "batches of an evaluation per process, instead of eval_prompts; 0 = all", None, AT_LEAST_0, FREE
+    eval_iters: int | None = like(
+        SupervisedConfig, "eval_iters", None, "batches of an evaluation per process, instead of eval_prompts; 0 = all"
     )
     ppo_epochs: int = flag("passes over one rollout", 1, AT_LEAST_1)
     top_k: int = flag("sample among the k likeliest tokens; 0 = all", 0, AT_LEAST_0)

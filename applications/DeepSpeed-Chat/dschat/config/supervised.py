@@ -7,7 +7,18 @@ from typing import ClassVar, Literal
 
 from dschat.config.batches import BatchPlan, plan_batches
 from dschat.config.common import CommonConfig
-from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, flag, redeclared
+from dschat.config.rules import (
+    ABOVE_0,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    BELOW_1,
+    FREE,
+    NOT_EMPTY,
+    SHARE,
+    flag,
+    like,
+    redeclared,
+)
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -167,9 +178,10 @@ class DPOConfig(SupervisedConfig):
     beta: float = flag(
         "how close the policy stays to the one before training; a small one lets it go further", 0.1, ABOVE_0
     )
-    label_smoothing: float = flag(
-        "probability that a pair's label is wrong (conservative DPO)",
-        0.0,
+    label_smoothing: float = like(
+        SFTConfig,
+        "label_smoothing",
+        help="probability that a pair's label is wrong (conservative DPO)",
         rule=(lambda number: 0 <= number < 0.5, "a number of at least 0 and below 0.5"),
     )
     reference_free: bool = flag("compare log-probs themselves, not with those of the policy before training", False)
