@@ -103,11 +103,8 @@ class Engine(Generic[M]):
     """
 
     def __init__(self, engine: Any, clipping: float = 0.0) -> None:
-        """Takes DeepSpeed's engine.
-
-        Args:
-            engine: with an optimiser or without.
-            clipping: largest gradient norm; 0 = no clipping. With ZeRO, the engine sees to it itself.
+        """Takes DeepSpeed's engine, with an optimiser or without, and the largest gradient norm, 0 = no clipping; with
+        ZeRO, the engine sees to it itself.
         """
         self._engine, self._clipping = engine, clipping
         self.grad_norm = math.nan  # of the last update, before clipping
@@ -198,11 +195,8 @@ class Engine(Generic[M]):
             script.unlink()
 
     def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
-        """Restores what `save_checkpoint` wrote. Every rank must call it.
-
-        Args:
-            folder: that was written.
-            scratch: if another number of ranks wrote it, where to put shards of ZeRO 1 and 2 together first.
+        """Restores what `save_checkpoint` wrote; if another number of ranks did, shards of ZeRO 1 and 2 are put
+        together in `scratch` first. Every rank must call it.
         """
         stage = self._engine.zero_optimization_stage()
         if scratch is not None and stage == 3:
@@ -223,12 +217,8 @@ class Engine(Generic[M]):
 
 
 def _put_shards_together(folder: Path, engine: Any, target: Path) -> None:
-    """Puts the shards of a checkpoint together, and makes an engine read the result. Every rank must call it.
-
-    Args:
-        folder: that DeepSpeed wrote at ZeRO 1 or 2.
-        engine: DeepSpeed's, not loaded yet.
-        target: a folder for the result; what is there goes.
+    """Puts the shards of a checkpoint of ZeRO 1 or 2 together in `target`, and makes an engine that is not loaded yet
+    read the result. Every rank must call it.
     """
     if is_main():
         shutil.rmtree(target, ignore_errors=True)
@@ -249,10 +239,8 @@ def _put_shards_together(folder: Path, engine: Any, target: Path) -> None:
 
 
 def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
-    """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule.
-
-    Raises:
-        UserError: an unreadable ``--deepspeed_config``, or one that sets the batch sizes differently.
+    """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule. Raises UserError for an unreadable
+    ``--deepspeed_config``, or one that sets the batch sizes differently.
     """
     settings = _without_half_precision_at_stage_0(settings)
     if settings.gradient_checkpointing:

@@ -65,12 +65,8 @@ def share_fetches(model: Any) -> None:
 
 
 def at_rest(engine: Any) -> Any | None:
-    """Waits for weights that are fetched ahead of their use, and cuts all into parts; every rank must call it.
-
-    A pass leaves weights in flight, which can neither be gathered nor cut.
-
-    Returns:
-        What `parameter_offload` does.
+    """Waits for weights that are fetched ahead of their use, which a pass leaves and which can neither be gathered nor
+    cut, and cuts all into parts. Every rank must call it. Returns what `parameter_offload` does.
     """
     offload = parameter_offload(engine)
     if offload is not None:
@@ -111,12 +107,10 @@ def _part(parameter: Any) -> Tensor:
 
 
 def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole tensor of every parameter, gathered one at a time, then of every saved buffer.
+    """Name and whole tensor of every parameter, gathered one at a time, then of every saved buffer. A tensor is valid
+    until the next is asked for. Every rank must call it.
 
-    A tensor is valid until the next is asked for. Called by every rank.
-
-    Args:
-        instead: parts of values to be put together in the place of the parameters of these names.
+    `instead`: parts of values to be put together in the place of the parameters of these names.
     """
     at_rest(engine)
     for name, parameter in engine.module.named_parameters():
@@ -173,11 +167,7 @@ def load_resized(engine: Any, folder: Path) -> None:
     """Restores what another number of ranks saved: weights, optimiser, schedule, loss scale. Every rank must call it.
 
     DeepSpeed 0.19.8 converts such checkpoints, too, but then gives all parameter groups the first one's weight decay,
-    and all sub-groups one step counter, which each of them advances.
-
-    Args:
-        engine: DeepSpeed's, not loaded yet.
-        folder: that DeepSpeed wrote.
+    and all sub-groups one step counter, which each of them advances. The engine is DeepSpeed's, not loaded yet.
     """
     saved, optimizer = SavedParts(folder), engine.optimizer
     optimizer.checkpoint_event_prologue()

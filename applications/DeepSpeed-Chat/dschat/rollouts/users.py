@@ -88,14 +88,9 @@ class ServerWriter:
     """A model on an OpenAI-compatible server. Answers are kept on the disk, so that none is asked for twice."""
 
     def __init__(self, endpoint: Endpoint, temperature: float, concurrency: int, cache: Path) -> None:
-        """Opens the client; nothing is sent.
+        """Opens the client, for so many requests at the same time; nothing is sent. The folder `cache` keeps answers.
 
-        Args:
-            concurrency: requests at the same time.
-            cache: folder of the answers.
-
-        Raises:
-            UserError: the openai library is missing, or the address is none.
+        Raises UserError: the openai library is missing, or the address is none.
         """
         self._endpoint, self._temperature, self._concurrency = endpoint, temperature, concurrency
         self._cache, self._answered = ReplyCache(cache, says_something), False

@@ -60,12 +60,7 @@ class VllmServers:
     """A rollout engine elsewhere. Seeds decide its draws, as those of `dschat.rollouts.vllm.VllmEngine`."""
 
     def __init__(self, urls: Sequence[str], needs: ServerNeeds) -> None:
-        """Asks nothing yet; the first session does. Every rank must make one.
-
-        Args:
-            urls: addresses without a path.
-            needs: of the run.
-        """
+        """Takes addresses without a path; asks nothing yet, the first session does. Every rank must make one."""
         self._servers, self._needs = Servers(urls), needs
         self._run, self._count = broadcast_object(secrets.token_hex(4)), 0
         self._problem: Exception | None = None  # what has gone wrong in sending, on the main process
@@ -159,10 +154,8 @@ class VllmServers:
             self._wait_until_back(lost)
 
     def _meet(self, actor: TrainedPolicy) -> list[int]:
-        """Looks at the servers, and introduces the run to those that do not know it.
-
-        Returns:
-            How many GPUs each has, where all sides can use NCCL; else nothing.
+        """Looks at the servers, and introduces the run to those that do not know it. Returns how many GPUs each has,
+        where all sides can use NCCL; else nothing.
         """
         try:
             abouts = self._servers.about()
@@ -270,11 +263,8 @@ class Asked:
         """Waits for it. Every rank must call it.
 
         Where a server has gone meanwhile, waits until it is back; it then gets the weights of now, and draws with
-        these what is left.
-
-        Raises:
-            UserError: on every rank, where a server refuses or stays away.
-            Stopped: soon after a signal.
+        these what is left. Raises UserError, on every rank, where a server refuses or stays away; Stopped soon after a
+        signal.
         """
         for tries in itertools.count(1):
             with stopping_together():

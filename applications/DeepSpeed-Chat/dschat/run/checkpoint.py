@@ -85,10 +85,8 @@ class Checkpoints:
     # -- writing
 
     def save(self, progress: Progress) -> None:
-        """Writes step-N for the progress's N updates, and removes checkpoints beyond --save_total_limit.
-
-        Raises:
-            UserError: it cannot be written; earlier checkpoints stay.
+        """Writes step-N for the progress's N updates, and removes checkpoints beyond --save_total_limit. Raises
+        UserError where it cannot be written; earlier checkpoints stay.
         """
         name = f"step-{progress.update}"
         try:
@@ -175,8 +173,7 @@ class Checkpoints:
     def load(self) -> Progress | None:
         """Restores what --resume_from_checkpoint names; None without the flag, or where nothing was saved yet.
 
-        Raises:
-            UserError: the checkpoint is damaged or belongs to another run; lists the differences.
+        Raises UserError where the checkpoint is damaged or belongs to another run; it lists the differences.
         """
         wanted = self._config.resume_from_checkpoint
         if wanted is None:

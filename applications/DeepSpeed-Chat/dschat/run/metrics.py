@@ -34,12 +34,9 @@ def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def rows_problem(file: Path, update: int, per_rollout: int) -> str | None:
-    """What is wrong with a checkpoint's rows; None where each update, or each rollout's last one, has its row.
+    """What is wrong with a checkpoint's file of rows; None where each update, or each rollout's last one, has its row.
 
-    Args:
-        file: of rows; those of evaluations are passed over.
-        update: the checkpoint's.
-        per_rollout: updates of a rollout in step 3; 0 in other steps.
+    Rows of evaluations are passed over. `per_rollout` are the updates of a rollout in step 3; 0 in other steps.
     """
     *lines, rest = file.read_bytes().split(b"\n")
     try:
@@ -122,9 +119,8 @@ class MetricsLog:
     """``metrics.jsonl``, one object per line, and trackers. Only the main process writes."""
 
     def __init__(self, folder: Path, trackers: Trackers | None = None, keep: bool = False) -> None:
-        """Opens the file in a folder, and trackers, that show its rows as well.
-
-        With `keep`, the rows of an earlier run stay until `cut` says which of them do.
+        """Opens the file in a folder, and trackers, that show its rows as well. With `keep`, the rows of an earlier
+        run stay until `cut` says which of them do.
         """
         self._start = time.perf_counter()
         self._file: TextIO | None = None

@@ -42,14 +42,8 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         run: Run,
         model: str,
     ) -> None:
-        """Takes the pairs.
-
-        Args:
-            train, eval: pairs, still without log-probs of the reference.
-            pad_id: of the tokenizer.
-            config: the flags.
-            run: its folder keeps the log-probs of the reference.
-            model: the policy's `dschat.common.fingerprints.model_hash`.
+        """Takes pairs without log-probs of the reference, which the run's folder keeps; `model` is the policy's
+        `dschat.common.fingerprints.model_hash`.
         """
         self.train, self.eval = train, eval
         self._pad_id, self._config, self._run, self._model = pad_id, config, run, model

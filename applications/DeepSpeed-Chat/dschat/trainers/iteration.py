@@ -112,10 +112,7 @@ def eval_size(config: CommonConfig) -> PassSize:
 def micro_batches(lengths: Integers, size: PassSize, engines: Iterable[Trained]) -> list[Integers]:
     """Row numbers of an update's micro-batches, as many on every rank. By tokens, engines are told how many they are.
 
-    Args:
-        lengths: (n,) tokens of each row of the update on this rank; every rank has as many rows.
-        size: of a micro-batch.
-        engines: that the update trains.
+    `lengths` (n,) are tokens of each row of the update on this rank; every rank has as many rows.
     """
     groups = group_by_length(lengths, size, largest_over_ranks)
     if size.tokens is not None:
@@ -132,20 +129,15 @@ def run_updates(
     engines: Mapping[str, Trained],
     grad_norm: str = "grad_norm/{}",
 ) -> Metrics:
-    """The optimiser updates of an iteration, those that are left.
+    """The optimiser updates of an iteration, one on each part, those that are left after `progress`, which is kept up
+    to date.
 
-    Args:
-        parts: what each update is made on.
-        progress: where an interrupted call stopped; it is kept up to date, update by update.
-        update: makes one, and adds its shares of each statistic to the means.
-        left_out: called at the end of each update with the number of those before it and its part. Says whether
-            numbers were not finite, so that the engines left the update out and its statistics do not count.
-        engines: by name.
-        grad_norm: the metric of an engine's name.
+    `update` adds its shares of each statistic to the means. `left_out` is called at its end with the number of updates
+    before it and its part: whether numbers were not finite, so that the engines left it out and its statistics do not
+    count. `grad_norm` is the metric of an engine's name.
 
-    Returns:
-        Means over the updates and gradient norms; and, where there are such, skipped/<engine>, the number of updates
-        that fp16 left out, and skipped/nonfinite, that of those that count for nothing.
+    Returns means over the updates and gradient norms; and, where there are such, skipped/<engine>, the number of
+    updates that fp16 left out, and skipped/nonfinite, that of those that count for nothing.
     """
     for part in list(parts)[progress.done :]:
         means = progress.means.copy()  # an update that is stopped half-way leaves nothing behind

@@ -67,15 +67,7 @@ class Loop:
     def __init__(
         self, algorithm: Algorithm, config: CommonConfig, run: Run, folders: ModelFolders, checkpoints: Checkpoints
     ) -> None:
-        """Takes the parts of a run.
-
-        Args:
-            algorithm: what is trained.
-            config: the flags.
-            run: batch sizes, record and metrics.
-            folders: saves the models.
-            checkpoints: saves what the run needs to go on, and gives it back.
-        """
+        """Takes the parts of a run."""
         self.algorithm, self.config, self.run, self.folders = algorithm, config, run, folders
         self.checkpoints = checkpoints
         self.updates_per_iteration = run.plan.updates_per_rollout or 1
@@ -198,19 +190,10 @@ def loop_of(
     run: RunOutput,
     average: dict[str, Tensor] | None = None,
 ) -> Loop:
-    """The loop of a run, with its folders of models and of checkpoints.
+    """The loop of a run, with its folders of models and of checkpoints. Raises UserError where processes have other
+    files or flags than the main one.
 
-    Args:
-        algorithm: what is trained.
-        engines: that checkpoints hold, by name.
-        saved: models that the run ends with.
-        tokenizer: saved with each.
-        config: the flags.
-        run: its output folder.
-        average: this process's parts of the moving average, which checkpoints hold, too.
-
-    Raises:
-        UserError: processes have other files or flags than the main one.
+    Checkpoints hold the engines by name and `average`, this process's parts of the moving average.
     """
     folders = ModelFolders(saved, tokenizer, config, run)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
@@ -247,10 +230,8 @@ def iteration_size(plan: BatchPlan) -> int:
 
 
 def total_updates(num_examples: int, config: CommonConfig, plan: BatchPlan) -> int:
-    """Optimiser updates of the whole run: an incomplete last iteration is dropped in every epoch.
-
-    Raises:
-        UserError: fewer examples than one iteration takes.
+    """Optimiser updates of the whole run: an incomplete last iteration is dropped in every epoch. Raises UserError for
+    fewer examples than one iteration takes.
     """
     size = iteration_size(plan)
     if num_examples < size:

@@ -72,18 +72,8 @@ class PPO:
         *,
         estimator: Estimator | None = None,
     ) -> None:
-        """Takes the parts of a run.
-
-        Args:
-            models: engines and score sources.
-            prompts: of training.
-            held_out: of evaluation.
-            tokenizer: the actor's.
-            condition: where macro actions end.
-            config: the flags.
-            run: batch sizes and folder.
-            average: moving average of the actor, updated after every iteration.
-            estimator: of advantages; that of --advantage_estimator when None.
+        """Takes the parts of a run. The moving average is the actor's, updated after every iteration; the estimator is
+        that of --advantage_estimator unless one is given.
         """
         self.models, self.prompts, self.condition, self.tokenizer = models, prompts, condition, tokenizer
         self.config, self.plan, self.average, self.estimator = config, run.plan, average, estimator
@@ -235,10 +225,8 @@ class PPO:
         """Nothing depends on the weights that training starts from: the reference is a model of its own."""
 
     def self_check(self) -> None:
-        """A few forward passes on two prompts.
-
-        Raises:
-            UserError: a model is computed wrongly, or sampling is not what was asked for.
+        """A few forward passes on two prompts. Raises UserError where a model is computed wrongly, or sampling is not
+        what was asked for.
         """
         drawn, texts = self.sample(self.prompts[:2], SeedKind.SELF_CHECK, draw=0)
         trajectory = self.score(drawn, texts)[0]

@@ -42,16 +42,10 @@ Pair = TypeVar("Pair", bound=PreferenceExample)
 def pair_logprobs(
     model: PolicyForward, examples: Sequence[PreferenceExample], pad_id: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Σ log π(y_j | x, y_<j) over the tokens of the chosen and of the rejected responses.
+    """Σ log π(y_j | x, y_<j) over the tokens of the chosen and of the rejected responses: (B,) float32 each,
+    differentiable.
 
-    Args:
-        model: PolicyModel or its engine.
-        examples: B pairs.
-        pad_id: fills the gaps, unseen.
-        temperature: divides the logits.
-
-    Returns:
-        chosen, rejected: (B,) float32 each, differentiable.
+    `pad_id` fills the gaps, unseen; the temperature divides the logits.
     """
     batch = {name: x.to(device()) for name, x in collate_preferences(examples, pad_id).items()}
     logprobs, _ = model(batch["input_ids"], None, batch["targets"], temperature, with_entropy=False)
@@ -89,22 +83,13 @@ def reference_logprobs(
     file: Path,
     identity: Mapping[str, str],
 ) -> Tensor:
-    """Log-probs of the policy before training, from the file if it holds them. Every rank must call it.
+    """Log-probs of the policy before training, (n, 2) float32 on the host, of chosen and rejected responses.
 
-    Args:
-        engine: of the policy, whose weights are those that the reference has.
-        examples: n pairs.
-        pad_id: of the tokenizer.
-        size: of a forward pass: its rows are pairs.
-        temperature: divides the logits.
-        file: where they are kept, safetensors; made where it is missing.
-        identity: from `describe_reference`.
+    From the file if it holds them, which is made where it is missing. A pass holds so many pairs. Every rank must call
+    it.
 
-    Returns:
-        (n, 2) float32 on the host: of chosen and rejected responses.
-
-    Raises:
-        UserError: the file is of other data, another model, number format, kind of device or temperature.
+    Raises UserError where the file is of another `identity`: other data, another model, number format, kind of device
+    or temperature.
     """
     kept = broadcast_object(_read(file, identity) if is_main() else None)
     if kept is not None:

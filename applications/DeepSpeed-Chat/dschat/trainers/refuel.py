@@ -103,16 +103,7 @@ class Refuel:
         config: RefuelOnlineConfig,
         run: Run,
     ) -> None:
-        """Takes the parts of a run.
-
-        Args:
-            models: engines and the source of scores.
-            dialogues: of training.
-            held_out: of evaluation.
-            tokenizer: the policy's.
-            config: the flags.
-            run: batch sizes and folder.
-        """
+        """Takes the parts of a run."""
         self.models, self.dialogues, self.tokenizer = models, dialogues, tokenizer
         self.config, self.plan = config, run.plan
         flag = "reward_model_name_or_path" if config.reward_function is None else "reward_function"
@@ -239,25 +230,13 @@ def refuel_update(
     progress: UpdateProgress,
     left_out: Callable[[int], bool] = lambda done: False,
 ) -> Metrics:
-    """Trains the policy on one round.
+    """Trains the policy, whose engine is in training mode, on this rank's pairs of one round.
 
     Every update takes all pairs, so that their order is of no matter; micro-batches hold pairs of similar length. The
     loss is divided by the number of pairs of all ranks.
 
-    Args:
-        policy: engine of a PolicyModel, in training mode.
-        batch: this rank's pairs.
-        settings: sizes, η and temperature.
-        progress: where an interrupted call stopped; it is kept up to date, update by update.
-        left_out: called at the end of each update with the number of those before it. Says whether numbers were not
-            finite, so that the policy left the update out and its statistics do not count.
-
-    Raises:
-        Stopped: see `dschat.run.stop`.
-
-    Returns:
-        Means over the updates: loss/refuel, policy/…, val/… and grad_norm; and, where there are such, skipped/policy,
-        the number of updates that fp16 left out, and skipped/nonfinite, that of those that count for nothing.
+    For `progress`, `left_out` and what is returned see `dschat.trainers.iteration.run_updates`; the means are
+    loss/refuel, policy/… and val/…. Raises Stopped, see `dschat.run.stop`.
     """
     layouts = pair_layouts(batch.rollout, settings.size)
 
@@ -293,16 +272,10 @@ def _one_update(
 
 
 def pair_metrics(batch: PairBatch, pairs: Sequence[DrawnPair], has_reference: bool) -> dict[str, float]:
-    """Means over the compared replies of all ranks; one synchronisation.
+    """Means over the compared replies of all ranks; one synchronisation. Without a reference there is no KL.
 
-    Args:
-        batch: this rank's pairs.
-        pairs: the same with their turns.
-        has_reference: else there is no KL to it.
-
-    Returns:
-        objective/… (KL and entropy in nats per reply; rlhf_reward is R, reward_gap the mean of |ΔR|), response/length
-        and eos_rate, and dialogue/turn, the mean number of the compared turn, from 1.
+    objective/… (KL and entropy in nats per reply; rlhf_reward is R, reward_gap the mean of |ΔR|), response/length and
+    eos_rate, and dialogue/turn, the mean number of the compared turn, from 1.
     """
     rows, mask = len(batch.scores), batch.rollout.response_mask
     means = Means()
@@ -325,17 +298,8 @@ def check_drawing(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> None:
-    """See `dschat.trainers.selfcheck.check_rollout`, with replies to the first messages of dialogues.
-
-    Args:
-        models: of the run.
-        sampler: of the run.
-        examples: one or two dialogues.
-        tokenizer: the policy's.
-        seed: of the run.
-
-    Raises:
-        UserError: log-probs are not what they should be, or tokens were drawn that should not be.
+    """See `dschat.trainers.selfcheck.check_rollout`, with replies to the first messages of one or two dialogues.
+    Raises UserError.
     """
     states = encode_states(tokenizer, [example.messages[:1] for example in examples], "the self-check")
     drawn = sampler.first_replies(states, [row_seed(seed, SeedKind.SELF_CHECK, e.index) for e in examples])
@@ -350,15 +314,8 @@ def check_drawing(
 
 
 def check_pairs(policy: TrainedPolicy, batch: PairBatch, settings: RefuelSettings) -> None:
-    """At π = π_t, log-ratios are 0 and the loss is the mean of (η ΔR)².
-
-    Args:
-        policy: its engine, in evaluation mode.
-        batch: the first pairs.
-        settings: of the updates.
-
-    Raises:
-        UserError: it is not so.
+    """At π = π_t, in evaluation mode, log-ratios of the first pairs are 0 and the loss is the mean of (η ΔR)²; else
+    UserError.
     """
     again = reply_logprobs(policy, pair_layouts(batch.rollout, settings.size), settings.temperature)
     first, second = (again - batch.logprobs).chunk(2)

@@ -46,15 +46,10 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         reference: Reference | None = None,
         self_checks: bool = True,
     ) -> None:
-        """Takes what is learnt.
+        """Takes pairs, η of `regression_loss`, and what divides the logits, then and now.
 
-        Args:
-            train, eval: pairs.
-            pad_id: fills the gaps, unseen.
-            eta: η of `regression_loss`.
-            temperature: divides the logits, then and now.
-            reference: gives the log-probs (n, 2) of the policy before training; None where the pairs have them.
-            self_checks: compare them with the policy's before the first update.
+        `reference` gives the log-probs (n, 2) of the policy before training; None where the pairs have them.
+        `self_checks` compare them with the policy's before the first update.
         """
         self.train, self.eval = train, eval
         self._pad_id, self._eta, self._temperature, self._reference = pad_id, eta, temperature, reference
@@ -99,10 +94,8 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
 
     @torch.no_grad()
     def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
-        """Before the first update the policy is the one before training: D = 0, and the loss is the mean of (η ΔR)².
-
-        Raises:
-            UserError: the log-probs that were kept are not those of this policy.
+        """Before the first update the policy is the one before training: D = 0, and the loss is the mean of (η ΔR)²;
+        else UserError.
         """
         engine.eval()
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)

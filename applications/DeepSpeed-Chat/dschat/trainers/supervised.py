@@ -68,13 +68,8 @@ class Supervised(Generic[Example, EngineT]):
     checks_trained = True
 
     def __init__(self, engine: EngineT, task: Task[Example, EngineT], config: SupervisedConfig, run: Run) -> None:
-        """Takes the parts of a run.
-
-        Args:
-            engine: of a PolicyModel (step 1, DPO, REFUEL on pairs) or ScalarModel (the reward model).
-            task: what is learnt.
-            config: the flags.
-            run: batch sizes and folder.
+        """Takes the engine of a PolicyModel (step 1, DPO, REFUEL on pairs) or ScalarModel (the reward model), and the
+        task.
         """
         self.engine, self.task, self.config = engine, task, config
         self.nonfinite = NonFinite(config.on_nonfinite, run)
