@@ -141,7 +141,6 @@ def _build_critic(
 def _rollout_engine(
     config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, report: Report | None = None
 ) -> RolloutEngine:
-    """What draws responses."""
     if config.uses_vllm:
         if grows(config, tokenizer):
             raise UserError(

@@ -43,7 +43,6 @@ class SkippingAdamW(torch.optim.AdamW):
     overflow = False
 
     def step(self, closure: Any = None) -> Any:
-        """One step, or none."""
         return None if self.overflow else super().step(closure)
 
 
@@ -118,12 +117,10 @@ class Engine(Generic[M]):
 
     @property
     def module(self) -> M:
-        """The wrapped model."""
         return self._engine.module
 
     @property
     def learning_rate(self) -> float:
-        """That of the next update."""
         return self._engine.get_lr()[0]
 
     def train(self) -> None:
@@ -131,15 +128,12 @@ class Engine(Generic[M]):
         self._engine.train()
 
     def eval(self) -> None:
-        """Inference mode."""
         self._engine.eval()
 
     def begin_update(self, micro_batches: int) -> None:
-        """Says how many micro-batches the next update has on every rank, where the flags do not say it."""
         self._left = micro_batches
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of one micro-batch's share of the update's loss (0-d)."""
         if self._left is not None:
             self._engine.set_gradient_accumulation_boundary(self._left == 1)
             self._left -= 1
@@ -208,11 +202,9 @@ class Engine(Generic[M]):
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
     def parts(self) -> dict[str, Tensor]:
-        """This rank's parts of the weights that train, by name; see `dschat.models.engines.Trained`."""
         return zero3.parts(self._engine)
 
     def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Every weight's name and whole tensor, one at a time; see `dschat.models.engines.Trained`."""
         return zero3.whole_weights(self._engine, instead or {})
 
 
@@ -321,10 +313,8 @@ class AdaptersOff:
 
     @property
     def module(self) -> PolicyModel:
-        """The shared module."""
         return self._actor.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies under the base model; see `PolicyModel.forward`."""
         with torch.no_grad(), adapters_off(self._actor.module):
             return self._actor(*args, **kwargs)

@@ -83,7 +83,7 @@ def _choose_gpu(local_rank: int) -> None:
 
 
 def training_dtype(name: str | None) -> torch.dtype:
-    """The dtype of ``--dtype``; by default bf16 on a GPU and fp32 on a CPU. Raises UserError for fp16 without a GPU."""
+    """The dtype of ``--dtype``; by default bf16 on a GPU and fp32 on a CPU. UserError for fp16 without a GPU."""
     if name == "fp16" and not torch.cuda.is_available():
         raise UserError("--dtype fp16 needs a GPU: without one use --dtype bf16 or --dtype fp32.")
     return choose_dtype(name, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -132,7 +132,6 @@ class SavedParts:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Opens the files that DeepSpeed wrote."""
         self.common = _mapped(folder, "zero_pp_rank_0_mp_rank_00_model_states.pt")  # but the optimiser
         ranks = range(self.common["dp_world_size"])
         files = [_mapped(folder, f"*zero_pp_rank_{number}_mp_rank_00_optim_states.pt") for number in ranks]
@@ -220,7 +219,6 @@ class Sharded:
 
     @contextmanager
     def load_sharded(self) -> Iterator[dict[str, Any]]:
-        """Cuts each weight that a module is given."""
         before = os.environ.get(IN_TURN)
         os.environ[IN_TURN] = "1"
         hook = register_module_parameter_registration_hook(self._cut_on_arrival)

@@ -143,7 +143,7 @@ def find_adapter(path: str | None) -> Path | None:
 
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
-    """What an adapter's config says: ``r``, ``base_model_name_or_path`` and so on. UserError where it cannot be read."""
+    """What an adapter's config says: r, base_model_name_or_path and so on. UserError where it cannot be read."""
     try:
         settings: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -132,7 +132,6 @@ class Decoder:
     def _forward(
         self, rows: slice[int, int], input_ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor]
     ) -> None:
-        """Runs the model on new columns of some slots, and draws a token for each of them."""
         with grouped_heads():
             output = self._model(
                 input_ids=input_ids,

@@ -64,7 +64,6 @@ class UserFromData:
     """Says what the user of the data said, whatever the assistant answers."""
 
     def __init__(self, dialogues: Sequence[Dialogue]) -> None:
-        """Takes the batch's dialogues as the data have them."""
         self._dialogues = dialogues
 
     def __call__(self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]) -> list[str]:

@@ -52,7 +52,6 @@ class ContinuousEngine:
 
     @contextmanager
     def session(self, actor: TrainedPolicy) -> Iterator[Draw]:
-        """See `RolloutEngine`."""
         with actor.gathered() as policy:
             yield self.draw_from(policy.inner)
         self._note_launches()
@@ -62,7 +61,6 @@ class ContinuousEngine:
             self._report(self._launches)
 
     def draw_from(self, causal_lm: PreTrainedModel) -> Draw:
-        """Draws from a model with whole weights."""
         graphs = causal_lm.device.type == "cuda" if self._decode_graphs is None else self._decode_graphs
         decoder_of = self._static_decoder if graphs else Decoder
         return partial(sample, causal_lm, slots=self._slots, decoder_of=decoder_of)
@@ -95,12 +93,10 @@ class GenerateEngine:
 
     @contextmanager
     def session(self, actor: TrainedPolicy) -> Iterator[Draw]:
-        """See `RolloutEngine`."""
         with actor.gathered() as policy:
             yield self.draw_from(policy.inner)
 
     def draw_from(self, causal_lm: CausalLM) -> Draw:
-        """Draws from a model with whole weights."""
         return partial(generate, causal_lm, batch_size=self._batch_size)
 
 

@@ -116,7 +116,6 @@ class SlotCache(Cache):
             buffer[:slots, :, columns.start - distance : columns.stop - distance] = moved
 
     def clear(self, slots: slice[int, int], columns: slice[int, int]) -> None:
-        """Puts zeros there."""
         for buffer in self._buffers():
             buffer[slots, :, columns] = 0
 
@@ -162,7 +161,6 @@ class StepMasks:
         return self._by_type(seen_by)
 
     def _by_type(self, mask_of: Callable[[SlotLayer], Tensor]) -> Tensor | dict[str, Tensor]:
-        """One mask, or one for each type of layer."""
         layers = self._cache.slot_layers
         if self._types is None:
             return mask_of(layers[0])

@@ -148,7 +148,6 @@ class VllmEngine:
         return [item] if self._share == 1 else gather_objects(item, self._group)
 
     def _draw(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Generation:
-        """See `dschat.rollouts.engine.Draw`."""
         from vllm import SamplingParams
 
         assert self._llm is not None and self._temperature is not None  # a session is open

@@ -139,7 +139,7 @@ class Drawing:
     """Rows that servers are drawing, in a thread of its own."""
 
     def __init__(self, servers: Servers, rows: Mapping[int, Row], first: int, version: str) -> None:
-        """Begins. Servers get rows, by number, in turn from the `first` on; `version` is of the weights to draw with."""
+        """Begins. Servers get rows, by number, in turn from the `first` on; `version` is that of the weights."""
         self.rows, self.answers = rows, dict[int, Answer]()
         self._servers, self._first, self._version = servers, first, version
         self._problem: Exception | None = None

@@ -72,7 +72,6 @@ class VllmServers:
 
     @property
     def _version(self) -> str:
-        """Of the weights that were sent last."""
         return f"{self._run}.{self._count}"
 
     @contextmanager
@@ -178,7 +177,6 @@ class VllmServers:
         return [about.workers for about in abouts] if on_gpus and find_spec("vllm") is not None else []
 
     def _check(self, url: str, about: About, actor: TrainedPolicy) -> None:
-        """Raises UserError where a server cannot draw for this run."""
         needs = self._needs
         if self._count and not about.version.startswith((self._run, FRESH)):
             raise other_weights(url, about.version, self._version)
@@ -254,7 +252,6 @@ class Asked:
     """A response to each of this rank's prompts, which servers are drawing."""
 
     def __init__(self, engine: VllmServers, rows: dict[int, Row], sampling: Sampling) -> None:
-        """Begins; the rows by number."""
         self._engine, self._rows, self._sampling = engine, rows, sampling
         self.drawing = engine.drawing(rows)  # of all rows, or of those that are left
         self._answers: dict[int, Answer] = {}

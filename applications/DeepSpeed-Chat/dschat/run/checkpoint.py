@@ -253,7 +253,6 @@ class Checkpoints:
         return manifest, problem and f"its file {METRICS} is damaged: {problem}"
 
     def _check(self, folder: Path, manifest: Json, in_rollout: bool) -> None:
-        """Raises UserError where the checkpoint is not this run's."""
         size, here, found = manifest["world_size"], world_size(), self._differences(manifest)
         if size != here and in_rollout:
             found.append(f"it was written inside a rollout of {size} processes, here are {here}")
@@ -271,7 +270,6 @@ class Checkpoints:
             logger.warning(told, folder, size, here)
 
     def _differences(self, manifest: Json) -> list[str]:
-        """Flags and files that were others."""
         before = with_later_flags(manifest["identity"], self._identity, self._config)
         return differences(before, self._identity, other_size=manifest["world_size"] != world_size())
 
@@ -289,7 +287,6 @@ def _average_file(number: int) -> str:
 
 
 def _load_average(average: Mapping[str, Tensor], folder: Path, ranks: int) -> None:
-    """Fills this rank's parts from those that some number of ranks wrote."""
     resized = ranks != world_size()
     with ExitStack() as opened:
         numbers = range(ranks) if resized else [rank()]

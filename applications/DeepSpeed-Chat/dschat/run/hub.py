@@ -150,7 +150,6 @@ def _run_of(model: Path) -> Path | None:
 
 
 def _explain(repository: str, error: Exception) -> str:
-    """What the hub's client says, and what to do."""
     from huggingface_hub.errors import HfHubHTTPError
 
     reason = " ".join(str(error).split())

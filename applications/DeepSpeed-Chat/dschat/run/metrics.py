@@ -64,18 +64,12 @@ class Means:
         self.add_sum(name, total)
         self._weights[name] = self._weights.get(name, 0) + weight
 
-    def add_all(self, totals: Mapping[str, Number], weight: Number = 1) -> None:
-        """Adds several metrics of the same weight."""
-        for name, total in totals.items():
-            self.add(name, total, weight)
-
     def add_sum(self, name: str, total: Number) -> None:
         """Adds to a metric that is a sum over everything added on all ranks."""
         total = total.detach() if isinstance(total, Tensor) else total
         self._sums[name] = self._sums.get(name, 0) + total
 
     def add_sums(self, totals: Mapping[str, Number]) -> None:
-        """Adds to several sums."""
         for name, total in totals.items():
             self.add_sum(name, total)
 
@@ -93,7 +87,6 @@ class Means:
 
     @classmethod
     def from_state(cls, numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> Means:
-        """What `state` gave."""
         means = cls()
         given: dict[str, Number] = {**numbers, **tensors}
         for name, x in given.items():

@@ -73,7 +73,6 @@ class Alarms:
 
     @classmethod
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> Alarms:
-        """What the flags say."""
         interval = config.eval_interval or USUAL_INTERVAL
         return cls(config.max_kl, config.kl_action == "stop", interval, plan.global_responses)
 
@@ -102,11 +101,9 @@ class Alarms:
         return f"{after(update)}, {found['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
 
     def state_dict(self) -> Json:
-        """What a checkpoint keeps."""
         return {"logged": self._logged, "ended": self._ended}
 
     def load_state_dict(self, state: Json) -> None:
-        """Takes up what `state_dict` gave."""
         self._logged, self._ended = dict(state["logged"]), state["ended"]
 
     def _log(self, name: str, message: str, update: int) -> None:

@@ -38,13 +38,19 @@ def assign_credit(
     moments: ScoreMoments | None = None,
     estimator: Estimator | None = None,
 ) -> PPOBatch:
-    """Advantages of this rank's trajectory and, of a critic, returns.
+    """Advantages and, of a critic, returns.
 
-    With --normalize_scores, scores are first normalised by `moments`, those of the scores so far;
-    --missing_eos_penalty and --clip_reward_value then count in standard deviations. The batch's trajectory keeps the
-    scores as they were given. `kl_coef` is this iteration's: with --adaptive_kl_target it is not the flag's. So many
-    `samples` in succession are responses to one prompt. The estimator is that of --advantage_estimator unless one is
-    given.
+    With --normalize_scores, scores are normalised first; --missing_eos_penalty and --clip_reward_value then count in
+    standard deviations. The batch's trajectory keeps the scores as they were given.
+
+    Args:
+        trajectory: of this rank.
+        macro: its macro actions.
+        kl_coef: of this iteration; with --adaptive_kl_target it is not the flag's.
+        config: the flags.
+        samples: responses of each prompt, which are rows in succession.
+        moments: of the scores so far, with --normalize_scores.
+        estimator: that of --advantage_estimator when None.
     """
     given = trajectory
     if moments is not None:

@@ -3,14 +3,12 @@
 
 import logging
 from collections.abc import Callable, Sequence, Sized
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.common.jsonl import write_rows
 from dschat.data.collate import eval_batches
 from dschat.data.dialogues import DialogueExample
 from dschat.data.examples import PromptExample
@@ -91,11 +89,6 @@ def evaluate_responses(
     return _of_all_ranks(means, samples)
 
 
-def write_samples(folder: Path, update: int, samples: Sequence[Sample]) -> None:
-    """Writes samples/update-N.jsonl of a run."""
-    write_rows(folder / "samples" / f"update-{update:06d}.jsonl", samples)
-
-
 def show_samples(samples: Sequence[Sample]) -> None:
     """Logs a few responses (--print_answers)."""
     for sample in samples[:PRINTED_SAMPLES]:
@@ -164,7 +157,6 @@ def _response_sample(batch: PPOBatch, texts: ResponseTexts, row: int, auxiliary:
 
 
 def _numbers(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:
-    """What is averaged, of each row."""
     trajectory = batch.trajectory
     return {
         "scores": trajectory.scores,

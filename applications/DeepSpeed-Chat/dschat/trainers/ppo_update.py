@@ -44,7 +44,6 @@ class UpdateSettings:
 
     @classmethod
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> UpdateSettings:
-        """What the flags say."""
         return cls(
             update_size=plan.update_per_rank,
             micro_batch=plan.micro_batch,
@@ -153,7 +152,6 @@ def _one_update(
     settings: UpdateSettings,
     means: Means,
 ) -> None:
-    """One optimiser update of each model; adds its statistics to ``means``."""
     known = batch if isinstance(batch, PPOBatch) else batch.pending
     device = known.response_mask.device
     num_macro = known.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()
@@ -224,7 +222,6 @@ def _actor_step(
 def _critic_step(
     critic: TrainedScalar, part: PPOBatch, new_values: Tensor, num_tokens: Tensor, settings: UpdateSettings
 ) -> dict[str, Tensor]:
-    """One micro-batch of the critic; returns its share of the update's statistics."""
     values, returns, mask = part.trajectory.values, part.returns, part.response_mask
     assert values is not None and returns is not None  # of a critic
     loss, stats = value_loss(new_values, values, returns, mask, settings.cliprange_value, num_tokens)

@@ -54,6 +54,23 @@ def pair_logprobs(
     return chosen, rejected
 
 
+def with_reference(
+    engine: TrainedPolicy,
+    examples: Sequence[Pair],
+    pad_id: int,
+    size: PassSize,
+    temperature: float,
+    file: Path,
+    model: str,
+) -> list[Pair]:
+    """The same pairs with the log-probs of the policy before training, which a file keeps.
+
+    `model` is the policy's `dschat.common.fingerprints.model_hash`; for the rest see `reference_logprobs`.
+    """
+    identity = describe_reference(examples, model, next(engine.module.parameters()).dtype, temperature)
+    return with_logprobs(examples, reference_logprobs(engine, examples, pad_id, size, temperature, file, identity))
+
+
 def with_logprobs(examples: Sequence[Pair], logprobs: Tensor) -> list[Pair]:
     """The pairs with the log-probs (n, 2) of their responses under the policy before training."""
     both = zip(examples, logprobs.tolist(), strict=True)

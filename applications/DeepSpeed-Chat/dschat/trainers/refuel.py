@@ -26,20 +26,19 @@ from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.output import Run
-from dschat.run.state import SeedKind, random_states
+from dschat.run.state import Progress, SeedKind, random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.evaluation import Sample, evaluate_dialogues
 from dschat.trainers.iteration import (
     Clock,
     Iteration,
     Metrics,
-    State,
     UpdateProgress,
     pass_size,
     run_updates,
     state_with,
 )
-from dschat.trainers.loop import Work
+from dschat.trainers.loop import Algorithm, Work
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import response_logprobs
 from dschat.trainers.refuel_models import (
@@ -77,7 +76,6 @@ class RefuelSettings:
 
     @classmethod
     def from_config(cls, config: RefuelOnlineConfig, plan: BatchPlan) -> RefuelSettings:
-        """What the flags say."""
         sizes = plan.updates_per_rollout, plan.global_batch, plan.micro_batch
         return cls(*sizes, config.eta, config.temperature, plan.max_tokens)
 
@@ -87,7 +85,7 @@ class RefuelSettings:
         return PassSize(self.micro_batch, self.max_tokens)
 
 
-class Refuel:
+class Refuel(Algorithm):
     """Trains a policy on dialogues of its own; everything it needs is handed in."""
 
     name = "refuel"
@@ -103,7 +101,6 @@ class Refuel:
         config: RefuelOnlineConfig,
         run: Run,
     ) -> None:
-        """Takes the parts of a run."""
         self.models, self.dialogues, self.tokenizer = models, dialogues, tokenizer
         self.config, self.plan = config, run.plan
         flag = "reward_model_name_or_path" if config.reward_function is None else "reward_function"
@@ -199,25 +196,16 @@ class Refuel:
         own = reply_logprobs(self.models.policy, rows, self.config.temperature)
         return own - reply_logprobs(self.models.reference, rows, self.config.temperature)
 
-    def prepare(self) -> None:
-        """Nothing depends on the weights that training starts from: the reference is a model of its own."""
-
     def self_check(self) -> None:
         """A few forward passes on two dialogues. Raises UserError."""
         examples = self.dialogues[:2]
         check_drawing(self.models, self.sampler, examples, self.tokenizer, self.config.seed)
         check_pairs(self.models.policy, self.score(self.sampler.pairs(examples, iteration=0), examples), self.settings)
 
-    def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
-        """Nothing but signals stops a run."""
-        return None
-
-    def state_dict(self) -> State:
-        """The coefficient, and the round that is under way."""
+    def state_dict(self) -> Progress:
         return state_with({"kl": self.kl.value}, self.current)
 
-    def load_state_dict(self, state: State) -> None:
-        """Takes up what `state_dict` gave."""
+    def load_state_dict(self, state: Progress) -> None:
         self.kl = replace(self.kl, value=state.numbers["kl"])
         if "current" in state.numbers:
             self.current = Iteration.from_state(state, PairBatch)
@@ -256,7 +244,6 @@ def refuel_update(
 def _one_update(
     policy: TrainedPolicy, batch: PairBatch, layouts: Sequence[Layout], settings: RefuelSettings, means: Means
 ) -> None:
-    """One optimiser update; adds its statistics to ``means``."""
     if settings.max_tokens is not None:
         policy.begin_update(len(layouts))
     for rows in layouts:

@@ -91,7 +91,6 @@ def normalised_metrics(moments: ScoreMoments | None, scores: float | None) -> di
 
 
 def _with_critic(metrics: dict[str, float], lam: float) -> dict[str, float]:
-    """The same with what is known of GAE and its critic, in the place of sums."""
     spread = metrics.pop("returns²") - metrics.pop("returns") ** 2
     unexplained = metrics.pop("residuals²") - metrics.pop("residuals") ** 2
     metrics["val/explained_variance"] = 1 - unexplained / spread if spread > 1e-12 else 0.0
@@ -100,7 +99,6 @@ def _with_critic(metrics: dict[str, float], lam: float) -> dict[str, float]:
 
 
 def _with_correlation(metrics: dict[str, float]) -> dict[str, float]:
-    """The same with the correlation of scores and lengths in the place of its sums."""
     length, score, product = (metrics.pop(name) for name in ("l", "s", "ls"))
     spreads = [_spread(metrics.pop(f"{name}²"), mean) for name, mean in (("l", length), ("s", score))]
     correlation = (product - length * score) / math.sqrt(math.prod(spreads)) if all(spreads) else 0.0

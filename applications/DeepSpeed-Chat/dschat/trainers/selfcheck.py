@@ -186,7 +186,6 @@ def check_rollout(
 
 
 def _keep_logits(causal_lm: nn.Module, count: int) -> dict[str, int]:
-    """Asks for the last logits only, of models that can."""
     return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(causal_lm.forward).parameters else {}
 
 
