@@ -20,8 +20,9 @@ def test_means_are_weighted():
     means.add("loss", torch.tensor(6.0, requires_grad=True), 2)
     means.add("loss", 3, 1)
     means.add("other", torch.tensor(5), torch.tensor(4))
-    means.add_all({"a": 1.0, "b": torch.tensor(2.0)}, 4)
-    means.add_all({"a": 1.0}, 4)
+    means.add("a", 1.0, 4)
+    means.add("b", torch.tensor(2.0), 4)
+    means.add("a", 1.0, 4)
     means.add("no weight", torch.tensor(0.0), torch.tensor(0))
     assert means.reduce() == {"loss": 3.0, "other": 1.25, "a": 0.25, "b": 0.5, "no weight": 0.0}
     assert Means().reduce() == {}

@@ -362,7 +362,7 @@ def supervised_loop(
 
 def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any:
     from dschat.trainers.dpo import DPOTask
-    from dschat.trainers.refuel_pairs import Kept, RefuelTask
+    from dschat.trainers.refuel_pairs import RefuelTask, kept_reference
     from dschat.trainers.reward import RewardTask
     from dschat.trainers.sft import SFTTask
 
@@ -374,7 +374,8 @@ def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any
         return RewardTask(train, held_out, PAD, config.reward_loss, config.center_rewards_coefficient)
     if step == "dpo":
         return DPOTask(train, held_out, PAD, config, run, "the model")
-    return RefuelTask(train, held_out, PAD, config.eta, config.temperature, Kept(config, PAD, "the model", run))
+    reference = kept_reference(config, PAD, "the model", run.folder)
+    return RefuelTask(train, held_out, PAD, config.eta, config.temperature, reference)
 
 
 def make_prompts(count: int, **extra: Any) -> list[Any]:

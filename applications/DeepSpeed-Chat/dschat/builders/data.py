@@ -36,16 +36,10 @@ UNSOLVED = "its own solution fails its tests"
 def load_step_data(
     flags: ShareFlags, kind: type[E], make: Make[E], validate: Validate | None = None, on_prompt: bool | None = None
 ) -> StepData[E]:
-    """The examples of a step. Every rank must call it.
+    """The examples of a step; for `make` and `validate` see `dschat.data.loading.ExampleLoader`. Every rank must call
+    it.
 
-    Args:
-        flags: which rows the step reads.
-        kind: of the examples.
-        make, validate: see `dschat.data.loading.ExampleLoader`.
-        on_prompt: in step 1, whether prompts are learnt from, too.
-
-    Raises:
-        UserError: no data, a bad row, or no example is left.
+    `on_prompt`: in step 1, prompts are learnt from, too. Raises UserError: no data, a bad row, or no example is left.
     """
     loader = ExampleLoader(flags, kind, make, validate, on_prompt)
     if broadcast_object(loader.is_small):
@@ -99,18 +93,11 @@ def load_problems(
 def rows_with_tests(
     rows: Sequence[Row], pool: ProgramPool, drop_unsolvable: bool = False
 ) -> tuple[list[Row], Counter[str]]:
-    """Rows that have a test and, if asked for, whose first reference solution passes; one without any counts as such.
+    """Rows that have a test in their column `input_output` and, if asked for, whose first reference solution passes;
+    one without any counts as such.
 
-    Args:
-        rows: with the column `input_output`.
-        pool: runs the solutions; the processes share them.
-        drop_unsolvable: run the solutions.
-
-    Returns:
-        The rows in their order; reason → number of the others.
-
-    Raises:
-        UserError: a row's tests are of another form.
+    The processes share the solutions. Returns the rows in their order, and reason → number of the others. Raises
+    UserError where a row's tests are of another form.
     """
     tested = [row for row in rows if has_tests(row)]
     dropped = Counter({NO_TESTS: len(rows) - len(tested)})

@@ -110,14 +110,7 @@ def build_refuel_models(
 ) -> RefuelModels:
     """The policy, and its frozen start as the reference where the reward depends on it.
 
-    Args:
-        config: the flags.
-        plan: its batch sizes.
-        tokenizer: of the run.
-        end_id: ends a reply.
-        total_updates: for the schedule.
-        reward: from `build_dialogue_scores`.
-        report: is told how decoding steps are launched.
+    `end_id` ends a reply; `report` is told how decoding steps are launched.
     """
     settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     settings = replace(settings, offload=config.offload and config.zero_stage > 0)

@@ -43,8 +43,7 @@ logger = logging.getLogger(__name__)
 def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
     """The actor's tokenizer, with a token to pad with; the critic's must be the same, the reward model's need not.
 
-    Raises:
-        UserError: a tokenizer is missing or unusable, or texts may be longer than the reward model can read.
+    Raises UserError: a tokenizer is missing or unusable, or texts may be longer than the reward model can read.
     """
     tokenizer = load_tokenizer(config.actor_model_name_or_path, ACTOR, may_add_pad=True)
     critic, reward = config.critic_model_name_or_path, config.reward_model_name_or_path
@@ -69,15 +68,8 @@ def build_ppo_models(
 ) -> PPOModels:
     """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
 
-    There is a critic where --advantage_estimator needs one.
-
-    Args:
-        config: the flags.
-        plan: its batch sizes.
-        tokenizer: of the run.
-        total_updates: for the schedules.
-        programs: runs the responses, with --reward_source programs.
-        report: is told how decoding steps are launched.
+    There is a critic where --advantage_estimator needs one. `programs` runs the responses, with --reward_source
+    programs; `report` is told how decoding steps are launched.
     """
     settings = engine_settings(config, plan, bool(config.actor_gradient_checkpointing), config.actor_zero_stage or 0)
     path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
@@ -149,7 +141,6 @@ def _build_critic(
 def _rollout_engine(
     config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, report: Report | None = None
 ) -> RolloutEngine:
-    """What draws responses."""
     if config.uses_vllm:
         if grows(config, tokenizer):
             raise UserError(

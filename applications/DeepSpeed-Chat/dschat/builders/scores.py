@@ -57,12 +57,8 @@ def reward_source(
 ) -> ScoreSource:
     """The source of scores of a run, or the weighted sum of several.
 
-    Args:
-        config: the flags.
-        plan: its batch sizes.
-        tokenizer: of the run.
-        programs: runs the responses, with --reward_source programs.
-        on_base: of the reward model, where its base is the actor's.
+    `programs` runs the responses, with --reward_source programs; `on_base` is the reward model's, if its base is the
+    actor's.
     """
     skips = config.on_reward_error == "skip"
     sources: list[ScoreSource] = []

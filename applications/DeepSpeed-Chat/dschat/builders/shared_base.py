@@ -40,10 +40,8 @@ logger = logging.getLogger(__name__)
 
 
 def check_shared_base(config: PPOConfig) -> None:
-    """Looks at the folders of --share_base before anything is loaded.
-
-    Raises:
-        UserError: the critic is a whole model or of another rank, or the reward model neither whole nor over the base.
+    """Looks at the folders of --share_base before anything is loaded. Raises UserError where the critic is a whole
+    model or of another rank, or the reward model neither whole nor over the base.
     """
     if not config.share_base:
         return
@@ -108,13 +106,9 @@ def _why_not(folder: Path | None) -> str:
 
 
 def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedModel | None, PreTrainedModel | None]:
-    """Critic and reward model with the actor's weights below; None for what there is not, or what is a whole model.
-
-    A critic that starts from no adapter has none yet.
-
-    Args:
-        config: the flags, which `check_shared_base` has accepted.
-        actor: without adapters.
+    """Critic and reward model with the weights of the actor, which has no adapters yet, below; None for what there is
+    not, or what is a whole model. A critic that starts from no adapter has none yet. `check_shared_base` has accepted
+    the flags.
     """
     base, critic, reward = config.actor_model_name_or_path, None, None
     if config.needs.critic:
@@ -133,13 +127,11 @@ def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedM
 
 
 def classifier_beside(causal_lm: Any, flag: str) -> Any:
-    """A sequence classifier with one label whose backbone holds a causal LM's own weights; its head starts at zero.
+    """A sequence classifier with one label whose backbone holds the weights of a causal LM without adapters; its head
+    starts at zero.
 
-    Args:
-        causal_lm: without adapters. Its weights must not be trained: a change of them would change the classifier.
-
-    Raises:
-        UserError: the family's classifiers have another backbone, or no ``score`` layer.
+    These weights must not be trained: a change of them would change the classifier. Raises UserError where the
+    family's classifiers have another backbone, or no ``score`` layer.
     """
     shared = [*causal_lm.base_model.parameters(), *causal_lm.base_model.buffers()]
     backbone = copy.deepcopy(causal_lm.base_model, {id(tensor): tensor for tensor in shared})
@@ -161,12 +153,8 @@ def classifier_beside(causal_lm: Any, flag: str) -> Any:
 
 
 def shared_scores(plan: BatchPlan, settings: EngineSettings, reward: PreTrainedModel) -> RewardModelScores:
-    """Scores of a reward model on the actor's base, whose weights are whole or in parts as the actor's are.
-
-    Args:
-        plan: the batch sizes.
-        settings: of the actor's engine.
-        reward: from `beside_actor`.
+    """Scores of a reward model of `beside_actor`, whose weights are whole or in parts as those of the actor's engine
+    are.
     """
     stage = 3 if settings.zero_stage == 3 else 0
     settings = replace(settings, gradient_checkpointing=False, zero_stage=stage)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each training step is made of: data, models, the algorithm, and the loop around them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from dschat.builders.data import check_lengths, load_problems, load_step_data
 from dschat.builders.engines import build_policy, build_refuel_models, build_reward_model
@@ -27,6 +28,7 @@ from dschat.data.examples import (
     prompt_examples,
     sft_examples,
 )
+from dschat.data.loading import StepData
 from dschat.data.sources import load_share
 from dschat.models.load import warn_without_classifier
 from dschat.models.tokenizer import end_token_id, load_tokenizer
@@ -38,11 +40,12 @@ from dschat.trainers.loop import loop_of, total_updates
 from dschat.trainers.ppo import PPO
 from dschat.trainers.ppo_models import MovingAverage
 from dschat.trainers.refuel import Refuel
-from dschat.trainers.refuel_pairs import Kept, RefuelTask
+from dschat.trainers.refuel_pairs import RefuelTask, kept_reference
 from dschat.trainers.reward import RewardTask
 from dschat.trainers.sft import SFTTask
 from dschat.trainers.supervised import Supervised
 
+E = TypeVar("E")
 MODEL = "--model_name_or_path"
 
 
@@ -61,8 +64,7 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
     )
     validate = partial(warn_of_turn_end, tokenizer, end_id=end_id)
     data = load_step_data(config, SFTExample, make, validate, config.sft_on_prompt)
-    run.describe_data(data, **data.dropped)
-    updates = _announce(config, run, data.train)
+    updates = _announce(config, run, data)
     warn_without_classifier(base)
     engine = build_policy(config, run.plan, tokenizer, updates)
     width = config.max_seq_len if config.packing else None
@@ -83,8 +85,7 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
         pair_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id, margin_key=config.margin_key
     )
     data = load_step_data(config, PairExample, make)
-    run.describe_data(data, **data.dropped)
-    updates = _announce(config, run, data.train)
+    updates = _announce(config, run, data)
     engine = build_reward_model(config, run.plan, tokenizer, updates)
     centering = config.center_rewards_coefficient
     task = RewardTask(data.train, data.eval, tokenizer.pad_token_id, config.reward_loss, centering)
@@ -101,8 +102,7 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id)
     data = load_step_data(config, PreferenceExample, make, partial(warn_of_turn_end, tokenizer, end_id=end_id))
-    run.describe_data(data, **data.dropped)
-    updates = _announce(config, run, data.train)
+    updates = _announce(config, run, data)
     engine = build_policy(config, run.plan, tokenizer, updates)
     task = DPOTask(data.train, data.eval, tokenizer.pad_token_id, config, run, model_hash(base))
     algorithm = Supervised(engine, task, config, run)
@@ -124,8 +124,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     else:
         validate = partial(warn_of_turn_end, tokenizer, end_id=end_id)
         data = load_step_data(config, PromptExample, make, validate)
-    run.describe_data(data, **data.dropped)
-    updates = _announce(config, run, data.train)
+    updates = _announce(config, run, data)
     models = build_ppo_models(config, run.plan, tokenizer, updates, programs, _decoding(run))
     average = MovingAverage(models.actor) if config.enable_ema else None
 
@@ -149,11 +148,10 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
     tokenizer = load_tokenizer(base, MODEL, may_add_pad=True)
     rows = (config.start_idx, config.end_idx)
     data = load_regression_data(config.data_path, config.max_seq_len, len(tokenizer), *rows)
-    run.describe_data(data, **data.dropped)
-    updates = _announce(config, run, data.train)
+    updates = _announce(config, run, data)
     engine = build_policy(config, run.plan, tokenizer, updates)
     pad_id = tokenizer.pad_token_id
-    reference = Kept(config, pad_id, model_hash(base), run)
+    reference = kept_reference(config, pad_id, model_hash(base), run.folder)
     rest = (config.eta, config.temperature, reference, config.self_checks)
     task = RefuelTask(data.train, data.eval, pad_id, *rest)
     algorithm = Supervised(engine, task, config, run)
@@ -169,8 +167,8 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     limits = DialogueLimits(config.max_turns, config.max_prompt_seq_len, config.max_answer_seq_len, config.max_seq_len)
     dialogues, dropped = dialogue_examples(share.train, tokenizer, limits)
     held_out, dropped_eval = dialogue_examples(share.eval, tokenizer, limits, held_out=True)
-    run.describe_data(share, train=dropped, eval=dropped_eval)
-    updates = _announce(config, run, dialogues)
+    data = StepData(dialogues, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
+    updates = _announce(config, run, data)
     reward = build_dialogue_scores(config, device())
     models = build_refuel_models(config, run.plan, tokenizer, end_id, updates, reward, _decoding(run))
     saved = [SavedModel(models.policy, "policy", config.model_name_or_path)]
@@ -178,10 +176,11 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     loop_of(algorithm, {"policy": models.policy}, saved, tokenizer, config, run).fit()
 
 
-def _announce(config: CommonConfig, run: RunOutput, examples: Sequence[object]) -> int:
-    """Says how long the run is; its updates."""
-    updates = total_updates(len(examples), config, run.plan)
-    run.announce(updates, len(examples))
+def _announce(config: CommonConfig, run: RunOutput, data: StepData[E]) -> int:
+    """Says what the data are and how long the run is; its updates."""
+    run.describe_data(data, **data.dropped)
+    updates = total_updates(len(data.train), config, run.plan)
+    run.announce(updates, len(data.train))
     return updates
 
 

@@ -43,7 +43,6 @@ class SkippingAdamW(torch.optim.AdamW):
     overflow = False
 
     def step(self, closure: Any = None) -> Any:
-        """One step, or none."""
         return None if self.overflow else super().step(closure)
 
 
@@ -103,11 +102,8 @@ class Engine(Generic[M]):
     """
 
     def __init__(self, engine: Any, clipping: float = 0.0) -> None:
-        """Takes DeepSpeed's engine.
-
-        Args:
-            engine: with an optimiser or without.
-            clipping: largest gradient norm; 0 = no clipping. With ZeRO, the engine sees to it itself.
+        """Takes DeepSpeed's engine, with an optimiser or without, and the largest gradient norm, 0 = no clipping; with
+        ZeRO, the engine sees to it itself.
         """
         self._engine, self._clipping = engine, clipping
         self.grad_norm = math.nan  # of the last update, before clipping
@@ -121,12 +117,10 @@ class Engine(Generic[M]):
 
     @property
     def module(self) -> M:
-        """The wrapped model."""
         return self._engine.module
 
     @property
     def learning_rate(self) -> float:
-        """That of the next update."""
         return self._engine.get_lr()[0]
 
     def train(self) -> None:
@@ -134,15 +128,12 @@ class Engine(Generic[M]):
         self._engine.train()
 
     def eval(self) -> None:
-        """Inference mode."""
         self._engine.eval()
 
     def begin_update(self, micro_batches: int) -> None:
-        """Says how many micro-batches the next update has on every rank, where the flags do not say it."""
         self._left = micro_batches
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradient of one micro-batch's share of the update's loss (0-d)."""
         if self._left is not None:
             self._engine.set_gradient_accumulation_boundary(self._left == 1)
             self._left -= 1
@@ -198,11 +189,8 @@ class Engine(Generic[M]):
             script.unlink()
 
     def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
-        """Restores what `save_checkpoint` wrote. Every rank must call it.
-
-        Args:
-            folder: that was written.
-            scratch: if another number of ranks wrote it, where to put shards of ZeRO 1 and 2 together first.
+        """Restores what `save_checkpoint` wrote; if another number of ranks did, shards of ZeRO 1 and 2 are put
+        together in `scratch` first. Every rank must call it.
         """
         stage = self._engine.zero_optimization_stage()
         if scratch is not None and stage == 3:
@@ -214,21 +202,15 @@ class Engine(Generic[M]):
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
     def parts(self) -> dict[str, Tensor]:
-        """This rank's parts of the weights that train, by name; see `dschat.models.engines.Trained`."""
         return zero3.parts(self._engine)
 
     def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Every weight's name and whole tensor, one at a time; see `dschat.models.engines.Trained`."""
         return zero3.whole_weights(self._engine, instead or {})
 
 
 def _put_shards_together(folder: Path, engine: Any, target: Path) -> None:
-    """Puts the shards of a checkpoint together, and makes an engine read the result. Every rank must call it.
-
-    Args:
-        folder: that DeepSpeed wrote at ZeRO 1 or 2.
-        engine: DeepSpeed's, not loaded yet.
-        target: a folder for the result; what is there goes.
+    """Puts the shards of a checkpoint of ZeRO 1 or 2 together in `target`, and makes an engine that is not loaded yet
+    read the result. Every rank must call it.
     """
     if is_main():
         shutil.rmtree(target, ignore_errors=True)
@@ -249,10 +231,8 @@ def _put_shards_together(folder: Path, engine: Any, target: Path) -> None:
 
 
 def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
-    """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule.
-
-    Raises:
-        UserError: an unreadable ``--deepspeed_config``, or one that sets the batch sizes differently.
+    """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule. Raises UserError for an unreadable
+    ``--deepspeed_config``, or one that sets the batch sizes differently.
     """
     settings = _without_half_precision_at_stage_0(settings)
     if settings.gradient_checkpointing:
@@ -333,10 +313,8 @@ class AdaptersOff:
 
     @property
     def module(self) -> PolicyModel:
-        """The shared module."""
         return self._actor.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies under the base model; see `PolicyModel.forward`."""
         with torch.no_grad(), adapters_off(self._actor.module):
             return self._actor(*args, **kwargs)

@@ -39,10 +39,8 @@ SECONDS_TO_MAP = 10  # from a file's making to its use, at most
 
 @contextmanager
 def process_group(timeout: float = 1800) -> Iterator[None]:
-    """Joins the launcher's process group, or makes one of a single process, and leaves it at the end.
-
-    Args:
-        timeout: seconds that ranks wait for each other in a collective.
+    """Joins the launcher's process group, or makes one of a single process, and leaves it at the end. Ranks wait
+    `timeout` seconds for each other in a collective.
     """
     quieten_deepspeed()
     launched = "RANK" in os.environ
@@ -85,11 +83,7 @@ def _choose_gpu(local_rank: int) -> None:
 
 
 def training_dtype(name: str | None) -> torch.dtype:
-    """The dtype of ``--dtype``; by default bf16 on a GPU and fp32 on a CPU.
-
-    Raises:
-        UserError: fp16 without a GPU.
-    """
+    """The dtype of ``--dtype``; by default bf16 on a GPU and fp32 on a CPU. UserError for fp16 without a GPU."""
     if name == "fp16" and not torch.cuda.is_available():
         raise UserError("--dtype fp16 needs a GPU: without one use --dtype bf16 or --dtype fp32.")
     return choose_dtype(name, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -65,12 +65,8 @@ def share_fetches(model: Any) -> None:
 
 
 def at_rest(engine: Any) -> Any | None:
-    """Waits for weights that are fetched ahead of their use, and cuts all into parts; every rank must call it.
-
-    A pass leaves weights in flight, which can neither be gathered nor cut.
-
-    Returns:
-        What `parameter_offload` does.
+    """Waits for weights that are fetched ahead of their use, which a pass leaves and which can neither be gathered nor
+    cut, and cuts all into parts. Every rank must call it. Returns what `parameter_offload` does.
     """
     offload = parameter_offload(engine)
     if offload is not None:
@@ -111,12 +107,10 @@ def _part(parameter: Any) -> Tensor:
 
 
 def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole tensor of every parameter, gathered one at a time, then of every saved buffer.
+    """Name and whole tensor of every parameter, gathered one at a time, then of every saved buffer. A tensor is valid
+    until the next is asked for. Every rank must call it.
 
-    A tensor is valid until the next is asked for. Called by every rank.
-
-    Args:
-        instead: parts of values to be put together in the place of the parameters of these names.
+    `instead`: parts of values to be put together in the place of the parameters of these names.
     """
     at_rest(engine)
     for name, parameter in engine.module.named_parameters():
@@ -138,7 +132,6 @@ class SavedParts:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Opens the files that DeepSpeed wrote."""
         self.common = _mapped(folder, "zero_pp_rank_0_mp_rank_00_model_states.pt")  # but the optimiser
         ranks = range(self.common["dp_world_size"])
         files = [_mapped(folder, f"*zero_pp_rank_{number}_mp_rank_00_optim_states.pt") for number in ranks]
@@ -173,11 +166,7 @@ def load_resized(engine: Any, folder: Path) -> None:
     """Restores what another number of ranks saved: weights, optimiser, schedule, loss scale. Every rank must call it.
 
     DeepSpeed 0.19.8 converts such checkpoints, too, but then gives all parameter groups the first one's weight decay,
-    and all sub-groups one step counter, which each of them advances.
-
-    Args:
-        engine: DeepSpeed's, not loaded yet.
-        folder: that DeepSpeed wrote.
+    and all sub-groups one step counter, which each of them advances. The engine is DeepSpeed's, not loaded yet.
     """
     saved, optimizer = SavedParts(folder), engine.optimizer
     optimizer.checkpoint_event_prologue()
@@ -230,7 +219,6 @@ class Sharded:
 
     @contextmanager
     def load_sharded(self) -> Iterator[dict[str, Any]]:
-        """Cuts each weight that a module is given."""
         before = os.environ.get(IN_TURN)
         os.environ[IN_TURN] = "1"
         hook = register_module_parameter_registration_hook(self._cut_on_arrival)

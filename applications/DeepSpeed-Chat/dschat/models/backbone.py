@@ -15,13 +15,8 @@ OWN_MASK = ("opt", "falcon")
 
 
 def position_ids(backbone: nn.Module, attention_mask: Tensor) -> dict[str, Tensor]:
-    """The ``position_ids`` argument for a backbone that takes one, else nothing (ALiBi models derive their own).
-
-    Args:
-        attention_mask: (B, T) bool.
-
-    Returns:
-        {"position_ids": (B, T) long} or {}.
+    """{"position_ids": (B, T) long} of a mask (B, T) bool, for a backbone that takes them; {} for ALiBi models, which
+    derive their own.
     """
     if "position_ids" not in inspect.signature(backbone.forward).parameters:
         return {}
@@ -35,14 +30,11 @@ def reads_positions(model: Any) -> bool:
 
 
 def packed_inputs(model: Any, position_ids: Tensor) -> dict[str, Tensor]:
-    """What a backbone is given so that the texts of a row do not see each other.
+    """What a backbone is given so that the texts of a row do not see each other; `position_ids` (B, T) long are 0
+    where a text begins.
 
-    Args:
-        position_ids: (B, T) long, 0 where a text begins.
-
-    Returns:
-        position_ids; and, for a family that does not find the texts by them, attention_mask (B, 1, T, T), which is
-        added to the attention's logits.
+    For a family that does not find the texts by them, also attention_mask (B, 1, T, T), added to the attention's
+    logits.
     """
     if model.config.model_type not in OWN_MASK:
         return {"position_ids": position_ids}
@@ -56,14 +48,11 @@ def packed_inputs(model: Any, position_ids: Tensor) -> dict[str, Tensor]:
 def last_hidden_state(
     model: Any, input_ids: Tensor, attention_mask: Tensor | None, packed_positions: Tensor | None = None
 ) -> Tensor:
-    """(B, T, H), padding included.
+    """(B, T, H) of a Hugging Face model with a head, padding included.
 
-    Args:
-        model: a Hugging Face model with a head.
-        input_ids: (B, T) long.
-        attention_mask: (B, T) bool, True on real tokens. None where every row begins in the first column: a causal
-            model never looks at padding behind a token, and without a mask attention is at its fastest.
-        packed_positions: (B, T) long, 0 where a text begins, of rows that hold several; without a mask.
+    `attention_mask` (B, T) is True on real tokens; None where every row begins in the first column: a causal model
+    never looks at padding behind a token, and without a mask attention is at its fastest. `packed_positions` (B, T)
+    long, 0 where a text begins, are of rows that hold several; without a mask.
     """
     backbone = getattr(model, model.base_model_prefix)
     if packed_positions is not None:

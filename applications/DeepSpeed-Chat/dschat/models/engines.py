@@ -51,12 +51,11 @@ class ModelEngine(Protocol):
         """Inference mode."""
 
     def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of every weight, one at a time, on this rank's device.
+        """Name and whole tensor of every weight, one at a time, on this rank's device, valid until the next is asked
+        for.
 
-        A tensor is valid until the next is asked for. Every rank must call it, and go through all of it.
-
-        Args:
-            instead: `Trained.parts` of other values, to be put together in the place of these weights.
+        `instead` holds `Trained.parts` of other values, to be put together in the place of these weights. Every rank
+        must call it, and go through all of it.
         """
 
 

@@ -27,15 +27,10 @@ EVERYTHING = Finetuning()
 
 
 def choose_trained(model: Any, what: Finetuning, base: str) -> None:
-    """Freezes what is not trained, and adds what is to be.
+    """Freezes what is not trained of a causal LM or classifier, whose weights may be sharded, and adds what is to be.
 
-    Args:
-        model: Hugging Face causal LM or classifier, changed in place; its weights may be sharded.
-        what: of it is trained.
-        base: path of the model, recorded in an adapter's config.
-
-    Raises:
-        UserError: no layer matches the targets, or there is no output layer.
+    An adapter's config records `base`, the model's path. Raises UserError: no layer matches the targets, or there is
+    no output layer.
     """
     if what.rank:
         add_lora(model, what.rank, what.targets, base, what.alpha, what.dropout)
@@ -50,16 +45,10 @@ def choose_trained(model: Any, what: Finetuning, base: str) -> None:
 
 
 def train_top_layers(model: PreTrainedModel, count: int, flag: str) -> None:
-    """Freezes everything but the last layers and the norm behind them.
+    """Freezes everything but the last layers of a causal LM, at least one, and the norm behind them.
 
-    Embeddings and output head stay as they are, tied or not.
-
-    Args:
-        model: a causal LM, changed in place; its weights may be sharded.
-        count: of layers, at least 1.
-
-    Raises:
-        UserError: the model has fewer layers, or none that can be told.
+    Embeddings and output head stay as they are, tied or not; weights may be sharded. Raises UserError where the model
+    has fewer layers, or none that can be told.
     """
     total = int(model.config.get_text_config().num_hidden_layers)
     parent, layers = _layers_of(getattr(model, model.base_model_prefix), total)

@@ -22,10 +22,8 @@ HEAD, GAIN = "score.", "score.gain"  # names in a Hugging Face classifier
 
 
 def keep_float32(head: nn.Module | None) -> None:
-    """Makes an ordinary linear layer give float32; its parameters, and their names, stay.
-
-    Args:
-        head: of a model; other kinds of layers, and None, are left alone.
+    """Makes an ordinary linear layer give float32; its parameters, and their names, stay. Other kinds of layers are
+    left alone.
     """
     if type(head) is nn.Linear:
         head.__class__ = Float32Linear
@@ -77,11 +75,8 @@ def add_gain(head: nn.Linear) -> None:
 
 
 def folded(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Weights of a plain classifier: those of its head times the factor.
-
-    Args:
-        weights: name and whole tensor, one at a time; a head's gain comes after its other weights. Without a gain,
-            they stay as they are.
+    """Weights of a plain classifier, one at a time: those of its head times the factor, which comes after them;
+    without one, they stay as they are.
     """
     waiting: dict[str, Tensor] = {}
     for name, tensor in weights:

@@ -85,12 +85,8 @@ class Layout:
 
 
 def lay_out(rollout: Rollout, rows: Integers, lengths: Lengths) -> Layout:
-    """Lays rows out; the host knows all indices, so that nothing waits for the device.
-
-    Args:
-        rollout: B rows.
-        rows: (b,) numbers of the rows wanted.
-        lengths: of all B rows.
+    """Lays out the rows of these numbers (b,), of B rows with these lengths; the host knows all indices, so that
+    nothing waits for the device.
     """
     prompts, responses = lengths.prompts[rows], lengths.responses[rows]
     total, width = int((prompts + responses).max()), max(int(responses.max()), 1)
@@ -108,20 +104,14 @@ def lay_out(rollout: Rollout, rows: Integers, lengths: Lengths) -> Layout:
 
 
 def group_by_length(lengths: Integers, size: PassSize, agree: Callable[[int], int] = int) -> list[Integers]:
-    """Cuts rows into groups of similar length, so that as little as possible is padding.
+    """Row numbers of groups of similar length, the shortest first, so that as little as possible is padding.
 
     By rows there are ⌈n / rows⌉ groups, none of them larger than that many rows of the longest length; of short rows
     there may be more in one. By tokens there are as few as hold no more than that, rows included, and of which at most
     `PADDING` is padding; a row that is longer has a group of its own.
 
-    Args:
-        lengths: (n,) tokens of each row, 1 at least.
-        size: of a forward pass.
-        agree: the number of groups that this process needs by tokens → that of all, the largest. Every process must
-            have as many rows; it is asked once for each `SEARCHED` of them.
-
-    Returns:
-        Row numbers of each group, shortest first.
+    `lengths` (n,) are 1 at least. `agree`: the number of groups that this process needs by tokens → that of all, the
+    largest. Every process must have as many rows; it is asked once for each `SEARCHED` of them.
     """
     order = np.argsort(lengths, kind="stable")
     step = SEARCHED if size.tokens is not None else max(1, SEARCHED // size.rows) * size.rows

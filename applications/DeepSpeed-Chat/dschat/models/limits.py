@@ -43,10 +43,8 @@ def trained_length(config: PreTrainedConfig) -> int | None:
 
 
 def open_decoder_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
-    """The config of a model to train or to score with.
-
-    Raises:
-        UserError: there is none, or it is an encoder-decoder (T5, BART, …), which is named.
+    """The config of a model to train or to score with. Raises UserError where there is none, or it is an
+    encoder-decoder (T5, BART, …), which is named.
     """
     config = open_config(path, flag, **options)
     if config.is_encoder_decoder:
@@ -58,17 +56,10 @@ def open_decoder_config(path: str, flag: str, **options: Any) -> PreTrainedConfi
 
 
 def check_length(path: str, flag: str, tokens: int, what: str) -> None:
-    """Compares the longest text of a run with what a model can read, before its weights are loaded.
+    """Compares the longest text of a run, in tokens, with what a model can read, before its weights are loaded.
 
-    A table of positions ends somewhere. Where positions are computed, a longer text than in the model's own training
-    works, but not well: that is a warning.
-
-    Args:
-        tokens: the longest text.
-        what: the flags that decide it, for messages.
-
-    Raises:
-        UserError: it cannot read so much, or is an encoder-decoder.
+    A table of positions ends somewhere: UserError. Where positions are computed, a longer text than in the model's own
+    training works, but not well: that is a warning. The message says `what` flags decide the length.
     """
     config = open_decoder_config(path, flag)
     with torch.device("meta"):

@@ -57,15 +57,12 @@ def load_causal_lm(
     opening: Opening = PLAIN,
     own_ends: Collection[int] = (),
 ) -> Any:
-    """Opens a causal LM without dropout, its embeddings large enough for the tokenizer.
+    """Opens a causal LM without dropout, its embeddings large enough for the run's tokenizer.
 
-    Args:
-        tokenizer: of the run.
-        end_id: ends a response beside EOS (--end_of_conversation_token); kept in the generation config.
-        own_ends: the model's own, see `dschat.models.tokenizer.own_end_ids`; kept, too.
+    The generation config keeps what ends a response beside EOS: `end_id` (--end_of_conversation_token) and the model's
+    own, see `dschat.models.tokenizer.own_end_ids`.
 
-    Raises:
-        UserError: there is no such model, it lacks weights, is a reward model, or sees tokens to come.
+    Raises UserError: there is no such model, it lacks weights, is a reward model, or sees tokens to come.
     """
     config = open_config(path, flag)
     if reads_both_ways(config):
@@ -124,17 +121,14 @@ def load_scalar(
     for_this_run: bool = False,
     opening: Opening = PLAIN,
 ) -> Any:
-    """Opens a sequence classifier with one label; from a causal LM the head is new, and starts at zero.
+    """Opens a sequence classifier with one label; from a causal LM the head is new, and starts at zero, if it
+    `may_be_new`.
 
-    Args:
-        path: folder or hub id of a reward model, or of a causal LM to start one from.
-        may_be_new: accept a model without a trained head.
-        for_this_run: accept a family of which transformers knows no sequence classifier, and make one: a critic, which
-            nobody opens elsewhere.
+    `for_this_run` accepts a family of which transformers knows no sequence classifier, and makes one: a critic, which
+    nobody opens elsewhere.
 
-    Raises:
-        UserError: there is no such model, it lacks weights, or it has no ``score`` head with one output, or none that
-            was trained.
+    Raises UserError: there is no such model, it lacks weights, or it has no ``score`` head with one output, or none
+    that was trained.
     """
     config = open_config(path, flag, num_labels=1)
     auto_class: Any = AutoModelForSequenceClassification
@@ -166,8 +160,7 @@ def load_scalar(
 def load_classifier(path: str, flag: str, dtype: torch.dtype) -> Any:
     """Opens any sequence classifier with one trained label as it is, for scoring; its tokenizer is its own.
 
-    Raises:
-        UserError: there is no such model, it has several labels, it lacks weights, or no head that was trained.
+    Raises UserError: there is no such model, it has several labels, it lacks weights, or no head that was trained.
     """
     config = open_config(path, flag)
     model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, config)

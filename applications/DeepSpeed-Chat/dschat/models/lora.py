@@ -40,15 +40,9 @@ def add_lora(
 ) -> None:
     """Puts adapters into a model's linear layers and freezes everything else but a score head.
 
-    Args:
-        model: Hugging Face model, changed in place.
-        targets: parts of the names of the layers to adapt; every linear layer but the heads when None.
-        base: path of the model, recorded in the adapter's config.
-        alpha: the adapters' output is scaled by alpha / rank; twice the rank when None.
-        dropout: part of the adapters' inputs that is dropped in training mode.
-
-    Raises:
-        UserError: a target matches no layer.
+    `targets` are parts of the names of the layers to adapt, every linear layer but the heads when None; the config
+    records `base`, the model's path. The output is scaled by alpha / rank, alpha twice the rank when None. Raises
+    UserError where a target matches no layer.
     """
     wanted = [targets] if isinstance(targets, str) else targets
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
@@ -96,15 +90,9 @@ def is_adapter(name: str) -> bool:
 
 
 def save_adapter(model: Any, adapter: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes adapter_config.json and adapter_model.safetensors, which peft opens with the base model.
-
-    Its classes AutoPeftModelForCausalLM and AutoPeftModelForSequenceClassification (with num_labels=1) find that by
-    the path in the config.
-
-    Args:
-        model: with adapters.
-        adapter: their whole weights, names as in ``model``; see `is_adapter`.
-        folder: to write into.
+    """Writes adapter_config.json and adapter_model.safetensors, which peft opens with the base model: its classes
+    AutoPeftModelForCausalLM and AutoPeftModelForSequenceClassification (with num_labels=1) find that by the path in
+    the config. `adapter` holds whole weights, names as in ``model``; see `is_adapter`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = get_peft_model_state_dict(
@@ -123,18 +111,12 @@ def save_adapter(model: Any, adapter: Mapping[str, Tensor], folder: Path) -> Non
 
 
 def merged(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Whole weights of the plain model: W + scaling · B·A, each layer with its own scaling. Live weights stay.
+    """Whole weights of the plain model by their names there: W + scaling · B·A, each layer with its own scaling. Live
+    weights stay.
 
-    Args:
-        model: with adapters.
-        weights: its whole weights, names as in ``model``, one at a time. A layer's own comes before its adapter's, as
-            peft keeps them, so that one waits at most.
-
-    Yields:
-        Name in the plain model and tensor.
-
-    Raises:
-        UserError: an adapter has more than A and B.
+    `weights` are those of the model with adapters, names as in ``model``, one at a time. A layer's own comes before
+    its adapter's, as peft keeps them, so that one waits at most. Raises UserError where an adapter has more than A and
+    B.
     """
     waiting: dict[str, Tensor] = {}
     for name, tensor in weights:
@@ -161,11 +143,7 @@ def find_adapter(path: str | None) -> Path | None:
 
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
-    """What an adapter's config says: ``r``, ``base_model_name_or_path`` and so on.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """What an adapter's config says: r, base_model_name_or_path and so on. UserError where it cannot be read."""
     try:
         settings: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -189,15 +167,10 @@ def base_of(path: str, flag: str) -> tuple[str, Path | None]:
 
 
 def load_adapter(model: Any, folder: Path, flag: str, base: str) -> None:
-    """Puts a saved adapter and its score head into a classifier, and freezes everything else.
+    """Puts a saved adapter of `find_adapter` and its score head into a classifier, and freezes everything else.
 
-    Args:
-        model: of `classifier_beside` or `load_scalar`, changed in place.
-        folder: from `find_adapter`.
-        base: path of the model below it, recorded when the adapter is saved again.
-
-    Raises:
-        UserError: the adapter is not plain LoRA, or not of a reward model over such a base.
+    `base`, the path of the model below it, is recorded when the adapter is saved again. Raises UserError where the
+    adapter is not plain LoRA, or not of a reward model over such a base.
     """
     try:
         config = LoraConfig.from_pretrained(str(folder))

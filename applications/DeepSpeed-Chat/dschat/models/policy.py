@@ -45,22 +45,15 @@ class PolicyModel(nn.Module):
         smoothing: float = 0.0,
         position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of some tokens.
+        """Log-probs of some tokens, and their entropies without gradient: (N,) or (B, R), float32.
 
-        Args:
-            input_ids: (B, T) long.
-            attention_mask: (B, T) bool, True on real tokens; None where every row begins in the first column, so that
-                no token comes after padding.
-            targets: (N,) long, the places of the tokens in ``input_ids.flatten()``, none in a first column; or R for
-                the last R columns of every row.
-            temperature: divides the logits.
-            with_entropy: compute the entropy, too.
-            smoothing: of the targets, see `dschat.rl.logprobs.Head`.
-            position_ids: (B, T) long, 0 where a text begins, where rows hold several; without an attention_mask.
+        `input_ids` (B, T) long; `attention_mask` (B, T) bool, True on real tokens, None where every row begins in the
+        first column, so that no token comes after padding. `targets` (N,) long are the places of the tokens in
+        ``input_ids.flatten()``, none in a first column; or R for the last R columns of every row. The temperature
+        divides the logits; for `smoothing` see `dschat.rl.logprobs.Head`. `position_ids` (B, T) long, 0 where a text
+        begins, are of rows that hold several.
 
-        Returns:
-            logprobs, and entropy without gradient: (N,) or (B, R), float32. Meaningless where nothing is attended.
-            Without the entropy, its tensor is empty.
+        Meaningless where nothing is attended. Without the entropy, its tensor is empty.
         """
         states = last_hidden_state(self.inner, input_ids, attention_mask, position_ids)
         shape: tuple[int, ...] = (-1,)
@@ -77,13 +70,11 @@ class PolicyModel(nn.Module):
 
 
 def logits_function(causal_lm: Any) -> Callable[[Tensor], Tensor]:
-    """Hidden states → logits exactly as the model's own forward does it: head, soft-capping, scaling and all.
+    """Hidden states (N, H) → logits (N, V) exactly as the model's own forward does it: head, soft-capping, scaling and
+    all.
 
     The result runs the forward method of a shallow copy of the model whose backbone hands its input through. The copy
     shares the head with the original and owns nothing.
-
-    Returns:
-        A function (N, H) → (N, V).
     """
     head = copy.copy(causal_lm)
     head._modules = {**causal_lm._modules, causal_lm.base_model_prefix: _PassThrough()}

@@ -29,13 +29,10 @@ def save_model(
 ) -> None:
     """Writes an ordinary Hugging Face folder: safetensors, tokenizer and, for a causal LM, the generation config.
 
-    Args:
-        model: Hugging Face model; its weights may be sharded, only its class, configs and data type are used.
-        weights: name, as in ``model``, and whole tensor of each weight; shared ones once. Read once, one at a time.
-        tokenizer: of the run.
-        folder: to write into. A model with LoRA leaves its adapter in ``folder/adapter``.
-        merge: with LoRA, also write the merged model into ``folder``.
-        file_size: bytes of weights in a file, unless one weight alone is larger.
+    The model may be sharded: only its class, configs and data type are used. `weights` are whole, names as in
+    ``model``, shared ones once; read once, one at a time. With LoRA, its adapter goes into ``folder/adapter``, and
+    with `merge` the merged model into ``folder``. A file holds `file_size` bytes of weights, unless one weight alone
+    is larger.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
@@ -77,9 +74,7 @@ def _save_plain(model: Any, weights: Weights, folder: Path, file_size: int) -> N
 def as_published(model: Any, weights: Weights) -> Iterator[tuple[str, Tensor]]:
     """Names and shapes that the family's folders have where transformers holds weights otherwise, such as experts.
 
-    Args:
-        model: whose class and config are used; it may be sharded, and have adapters.
-        weights: whole, by their names in transformers without adapters, one at a time.
+    The model may be sharded, and have adapters. `weights` are whole, by their names without adapters, one at a time.
     """
     with torch.device("meta"):
         plain = type(model)(copy.deepcopy(model.config))

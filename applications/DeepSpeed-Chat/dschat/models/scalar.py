@@ -28,14 +28,11 @@ class ScalarModel(nn.Module):
         keep_float32(classifier.score)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """The head's output at every position.
+        """The head's output at every position, which has seen that token: (B, T) float32, meaningless where nothing is
+        attended.
 
-        Args:
-            input_ids: (B, T) long, padded on either side.
-            attention_mask: (B, T) bool, True on real tokens; None where every row begins in the first column.
-
-        Returns:
-            (B, T) float32; meaningless where nothing is attended. The number at a position has seen that token.
+        `input_ids` (B, T) long are padded on either side; `attention_mask` (B, T) bool is True on real tokens, None
+        where every row begins in the first column.
         """
         return self.inner.score(last_hidden_state(self.inner, input_ids, attention_mask)).squeeze(-1).float()
 

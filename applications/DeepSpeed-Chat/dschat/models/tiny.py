@@ -13,17 +13,10 @@ MAX_POSITIONS = 512
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 768) -> "PreTrainedTokenizerFast":
-    """Trains a byte-level BPE tokenizer.
+    """Trains a byte-level BPE tokenizer with so many ids in all, at least 259: three special tokens and 256 bytes,
+    else ValueError.
 
-    Args:
-        texts: the training texts, read once.
-        vocab_size: number of ids in all; at least 259 (three special tokens and 256 bytes).
-
-    Returns:
-        A tokenizer with the ids 0 `<pad>`, 1 `<bos>`, 2 `<eos>`; `<bos>` is put in front if special tokens are wanted.
-
-    Raises:
-        ValueError: the vocabulary does not hold the bytes and the special tokens.
+    The ids 0 `<pad>`, 1 `<bos>`, 2 `<eos>`; `<bos>` is put in front if special tokens are wanted.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -62,13 +55,8 @@ def make_gemma(
 ) -> "GemmaForCausalLM":
     """Makes a random Gemma for a tokenizer, in float32; the global random state is left as it was.
 
-    Args:
-        hidden_size: width; a multiple of `heads`, with an even quotient.
-        intermediate_size: width of the MLP; 2 x hidden_size by default.
-        heads: attention heads, each hidden_size / heads wide.
-
-    Raises:
-        ValueError: the heads do not divide the width into even parts.
+    `intermediate_size` is that of the MLP, 2 x hidden_size by default. Raises ValueError where the heads do not divide
+    the width into even parts.
     """
     import torch
     from transformers import GemmaConfig, GemmaForCausalLM
@@ -103,14 +91,8 @@ def make_model(
     vocab_size: int = 768,
     chat_template: str | None = None,
 ) -> Path:
-    """Saves a random Gemma with a tokenizer trained on `texts` as an ordinary Hugging Face folder.
-
-    Args:
-        folder: where the safetensors, config, generation config and tokenizer files go; made if absent.
-        vocab_size: vocabulary size asked for; see `train_tokenizer`.
-
-    Returns:
-        The folder.
+    """Saves a random Gemma with a tokenizer trained on `texts` as an ordinary Hugging Face folder, made if absent;
+    returns it.
     """
     folder = Path(folder)
     tokenizer = train_tokenizer(texts, vocab_size)

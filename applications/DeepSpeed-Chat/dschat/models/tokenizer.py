@@ -32,17 +32,11 @@ def open_tokenizer(path: str, flag: str) -> Any:
 
 
 def load_tokenizer(path: str, flag: str, may_add_pad: bool = False) -> Any:
-    """Opens the tokenizer at ``path`` and makes sure that pad, eos and bos are usable.
+    """Opens the tokenizer at ``path`` and makes sure that pad, eos and bos are usable, pad and eos distinct.
 
-    Args:
-        may_add_pad: choose or add a pad token where there is none distinct from eos (step 1); otherwise refuse.
-
-    Returns:
-        A tokenizer with ``pad_token_id`` ≠ ``eos_token_id``. Its length may exceed the model's embeddings if a token
-        was added.
-
-    Raises:
-        UserError: nothing to load, no eos token, or pad = eos where none may be chosen.
+    `may_add_pad` chooses or adds a pad token where there is none distinct from eos (step 1), so that the tokenizer's
+    length may exceed the model's embeddings. Raises UserError: nothing to load, no eos token, or pad = eos where none
+    may be chosen.
     """
     tokenizer = open_tokenizer(path, flag)
     if tokenizer.eos_token_id is None:
@@ -61,10 +55,8 @@ def load_tokenizer(path: str, flag: str, may_add_pad: bool = False) -> Any:
 
 
 def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:
-    """Id of the token that ends a response: eos, or the one given by ``--end_of_conversation_token``.
-
-    Raises:
-        UserError: the given text is not a single token, or pads.
+    """Id of the token that ends a response: eos, or the one given by ``--end_of_conversation_token``. Raises UserError
+    where the given text is not a single token, or pads.
     """
     if end_of_conversation_token is None:
         return tokenizer.eos_token_id

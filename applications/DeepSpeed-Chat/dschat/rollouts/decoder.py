@@ -66,13 +66,7 @@ class Decoder:
         self._samplers: dict[Sampling, TokenSampler] = {}
 
     def begin(self, sampling: Sampling, seeds: Sequence[int], slots: int) -> None:
-        """Empties the slots.
-
-        Args:
-            sampling: how to draw from now on.
-            seeds: of each prompt.
-            slots: that are used from now on.
-        """
+        """Empties the slots, of which so many are used from now on; `seeds` are of each prompt."""
         self._sampling, self._used = sampling, slots
         if sampling not in self._samplers:
             self._samplers[sampling] = TokenSampler(sampling, self._model.config.vocab_size, self._device)
@@ -82,13 +76,10 @@ class Decoder:
         self.number.fill_(self.capacity.prompts)
 
     def take(self, rows: slice[int, int], numbers: Sequence[int], lengths: Sequence[int], low: int, end: int) -> None:
-        """Gives slots to prompts.
+        """Gives slots to the prompts of these numbers and lengths, the longest first.
 
-        Args:
-            rows: the slots.
-            numbers, lengths: of the prompts, the longest first.
-            low: first column of all live rows, these included.
-            end: column behind the prompts' last tokens.
+        `low` is the first column of all live rows, these included; `end` is the column behind the prompts' last
+        tokens.
         """
         known = np.array([numbers, lengths, [end - length for length in lengths]])
         self.number[rows], self.position[rows], self.first[rows] = to_device(known, self._device)
@@ -102,13 +93,10 @@ class Decoder:
             self.cache.clear(rows, slice(low, start))
 
     def prefill(self, rows: slice[int, int], input_ids: Tensor, mask: Tensor, end: int) -> None:
-        """Runs the model on the prompts of some slots, and draws their first tokens.
+        """Runs the model on the prompts of n slots, and draws their first tokens.
 
-        Args:
-            rows: the slots, n of them.
-            input_ids: (n, P) long, padded on the left.
-            mask: (n, P) bool.
-            end: column behind the prompts' last tokens.
+        `input_ids` (n, P) long are padded on the left, `mask` (n, P) bool; `end` is the column behind the prompts'
+        last tokens.
         """
         start = end - input_ids.shape[1]
         self.cache.window.set(rows, low=start, start=start, end=end)
@@ -144,7 +132,6 @@ class Decoder:
     def _forward(
         self, rows: slice[int, int], input_ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor]
     ) -> None:
-        """Runs the model on new columns of some slots, and draws a token for each of them."""
         with grouped_heads():
             output = self._model(
                 input_ids=input_ids,

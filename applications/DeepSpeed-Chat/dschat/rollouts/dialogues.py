@@ -56,10 +56,7 @@ class User(Protocol):
     ) -> Sequence[str | None]:
         """The next message of each dialogue, which ends with a reply; None or nothing ends the dialogue.
 
-        Args:
-            dialogues: so far.
-            numbers: which dialogues of the batch these are.
-            seeds: of the draws, where there are any.
+        `numbers` say which dialogues of the batch these are; the seeds are of the draws, where there are any.
         """
 
 
@@ -67,7 +64,6 @@ class UserFromData:
     """Says what the user of the data said, whatever the assistant answers."""
 
     def __init__(self, dialogues: Sequence[Dialogue]) -> None:
-        """Takes the batch's dialogues as the data have them."""
         self._dialogues = dialogues
 
     def __call__(self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]) -> list[str]:
@@ -86,14 +82,11 @@ class PolicyAssistant:
         most: int | None,
         may_end: bool = False,
     ) -> None:
-        """Takes how to draw.
+        """Takes how to draw: an engine's session, the policy's tokenizer with a chat template, and a sampling whose
+        end ids hold the template's end of turn.
 
-        Args:
-            draw: from an engine's session.
-            tokenizer: of the policy, with a chat template.
-            sampling: how replies are drawn; the template's end of turn is among its end ids.
-            most: tokens that the policy reads at most, state and reply together; None = no limit.
-            may_end: a state that leaves no room for a reply ends its dialogue; otherwise it is an error.
+        `most` is how many tokens the policy reads, state and reply together; None = no limit. `may_end`: a state that
+        leaves no room for a reply ends its dialogue; otherwise it is an error.
         """
         self._draw, self._tokenizer, self._sampling, self._most = draw, tokenizer, sampling, most
         self._may_end = may_end
@@ -122,18 +115,11 @@ class PolicyAssistant:
 def roll_out(
     starts: Sequence[Dialogue], turns: Sequence[int], assistant: Assistant, user: User, seeds: Sequence[int]
 ) -> list[DialogueRollout]:
-    """Goes on with dialogues until each has so many turns, or ends before: see `DialogueRollout.ended`.
+    """Goes on with B dialogues until each has so many turns, or ends before: see `DialogueRollout.ended`.
 
     Every turn is drawn for all dialogues that still go on at once. A dialogue's draws follow from its seed and the
-    turn's number alone.
-
-    Args:
-        starts: B dialogues of at least one message; one that has its turns already is left as it is.
-        turns: (B,) replies that each shall have, at least 1.
-        seeds: (B,) of the dialogues.
-
-    Returns:
-        B conversations.
+    turn's number alone. `starts` have at least one message; one that has its replies already, (B,) at least 1, is left
+    as it is.
     """
     messages: list[Dialogue] = [list(start) for start in starts]
     replies: list[dict[int, AssistantTurn]] = [{} for _ in starts]

@@ -79,10 +79,8 @@ def pad_prompts(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.dev
 def assemble(prompts: tuple[Tensor, Tensor], tokens: Tensor, sampling: Sampling) -> Rollout:
     """A rollout of what was drawn, each row cut behind its first end token.
 
-    Args:
-        prompts: input_ids (B, P) and attention_mask (B, P), padded on the left.
-        tokens: (B, T) long, drawn ids; anything may follow an end token.
-        sampling: how they were drawn.
+    `prompts` are input_ids (B, P) and attention_mask (B, P), padded on the left; `tokens` (B, T) long are drawn ids,
+    of which anything may follow an end token.
     """
     ended = torch.isin(tokens, torch.tensor(sampling.end_ids, device=tokens.device))
     mask = (ended.cumsum(1) - ended.long()) == 0

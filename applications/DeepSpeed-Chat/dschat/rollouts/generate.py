@@ -41,12 +41,10 @@ class ContinuousEngine:
     """Draws from the actor by continuous batching, with so many live rows."""
 
     def __init__(self, slots: int, decode_graphs: bool | None = False, report: Report | None = None) -> None:
-        """Takes how to draw.
+        """Takes how many rows live at most.
 
-        Args:
-            slots: live rows at most.
-            decode_graphs: decode in steps of fixed shapes, on a GPU replayed from CUDA graphs; None: on a GPU alone.
-            report: is told after every session how its steps were launched.
+        `decode_graphs`: decode in steps of fixed shapes, on a GPU replayed from CUDA graphs; None: on a GPU alone.
+        `report` is told after every session how its steps were launched.
         """
         self._slots, self._decode_graphs, self._report = slots, decode_graphs, report
         self._kept: StaticDecoder | None = None  # with its graphs, as long as weights stay where they are
@@ -54,7 +52,6 @@ class ContinuousEngine:
 
     @contextmanager
     def session(self, actor: TrainedPolicy) -> Iterator[Draw]:
-        """See `RolloutEngine`."""
         with actor.gathered() as policy:
             yield self.draw_from(policy.inner)
         self._note_launches()
@@ -64,7 +61,6 @@ class ContinuousEngine:
             self._report(self._launches)
 
     def draw_from(self, causal_lm: PreTrainedModel) -> Draw:
-        """Draws from a model with whole weights."""
         graphs = causal_lm.device.type == "cuda" if self._decode_graphs is None else self._decode_graphs
         decoder_of = self._static_decoder if graphs else Decoder
         return partial(sample, causal_lm, slots=self._slots, decoder_of=decoder_of)
@@ -97,12 +93,10 @@ class GenerateEngine:
 
     @contextmanager
     def session(self, actor: TrainedPolicy) -> Iterator[Draw]:
-        """See `RolloutEngine`."""
         with actor.gathered() as policy:
             yield self.draw_from(policy.inner)
 
     def draw_from(self, causal_lm: CausalLM) -> Draw:
-        """Draws from a model with whole weights."""
         return partial(generate, causal_lm, batch_size=self._batch_size)
 
 
@@ -114,15 +108,8 @@ def choose_engine(
     decode_graphs: str = "auto",
     report: Report | None = None,
 ) -> ContinuousEngine | GenerateEngine:
-    """The engine of that name; transformers' generate in place of continuous batching where that does not fit.
-
-    Args:
-        name: continuous or generate.
-        rows: drawn together at most.
-        causal_lm: that draws.
-        flag: that gave the name, for messages.
-        decode_graphs: on, off, or auto: on a GPU.
-        report: see `ContinuousEngine`.
+    """The engine called continuous or generate, which draws so many rows together; transformers' generate in place of
+    continuous batching where that does not fit. `flag` gave the name; graphs are on, off, or auto: on a GPU.
     """
     if name == "continuous":
         if supports(causal_lm):
@@ -154,17 +141,12 @@ def sample(
     slots: int,
     decoder_of: DecoderOf = Decoder,
 ) -> Generation:
-    """One response to each prompt by continuous batching: live rows only, finished ones make room for waiting prompts.
+    """One response to each of B prompts by continuous batching: live rows only, finished ones make room for waiting
+    prompts.
 
-    In float32 a row's response depends on its prompt and seed alone, not on the other rows, their order or ``slots``.
-
-    Args:
-        causal_lm: one that `supports` knows, with whole weights, in evaluation mode.
-        prompts: B lists of ids, none empty.
-        sampling: how to draw.
-        seeds: of each row, 0 to 2**63 - 1.
-        slots: rows that are computed together at most.
-        decoder_of: gives a decoder for the model with room for what is needed.
+    In float32 a row's response depends on its prompt and seed alone, not on the other rows, their order or ``slots``,
+    the rows that are computed together at most. The model is one that `supports` knows, with whole weights, in
+    evaluation mode; seeds are 0 to 2**63 - 1.
     """
     on_gpu = causal_lm.device.type == "cuda"
     with torch.cuda.device(causal_lm.device) if on_gpu else nullcontext():  # graphs and events are of the current one
@@ -203,15 +185,11 @@ def generate(
     seeds: Sequence[int],
     batch_size: int,
 ) -> Generation:
-    """One response to each prompt by transformers' `generate`, without log-probs.
+    """One response to each of B prompts by transformers' `generate`, without log-probs; so many of similar length at
+    once.
 
-    Args:
-        causal_lm: with whole weights, in evaluation mode.
-        prompts: B lists of ids, none empty.
-        sampling: how to draw.
-        seeds: of the rows. transformers draws a batch from one sequence of numbers, so that a row depends on all of
-            them, and on the other rows; the global random state is left as it was.
-        batch_size: prompts answered at once, those of similar length together.
+    The model has whole weights and is in evaluation mode. transformers draws a batch from one sequence of numbers, so
+    that a row depends on all seeds, and on the other rows; the global random state is left as it was.
     """
     device = causal_lm.device
     input_ids, attention_mask = pad_prompts(prompts, sampling.pad_id, device)

@@ -39,9 +39,8 @@ class Sampling:
     def from_config(
         cls, config: PPOConfig, tokenizer: PreTrainedTokenizerBase, own_ends: Collection[int] = ()
     ) -> Sampling:
-        """The sampling of a PPOConfig.
-
-        EOS always ends a response; --end_of_conversation_token does, too, and so do the model's own end tokens.
+        """The sampling of step 3. EOS always ends a response; --end_of_conversation_token and the model's own end
+        tokens do, too.
         """
         end_ids = {end_token_id(tokenizer, config.end_of_conversation_token), tokenizer.eos_token_id}
         end_ids |= set(own_ends) - {tokenizer.pad_token_id}
@@ -90,14 +89,9 @@ SECOND_FACTOR = _signed(0x94D049BB133111EB)
 
 
 def uniforms(seeds: Tensor, count: int) -> Tensor:
-    """The first numbers of each seed's sequence.
+    """The first T numbers of each seed's sequence: seeds (B,) long → (B, T) float64 in [0, 1), multiples of 2^-53.
 
-    Args:
-        seeds: (B,) long.
-        count: T.
-
-    Returns:
-        (B, T) float64 in [0, 1), multiples of 2^-53. Number t of a row is SplitMix64's output t for the row's seed.
+    Number t of a row is SplitMix64's output t for the row's seed.
     """
     steps = torch.arange(1, count + 1, device=seeds.device)
     state = seeds[:, None] + steps * STRIDE  # integers wrap around
@@ -134,16 +128,11 @@ class TokenSampler:
             self._truncation.append(TopPLogitsWarper(sampling.top_p))
 
     def __call__(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """One token for each row.
+        """One token for each row, by its logits (N, V), which are overwritten, and `uniform` (N,) float64 in [0, 1).
 
-        Args:
-            logits: (N, V), of the model; overwritten.
-            uniform: (N,) float64 in [0, 1), which decides the draws.
-
-        Returns:
-            ids (N,) long; log-probs (N,) float32 under softmax(logits / temperature) of the whole vocabulary (with
-            temperature 0 under softmax(logits)), NaN where a row's logits are not finite. −inf beside finite ones is
-            a fine logit: it is a token that is never drawn.
+        Returns ids (N,) long; log-probs (N,) float32 under softmax(logits / temperature) of the whole vocabulary (with
+        temperature 0 under softmax(logits)), NaN where a row's logits are not finite. −inf beside finite ones is a
+        fine logit: it is a token that is never drawn.
         """
         logits = logits.float()
         if self._temperature not in (0, 1):
@@ -177,15 +166,9 @@ class TokenSampler:
 def inverse_cdf(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """The id where the running sum of a row's weights passes u · total; it has a weight above 0.
 
-    The search goes by blocks of ids first and then inside one block, so that no running sum is as wide as the
-    vocabulary; running sums are float64.
-
-    Args:
-        weights: (N, V) float32, not negative.
-        uniform: (N,) float64 in [0, 1).
-
-    Returns:
-        ids (N,) long, and total (N,) float64, the sum of all weights; where it is 0 or NaN the id means nothing.
+    Weights (N, V) float32, not negative; u (N,) float64 in [0, 1) → ids (N,) long, and total (N,) float64, the sum of
+    all weights; where it is 0 or NaN the id means nothing. The search goes by blocks of ids first and then inside one
+    block, so that no running sum is as wide as the vocabulary; running sums are float64.
     """
     num_ids = weights.shape[1]
     whole = num_ids - num_ids % BLOCK

@@ -45,7 +45,6 @@ class BatchScheduler:
         slots: int,
         decoder_of: DecoderOf = Decoder,
     ) -> None:
-        """Takes what `dschat.rollouts.generate.sample` takes."""
         longest, device = sampling.max_new_tokens, causal_lm.device
         self._sampling = sampling
         self._prompts = pad_prompts(prompts, sampling.pad_id, device)
@@ -117,7 +116,6 @@ class BatchScheduler:
         return Generation(rollout, logprobs, bad_rows=logprobs.isnan().any(1))
 
     def _low(self) -> int:
-        """The first column of live rows."""
         return min(row.start for row in self.live)
 
     def _rows_changed(self) -> None:

@@ -43,13 +43,9 @@ class SlotLayer(CacheLayerMixin):
     values: Tensor
 
     def __init__(self, slots: int, columns: int, span: int | None, window: Window) -> None:
-        """Takes the sizes.
+        """Takes the sizes of the buffers, and the window of the forward pass that is under way.
 
-        Args:
-            slots: live rows at most.
-            columns: of the buffers.
-            span: tokens that a token sees, itself included, in a sliding-window layer; None: all.
-            window: of the forward pass that is under way.
+        `span`: tokens that a token sees, itself included, in a sliding-window layer; None: all.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.span, self.is_sliding = span, span is not None
@@ -120,7 +116,6 @@ class SlotCache(Cache):
             buffer[:slots, :, columns.start - distance : columns.stop - distance] = moved
 
     def clear(self, slots: slice[int, int], columns: slice[int, int]) -> None:
-        """Puts zeros there."""
         for buffer in self._buffers():
             buffer[slots, :, columns] = 0
 
@@ -132,10 +127,8 @@ class StepMasks:
     """Which columns of its slot a row's next token sees: those from the row's first token on."""
 
     def __init__(self, config: PreTrainedConfig, cache: SlotCache) -> None:
-        """Takes what decides the form of masks.
-
-        Args:
-            config: of the language model; models with ``layer_types`` take a mask for each type.
+        """Takes the language model's config, which decides the form of masks: with ``layer_types`` there is one for
+        each type.
         """
         self._cache = cache
         self._implementation: str = config._attn_implementation
@@ -155,11 +148,8 @@ class StepMasks:
         return self._by_type(lambda layer: self._columns_from(layer.low))
 
     def of_static_step(self, first: Tensor, column: Tensor) -> Tensor | dict[str, Tensor]:
-        """The same where the device alone knows the column that is written: computed there, in every step anew.
-
-        Args:
-            first: (n,) long, the column of each row's first token.
-            column: (1,) long, that is written.
+        """The same where the device alone knows the `column` (1,) long that is written, in every step anew; `first`
+        (n,) long is the column of each row's first token.
         """
         columns = torch.arange(self._cache.window.end, device=first.device)
         seen = (columns >= first[:, None]) & (columns <= column)
@@ -171,7 +161,6 @@ class StepMasks:
         return self._by_type(seen_by)
 
     def _by_type(self, mask_of: Callable[[SlotLayer], Tensor]) -> Tensor | dict[str, Tensor]:
-        """One mask, or one for each type of layer."""
         layers = self._cache.slot_layers
         if self._types is None:
             return mask_of(layers[0])

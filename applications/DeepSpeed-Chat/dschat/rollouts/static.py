@@ -55,7 +55,6 @@ class HostSyncs(TorchDispatchMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Runs an operator, and notes its name."""
         result = func(*args, **(kwargs or {}))
         name = str(func).split(".")[1]  # aten.copy_.default
         if name in WAITING or _indexes_by_mask(name, args) or _crosses_devices(name, args, result):
@@ -98,7 +97,6 @@ def _indexes_by_mask(name: str, args: Sequence[object]) -> bool:
 
 
 def _crosses_devices(name: str, args: Sequence[object], result: object) -> bool:
-    """Whether numbers are copied between host and device."""
     if name not in ("_to_copy", "copy_"):
         return False
     places = {tensor.device.type for tensor in (*args[:2], result) if isinstance(tensor, Tensor)}
@@ -130,7 +128,6 @@ class StaticDecoder(Decoder):
     """A decoder for many rollouts, as long as the model's weights stay where they are."""
 
     def __init__(self, causal_lm: PreTrainedModel, capacity: Capacity) -> None:
-        """Makes room; see `Decoder`."""
         super().__init__(causal_lm, replace(capacity, columns=round_up(capacity.columns, COLUMN_STEP)))
         self._addresses = addresses_of(causal_lm)
         self._column = torch.zeros(1, dtype=torch.long, device=self._device)  # that was filled last
@@ -159,7 +156,6 @@ class StaticDecoder(Decoder):
         return "of fixed shapes" if self._pool is None else "CUDA graphs"
 
     def rows_changed(self, live: int, end: int) -> None:
-        """See `Decoder`."""
         super().rows_changed(live, end)
         for state in (self.drawn, self.position, self.first):
             state[live:] = 0
@@ -168,7 +164,6 @@ class StaticDecoder(Decoder):
         self._late.ask()
 
     def step(self, live: int, low: int, end: int) -> None:
-        """See `Decoder`."""
         if self.refusal is not None:
             super().step(live, low, end)
             return

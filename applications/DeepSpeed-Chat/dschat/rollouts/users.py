@@ -44,13 +44,11 @@ class SimulatedUser:
     """A model in the user's place: it is shown the dialogue and told what to do."""
 
     def __init__(self, write: Writer) -> None:
-        """Takes the model."""
         self._write = write
 
     def __call__(
         self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
     ) -> list[str | None]:
-        """See `dschat.rollouts.dialogues.User`."""
         texts = self._write([simulator_prompt(dialogue) for dialogue in dialogues], seeds)
         return [question_of(text or "") or None for text in texts]
 
@@ -75,11 +73,9 @@ class ModelWriter:
     """A model of our own, which answers prompts as an assistant."""
 
     def __init__(self, assistant: Assistant) -> None:
-        """Takes the model."""
         self._assistant = assistant
 
     def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """See `Writer`."""
         replies = self._assistant([[{"role": "user", "content": prompt}] for prompt in prompts], seeds)
         return [None if reply is None else reply.text for reply in replies]
 
@@ -88,14 +84,9 @@ class ServerWriter:
     """A model on an OpenAI-compatible server. Answers are kept on the disk, so that none is asked for twice."""
 
     def __init__(self, endpoint: Endpoint, temperature: float, concurrency: int, cache: Path) -> None:
-        """Opens the client; nothing is sent.
+        """Opens the client, for so many requests at the same time; nothing is sent. The folder `cache` keeps answers.
 
-        Args:
-            concurrency: requests at the same time.
-            cache: folder of the answers.
-
-        Raises:
-            UserError: the openai library is missing, or the address is none.
+        Raises UserError: the openai library is missing, or the address is none.
         """
         self._endpoint, self._temperature, self._concurrency = endpoint, temperature, concurrency
         self._cache, self._answered = ReplyCache(cache, says_something), False
@@ -166,7 +157,6 @@ class FunctionUser:
     """Somebody's own function: dialogues, each a list of messages → the user's next message of each."""
 
     def __init__(self, function: Callable[[list[Dialogue]], list[str]], flag: str) -> None:
-        """Takes the function, and the flag that named it."""
         self._function, self._flag = function, flag
 
     def __call__(

@@ -54,11 +54,9 @@ class VllmEngine:
     def __init__(self, model: str, max_tokens: int, gpu_memory: float, tensor_parallel: int = 1) -> None:
         """Starts nothing yet; the first session does.
 
-        Args:
-            model: folder or hub name of the actor's config; the weights come from the actor.
-            max_tokens: of the longest prompt and response together.
-            gpu_memory: share of a GPU's memory for weights and cache.
-            tensor_parallel: neighbouring ranks that share an engine; it divides their number.
+        `model` is the folder or hub name of the actor's config; the weights come from the actor. `max_tokens` is of
+        the longest prompt and response together, `gpu_memory` the share of a GPU's memory for weights and cache.
+        `tensor_parallel` neighbouring ranks share an engine; it divides their number.
         """
         self._share, self._group = tensor_parallel, neighbours(tensor_parallel)
         self._model, self._max_tokens, self._gpu_memory = model, max_tokens, gpu_memory
@@ -150,7 +148,6 @@ class VllmEngine:
         return [item] if self._share == 1 else gather_objects(item, self._group)
 
     def _draw(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Generation:
-        """See `dschat.rollouts.engine.Draw`."""
         from vllm import SamplingParams
 
         assert self._llm is not None and self._temperature is not None  # a session is open

@@ -68,11 +68,7 @@ class Servers:
     """The servers of a run, each with all of the actor's weights."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        """Asks nothing yet.
-
-        Args:
-            urls: without a path.
-        """
+        """Takes addresses without a path; asks nothing yet."""
         self.urls = [url.rstrip("/") for url in urls]
         token = os.environ.get(TOKEN)
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -85,13 +81,8 @@ class Servers:
     def post(self, path: str, bodies: Json | Sequence[Json]) -> None:
         """One request to every server, at the same time, and waits for the answers.
 
-        Args:
-            path: begins with a slash.
-            bodies: the JSON of all, or of each.
-
-        Raises:
-            UserError: a server refuses.
-            Lost: one does not answer.
+        `bodies` is the JSON of all, or of each. Raises UserError where a server refuses, Lost where one does not
+        answer.
         """
         each = [bodies] * len(self.urls) if isinstance(bodies, dict) else bodies
         with ThreadPoolExecutor(len(self.urls)) as pool:
@@ -148,14 +139,7 @@ class Drawing:
     """Rows that servers are drawing, in a thread of its own."""
 
     def __init__(self, servers: Servers, rows: Mapping[int, Row], first: int, version: str) -> None:
-        """Begins.
-
-        Args:
-            servers: that rows are dealt out to in turn.
-            rows: of this process, by number.
-            first: which server gets the first row.
-            version: of the weights to draw with.
-        """
+        """Begins. Servers get rows, by number, in turn from the `first` on; `version` is that of the weights."""
         self.rows, self.answers = rows, dict[int, Answer]()
         self._servers, self._first, self._version = servers, first, version
         self._problem: Exception | None = None
@@ -163,10 +147,8 @@ class Drawing:
         self._thread.start()
 
     def wait(self) -> Exception | None:
-        """Until all rows are drawn, or cannot be: then a UserError or Lost. The rows that are have answers.
-
-        Raises:
-            Stopped: soon after a signal, on this rank alone.
+        """Until all rows are drawn, or cannot be: then a UserError or Lost. The rows that are have answers. Raises
+        Stopped soon after a signal, on this rank alone.
         """
         while self._thread.is_alive():
             raise_if_stopped_here()

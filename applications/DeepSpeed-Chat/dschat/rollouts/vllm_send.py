@@ -60,15 +60,8 @@ class NcclSender:
     """
 
     def __init__(self, servers: Servers, introduction: Json, workers: Sequence[int]) -> None:
-        """Meets them.
-
-        Args:
-            servers: all of them.
-            introduction: what they must know of the run.
-            workers: how many GPUs each has.
-
-        Raises:
-            UserError, Lost: see `Servers.post`.
+        """Meets all servers, tells them what they must know of the run, and how many GPUs each has. Raises UserError
+        or Lost, see `Servers.post`.
         """
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 

@@ -60,12 +60,7 @@ class VllmServers:
     """A rollout engine elsewhere. Seeds decide its draws, as those of `dschat.rollouts.vllm.VllmEngine`."""
 
     def __init__(self, urls: Sequence[str], needs: ServerNeeds) -> None:
-        """Asks nothing yet; the first session does. Every rank must make one.
-
-        Args:
-            urls: addresses without a path.
-            needs: of the run.
-        """
+        """Takes addresses without a path; asks nothing yet, the first session does. Every rank must make one."""
         self._servers, self._needs = Servers(urls), needs
         self._run, self._count = broadcast_object(secrets.token_hex(4)), 0
         self._problem: Exception | None = None  # what has gone wrong in sending, on the main process
@@ -77,7 +72,6 @@ class VllmServers:
 
     @property
     def _version(self) -> str:
-        """Of the weights that were sent last."""
         return f"{self._run}.{self._count}"
 
     @contextmanager
@@ -159,10 +153,8 @@ class VllmServers:
             self._wait_until_back(lost)
 
     def _meet(self, actor: TrainedPolicy) -> list[int]:
-        """Looks at the servers, and introduces the run to those that do not know it.
-
-        Returns:
-            How many GPUs each has, where all sides can use NCCL; else nothing.
+        """Looks at the servers, and introduces the run to those that do not know it. Returns how many GPUs each has,
+        where all sides can use NCCL; else nothing.
         """
         try:
             abouts = self._servers.about()
@@ -185,7 +177,6 @@ class VllmServers:
         return [about.workers for about in abouts] if on_gpus and find_spec("vllm") is not None else []
 
     def _check(self, url: str, about: About, actor: TrainedPolicy) -> None:
-        """Raises UserError where a server cannot draw for this run."""
         needs = self._needs
         if self._count and not about.version.startswith((self._run, FRESH)):
             raise other_weights(url, about.version, self._version)
@@ -261,7 +252,6 @@ class Asked:
     """A response to each of this rank's prompts, which servers are drawing."""
 
     def __init__(self, engine: VllmServers, rows: dict[int, Row], sampling: Sampling) -> None:
-        """Begins; the rows by number."""
         self._engine, self._rows, self._sampling = engine, rows, sampling
         self.drawing = engine.drawing(rows)  # of all rows, or of those that are left
         self._answers: dict[int, Answer] = {}
@@ -270,11 +260,8 @@ class Asked:
         """Waits for it. Every rank must call it.
 
         Where a server has gone meanwhile, waits until it is back; it then gets the weights of now, and draws with
-        these what is left.
-
-        Raises:
-            UserError: on every rank, where a server refuses or stays away.
-            Stopped: soon after a signal.
+        these what is left. Raises UserError, on every rank, where a server refuses or stays away; Stopped soon after a
+        signal.
         """
         for tries in itertools.count(1):
             with stopping_together():

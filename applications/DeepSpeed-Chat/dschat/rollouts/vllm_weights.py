@@ -69,10 +69,8 @@ def inputs_first(actor: TrainedPolicy) -> frozenset[str]:
 def noting(
     weights: Iterable[tuple[str, Tensor]], columns: dict[str, Tensor], inputs_first: frozenset[str], shares: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same weights.
-
-    `columns` gets, by name, weights (shares, outputs) of every matrix outside experts: those of the first input of
-    each share, where inputs are divided; see `wrong_layers`.
+    """The same weights. By name, `columns` gets weights (shares, outputs) of every matrix outside experts: those of
+    the first input of each share, where inputs are divided; see `wrong_layers`.
     """
     for name, tensor in weights:
         if tensor.dim() == 2 and ".experts." not in name:
@@ -93,19 +91,13 @@ def _gathered(part: Tensor) -> Tensor:
 def wrong_layers(
     model: nn.Module, columns: Mapping[str, Tensor], place: int = 0, gathered: Callable[[Tensor], Tensor] = _gathered
 ) -> list[str]:
-    """Layers of vLLM's model, by name, that compute with other weights than they were given. All ranks that share it
-    must call it.
+    """Layers of vLLM's model, this rank's part of it, by name, that compute with other weights than they were given.
 
-    A layer whose first input is 1 and all others 0 returns the weights of that input: without rounding, and however it
-    keeps them. They are compared in the order of their size, since some families' rows are moved. Of a layer whose
-    inputs are divided among ranks, each compares its own first one; where outputs are, all parts are put together.
-    Layers with numbers that are not finite, and those whose weights have other names, are left out.
-
-    Args:
-        model: vLLM's, this rank's part of it.
-        columns: see `noting`.
-        place: of this rank among those.
-        gathered: puts the outputs (N,) of all of them together.
+    All ranks that share it must call it; `place` is this one's number. A layer whose first input is 1 and all others 0
+    returns the weights of that input: without rounding, and however it keeps them. They are compared with `columns`,
+    see `noting`, in the order of their size, since some families' rows are moved. Of a layer whose inputs are divided
+    among ranks, each compares its own first one; where outputs (N,) are, all parts are `gathered`. Layers with numbers
+    that are not finite, and those whose weights have other names, are left out.
     """
     names: dict[int, str] = {}
     wrong, compared = [], 0

@@ -57,25 +57,21 @@ class TrainerWeights(NCCLWeightTransferEngine):
     def __init__(
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: nn.Module
     ) -> None:
-        """Takes what vLLM gives; the model is this worker's part."""
         super().__init__(config, vllm_config, device, model)
         self._temperature, self._inputs_first = Temperature(model), frozenset[str]()
         self._columns: dict[str, Tensor] = {}
         self._pieces = bytearray()  # of the weight that is on its way by HTTP
 
     def init_transfer_engine(self, init_info: RunInfo) -> None:
-        """Meets a run."""
         self._temperature.value, self._inputs_first = init_info.temperature, frozenset(init_info.inputs_first)
         if init_info.nccl:
             super().init_transfer_engine(NCCLWeightTransferInitInfo(**init_info.nccl))
 
     def start_weight_update(self) -> None:
-        """Before the first weight."""
         self._columns, self._pieces = {}, bytearray()
         super().start_weight_update()
 
     def receive_weights(self, update_info: SentWeights) -> None:
-        """Loads weights one at a time."""
         weights = self._broadcast(update_info) if update_info.data is None else self._completed(update_info)
         for weight in noting(weights, self._columns, self._inputs_first, self.parallel_config.tensor_parallel_size):
             self.model.load_weights([weight])
@@ -133,7 +129,6 @@ class Gate:
         self._app, self._token = app, os.environ.get("VLLM_API_KEY", "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers, or hands the request on."""
         answer = await self._answer(Request(scope)) if scope["type"] == "http" else None
         await (answer or self._app)(scope, receive, send)
 

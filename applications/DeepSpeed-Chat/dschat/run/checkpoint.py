@@ -85,10 +85,8 @@ class Checkpoints:
     # -- writing
 
     def save(self, progress: Progress) -> None:
-        """Writes step-N for the progress's N updates, and removes checkpoints beyond --save_total_limit.
-
-        Raises:
-            UserError: it cannot be written; earlier checkpoints stay.
+        """Writes step-N for the progress's N updates, and removes checkpoints beyond --save_total_limit. Raises
+        UserError where it cannot be written; earlier checkpoints stay.
         """
         name = f"step-{progress.update}"
         try:
@@ -175,8 +173,7 @@ class Checkpoints:
     def load(self) -> Progress | None:
         """Restores what --resume_from_checkpoint names; None without the flag, or where nothing was saved yet.
 
-        Raises:
-            UserError: the checkpoint is damaged or belongs to another run; lists the differences.
+        Raises UserError where the checkpoint is damaged or belongs to another run; it lists the differences.
         """
         wanted = self._config.resume_from_checkpoint
         if wanted is None:
@@ -256,7 +253,6 @@ class Checkpoints:
         return manifest, problem and f"its file {METRICS} is damaged: {problem}"
 
     def _check(self, folder: Path, manifest: Json, in_rollout: bool) -> None:
-        """Raises UserError where the checkpoint is not this run's."""
         size, here, found = manifest["world_size"], world_size(), self._differences(manifest)
         if size != here and in_rollout:
             found.append(f"it was written inside a rollout of {size} processes, here are {here}")
@@ -274,7 +270,6 @@ class Checkpoints:
             logger.warning(told, folder, size, here)
 
     def _differences(self, manifest: Json) -> list[str]:
-        """Flags and files that were others."""
         before = with_later_flags(manifest["identity"], self._identity, self._config)
         return differences(before, self._identity, other_size=manifest["world_size"] != world_size())
 
@@ -292,7 +287,6 @@ def _average_file(number: int) -> str:
 
 
 def _load_average(average: Mapping[str, Tensor], folder: Path, ranks: int) -> None:
-    """Fills this rank's parts from those that some number of ranks wrote."""
     resized = ranks != world_size()
     with ExitStack() as opened:
         numbers = range(ranks) if resized else [rank()]

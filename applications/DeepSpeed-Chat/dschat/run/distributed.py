@@ -80,7 +80,6 @@ def barrier() -> None:
 
 def neighbours(size: int) -> dist.ProcessGroup | None:
     """The group of `size` successive ranks that this one is in, for `gather_objects`; of all ranks, or none for one.
-
     Every rank must call it; `size` divides the number of ranks.
     """
     if size == 1 or world_size() == 1:

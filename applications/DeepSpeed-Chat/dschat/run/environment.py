@@ -51,7 +51,6 @@ def describe(options: EnvOptions) -> str:
 
 
 def _installed() -> dict[str, str]:
-    """Versions of packages that some flags need."""
     found = {}
     for name in OTHERS:
         with suppress(PackageNotFoundError):

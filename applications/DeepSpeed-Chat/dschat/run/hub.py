@@ -41,19 +41,11 @@ SHORTEST_SECRET = 12  # characters; shorter values of such variables stand in te
 
 
 def push(folder: Path, repository: str, public: bool = False, message: str = "Upload model") -> str:
-    """Uploads a model in one commit, and makes the repository where it is missing.
+    """Uploads a model, or the policy of step 3's output, in one commit, and makes the repository owner/name where it
+    is missing.
 
-    Args:
-        folder: of a model, or step 3's output.
-        repository: owner/name.
-        public: the repository is new, or public already; else it is private.
-        message: of the commit.
-
-    Returns:
-        The repository's address.
-
-    Raises:
-        UserError: there is no model, a file holds a secret, or the hub refuses or cannot be reached.
+    `public`: the repository is new, or public already; else it is private. Returns the repository's address. Raises
+    UserError: there is no model, a file holds a secret, or the hub refuses or cannot be reached.
     """
     check_repository("repository", repository)
     files = dict(files_of(folder))
@@ -106,10 +98,8 @@ def push_problem(what: str) -> str | None:
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Name in the repository and file of everything that is uploaded.
-
-    Raises:
-        UserError: the folder holds no model.
+    """Name in the repository and file of everything that is uploaded. Raises UserError where the folder holds no
+    model.
     """
     model = folder / POLICY if not _is_model(folder) and _is_model(folder / POLICY) else folder
     if not _is_model(model):
@@ -160,7 +150,6 @@ def _run_of(model: Path) -> Path | None:
 
 
 def _explain(repository: str, error: Exception) -> str:
-    """What the hub's client says, and what to do."""
     from huggingface_hub.errors import HfHubHTTPError
 
     reason = " ".join(str(error).split())

@@ -33,11 +33,7 @@ Identity = dict[str, str]  # what → its value, or the hash of its content
 def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, data: Json) -> Identity:
     """Everything that decides the numbers of a run, by name.
 
-    Args:
-        config: the flags.
-        plan: the batch sizes.
-        tokenizer: of the run.
-        data: sources (with the revision of those from the hub) and file hashes, as `RunRecord.data` holds them.
+    `data` are sources (with the revision of those from the hub) and file hashes, as `RunRecord.data` holds them.
     """
     free = flags_on_resume(config, FREE)
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
@@ -75,8 +71,7 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
 def check_same_everywhere(identity: Identity) -> None:
     """Compares what processes were given: nodes may have files of their own. Every rank must call it.
 
-    Raises:
-        UserError: on every rank: names the first rank that has something else than rank 0, its host, and what.
+    Raises UserError, on every rank: names the first rank that has something else than rank 0, its host, and what.
     """
     (host, first), *others = gather_objects((socket.gethostname(), identity))
     for number, (other_host, own) in enumerate(others, 1):
@@ -95,10 +90,8 @@ def check_same_everywhere(identity: Identity) -> None:
 
 
 def with_later_flags(before: Identity, now: Identity, config: CommonConfig) -> Identity:
-    """A checkpoint's identity as this version writes it.
-
-    Flags that did not exist then had their defaults, and continuous batching another name; a tokenizer that has the
-    hash of then has that of now.
+    """A checkpoint's identity as this version writes it: flags that did not exist then had their defaults, and
+    continuous batching another name; a tokenizer that has the hash of then has that of now.
     """
     defaults = {
         f"--{field.name}": _text(field.default)
@@ -115,12 +108,8 @@ def with_later_flags(before: Identity, now: Identity, config: CommonConfig) -> I
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: bool) -> list[str]:
-    """What differs between two identities, in words.
-
-    Args:
-        before: of the checkpoint.
-        now: of this run.
-        other_size: the number of processes differs, so that a process's share of a batch may.
+    """What differs between the identities of a checkpoint and of this run, in words. `other_size`: the number of
+    processes differs, so that a process's share of a batch may.
     """
     passed_over = {FILES, EARLIER_TOKENIZER, *(f"--{name}" for name in SHARES if other_size)}
     found = []

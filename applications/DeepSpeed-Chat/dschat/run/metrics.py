@@ -34,12 +34,9 @@ def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def rows_problem(file: Path, update: int, per_rollout: int) -> str | None:
-    """What is wrong with a checkpoint's rows; None where each update, or each rollout's last one, has its row.
+    """What is wrong with a checkpoint's file of rows; None where each update, or each rollout's last one, has its row.
 
-    Args:
-        file: of rows; those of evaluations are passed over.
-        update: the checkpoint's.
-        per_rollout: updates of a rollout in step 3; 0 in other steps.
+    Rows of evaluations are passed over. `per_rollout` are the updates of a rollout in step 3; 0 in other steps.
     """
     *lines, rest = file.read_bytes().split(b"\n")
     try:
@@ -67,18 +64,12 @@ class Means:
         self.add_sum(name, total)
         self._weights[name] = self._weights.get(name, 0) + weight
 
-    def add_all(self, totals: Mapping[str, Number], weight: Number = 1) -> None:
-        """Adds several metrics of the same weight."""
-        for name, total in totals.items():
-            self.add(name, total, weight)
-
     def add_sum(self, name: str, total: Number) -> None:
         """Adds to a metric that is a sum over everything added on all ranks."""
         total = total.detach() if isinstance(total, Tensor) else total
         self._sums[name] = self._sums.get(name, 0) + total
 
     def add_sums(self, totals: Mapping[str, Number]) -> None:
-        """Adds to several sums."""
         for name, total in totals.items():
             self.add_sum(name, total)
 
@@ -96,7 +87,6 @@ class Means:
 
     @classmethod
     def from_state(cls, numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> Means:
-        """What `state` gave."""
         means = cls()
         given: dict[str, Number] = {**numbers, **tensors}
         for name, x in given.items():
@@ -122,9 +112,8 @@ class MetricsLog:
     """``metrics.jsonl``, one object per line, and trackers. Only the main process writes."""
 
     def __init__(self, folder: Path, trackers: Trackers | None = None, keep: bool = False) -> None:
-        """Opens the file in a folder, and trackers, that show its rows as well.
-
-        With `keep`, the rows of an earlier run stay until `cut` says which of them do.
+        """Opens the file in a folder, and trackers, that show its rows as well. With `keep`, the rows of an earlier
+        run stay until `cut` says which of them do.
         """
         self._start = time.perf_counter()
         self._file: TextIO | None = None

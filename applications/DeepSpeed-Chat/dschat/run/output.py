@@ -150,8 +150,7 @@ class RunOutput:
     def __init__(self, step: str, config: CommonConfig, plan: BatchPlan) -> None:
         """Makes the folder and writes flags, with the batch sizes that follow from them, and the record of the step.
 
-        Raises:
-            UserError: on every rank: another run has the folder, or has left a run there; or it cannot be written.
+        Raises UserError, on every rank: another run has the folder, or has left a run there; or it cannot be written.
         """
         self.plan, self._config, self._place = plan, config, Path(config.output_dir)
         self._backup = Backup(self._place)  # what an earlier run left, until this one's first save stands in its place
@@ -197,9 +196,8 @@ class RunOutput:
         return lock
 
     def writing(self, place: Path) -> AbstractContextManager[Path | None]:
-        """A new folder, on the main process, whose content is in ``place`` afterwards; see `writing_into`.
-
-        Raises UserError, before and after writing, where another process has the run's folder by now.
+        """A new folder, on the main process, whose content is in ``place`` afterwards; see `writing_into`. Raises
+        UserError, before and after writing, where another process has the run's folder by now.
         """
         if self._lock is None:
             return nullcontext()

@@ -44,9 +44,8 @@ class ProcessReport:
 
 
 def preflight(config: CommonConfig) -> None:
-    """Compares all processes: package versions, output_dir writable and shared, enough memory for the models.
-
-    Raises UserError on every rank, naming the rank that cannot go on.
+    """Compares all processes: package versions, output_dir writable and shared, enough memory for the models. Raises
+    UserError on every rank, naming the rank that cannot go on.
     """
     output_dir = Path(config.output_dir)
     problem = _folder_problem(output_dir)

@@ -15,11 +15,12 @@ Json = dict[str, Any]  # type: ignore[explicit-any]  # an object that JSON can h
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is, beside models and optimisers."""
+    """Where a run is, or an algorithm inside an iteration, beside models and optimisers."""
 
-    update: int  # optimiser updates so far
+    update: int  # optimiser updates so far; an algorithm's are those of the iteration that is under way
     numbers: Json  # counters and coefficients, the same on every rank
-    random: dict[str, Tensor]  # the global random states of this rank, see `random_states`
+    # The global random states of this rank, see `random_states`; of an algorithm between two iterations none.
+    random: dict[str, Tensor]
     # Of this rank: a rollout that is in use, and sums over it.
     tensors: dict[str, Tensor] = field(default_factory=dict)
 

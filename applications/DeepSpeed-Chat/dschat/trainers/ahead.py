@@ -13,9 +13,9 @@ from dschat.data.examples import PromptExample
 from dschat.rl.types import tensors_of
 from dschat.rollouts.engine import AheadEngine, Generation, Pending
 from dschat.run.distributed import world_size
-from dschat.run.state import Json, SeedKind
+from dschat.run.state import Json, Progress, SeedKind
 from dschat.scoring.source import ResponseTexts
-from dschat.trainers.iteration import State, put_together
+from dschat.trainers.iteration import put_together
 from dschat.trainers.ppo_models import ActorSampler
 
 logger = logging.getLogger("dschat")
@@ -79,8 +79,7 @@ class RolloutAhead:
             return {}, {}
         return {"ahead": [upcoming.iteration, world_size()]}, tensors_of(settled, "ahead")
 
-    def load(self, state: State) -> None:
-        """Takes up what `state` gave."""
+    def load(self, state: Progress) -> None:
         iteration, ranks = state.numbers.get("ahead", (None, world_size()))
         if ranks != world_size():  # each has other prompts now
             logger.warning("The rollout that was drawn ahead by %d processes is drawn again.", ranks)

@@ -64,13 +64,8 @@ class Alarms:
     """Reads the metrics of every iteration; each alarm is logged at most once in so many updates."""
 
     def __init__(self, max_kl: float | None, stops: bool, interval: int, rows: int) -> None:
-        """Takes the limits.
-
-        Args:
-            max_kl: nats per sequence; None for no limit.
-            stops: a KL above it ends the run.
-            interval: updates between two lines of the same alarm.
-            rows: of a rollout on all ranks.
+        """Takes --max_kl in nats, whether a KL above it ends the run, updates between two lines of the same alarm, and
+        the rows of a rollout on all ranks.
         """
         self._max_kl, self._stops, self._interval, self._rows = max_kl, stops, interval, rows
         self._logged: dict[str, int] = {}  # alarm → after how many updates it was logged last
@@ -78,20 +73,14 @@ class Alarms:
 
     @classmethod
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> Alarms:
-        """What the flags say."""
         interval = config.eval_interval or USUAL_INTERVAL
         return cls(config.max_kl, config.kl_action == "stop", interval, plan.global_responses)
 
     def check(self, metrics: Metrics, update: int, may_stop: bool = True) -> str | None:
-        """Logs what is wrong.
+        """Logs what is wrong after so many updates; returns why the run must end, if it must.
 
-        Args:
-            metrics: of an iteration, the same on every rank; one whose rollout was left out has none to look at.
-            update: optimiser updates so far.
-            may_stop: there is more to come that a stop would spare.
-
-        Returns:
-            Why the run must end, if it must.
+        The metrics are an iteration's, the same on every rank; one whose rollout was left out has none to look at.
+        `may_stop`: there is more to come that a stop would spare.
         """
         if "objective/kl" not in metrics:
             return None
@@ -112,11 +101,9 @@ class Alarms:
         return f"{after(update)}, {found['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
 
     def state_dict(self) -> Json:
-        """What a checkpoint keeps."""
         return {"logged": self._logged, "ended": self._ended}
 
     def load_state_dict(self, state: Json) -> None:
-        """Takes up what `state_dict` gave."""
         self._logged, self._ended = dict(state["logged"]), state["ended"]
 
     def _log(self, name: str, message: str, update: int) -> None:

@@ -15,13 +15,7 @@ from dschat.run.distributed import device, world_size
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.trainers.iteration import eval_size
-from dschat.trainers.reference import (
-    FOLDER,
-    describe_reference,
-    pair_logprobs,
-    reference_logprobs,
-    with_logprobs,
-)
+from dschat.trainers.reference import FOLDER, pair_logprobs, with_reference
 from dschat.trainers.selfcheck import check_policy
 from dschat.trainers.supervised import Task
 
@@ -42,14 +36,8 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         run: Run,
         model: str,
     ) -> None:
-        """Takes the pairs.
-
-        Args:
-            train, eval: pairs, still without log-probs of the reference.
-            pad_id: of the tokenizer.
-            config: the flags.
-            run: its folder keeps the log-probs of the reference.
-            model: the policy's `dschat.common.fingerprints.model_hash`.
+        """Takes pairs without log-probs of the reference, which the run's folder keeps; `model` is the policy's
+        `dschat.common.fingerprints.model_hash`.
         """
         self.train, self.eval = train, eval
         self._pad_id, self._config, self._run, self._model = pad_id, config, run, model
@@ -86,17 +74,9 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
     def _with_reference(
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], name: str
     ) -> list[PreferenceExample]:
-        dtype = next(engine.module.parameters()).dtype
-        logprobs = reference_logprobs(
-            engine,
-            examples,
-            self._pad_id,
-            eval_size(self._config),
-            TEMPERATURE,
-            self._run.folder / FOLDER / f"{name}.safetensors",
-            describe_reference(examples, self._model, dtype, TEMPERATURE),
-        )
-        return with_logprobs(examples, logprobs)
+        file = self._run.folder / FOLDER / f"{name}.safetensors"
+        size = eval_size(self._config)
+        return with_reference(engine, examples, self._pad_id, size, TEMPERATURE, file, self._model)
 
     def _reference(self, examples: Sequence[PreferenceExample]) -> Tensor:
         """(B, 2) float32; raises TypeError for pairs without log-probs of the reference."""

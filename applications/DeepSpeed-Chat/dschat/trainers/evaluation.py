@@ -3,14 +3,12 @@
 
 import logging
 from collections.abc import Callable, Sequence, Sized
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.common.jsonl import write_rows
 from dschat.data.collate import eval_batches
 from dschat.data.dialogues import DialogueExample
 from dschat.data.examples import PromptExample
@@ -35,14 +33,11 @@ Sample = dict[str, object]  # a row of a sample file
 
 
 def shares(examples: Sequence[Sized], size: PassSize, sequences: int) -> list[list[int]]:
-    """Numbers of this rank's examples in batches for forward passes; every rank must call it.
+    """Numbers of this rank's examples, of those of all ranks, in batches for forward passes of so many `sequences` an
+    example.
 
-    Every rank gets equally many batches: where its examples do not suffice, its list ends with empty ones.
-
-    Args:
-        examples: of all ranks.
-        size: of a forward pass.
-        sequences: that the model reads of an example.
+    Every rank must call it, and gets equally many batches: where its examples do not suffice, its list ends with empty
+    ones.
     """
     lengths = lengths_of(examples)
     if size.tokens is None:
@@ -61,18 +56,12 @@ def evaluate_responses(
     score: Callable[[Generation, ResponseTexts], tuple[Trajectory, AuxiliaryScores, Measured]],
     assign_credit: Callable[[Trajectory], PPOBatch],
 ) -> tuple[dict[str, float], list[Sample]]:
-    """Answers the prompts, each rank its share.
+    """Answers held-out prompts, each rank its share.
 
-    Args:
-        prompts: held out.
-        tokenizer: the actor's.
-        sample: prompts → their responses.
-        score: responses → a trajectory; the auxiliary scores; what scoring measured.
-        assign_credit: a trajectory → its advantages.
+    `sample` draws responses; `score` makes a trajectory of them, auxiliary scores, and what scoring measured.
 
-    Returns:
-        Means over the prompts of all ranks: eval/scores, kl, length, eos_rate and the names of further numbers; and a
-        sample for each prompt, in their order.
+    Returns means over the prompts of all ranks: eval/scores, kl, length, eos_rate and the names of further numbers;
+    and a sample for each prompt, in their order.
     """
     by_length = sorted(prompts, key=len)
     own, most = by_length[rank() :: world_size()], len(prompts[:: world_size()])
@@ -100,11 +89,6 @@ def evaluate_responses(
     return _of_all_ranks(means, samples)
 
 
-def write_samples(folder: Path, update: int, samples: Sequence[Sample]) -> None:
-    """Writes samples/update-N.jsonl of a run."""
-    write_rows(folder / "samples" / f"update-{update:06d}.jsonl", samples)
-
-
 def show_samples(samples: Sequence[Sample]) -> None:
     """Logs a few responses (--print_answers)."""
     for sample in samples[:PRINTED_SAMPLES]:
@@ -120,17 +104,12 @@ def evaluate_dialogues(
 ) -> tuple[dict[str, float], list[Sample]]:
     """Talks with the users of held-out dialogues, each rank with its share.
 
-    Args:
-        held_out: dialogues.
-        answer: dialogues → the same with the policy's replies.
-        reward: scores the dialogue as it stands after each turn.
-        kl: replies → the KL of each to the reference, (B,); None without one. Every rank calls it equally often, with
-            as many replies.
+    `reward` scores the dialogue as it stands after each turn. `kl`: replies → the KL of each to the reference, (B,);
+    every rank calls it equally often, with as many replies.
 
-    Returns:
-        Means over all ranks: eval/scores of whole dialogues, eval/scores_turn_1 and so on of the dialogues as they
-        stand after that turn, and over replies eval/eos_rate, length and kl; and a sample for each dialogue, in their
-        order.
+    Returns means over all ranks: eval/scores of whole dialogues, eval/scores_turn_1 and so on of the dialogues as they
+    stand after that turn, and over replies eval/eos_rate, length and kl; and a sample for each dialogue, in their
+    order.
     """
     by_length = sorted(held_out, key=len)
     shares = [by_length[number :: world_size()] for number in range(world_size())]
@@ -178,7 +157,6 @@ def _response_sample(batch: PPOBatch, texts: ResponseTexts, row: int, auxiliary:
 
 
 def _numbers(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:
-    """What is averaged, of each row."""
     trajectory = batch.trajectory
     return {
         "scores": trajectory.scores,

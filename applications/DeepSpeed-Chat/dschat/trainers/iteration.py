@@ -19,24 +19,12 @@ from dschat.models.layout import Integers, PassSize, group_by_length
 from dschat.rl.types import tensors_of
 from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.metrics import Means
-from dschat.run.state import Json
+from dschat.run.state import Json, Progress
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE
 
 Metrics = dict[str, float]
 T = TypeVar("T")
 Batch = TypeVar("Batch")
-
-
-@dataclass(frozen=True)
-class State:
-    """What an algorithm must know to go on, beside models and optimisers."""
-
-    numbers: Json  # counters and coefficients, the same on every rank
-    # Of this rank: a rollout that is in use, and sums over it.
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    updates: int = 0  # optimiser updates that are finished of an iteration that is under way
-    # The random states that such an iteration goes on with, see `dschat.run.random_states`.
-    random: dict[str, Tensor] | None = None
 
 
 @dataclass
@@ -59,19 +47,19 @@ class Iteration(Generic[Batch]):
     updates: UpdateProgress = field(default_factory=UpdateProgress)
 
     @classmethod
-    def from_state(cls, state: State, batch_type: type[Batch]) -> Iteration[Batch]:
+    def from_state(cls, state: Progress, batch_type: type[Batch]) -> Iteration[Batch]:
         """What `state_with` wrote down, on this process's device."""
         numbers = state.numbers["current"]
         sums = {name.removeprefix("means."): x for name, x in state.tensors.items() if name.startswith("means.")}
         updates = UpdateProgress(numbers["done"], Means.from_state(numbers["sums"], sums), Counter(numbers["skipped"]))
         batch = put_together(batch_type, state.tensors, "batch")
-        return cls(batch, dict(numbers["metrics"]), state.random or {}, updates)
+        return cls(batch, dict(numbers["metrics"]), state.random, updates)
 
 
-def state_with(numbers: Json, current: Iteration[Batch] | None) -> State:
+def state_with(numbers: Json, current: Iteration[Batch] | None) -> Progress:
     """The state of an algorithm with these numbers, and with the iteration that is under way, if one is."""
     if current is None:
-        return State(numbers)
+        return Progress(0, numbers, {})
     updates = current.updates
     sums, tensors = updates.means.state()
     of_current = {
@@ -81,7 +69,7 @@ def state_with(numbers: Json, current: Iteration[Batch] | None) -> State:
         "sums": dict(sums),
     }
     tensors = tensors_of(current.batch, "batch") | {f"means.{name}": x for name, x in tensors.items()}
-    return State(numbers | {"current": of_current}, tensors, updates.done, current.random)
+    return Progress(updates.done, numbers | {"current": of_current}, current.random, tensors)
 
 
 def put_together(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
@@ -112,10 +100,7 @@ def eval_size(config: CommonConfig) -> PassSize:
 def micro_batches(lengths: Integers, size: PassSize, engines: Iterable[Trained]) -> list[Integers]:
     """Row numbers of an update's micro-batches, as many on every rank. By tokens, engines are told how many they are.
 
-    Args:
-        lengths: (n,) tokens of each row of the update on this rank; every rank has as many rows.
-        size: of a micro-batch.
-        engines: that the update trains.
+    `lengths` (n,) are tokens of each row of the update on this rank; every rank has as many rows.
     """
     groups = group_by_length(lengths, size, largest_over_ranks)
     if size.tokens is not None:
@@ -132,20 +117,15 @@ def run_updates(
     engines: Mapping[str, Trained],
     grad_norm: str = "grad_norm/{}",
 ) -> Metrics:
-    """The optimiser updates of an iteration, those that are left.
+    """The optimiser updates of an iteration, one on each part, those that are left after `progress`, which is kept up
+    to date.
 
-    Args:
-        parts: what each update is made on.
-        progress: where an interrupted call stopped; it is kept up to date, update by update.
-        update: makes one, and adds its shares of each statistic to the means.
-        left_out: called at the end of each update with the number of those before it and its part. Says whether
-            numbers were not finite, so that the engines left the update out and its statistics do not count.
-        engines: by name.
-        grad_norm: the metric of an engine's name.
+    `update` adds its shares of each statistic to the means. `left_out` is called at its end with the number of updates
+    before it and its part: whether numbers were not finite, so that the engines left it out and its statistics do not
+    count. `grad_norm` is the metric of an engine's name.
 
-    Returns:
-        Means over the updates and gradient norms; and, where there are such, skipped/<engine>, the number of updates
-        that fp16 left out, and skipped/nonfinite, that of those that count for nothing.
+    Returns means over the updates and gradient norms; and, where there are such, skipped/<engine>, the number of
+    updates that fp16 left out, and skipped/nonfinite, that of those that count for nothing.
     """
     for part in list(parts)[progress.done :]:
         means = progress.means.copy()  # an update that is stopped half-way leaves nothing behind

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from dschat.common.jsonl import write_rows
 from dschat.common.progress import Bar, progress
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
@@ -22,15 +24,15 @@ from dschat.run.identity import check_same_everywhere, identity_of
 from dschat.run.model_folders import ModelFolders, SavedModel, evaluation_after_saving
 from dschat.run.output import Run, RunOutput, due
 from dschat.run.state import Progress, random_states, set_random_states
-from dschat.trainers.evaluation import Sample, write_samples
-from dschat.trainers.iteration import Metrics, State
+from dschat.trainers.evaluation import Sample
+from dschat.trainers.iteration import Metrics
 from dschat.trainers.nonfinite import NonFinite
 
 Work = Sequence[Sequence[int]]  # of one iteration, on this rank: batches of numbers of training examples
 
 
 class Algorithm(Protocol):
-    """What the loop trains."""
+    """What the loop trains. Algorithms inherit what they do not say themselves."""
 
     name: str  # of the progress bar
     lengths: Sequence[int]  # of the training examples, in tokens
@@ -41,24 +43,31 @@ class Algorithm(Protocol):
 
     def prepare(self) -> None:
         """What needs the weights that training starts from: called before a checkpoint takes their place."""
+        return None
 
+    @abstractmethod
     def self_check(self) -> None:
         """A few forward passes, before anything is trained or measured; UserError if a model is computed wrongly."""
 
+    @abstractmethod
     def iterate(self, work: Work, iteration: int) -> Metrics:
         """The optimiser updates of one iteration, those that are left of it; its metrics."""
 
     def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
         """Why the run must end after an iteration; None if it may go on. `may_stop`: there is more to come."""
+        return None
 
+    @abstractmethod
     def evaluate(self) -> tuple[Metrics, list[Sample]]:
         """Metrics of the held-out examples, the same on every rank, and samples; {} without such examples."""
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> Progress:
         """What the algorithm must know to go on, beside models and optimisers."""
+        return Progress(0, {}, {})
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: Progress) -> None:
         """Takes up what `state_dict` gave."""
+        return None
 
 
 class Loop:
@@ -67,15 +76,6 @@ class Loop:
     def __init__(
         self, algorithm: Algorithm, config: CommonConfig, run: Run, folders: ModelFolders, checkpoints: Checkpoints
     ) -> None:
-        """Takes the parts of a run.
-
-        Args:
-            algorithm: what is trained.
-            config: the flags.
-            run: batch sizes, record and metrics.
-            folders: saves the models.
-            checkpoints: saves what the run needs to go on, and gives it back.
-        """
         self.algorithm, self.config, self.run, self.folders = algorithm, config, run, folders
         self.checkpoints = checkpoints
         self.updates_per_iteration = run.plan.updates_per_rollout or 1
@@ -147,7 +147,7 @@ class Loop:
         is_due = self.update == 0 or due(
             self.config.eval_interval, self.update - self.updates_per_iteration, self.update
         )
-        if is_due and self.evaluated < self.update < total and not self.algorithm.state_dict().updates:
+        if is_due and self.evaluated < self.update < total and not self.algorithm.state_dict().update:
             self.evaluate()
 
     def evaluate(self) -> Metrics:
@@ -159,7 +159,7 @@ class Loop:
         self.run.record.measured(metrics, self.update)
         self.evaluated, self.random = self.update, random_states()
         if samples and is_main():
-            write_samples(self.run.folder, self.update, samples)
+            write_rows(self.run.folder / "samples" / f"update-{self.update:06d}.jsonl", samples)
             self.run.metrics.show_samples(self.update, samples)
         self.algorithm.nonfinite.in_evaluation(metrics, self.update)
         return metrics
@@ -174,15 +174,15 @@ class Loop:
         """Where the run is. An iteration that is under way goes on with the random states of its beginning."""
         state = self.algorithm.state_dict()
         numbers = state.numbers | {"evaluated": self.evaluated}
-        return Progress(self.update + state.updates, numbers, state.random or self.random, state.tensors)
+        return Progress(self.update + state.update, numbers, state.random or self.random, state.tensors)
 
     def load_state_dict(self, progress: Progress | None) -> None:
         """Takes the run up where it was; None leaves it at its beginning."""
         if progress is None:
             return
-        self.iteration, updates = divmod(progress.update, self.updates_per_iteration)
+        self.iteration = progress.update // self.updates_per_iteration
         self.evaluated, self.random = progress.numbers["evaluated"], progress.random
-        self.algorithm.load_state_dict(State(progress.numbers, progress.tensors, updates, progress.random))
+        self.algorithm.load_state_dict(progress)
 
     def _log(self, metrics: Metrics) -> None:
         plan = self.run.plan
@@ -198,19 +198,10 @@ def loop_of(
     run: RunOutput,
     average: dict[str, Tensor] | None = None,
 ) -> Loop:
-    """The loop of a run, with its folders of models and of checkpoints.
+    """The loop of a run, with its folders of models and of checkpoints. Raises UserError where processes have other
+    files or flags than the main one.
 
-    Args:
-        algorithm: what is trained.
-        engines: that checkpoints hold, by name.
-        saved: models that the run ends with.
-        tokenizer: saved with each.
-        config: the flags.
-        run: its output folder.
-        average: this process's parts of the moving average, which checkpoints hold, too.
-
-    Raises:
-        UserError: processes have other files or flags than the main one.
+    Checkpoints hold the engines by name and `average`, this process's parts of the moving average.
     """
     folders = ModelFolders(saved, tokenizer, config, run)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
@@ -247,10 +238,8 @@ def iteration_size(plan: BatchPlan) -> int:
 
 
 def total_updates(num_examples: int, config: CommonConfig, plan: BatchPlan) -> int:
-    """Optimiser updates of the whole run: an incomplete last iteration is dropped in every epoch.
-
-    Raises:
-        UserError: fewer examples than one iteration takes.
+    """Optimiser updates of the whole run: an incomplete last iteration is dropped in every epoch. Raises UserError for
+    fewer examples than one iteration takes.
     """
     size = iteration_size(plan)
     if num_examples < size:

@@ -48,31 +48,21 @@ class NonFinite:
         bad_logits: Tensor | None = None,
         auxiliary: Mapping[str, Tensor] | None = None,
     ) -> bool:
-        """Whether a rollout must be left out.
+        """Whether a rollout must be left out after so many updates; UserError if the run stops at that.
 
-        Args:
-            batch: of this rank; with its advantages, if they are known.
-            update: optimiser updates so far.
-            bad_logits: (B,) bool, rows that were sampled from logits that are not finite, if that is known.
-            auxiliary: (B,) of each of several sources of scores and of the metric function, by name.
-
-        Raises:
-            UserError: it must, and the run stops at that.
+        `bad_logits` (B,) bool are rows that were sampled from logits that are not finite; `auxiliary` (B,) the numbers
+        of several sources of scores and of the metric function, by name.
         """
         return self.in_rows(bad_rows(batch, bad_logits, auxiliary or {}), update, lambda: tensors_of(batch))
 
     def in_rows(
         self, found: Sequence[tuple[str, Tensor]], update: int, tensors: Callable[[], dict[str, Tensor]]
     ) -> bool:
-        """Whether what was drawn and scored must be left out.
+        """Whether what was drawn and scored must be left out after so many updates; UserError if the run stops at
+        that.
 
-        Args:
-            found: what may not be finite, in the order in which it was computed, and (B,) bool for each.
-            update: optimiser updates so far.
-            tensors: what to write down.
-
-        Raises:
-            UserError: it must, and the run stops at that.
+        `found` names what may not be finite, in the order in which it was computed, with (B,) bool for each; `tensors`
+        are written down.
         """
         names, rows = [name for name, _ in found], torch.stack([bad for _, bad in found]).cpu()
         bad = rows.any(1)
@@ -81,15 +71,10 @@ class NonFinite:
         return self._meet(names, own, update, tensors, numbers)
 
     def in_update(self, engines: Mapping[str, Trained], update: int, tensors: Callable[[], dict[str, Tensor]]) -> bool:
-        """Whether the update that the engines have just come to the end of was left out.
+        """Whether the update that the engines have just come to the end of was left out; UserError if the run stops at
+        that.
 
-        Args:
-            engines: by name.
-            update: optimiser updates before this one.
-            tensors: what to write down.
-
-        Raises:
-            UserError: it was, and the run stops at that.
+        So many updates were before it; `tensors` are written down.
         """
         names = [f"{part} of the {name}" for name in engines for part in PARTS]
         seen = [engine.nonfinite == part for engine in engines.values() for part in PARTS]

@@ -23,14 +23,14 @@ from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import is_main, world_size
 from dschat.run.output import Run
-from dschat.run.state import Json, SeedKind, derive_seed, random_states
+from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
 from dschat.scoring.source import Measured, ResponseTexts
 from dschat.trainers.ahead import RolloutAhead
 from dschat.trainers.alarms import Alarms
 from dschat.trainers.credit import assign_credit, with_scores
 from dschat.trainers.evaluation import Sample, evaluate_responses, show_samples
-from dschat.trainers.iteration import Clock, Iteration, Metrics, State, pass_size, state_with
-from dschat.trainers.loop import Work, work_of
+from dschat.trainers.iteration import Clock, Iteration, Metrics, pass_size, state_with
+from dschat.trainers.loop import Algorithm, Work, work_of
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import ActorSampler, AuxiliaryScores, MovingAverage, PPOModels
 from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update
@@ -52,7 +52,7 @@ class Collected:
     is_stale: bool = False  # whether the weights that drew it are those of an iteration ago
 
 
-class PPO:
+class PPO(Algorithm):
     """Trains the actor and, where there is one, the critic; everything it needs is handed in."""
 
     name = "ppo"
@@ -72,18 +72,8 @@ class PPO:
         *,
         estimator: Estimator | None = None,
     ) -> None:
-        """Takes the parts of a run.
-
-        Args:
-            models: engines and score sources.
-            prompts: of training.
-            held_out: of evaluation.
-            tokenizer: the actor's.
-            condition: where macro actions end.
-            config: the flags.
-            run: batch sizes and folder.
-            average: moving average of the actor, updated after every iteration.
-            estimator: of advantages; that of --advantage_estimator when None.
+        """Takes the parts of a run. The moving average is the actor's, updated after every iteration; the estimator is
+        that of --advantage_estimator unless one is given.
         """
         self.models, self.prompts, self.condition, self.tokenizer = models, prompts, condition, tokenizer
         self.config, self.plan, self.average, self.estimator = config, run.plan, average, estimator
@@ -231,14 +221,9 @@ class PPO:
             show_samples(samples)
         return metrics, samples
 
-    def prepare(self) -> None:
-        """Nothing depends on the weights that training starts from: the reference is a model of its own."""
-
     def self_check(self) -> None:
-        """A few forward passes on two prompts.
-
-        Raises:
-            UserError: a model is computed wrongly, or sampling is not what was asked for.
+        """A few forward passes on two prompts. Raises UserError where a model is computed wrongly, or sampling is not
+        what was asked for.
         """
         drawn, texts = self.sample(self.prompts[:2], SeedKind.SELF_CHECK, draw=0)
         trajectory = self.score(drawn, texts)[0]
@@ -249,18 +234,15 @@ class PPO:
                 check_scalar(model, tokens, self.sample.sampling.pad_id)
 
     def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
-        """Why the run must end, where the policy has moved too far; logs every other alarm."""
         return self.alarms.check(metrics, update, may_stop)
 
-    def state_dict(self) -> State:
-        """Coefficients, and the iteration that is under way."""
+    def state_dict(self) -> Progress:
         numbers: Json = {"kl": self.kl.value, "alarms": self.alarms.state_dict()}
         ahead, tensors = ({}, {}) if self.ahead is None else self.ahead.state()
         state = state_with(numbers | {"scores": self.moments and asdict(self.moments)} | ahead, self.current)
         return replace(state, tensors=state.tensors | tensors)
 
-    def load_state_dict(self, state: State) -> None:
-        """Takes up what `state_dict` gave."""
+    def load_state_dict(self, state: Progress) -> None:
         numbers = state.numbers
         self.kl = replace(self.kl, value=numbers["kl"])
         self.alarms.load_state_dict(numbers["alarms"])

@@ -47,15 +47,10 @@ class PPOModels:
     def score(
         self, rollout: Rollout, texts: ResponseTexts, temperature: float, size: PassSize
     ) -> tuple[ScoredRollout, AuxiliaryScores, Measured]:
-        """Scores and reference log-probs; the auxiliary scores; what scoring measured.
+        """Scores and reference log-probs of B responses; the auxiliary scores; what scoring measured.
 
-        A response that could not be scored is taken away: its row has no token to train on.
-
-        Args:
-            rollout: B responses.
-            texts: what they say.
-            temperature: that of sampling (1 for greedy).
-            size: of a forward pass.
+        A response that could not be scored is taken away: its row has no token to train on. The temperature is that of
+        sampling, 1 for greedy.
         """
         found = self.reward(rollout, texts)
         scores = found if isinstance(found, Scores) else Scores(found)
@@ -70,14 +65,7 @@ class PPOModels:
     def complete(
         self, scored: ScoredRollout, temperature: float, size: PassSize, logprobs: Tensor | None = None
     ) -> Trajectory:
-        """The same with the actor's log-probs and, where there is a critic, its values.
-
-        Args:
-            scored: B responses.
-            temperature: that of sampling (1 for greedy).
-            size: of a forward pass.
-            logprobs: (B, R) of the actor, where they are known.
-        """
+        """The same with the actor's log-probs, unless they are known, and, where there is a critic, its values."""
         for engine in self.trained.values():
             engine.eval()
         rollout = scored.rollout
@@ -95,11 +83,7 @@ def trained_engines(actor: TrainedPolicy, critic: TrainedScalar | None) -> dict[
 def response_logprobs(model: PolicyForward, rollout: Rollout, temperature: float, size: PassSize) -> Tensor:
     """Log-probs of every response token, (B, R) float32, 0 off the response; without gradient.
 
-    Args:
-        model: PolicyModel or its engine.
-        rollout: B responses.
-        temperature: that of sampling (1 for greedy).
-        size: of a forward pass.
+    The temperature is that of sampling, 1 for greedy.
     """
 
     def logprobs(rows: Layout) -> Tensor:
@@ -109,13 +93,7 @@ def response_logprobs(model: PolicyForward, rollout: Rollout, temperature: float
 
 
 def response_values(model: ScalarForward, rollout: Rollout, size: PassSize) -> Tensor:
-    """V(x, y_<j), the state before every response token j, (B, R) float32, 0 off the response; without gradient.
-
-    Args:
-        model: ScalarModel or its engine.
-        rollout: B responses.
-        size: of a forward pass.
-    """
+    """V(x, y_<j), the state before every response token j, (B, R) float32, 0 off the response; without gradient."""
     return _of_rows(rollout, size, lambda rows: rows.before(model(rows.input_ids, None)))
 
 
@@ -163,14 +141,10 @@ class ActorSampler(PolicySampler):
             yield draw_responses
 
     def rows(self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1) -> Rows:
-        """What is asked for.
+        """What is asked for: so many `samples` of each prompt of this rank, in iteration number `draw`.
 
-        Args:
-            examples: prompts of this rank.
-            kind: what the responses are for.
-            draw: number of the iteration. A row's seed is made from the run's seed, kind, draw, the prompt's index and
-                the sample's number, so that it depends neither on the rank nor on the other rows.
-            samples: responses to each prompt.
+        A row's seed is made from the run's seed, kind, draw, the prompt's index and the sample's number, so that it
+        depends neither on the rank nor on the other rows.
         """
         numbers = list(range(samples)) * len(examples)
         of_rows = [example for example in examples for _ in range(samples)]
@@ -200,12 +174,7 @@ class MovingAverage:
     """
 
     def __init__(self, engine: TrainedPolicy, decay: float = DECAY) -> None:
-        """Starts at the engine's weights.
-
-        Args:
-            engine: of the actor.
-            decay: weight of the past; 1 − decay is that of the present.
-        """
+        """Starts at the weights of the actor's engine; `decay` is the weight of the past."""
         self._engine, self._decay = engine, decay
         # This process's parts of the average, by name.
         self.parts = {name: part.float().clone() for name, part in engine.parts().items()}

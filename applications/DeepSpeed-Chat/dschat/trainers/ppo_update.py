@@ -44,7 +44,6 @@ class UpdateSettings:
 
     @classmethod
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> UpdateSettings:
-        """What the flags say."""
         return cls(
             update_size=plan.update_per_rank,
             micro_batch=plan.micro_batch,
@@ -115,28 +114,15 @@ def ppo_update(
     progress: UpdateProgress | None = None,
     left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
 ) -> Metrics:
-    """Trains the actor and, where there is one, the critic on one rollout.
+    """Trains the actor and, where there is one, the critic on one rollout. Both engines are in training mode.
 
-    Rows are shuffled into updates; inside an update micro-batches hold rows of similar length. Every loss is divided
-    by the count of the whole update over all ranks, so that neither the micro-batch size nor the order matters.
+    Rows are shuffled into updates by `seed`, the same on every rank; inside an update micro-batches hold rows of
+    similar length. Every loss is divided by the count of the whole update over all ranks, so that neither the
+    micro-batch size nor the order matters.
 
-    Args:
-        actor: engine of a PolicyModel, in training mode.
-        critic: engine of a ScalarModel, in training mode; None where the batch has no values and returns.
-        batch: this rank's rows; a FusedCredit only where they make one update, for a critic.
-        settings: sizes and clipping.
-        seed: of the shuffle; the same on every rank.
-        progress: where an interrupted call stopped; it is kept up to date, update by update.
-        left_out: called at the end of each update with the number of those before it and the update's rows (N,).
-            Says whether numbers were not finite, so that a model left the update out and its statistics do not count.
-
-    Raises:
-        Stopped: see `dschat.run.stop`.
-
-    Returns:
-        Means over the updates: policy/…, loss/…, val/…, and the gradient norms of those that were applied; and, where
-        there are such, skipped/actor and skipped/critic, the number of updates that fp16 left out, and
-        skipped/nonfinite, the number of those that count for nothing.
+    The batch is this rank's rows; a FusedCredit only where they make one update, for a critic. For `progress`,
+    `left_out`, which gets an update's rows (N,), and what is returned see `dschat.trainers.iteration.run_updates`; the
+    means are policy/…, loss/… and val/…. Raises Stopped, see `dschat.run.stop`.
     """
     known = batch if isinstance(batch, PPOBatch) else batch.pending
     lengths = Lengths.of(known.rollout)
@@ -166,7 +152,6 @@ def _one_update(
     settings: UpdateSettings,
     means: Means,
 ) -> None:
-    """One optimiser update of each model; adds its statistics to ``means``."""
     known = batch if isinstance(batch, PPOBatch) else batch.pending
     device = known.response_mask.device
     num_macro = known.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()
@@ -237,7 +222,6 @@ def _actor_step(
 def _critic_step(
     critic: TrainedScalar, part: PPOBatch, new_values: Tensor, num_tokens: Tensor, settings: UpdateSettings
 ) -> dict[str, Tensor]:
-    """One micro-batch of the critic; returns its share of the update's statistics."""
     values, returns, mask = part.trajectory.values, part.returns, part.response_mask
     assert values is not None and returns is not None  # of a critic
     loss, stats = value_loss(new_values, values, returns, mask, settings.cliprange_value, num_tokens)

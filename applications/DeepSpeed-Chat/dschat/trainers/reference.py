@@ -42,22 +42,33 @@ Pair = TypeVar("Pair", bound=PreferenceExample)
 def pair_logprobs(
     model: PolicyForward, examples: Sequence[PreferenceExample], pad_id: int, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Σ log π(y_j | x, y_<j) over the tokens of the chosen and of the rejected responses.
+    """Σ log π(y_j | x, y_<j) over the tokens of the chosen and of the rejected responses: (B,) float32 each,
+    differentiable.
 
-    Args:
-        model: PolicyModel or its engine.
-        examples: B pairs.
-        pad_id: fills the gaps, unseen.
-        temperature: divides the logits.
-
-    Returns:
-        chosen, rejected: (B,) float32 each, differentiable.
+    `pad_id` fills the gaps, unseen; the temperature divides the logits.
     """
     batch = {name: x.to(device()) for name, x in collate_preferences(examples, pad_id).items()}
     logprobs, _ = model(batch["input_ids"], None, batch["targets"], temperature, with_entropy=False)
     sums = logprobs.new_zeros(2 * len(examples)).index_add(0, batch["sequence"], logprobs)
     chosen, rejected = sums.chunk(2)
     return chosen, rejected
+
+
+def with_reference(
+    engine: TrainedPolicy,
+    examples: Sequence[Pair],
+    pad_id: int,
+    size: PassSize,
+    temperature: float,
+    file: Path,
+    model: str,
+) -> list[Pair]:
+    """The same pairs with the log-probs of the policy before training, which a file keeps.
+
+    `model` is the policy's `dschat.common.fingerprints.model_hash`; for the rest see `reference_logprobs`.
+    """
+    identity = describe_reference(examples, model, next(engine.module.parameters()).dtype, temperature)
+    return with_logprobs(examples, reference_logprobs(engine, examples, pad_id, size, temperature, file, identity))
 
 
 def with_logprobs(examples: Sequence[Pair], logprobs: Tensor) -> list[Pair]:
@@ -89,22 +100,13 @@ def reference_logprobs(
     file: Path,
     identity: Mapping[str, str],
 ) -> Tensor:
-    """Log-probs of the policy before training, from the file if it holds them. Every rank must call it.
+    """Log-probs of the policy before training, (n, 2) float32 on the host, of chosen and rejected responses.
 
-    Args:
-        engine: of the policy, whose weights are those that the reference has.
-        examples: n pairs.
-        pad_id: of the tokenizer.
-        size: of a forward pass: its rows are pairs.
-        temperature: divides the logits.
-        file: where they are kept, safetensors; made where it is missing.
-        identity: from `describe_reference`.
+    From the file if it holds them, which is made where it is missing. A pass holds so many pairs. Every rank must call
+    it.
 
-    Returns:
-        (n, 2) float32 on the host: of chosen and rejected responses.
-
-    Raises:
-        UserError: the file is of other data, another model, number format, kind of device or temperature.
+    Raises UserError where the file is of another `identity`: other data, another model, number format, kind of device
+    or temperature.
     """
     kept = broadcast_object(_read(file, identity) if is_main() else None)
     if kept is not None:

@@ -26,20 +26,19 @@ from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.output import Run
-from dschat.run.state import SeedKind, random_states
+from dschat.run.state import Progress, SeedKind, random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.evaluation import Sample, evaluate_dialogues
 from dschat.trainers.iteration import (
     Clock,
     Iteration,
     Metrics,
-    State,
     UpdateProgress,
     pass_size,
     run_updates,
     state_with,
 )
-from dschat.trainers.loop import Work
+from dschat.trainers.loop import Algorithm, Work
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import response_logprobs
 from dschat.trainers.refuel_models import (
@@ -77,7 +76,6 @@ class RefuelSettings:
 
     @classmethod
     def from_config(cls, config: RefuelOnlineConfig, plan: BatchPlan) -> RefuelSettings:
-        """What the flags say."""
         sizes = plan.updates_per_rollout, plan.global_batch, plan.micro_batch
         return cls(*sizes, config.eta, config.temperature, plan.max_tokens)
 
@@ -87,7 +85,7 @@ class RefuelSettings:
         return PassSize(self.micro_batch, self.max_tokens)
 
 
-class Refuel:
+class Refuel(Algorithm):
     """Trains a policy on dialogues of its own; everything it needs is handed in."""
 
     name = "refuel"
@@ -103,16 +101,6 @@ class Refuel:
         config: RefuelOnlineConfig,
         run: Run,
     ) -> None:
-        """Takes the parts of a run.
-
-        Args:
-            models: engines and the source of scores.
-            dialogues: of training.
-            held_out: of evaluation.
-            tokenizer: the policy's.
-            config: the flags.
-            run: batch sizes and folder.
-        """
         self.models, self.dialogues, self.tokenizer = models, dialogues, tokenizer
         self.config, self.plan = config, run.plan
         flag = "reward_model_name_or_path" if config.reward_function is None else "reward_function"
@@ -208,25 +196,16 @@ class Refuel:
         own = reply_logprobs(self.models.policy, rows, self.config.temperature)
         return own - reply_logprobs(self.models.reference, rows, self.config.temperature)
 
-    def prepare(self) -> None:
-        """Nothing depends on the weights that training starts from: the reference is a model of its own."""
-
     def self_check(self) -> None:
         """A few forward passes on two dialogues. Raises UserError."""
         examples = self.dialogues[:2]
         check_drawing(self.models, self.sampler, examples, self.tokenizer, self.config.seed)
         check_pairs(self.models.policy, self.score(self.sampler.pairs(examples, iteration=0), examples), self.settings)
 
-    def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
-        """Nothing but signals stops a run."""
-        return None
-
-    def state_dict(self) -> State:
-        """The coefficient, and the round that is under way."""
+    def state_dict(self) -> Progress:
         return state_with({"kl": self.kl.value}, self.current)
 
-    def load_state_dict(self, state: State) -> None:
-        """Takes up what `state_dict` gave."""
+    def load_state_dict(self, state: Progress) -> None:
         self.kl = replace(self.kl, value=state.numbers["kl"])
         if "current" in state.numbers:
             self.current = Iteration.from_state(state, PairBatch)
@@ -239,25 +218,13 @@ def refuel_update(
     progress: UpdateProgress,
     left_out: Callable[[int], bool] = lambda done: False,
 ) -> Metrics:
-    """Trains the policy on one round.
+    """Trains the policy, whose engine is in training mode, on this rank's pairs of one round.
 
     Every update takes all pairs, so that their order is of no matter; micro-batches hold pairs of similar length. The
     loss is divided by the number of pairs of all ranks.
 
-    Args:
-        policy: engine of a PolicyModel, in training mode.
-        batch: this rank's pairs.
-        settings: sizes, η and temperature.
-        progress: where an interrupted call stopped; it is kept up to date, update by update.
-        left_out: called at the end of each update with the number of those before it. Says whether numbers were not
-            finite, so that the policy left the update out and its statistics do not count.
-
-    Raises:
-        Stopped: see `dschat.run.stop`.
-
-    Returns:
-        Means over the updates: loss/refuel, policy/…, val/… and grad_norm; and, where there are such, skipped/policy,
-        the number of updates that fp16 left out, and skipped/nonfinite, that of those that count for nothing.
+    For `progress`, `left_out` and what is returned see `dschat.trainers.iteration.run_updates`; the means are
+    loss/refuel, policy/… and val/…. Raises Stopped, see `dschat.run.stop`.
     """
     layouts = pair_layouts(batch.rollout, settings.size)
 
@@ -277,7 +244,6 @@ def refuel_update(
 def _one_update(
     policy: TrainedPolicy, batch: PairBatch, layouts: Sequence[Layout], settings: RefuelSettings, means: Means
 ) -> None:
-    """One optimiser update; adds its statistics to ``means``."""
     if settings.max_tokens is not None:
         policy.begin_update(len(layouts))
     for rows in layouts:
@@ -293,16 +259,10 @@ def _one_update(
 
 
 def pair_metrics(batch: PairBatch, pairs: Sequence[DrawnPair], has_reference: bool) -> dict[str, float]:
-    """Means over the compared replies of all ranks; one synchronisation.
+    """Means over the compared replies of all ranks; one synchronisation. Without a reference there is no KL.
 
-    Args:
-        batch: this rank's pairs.
-        pairs: the same with their turns.
-        has_reference: else there is no KL to it.
-
-    Returns:
-        objective/… (KL and entropy in nats per reply; rlhf_reward is R, reward_gap the mean of |ΔR|), response/length
-        and eos_rate, and dialogue/turn, the mean number of the compared turn, from 1.
+    objective/… (KL and entropy in nats per reply; rlhf_reward is R, reward_gap the mean of |ΔR|), response/length and
+    eos_rate, and dialogue/turn, the mean number of the compared turn, from 1.
     """
     rows, mask = len(batch.scores), batch.rollout.response_mask
     means = Means()
@@ -325,17 +285,8 @@ def check_drawing(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> None:
-    """See `dschat.trainers.selfcheck.check_rollout`, with replies to the first messages of dialogues.
-
-    Args:
-        models: of the run.
-        sampler: of the run.
-        examples: one or two dialogues.
-        tokenizer: the policy's.
-        seed: of the run.
-
-    Raises:
-        UserError: log-probs are not what they should be, or tokens were drawn that should not be.
+    """See `dschat.trainers.selfcheck.check_rollout`, with replies to the first messages of one or two dialogues.
+    Raises UserError.
     """
     states = encode_states(tokenizer, [example.messages[:1] for example in examples], "the self-check")
     drawn = sampler.first_replies(states, [row_seed(seed, SeedKind.SELF_CHECK, e.index) for e in examples])
@@ -350,15 +301,8 @@ def check_drawing(
 
 
 def check_pairs(policy: TrainedPolicy, batch: PairBatch, settings: RefuelSettings) -> None:
-    """At π = π_t, log-ratios are 0 and the loss is the mean of (η ΔR)².
-
-    Args:
-        policy: its engine, in evaluation mode.
-        batch: the first pairs.
-        settings: of the updates.
-
-    Raises:
-        UserError: it is not so.
+    """At π = π_t, in evaluation mode, log-ratios of the first pairs are 0 and the loss is the mean of (η ΔR)²; else
+    UserError.
     """
     again = reply_logprobs(policy, pair_layouts(batch.rollout, settings.size), settings.temperature)
     first, second = (again - batch.logprobs).chunk(2)

@@ -75,12 +75,10 @@ class DialogueSampler(PolicySampler):
     """Draws dialogues with the policy. Every rank must call its methods; each may draw another number of them."""
 
     def pairs(self, examples: Sequence[DialogueExample], iteration: int) -> list[DrawnPair]:
-        """Two dialogues of each example: all turns, then those from h on once more.
+        """Two dialogues of each example of this rank: all turns, then those from h on once more.
 
-        Args:
-            examples: of this rank.
-            iteration: number of the round; seeds are made from the run's seed, it and the example's index, so that
-                draws depend neither on the rank nor on the other rows.
+        Seeds are made from the run's seed, the round and the example's index: draws depend neither on the rank nor on
+        other rows.
         """
         turns = [drawn_turn(self.seed, iteration, example) for example in examples]
         user, count = self._user_of(examples)
@@ -147,14 +145,10 @@ class RefuelModels:
 def pair_layouts(rollout: Rollout, size: PassSize) -> list[Layout]:
     """All pairs for forward passes, those of similar length together. Every rank must call it with as many.
 
-    The passes follow from the lengths alone, so that a policy that has not changed gives the same numbers again.
+    The passes follow from the lengths alone, so that a policy that has not changed gives the same numbers again. Of 2N
+    rows, row n and row N + n are a pair; a pass's rows are pairs, its tokens those of both replies with their states.
 
-    Args:
-        rollout: 2N rows; row n and row N + n are a pair.
-        size: of a forward pass: its rows are pairs, its tokens those of both replies with their states.
-
-    Returns:
-        Layouts of 2n rows; the first n are first replies, the others their partners in the same order.
+    Returns layouts of 2n rows; the first n are first replies, the others their partners in the same order.
     """
     lengths = Lengths.of(rollout)
     count = len(lengths.totals) // 2
@@ -171,13 +165,7 @@ def summed_logprobs(model: PolicyForward, rows: Layout, temperature: float) -> T
 
 @torch.no_grad()
 def reply_logprobs(model: PolicyForward, layouts: Sequence[Layout], temperature: float) -> Tensor:
-    """The same for all B rows of some layouts, by row number; without gradient.
-
-    Args:
-        model: PolicyModel or its engine.
-        layouts: every row is in one of them.
-        temperature: that of sampling.
-    """
+    """The same for all B rows of some layouts, by row number; without gradient."""
     result = torch.zeros(sum(len(rows.rows) for rows in layouts), device=layouts[0].rows.device)
     for rows in layouts:
         raise_if_stopped()

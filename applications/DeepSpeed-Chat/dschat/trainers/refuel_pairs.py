@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,20 +16,13 @@ from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.rl.losses import regression_loss
 from dschat.run.distributed import device
-from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.trainers.iteration import eval_size
-from dschat.trainers.reference import (
-    FOLDER,
-    describe_reference,
-    pair_logprobs,
-    reference_logprobs,
-    with_logprobs,
-)
+from dschat.trainers.reference import FOLDER, pair_logprobs, with_reference
 from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
 from dschat.trainers.supervised import Task
 
-Reference = Callable[[TrainedPolicy, Sequence[RegressionExample]], Tensor]
+Reference = Callable[[TrainedPolicy, Sequence[RegressionExample]], list[RegressionExample]]
 
 
 class RefuelTask(Task[RegressionExample, TrainedPolicy]):
@@ -46,15 +40,10 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         reference: Reference | None = None,
         self_checks: bool = True,
     ) -> None:
-        """Takes what is learnt.
+        """Takes pairs, η of `regression_loss`, and what divides the logits, then and now.
 
-        Args:
-            train, eval: pairs.
-            pad_id: fills the gaps, unseen.
-            eta: η of `regression_loss`.
-            temperature: divides the logits, then and now.
-            reference: gives the log-probs (n, 2) of the policy before training; None where the pairs have them.
-            self_checks: compare them with the policy's before the first update.
+        `reference` adds the log-probs of the policy before training; None where the pairs have them.
+        `self_checks` compare them with the policy's before the first update.
         """
         self.train, self.eval = train, eval
         self._pad_id, self._eta, self._temperature, self._reference = pad_id, eta, temperature, reference
@@ -66,7 +55,7 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
             return
         with stop_signals():
             pairs = [*self.train, *self.eval]
-            known, count = with_logprobs(pairs, self._reference(engine, pairs)), len(self.train)
+            known, count = self._reference(engine, pairs), len(self.train)
             self.train, self.eval = known[:count], known[count:]
             if self._self_checks:
                 self.check_start(engine, self.train[:2])
@@ -99,10 +88,8 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
 
     @torch.no_grad()
     def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
-        """Before the first update the policy is the one before training: D = 0, and the loss is the mean of (η ΔR)².
-
-        Raises:
-            UserError: the log-probs that were kept are not those of this policy.
+        """Before the first update the policy is the one before training: D = 0, and the loss is the mean of (η ΔR)²;
+        else UserError.
         """
         engine.eval()
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
@@ -127,38 +114,15 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         return {name: x.to(device()) for name, x in collate_preferences(examples, self._pad_id).items()}
 
 
-class Kept:
-    """The log-probs of the policy before training, which a file keeps."""
+def kept_reference(config: RefuelConfig, pad_id: int, model: str, folder: Path) -> Reference:
+    """The reference of a run, by the `dschat.common.fingerprints.model_hash` of its policy.
 
-    def __init__(self, config: RefuelConfig, pad_id: int, model: str, run: Run) -> None:
-        """Takes what they depend on.
-
-        Args:
-            config: the flags.
-            pad_id: of the tokenizer.
-            model: the policy's `dschat.common.fingerprints.model_hash`.
-            run: its folder keeps them, unless --task.cluster names another place.
-        """
-        self._config, self._pad_id, self._model, self._run = config, pad_id, model, run
-
-    def __call__(self, engine: TrainedPolicy, pairs: Sequence[RegressionExample]) -> Tensor:
-        """(n, 2) float32. Raises UserError where the file is of other data, another model, and so on."""
-        temperature, dtype = self._config.temperature, next(engine.module.parameters()).dtype
-        return reference_logprobs(
-            engine,
-            pairs,
-            self._pad_id,
-            eval_size(self._config),
-            temperature,
-            reference_file(self._config, self._run.folder),
-            describe_reference(pairs, self._model, dtype, temperature),
-        )
-
-
-def reference_file(config: RefuelConfig, folder: Path) -> Path:
-    """Where the log-probs before training are kept: with --task.cluster beside the pairs, else in the run's folder."""
-    if config.cluster is None:
-        return folder / FOLDER / "logprobs.safetensors"
-    data = Path(config.data_path[0])
-    place = data if data.is_dir() else data.parent if data.is_file() else Path(config.output_dir).resolve().parent
-    return place / f"{data.stem if data.is_file() else data.resolve().name}_{config.cluster}.safetensors"
+    A file keeps its log-probs: with --task.cluster beside the pairs, else in the run's folder.
+    """
+    file = folder / FOLDER / "logprobs.safetensors"
+    if config.cluster is not None:
+        data = Path(config.data_path[0])
+        place = data if data.is_dir() else data.parent if data.is_file() else Path(config.output_dir).resolve().parent
+        file = place / f"{data.stem if data.is_file() else data.resolve().name}_{config.cluster}.safetensors"
+    temperature, size = config.temperature, eval_size(config)
+    return partial(with_reference, pad_id=pad_id, size=size, temperature=temperature, file=file, model=model)

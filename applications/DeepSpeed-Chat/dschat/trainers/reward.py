@@ -28,13 +28,7 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         loss: RewardLoss = "end",
         centering: float = 0.0,
     ) -> None:
-        """Takes the pairs.
-
-        Args:
-            train, eval: pairs.
-            pad_id: of the tokenizer.
-            loss, centering: see `dschat.rl.reward_losses`.
-        """
+        """Takes the pairs; for `loss` and `centering` see `dschat.rl.reward_losses`."""
         self.train, self.eval, self._pad_id = train, eval, pad_id
         self._loss, self._centering = loss, centering
 

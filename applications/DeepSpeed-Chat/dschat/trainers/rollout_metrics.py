@@ -38,16 +38,11 @@ def outside_metrics(outside: Outside) -> dict[str, float]:
 
 
 def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
-    """Means over the responses of all ranks; one synchronisation.
+    """Means over the responses of all ranks, from this rank's rows; one synchronisation.
 
-    Args:
-        batch: this rank's rows.
-        lam: GAE's λ, which acts per macro action; per token that is λ_eff = λ^(1/mean macro length), logged.
-
-    Returns:
-        objective/…, response/…, macro/…, val/num_eos_tokens and, of a critic, val/explained_variance and
-        macro/lambda_eff. KL in nats. Of the responses, score_length_correlation is Pearson's, and repetition the share
-        of 4-grams that the response has had before.
+    objective/…, response/…, macro/…, val/num_eos_tokens and, of a critic, val/explained_variance and macro/lambda_eff:
+    GAE's λ acts per macro action, per token that is λ_eff = λ^(1/mean macro length). KL in nats. Of the responses,
+    score_length_correlation is Pearson's, and repetition the share of 4-grams that the response has had before.
     """
     mask, macro, trajectory = batch.response_mask, batch.macro, batch.trajectory
     rows, tokens, macros = mask.shape[0], mask.sum(), macro.mask.sum()
@@ -84,9 +79,7 @@ def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
 def normalised_metrics(moments: ScoreMoments | None, scores: float | None) -> dict[str, float]:
     """The mean score of a rollout as it is trained on, before a penalty and clipping, and what it is normalised by.
 
-    Args:
-        moments: of all scores so far; None without --normalize_scores.
-        scores: the mean of the rollout's; None where the rollout was left out.
+    {} without --normalize_scores (`moments` is None), and of a rollout that was left out (`scores` is None).
     """
     if moments is None or scores is None:
         return {}
@@ -98,7 +91,6 @@ def normalised_metrics(moments: ScoreMoments | None, scores: float | None) -> di
 
 
 def _with_critic(metrics: dict[str, float], lam: float) -> dict[str, float]:
-    """The same with what is known of GAE and its critic, in the place of sums."""
     spread = metrics.pop("returns²") - metrics.pop("returns") ** 2
     unexplained = metrics.pop("residuals²") - metrics.pop("residuals") ** 2
     metrics["val/explained_variance"] = 1 - unexplained / spread if spread > 1e-12 else 0.0
@@ -107,7 +99,6 @@ def _with_critic(metrics: dict[str, float], lam: float) -> dict[str, float]:
 
 
 def _with_correlation(metrics: dict[str, float]) -> dict[str, float]:
-    """The same with the correlation of scores and lengths in the place of its sums."""
     length, score, product = (metrics.pop(name) for name in ("l", "s", "ls"))
     spreads = [_spread(metrics.pop(f"{name}²"), mean) for name, mean in (("l", length), ("s", score))]
     correlation = (product - length * score) / math.sqrt(math.prod(spreads)) if all(spreads) else 0.0
@@ -139,16 +130,10 @@ def repeated_4grams(rollout: Rollout) -> tuple[Tensor, Tensor]:
 
 
 def token_table(batch: PPOBatch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, object]]:
-    """One response as a list of tokens with their macro action and numbers, for sample files.
+    """One response of a batch as a list of tokens with their macro action and numbers, for sample files.
 
-    Args:
-        batch: of PPO.
-        row: which response.
-        tokenizer: to show each token's text.
-
-    Returns:
-        Per token: text, macro_action, value, reward, advantage, logprob, ref_logprob. Without a critic there is no
-        value, nor an advantage: that of a response whose prompt has no other is 0.
+    Per token: text, macro_action, value, reward, advantage, logprob, ref_logprob. Without a critic there is no value,
+    nor an advantage: that of a response whose prompt has no other is 0.
     """
     length = int(batch.response_mask[row].sum())
     trajectory = batch.trajectory

@@ -44,17 +44,10 @@ RANDOM = (
 def check_policy(
     engine: TrainedPolicy, tokens: tuple[Tensor, Tensor], num_response: int, temperature: float, pad_id: int
 ) -> None:
-    """Log-probs equal the model's own logits; neither padding nor training mode changes them.
+    """Log-probs equal the model's own logits; neither padding nor training mode changes them. Else UserError.
 
-    Args:
-        engine: of a PolicyModel.
-        tokens: input_ids (B, T) long and attention_mask (B, T) bool; the first two rows are used.
-        num_response: R < T.
-        temperature: of sampling.
-        pad_id: the tokenizer's.
-
-    Raises:
-        UserError: they differ by more than rounding.
+    `tokens` are input_ids (B, T) long and attention_mask (B, T) bool, of which the first two rows are used; the last R
+    < T columns are responses.
     """
     kept = min(num_response, POSITIONS)  # full logits of a whole response would be gigabytes
     end = tokens[0].shape[1] - num_response + kept
@@ -83,16 +76,11 @@ def check_policy(
 
 @torch.no_grad()
 def check_modes(engine: ModelEngine, what: str, mask: Tensor, forward: Callable[[], Tensor]) -> None:
-    """Training mode gives the numbers of evaluation mode. Mode and random states are afterwards what they were.
+    """Training mode gives the numbers of evaluation mode; else UserError. Mode and random states are afterwards what
+    they were.
 
-    Args:
-        engine: of any model; of one that is not trained, or with dropout that a flag asks for, nothing is compared.
-        what: the numbers are, for messages.
-        mask: bool, which of them count.
-        forward: a pass of the engine → its numbers, of the mask's shape.
-
-    Raises:
-        UserError: they differ by more than rounding.
+    `forward` is a pass of the engine, of any model, → its numbers, of which those of the mask, bool of the same shape,
+    count. Of a model that is not trained, or with dropout that a flag asks for, nothing is compared.
     """
     config, trains = lora_config(engine.module.inner), any(p.requires_grad for p in engine.module.parameters())
     if not trains or (config is not None and config.lora_dropout):
@@ -110,15 +98,8 @@ def check_modes(engine: ModelEngine, what: str, mask: Tensor, forward: Callable[
 
 @torch.no_grad()
 def check_packing(engine: TrainedPolicy, examples: Sequence[SFTExample], pad_id: int) -> None:
-    """Log-probs of examples that share a row are those of each alone.
-
-    Args:
-        engine: of a PolicyModel.
-        examples: one or more.
-        pad_id: the tokenizer's.
-
-    Raises:
-        UserError: they are not, or the model cannot be told where an example begins.
+    """Log-probs of examples that share a row are those of each alone. Raises UserError where they are not, or where
+    the model cannot be told where an example begins.
     """
     family = engine.module.inner.config.model_type
     remedy = f"{family} models cannot keep packed examples apart. Leave --packing out."
@@ -148,14 +129,9 @@ def _on_device(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 @torch.no_grad()
 def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> None:
     """Scores equal the Hugging Face classifier's own; neither padding on either side nor training mode changes them.
+    Else UserError.
 
-    Args:
-        engine: of a ScalarModel.
-        tokens: input_ids (B, T) long and attention_mask (B, T) bool; the first two rows are used.
-        pad_id: the tokenizer's.
-
-    Raises:
-        UserError: they differ by more than rounding.
+    `tokens` are input_ids (B, T) long and attention_mask (B, T) bool, of which the first two rows are used.
     """
     input_ids, attention_mask = (x[:ROWS] for x in tokens)
     model = engine.module
@@ -180,16 +156,11 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
 def check_rollout(
     actor: TrainedPolicy, trajectory: Trajectory, sampling: Sampling, drawn_logprobs: Tensor | None = None
 ) -> None:
-    """Before the first update, the ratio is 1, the KL to the reference 0, and every sampled token was allowed.
+    """Before the first update, the ratio is 1, the KL to the reference 0, and every sampled token was allowed. Else
+    UserError.
 
-    Args:
-        actor: its engine, in evaluation mode.
-        trajectory: the first of the run.
-        sampling: what was asked for: temperature, ids that end a response, ids that are never sampled.
-        drawn_logprobs: (B, R) of the pass that drew the tokens, if it gave them.
-
-    Raises:
-        UserError: one of them does not hold.
+    The actor is in evaluation mode, the trajectory the first of the run; `drawn_logprobs` (B, R) are those of the pass
+    that drew the tokens, if it gave them.
     """
     rollout, mask, temperature = trajectory.rollout, trajectory.response_mask, sampling.temperature
     check_policy(actor, (rollout.input_ids, rollout.attention_mask), mask.shape[1], temperature, sampling.pad_id)
@@ -215,7 +186,6 @@ def check_rollout(
 
 
 def _keep_logits(causal_lm: nn.Module, count: int) -> dict[str, int]:
-    """Asks for the last logits only, of models that can."""
     return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(causal_lm.forward).parameters else {}
 
 
@@ -234,14 +204,8 @@ def _require_close(
 
 
 def check_weights(engine: ModelEngine, number: float) -> None:
-    """Where a number of a forward pass is not finite on some rank, the weights are. Every rank must call it.
-
-    Args:
-        engine: that gave the number.
-        number: of this rank.
-
-    Raises:
-        UserError: a weight is not finite; names it and its file.
+    """Where this rank's number of a forward pass, or another rank's, is not finite, the weights are: UserError names
+    the weight and its file. Every rank must call it.
     """
     if first_over_ranks(None if math.isfinite(number) else 0) is None:
         return
@@ -264,24 +228,16 @@ def check_gap(
     clip: float | None = None,
     is_stale: bool = False,
 ) -> dict[str, float]:
-    """How far the log-probs of the engine that drew the tokens are from the actor's. Every rank must call it.
+    """How far the log-probs of the engine that drew the tokens are from the actor's, as it was then. Every rank must
+    call it.
 
-    Args:
-        known: of this rank. Of a scored rollout, the actor's log-probs are computed for GAP_ROWS.
-        actor: its engine, as it was when the tokens were drawn.
-        temperature: that of sampling.
-        size: of a forward pass.
-        clip: the largest importance weight, if there are weights.
-        is_stale: whether the tokens were drawn with the weights of an iteration ago, so that a gap is no fault, as
-            long as it is below STALE_GAP.
+    Of a scored rollout, the actor's log-probs are computed for GAP_ROWS. `clip` is the largest importance weight.
+    `is_stale`: the tokens were drawn with the weights of an iteration ago, so that a gap below STALE_GAP is no fault.
 
-    Returns:
-        rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest difference in nats over the response
-        tokens of all ranks, and with a clip rollout/importance_clipped, the share of tokens whose weight it bounds;
-        {} where the engine has no log-probs of its own.
-
-    Raises:
-        UserError: on every rank, where the mean is more than rounding explains.
+    Returns rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest difference in nats over the
+    response tokens of all ranks, and with a clip rollout/importance_clipped, the share of tokens whose weight it
+    bounds; {} where the engine has no log-probs of its own. Raises UserError, on every rank, where the mean is more
+    than rounding explains.
     """
     rollout, drawn = known.rollout, known.rollout.drawn_logprobs
     if drawn is None:

@@ -33,13 +33,9 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
     ) -> None:
         """Takes the demonstrations.
 
-        Args:
-            train, eval: demonstrations.
-            pad_id: of the tokenizer.
-            sft_on_prompt: learn the prompts, too.
-            label_smoothing: ε of the targets in training; evaluation is without, so that exp(loss) is the perplexity.
-            packed_width: tokens of a row that examples are packed into; each has a row of its own when None.
-            by_tokens: pad rows to the longest example, not to the longest prompt and the longest response.
+        `label_smoothing` is ε of the targets in training; evaluation is without, so that exp(loss) is the perplexity.
+        Rows of `packed_width` tokens hold several examples. `by_tokens` pads rows to the longest example, not to the
+        longest prompt and the longest response.
         """
         self.train, self.eval = train, eval
         self._pad_id, self._on_prompt, self._smoothing = pad_id, sft_on_prompt, label_smoothing

@@ -19,8 +19,8 @@ from dschat.run.metrics import Means, with_variances
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.evaluation import Sample, shares
-from dschat.trainers.iteration import Metrics, State, eval_size, micro_batches, pass_size
-from dschat.trainers.loop import Work
+from dschat.trainers.iteration import Metrics, eval_size, micro_batches, pass_size
+from dschat.trainers.loop import Algorithm, Work
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 
 Example = TypeVar("Example", bound=Sized)
@@ -62,19 +62,14 @@ class Task(Protocol[Example, AnyEngine]):
         return means
 
 
-class Supervised(Generic[Example, EngineT]):
+class Supervised(Algorithm, Generic[Example, EngineT]):
     """Trains one engine on one task."""
 
     checks_trained = True
 
     def __init__(self, engine: EngineT, task: Task[Example, EngineT], config: SupervisedConfig, run: Run) -> None:
-        """Takes the parts of a run.
-
-        Args:
-            engine: of a PolicyModel (step 1, DPO, REFUEL on pairs) or ScalarModel (the reward model).
-            task: what is learnt.
-            config: the flags.
-            run: batch sizes and folder.
+        """Takes the engine of a PolicyModel (step 1, DPO, REFUEL on pairs) or ScalarModel (the reward model), and the
+        task.
         """
         self.engine, self.task, self.config = engine, task, config
         self.nonfinite = NonFinite(config.on_nonfinite, run)
@@ -84,7 +79,6 @@ class Supervised(Generic[Example, EngineT]):
         self.size = pass_size(run.plan)
 
     def prepare(self) -> None:
-        """The task's."""
         self.task.prepare(self.engine)
 
     def self_check(self) -> None:
@@ -120,7 +114,6 @@ class Supervised(Generic[Example, EngineT]):
         return [[numbers[row] for row in group] for group in micro_batches(tokens, self.size, [self.engine])]
 
     def _tensors(self, batches: list[list[Example]]) -> dict[str, Tensor]:
-        """What an update's micro-batches are made of, by number and name."""
         parts = [(number, self.task.collate(batch)) for number, batch in enumerate(batches)]
         return {f"{number}.{name}": x for number, part in parts for name, x in part.items()}
 
@@ -137,18 +130,8 @@ class Supervised(Generic[Example, EngineT]):
             # A rank that has run out of examples takes part in every forward pass all the same, without weight.
             examples = [held_out[number] for number in rows or [0]]
             loss, stats = self.task.loss(self.engine, examples, 1.0)
-            totals = {"loss": loss, **stats}
-            means.add_all(totals if rows else dict.fromkeys(totals, 0), self.task.count(examples) if rows else 0)
+            weight = self.task.count(examples) if rows else 0
+            for name, total in {"loss": loss, **stats}.items():
+                means.add(name, total if rows else 0, weight)
         summary = self.task.summary(with_variances(means.reduce()))
         return {f"eval/{name}": value for name, value in summary.items()}, []
-
-    def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
-        """Nothing but signals stops a run."""
-        return None
-
-    def state_dict(self) -> State:
-        """Nothing beside the model, the optimiser and the number of updates."""
-        return State({})
-
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to take up."""
