@@ -921,7 +921,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_an_evaluation_may_score_more_rows_at_once_than_a_rollout"),
     ("recomputation costs nothing", "operations", "2 + checkpointing", "2",
      "test_recomputation_pays_where_micro_batches_are_small"),
-    ("vLLM sleeps on a CPU", "_kept_beside", "_a + VLLM_CPU_CACHE", "0", "test_vllm_never_sleeps_on_a_cpu"),
+    ("vLLM sleeps on a CPU", "_drawn", "_a + VLLM_CPU_CACHE", "0", "test_vllm_never_sleeps_on_a_cpu"),
     ("keys without values", "cached_per_token", "2 * _a", "_a", "test_keys_and_values_of_a_token"),
     ("main memory of a node with all processes", "Machine.on_a_node", "min(_a, _b)", "_a",
      "test_main_memory_of_a_node"),

@@ -8,13 +8,12 @@ from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SFTConfig
 from dschat.models.finetuning import Finetuning
-from dschat.plan.micro_batches import operations
 from dschat.plan.models import roles_of
 from dschat.plan.passes import (
     Head,
+    Model,
     cached_per_token,
     kept_gradient,
-    meta_model,
     sampling_logits,
     scoring_logits,
     shape_of,
@@ -22,7 +21,7 @@ from dschat.plan.passes import (
 )
 from dschat.plan.phases import GB, Machine, Texts, engines, host_of
 from dschat.plan.plan import changed, make_plan, minimum_memory, smaller
-from dschat.plan.report import counts, find_rows
+from dschat.plan.report import counts, find_rows, operations
 from dschat.plan.states import Weights, Zero, averaging, gathering, passing, reducing, states, stepping
 
 # Gemma, vocabulary 10, hidden 8, MLP 12, 2 layers, 4 heads of width 2, 1 key-value head. By hand:
@@ -41,22 +40,22 @@ PARAMETERS = 80 + 2 * 464 + 8
 
 
 def test_the_sizes_of_a_policy():
-    shape = shape_of(meta_model(TINY, "policy", torch.float32))
+    shape = shape_of(Model(TINY, "policy", torch.float32))
     assert (shape.parameters, shape.trained, shape.largest) == (PARAMETERS, PARAMETERS, 96)
-    assert (shape.vocab, shape.hidden, shape.head, shape.tied) == (10, 8, 80, True)
+    assert shape.head == Head(10, 80, tied=True, trained=True, width=4)
 
 
 def test_the_sizes_of_a_scalar_model():
     """The same body, and a head of one row."""
-    shape = shape_of(meta_model(TINY, "scalar", torch.float32))
+    shape = shape_of(Model(TINY, "scalar", torch.float32))
     assert shape.parameters == PARAMETERS + 8
-    assert (shape.vocab, shape.head, shape.tied) == (0, 0, False)
+    assert shape.head == Head(0, 0, tied=False, trained=False, width=4)
 
 
 def test_lora_trains_its_adapters_alone():
     """Rank 3 beside q and o (8 → 8), k and v (8 → 2), gate and up (8 → 12), down (12 → 8), in 2 layers."""
     adapters = 2 * 3 * (2 * (8 + 8) + 2 * (8 + 2) + 3 * (8 + 12))
-    shape = shape_of(meta_model(TINY, "policy", torch.float32, finetuning=Finetuning(rank=3)))
+    shape = shape_of(Model(TINY, "policy", torch.float32, finetuning=Finetuning(rank=3)))
     assert (shape.trained, shape.parameters) == (adapters, PARAMETERS + adapters)
 
 

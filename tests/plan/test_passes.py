@@ -20,7 +20,7 @@ from transformers import (
 from dschat.errors import UserError
 from dschat.models.finetuning import Finetuning
 from dschat.models.heads import keep_float32
-from dschat.plan.passes import AliveBytes, Head, meta_model, scoring_pass, shape_of, training_logits, training_pass
+from dschat.plan.passes import AliveBytes, Head, Model, scoring_pass, shape_of, training_logits, training_pass
 from dschat.rl import logprobs
 
 ROWS, TOKENS = 3, 40
@@ -62,7 +62,7 @@ def test_what_is_held_is_what_autograd_saves(family):
     with saved.hooks:
         output = backbone(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long), use_cache=False).last_hidden_state
     expected = sum(saved.sizes.values())
-    found = training_pass(meta_model(config, "policy", torch.float32), ROWS, TOKENS, checkpointing=False)
+    found = training_pass(Model(config, "policy", torch.float32), ROWS, TOKENS, checkpointing=False)
     assert found.held == pytest.approx(expected, rel=0.08)
     assert found.forward >= found.held and found.backward >= found.held - output.nbytes
 
@@ -70,9 +70,7 @@ def test_what_is_held_is_what_autograd_saves(family):
 def test_checkpointing_keeps_the_layers_inputs():
     """Two inputs of (B, T, H) float32, and the last norm's tensors; much less than without."""
     config = FAMILIES["gemma"]
-    held = {
-        on: training_pass(meta_model(config, "policy", torch.float32), ROWS, TOKENS, on).held for on in (False, True)
-    }
+    held = {on: training_pass(Model(config, "policy", torch.float32), ROWS, TOKENS, on).held for on in (False, True)}
     states = ROWS * TOKENS * 32 * 4
     assert 2 * states < held[True] < 8 * states < held[False] / 3
 
@@ -80,14 +78,14 @@ def test_checkpointing_keeps_the_layers_inputs():
 def test_bf16_takes_half():
     """But for what norms compute in float32."""
     passes = [
-        training_pass(meta_model(FAMILIES["llama"], "scalar", dtype), ROWS, TOKENS, False).held
+        training_pass(Model(FAMILIES["llama"], "scalar", dtype), ROWS, TOKENS, False).held
         for dtype in (torch.float32, torch.bfloat16)
     ]
     assert 0.5 < passes[1] / passes[0] < 0.8
 
 
 def test_scoring_keeps_the_states_alone():
-    model = meta_model(FAMILIES["gemma"], "scalar", torch.float32)
+    model = Model(FAMILIES["gemma"], "scalar", torch.float32)
     found = scoring_pass(model, ROWS, TOKENS)
     assert (found.held, found.backward) == (ROWS * TOKENS * 32 * 4, 0)
     assert found.forward < training_pass(model, ROWS, TOKENS, False).forward / 2
@@ -108,7 +106,7 @@ def test_a_classifier_that_reads_both_ways(config):
     ids, mask = torch.zeros(ROWS, TOKENS, dtype=torch.long), torch.ones(ROWS, TOKENS, dtype=torch.long)
     with torch.no_grad(), AliveBytes([*model.parameters(), *model.buffers(), ids, mask]) as alive:
         model(input_ids=ids, attention_mask=mask)
-    found = meta_model(config, "classifier", torch.float32)
+    found = Model(config, "classifier", torch.float32)
     shape = shape_of(found)
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert shape.limit == 64
@@ -117,28 +115,29 @@ def test_a_classifier_that_reads_both_ways(config):
 
 def test_the_topmost_layers_keep_nothing_of_those_below():
     """Of 2 Llama layers one: its 4 matrices of 32 · 32 or 32 · 16, 3 of 32 · 64 and 2 norms, and the last norm."""
-    whole, top = (meta_model(FAMILIES["llama"], "policy", torch.float32, top_layers=count) for count in (0, 1))
+    whole, top = (Model(FAMILIES["llama"], "policy", torch.float32, top_layers=count) for count in (0, 1))
     shape = shape_of(top)
     assert shape.trained == 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 3 * 32
-    assert not shape.head_trained and shape_of(whole).head_trained
+    assert not shape.head.trained and shape_of(whole).head.trained
     held = [training_pass(model, ROWS, TOKENS, False).held for model in (top, whole)]
     assert held[0] == pytest.approx(held[1] / 2, rel=0.15)
 
 
-def test_gradients_are_handed_over():
+def test_gradients_are_handed_over(monkeypatch):
     """A gradient counts while it is made: with weights far larger than activations, about the largest of them."""
     config = GemmaConfig(**(SIZES | {"vocab_size": 40_000}), head_dim=8)
-    backward = training_pass(meta_model(config, "policy", torch.float32), 1, 2, False).backward
+    backward = training_pass(Model(config, "policy", torch.float32), 1, 2, False).backward
     largest = 4 * 40_000 * 32
     assert largest < backward < 1.1 * largest
-    model = meta_model(config, "policy", torch.float32)
-    training_pass(model, 1, 2, False)
+    model = Model(config, "policy", torch.float32).make()
+    monkeypatch.setattr(Model, "make", lambda self: model)
+    training_pass(Model(config, "policy", torch.float32), 1, 3, False)  # another length, that nothing is remembered
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_lora_makes_few_gradients():
     plain, lora = (
-        meta_model(FAMILIES["llama"], "policy", torch.float32, finetuning=Finetuning(rank=rank)) for rank in (0, 4)
+        Model(FAMILIES["llama"], "policy", torch.float32, finetuning=Finetuning(rank=rank)) for rank in (0, 4)
     )
     assert training_pass(lora, 1, 2, False).backward < training_pass(plain, 1, 2, False).backward
 
@@ -146,15 +145,15 @@ def test_lora_makes_few_gradients():
 @pytest.mark.parametrize(("kind", "family", "through"), [("policy", "llama", False), ("policy", "gpt2", True)])
 def test_a_last_layer_keeps_nothing_of_the_others_unless_it_is_the_embedding(kind, family, through):
     """Llama's head is a layer of its own, GPT-2's is the embedding."""
-    head = meta_model(FAMILIES[family], kind, torch.float32, finetuning=Finetuning(last_layer=True))
-    everything = training_pass(meta_model(FAMILIES[family], kind, torch.float32), 2, 40, False)
+    head = Model(FAMILIES[family], kind, torch.float32, finetuning=Finetuning(last_layer=True))
+    everything = training_pass(Model(FAMILIES[family], kind, torch.float32), 2, 40, False)
     found, states = training_pass(head, 2, 40, False), 2 * 40 * 32 * 4
     assert shape_of(head).trained == 50 * 32
     if through:
         assert states < found.held <= everything.held
     else:
         assert found.held <= 2 * states + 40 * 8 and found.backward == found.held  # the states, and small things
-    scores = meta_model(FAMILIES[family], "scalar", torch.float32, finetuning=Finetuning(last_layer=True))
+    scores = Model(FAMILIES[family], "scalar", torch.float32, finetuning=Finetuning(last_layer=True))
     assert shape_of(scores).trained == 32
 
 
@@ -196,8 +195,10 @@ def test_bytes_alive():
         assert alive.peak == 0
 
 
-def test_a_model_that_looks_at_numbers_cannot_be_planned():
-    model = meta_model(FAMILIES["gpt2"], "policy", torch.float32)
+def test_a_model_that_looks_at_numbers_cannot_be_planned(monkeypatch):
+    planned = Model(FAMILIES["gpt2"], "policy", torch.float32)
+    model = planned.make()
+    monkeypatch.setattr(Model, "make", lambda self: model)
     model.transformer.register_forward_pre_hook(lambda module, args: torch.zeros(1, device="meta").item())
     with pytest.raises(UserError, match="the memory of a gpt2 model cannot be planned"):
-        training_pass(model, 1, 2, False)
+        training_pass(planned, 1, 9, False)

@@ -24,7 +24,8 @@ from dschat.common.atomic import write_file
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
-from dschat.plan.models import published_config, shape
+from dschat.plan.models import published_config
+from dschat.plan.passes import shape_of
 from dschat.plan.phases import Machine
 from dschat.plan.plan import Plan, make_plan
 from dschat.plan.states import Weights
@@ -207,7 +208,7 @@ def row_bytes(layout: Layout, parallel: int) -> float:
     """Of a token's keys and values on each GPU of an engine; a head is not divided."""
     role = layout.plan.roles[0]
     heads = getattr(role.model.config, "num_key_value_heads", parallel)
-    return shape(role.model).cached * role.weights.width / min(parallel, heads)
+    return shape_of(role.model).cached * role.weights.width / min(parallel, heads)
 
 
 @cache

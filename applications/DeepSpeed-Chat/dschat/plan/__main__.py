@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedConfig
@@ -17,68 +16,40 @@ from dschat.config.parse import resolve
 from dschat.config.plan import STEPS, PlanOptions
 from dschat.config.presets import find_preset, preset_names
 from dschat.errors import UserError
-from dschat.plan.micro_batches import Choice, choices
-from dschat.plan.models import find_config
+from dschat.plan.models import Configs, find_config
 from dschat.plan.phases import GB, Machine
-from dschat.plan.plan import Plan, make_plan, remedies
-from dschat.plan.recommend import Recommendation, advice, advice_json, recommend
-from dschat.plan.report import Counts, Remedies, as_json, as_text, counts, find_rows
+from dschat.plan.plan import make_plan, remedies
+from dschat.plan.recommend import recommend
+from dschat.plan.report import Report, choices, counts, find_rows
 
 # No run starts, so that it does not matter what an output folder holds.
 NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
 SHIM = re.compile(r"-m dschat (\S+) --config (\S+)")  # of a training script
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A plan and what is said with it."""
-
-    title: str
-    plan: Plan
-    counts: Counts | None
-    remedies: Remedies
-    micro_batches: Sequence[Choice]
-    recommendation: Recommendation | None = None
-
-    def text(self) -> str:
-        """The report."""
-        found = as_text(self.title, self.plan, self.counts, self.remedies, self.micro_batches)
-        return found if self.recommendation is None else f"{found}\n\n{advice(self.recommendation)}"
-
-    def json(self) -> dict[str, object]:
-        """The report as numbers."""
-        found = as_json(self.title, self.plan, self.counts, self.remedies, self.micro_batches)
-        return found if self.recommendation is None else found | {"recommendation": advice_json(self.recommendation)}
-
-
 def run(options: PlanOptions) -> int:
     """Prints plans; the exit status."""
     flags = list(options.rest)
     name = flags.pop(0) if flags and not flags[0].startswith("-") else None
-    main_memory = None if options.main_memory is None else int(options.main_memory * GB)
-    machine = Machine(options.gpus, int(options.gpu_memory * GB), main_memory, options.gpus_per_node)
-    asked = Asked(options.prompts, options.micro_batches, options.recommend)
     if name is not None:
-        found = find_files(name, options.step)
-        planned = [plan_step(step, machine, flags, file, options.config, asked) for step, file in found]
+        files: list[tuple[str, str | None]] = [*find_files(name, options.step)]
     elif options.step is None:
         raise UserError(f"give a preset, or --step {', '.join(STEPS)} with its flags.")
     else:
-        planned = [plan_step(options.step, machine, flags, None, options.config, asked)]
+        files = [(options.step, None)]
+    planned = [plan_step(step, options, flags, file) for step, file in files]
     shown = [one.json() if options.json else one.text() for one in planned]
     print(json.dumps(shown, indent=2) if options.json else "\n\n\n".join(map(str, shown)))
     return int(not all(one.plan.fits for one in planned))
 
 
 def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
-    """Subcommand and file or preset that a name means, in the order of the steps.
+    """Subcommands and the file or preset of each that a name means, in the order of the steps.
 
-    Args:
-        name: of a preset that is shipped, or the path of a YAML file or of a training script.
-        step: only that of this subcommand.
+    The name is that of a preset that is shipped, or the path of a YAML file or of a training script.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or none of the step.
     """
     path = Path(name)
     if path.is_file() and path.suffix == ".sh":
@@ -99,52 +70,30 @@ def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
     return found
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a plan is to say."""
-
-    prompts: int | None = None  # training rows; those of the data where None
-    micro_batches: bool = False  # the largest that fit
-    recommend: bool = False  # the flags that fit, and the plan with them
-
-
-def plan_step(
-    step: str,
-    machine: Machine,
-    flags: Sequence[str] = (),
-    file: str | None = None,
-    config: str | None = None,
-    asked: Asked = Asked(),
-) -> Planned:
-    """Plans what a subcommand would train.
-
-    Args:
-        step: the subcommand.
-        machine: for which.
-        flags: which win over those of the file.
-        file: or preset, if any.
-        config: what to take for folders that are not there yet; the preset's published model where None.
-        asked: what it is to say.
+def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: str | None = None) -> Report:
+    """Plans what a subcommand would train with flags, which win over those of the file or preset.
 
     Raises:
         UserError: see `resolve`, `make_plan`, `recommend` and `counts`.
     """
+    main_memory = None if options.main_memory is None else int(options.main_memory * GB)
+    machine = Machine(options.gpus, int(options.gpu_memory * GB), main_memory, options.gpus_per_node)
     data = [] if file or {"--data_path", "--task.query_dataset"} & {*flags} else ["--data_path", "unnamed"]
     words, kind = [*flags, *data, *NOWHERE], COMMANDS[step].flags_class()
     told = resolve(kind, words, command=step, processes=machine.processes, runs_here=False, config=file)
-    configs = _configs(config, told.preset.get("base"))
-    found = recommend(told.config, machine, configs) if asked.recommend else None
+    configs = _configs(options.config, told.preset.get("base"))
+    found = recommend(told.config, machine, configs) if options.recommend else None
     plan = found.best.plan if found and found.best else None
     plan = plan or make_plan(told.config, machine, configs)
-    rows = find_rows(told.config) if asked.prompts is None else (asked.prompts, 0)
+    rows = find_rows(told.config) if options.prompts is None else (options.prompts, 0)
     counted = None if rows is None else counts(plan.config, plan.config.plan_batches(plan.machine.processes), *rows)
     helps = [] if plan.fits or found else remedies(plan, configs)
     title = f"dschat {step}{f' --config {file}' if file else ''}"
-    return Planned(title, plan, counted, helps, choices(plan) if asked.micro_batches else [], found)
+    return Report(title, plan, counted, helps, choices(plan) if options.micro_batches else [], found)
 
 
-def _configs(given: str | None, base: str | None) -> Callable[[str, str], PreTrainedConfig]:
-    """(path, flag) → config. For a folder that an earlier step will write, that of `given`, else of `base`."""
+def _configs(given: str | None, base: str | None) -> Configs:
+    """For a folder that an earlier step will write, that of `given`, else of `base`."""
     found: dict[str, PreTrainedConfig] = {}
 
     def find(path: str, flag: str) -> PreTrainedConfig:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
@@ -21,17 +20,18 @@ from dschat.config.common import CommonConfig
 from dschat.config.deepspeed import deepspeed_settings
 from dschat.config.ppo import PPOConfig
 from dschat.config.refuel import RefuelOnlineConfig
-from dschat.config.supervised import RewardConfig, SupervisedConfig
+from dschat.config.supervised import OneModelConfig, RewardConfig
 from dschat.errors import UserError
-from dschat.models.finetuning import EVERYTHING, Finetuning
+from dschat.models.finetuning import Finetuning
 from dschat.models.limits import open_decoder_config
 from dschat.models.load import reads_both_ways
 from dschat.models.lora import adapter_settings, find_adapter
-from dschat.models.opening import NAMES, SDPA, choose_dtype
-from dschat.plan.passes import Head, Kind, Pass, Shape, meta_model, scoring_pass, shape_of, training_pass
+from dschat.models.opening import NAMES, choose_dtype
+from dschat.plan.passes import Kind, Model, shape_of
 from dschat.plan.states import FLOAT32, Weights, Zero
 
 logger = logging.getLogger(__name__)
+Configs = Callable[[str, str], PreTrainedConfig]  # (path, flag) → a model's config
 
 GEMMA_2B = {"hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18}
 GEMMA_2B |= {"num_attention_heads": 8, "num_key_value_heads": 1}
@@ -56,18 +56,13 @@ PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
     "meta-llama/Llama-3.1-70B": ("llama", LLAMA31_70B),
     "sfairXC/FsfairX-LLaMA3-RM-v0.1": ("llama", LLAMA3_8B),
 }
-VOCABULARY = 256_000  # of the Gemmas
 
 
 def find_config(path: str, flag: str) -> PreTrainedConfig:
     """A model's config: from a folder, from what was fetched before, of PUBLISHED, or from the hub, in this order.
 
-    Args:
-        path: folder or hub id.
-        flag: that named it, for messages.
-
     Raises:
-        UserError: there is none.
+        UserError: there is none; it names the flag.
     """
     if path not in PUBLISHED or Path(path).exists():
         return open_decoder_config(path, flag)
@@ -81,154 +76,83 @@ def find_config(path: str, flag: str) -> PreTrainedConfig:
 def published_config(hub_id: str) -> PreTrainedConfig:
     """The config of one of PUBLISHED, as far as its sizes go."""
     family, sizes = PUBLISHED[hub_id]
-    options: dict[str, Any] = {"vocab_size": VOCABULARY, **sizes}
+    options: dict[str, Any] = {"vocab_size": 256_000, **sizes}  # of the Gemmas
     return AutoConfig.for_model(family, **options)
-
-
-RoleName = Literal["policy", "reward model", "actor", "critic", "reference"]
-
-
-@dataclass(frozen=True)
-class Model:
-    """What decides a model's passes; equal models share them."""
-
-    config: PreTrainedConfig = field(compare=False)  # of the model
-    key: str  # the config as text
-    kind: Kind
-    dtype: torch.dtype  # of the parameters
-    attention: str  # --attn_implementation
-    finetuning: Finetuning = EVERYTHING  # what of it is trained
-    top_layers: int = 0  # --trained_layers
-
-    def make(self) -> object:
-        """On the meta device."""
-        options = self.attention, self.finetuning, self.top_layers
-        return meta_model(self.config, self.kind, self.dtype, *options)
-
-    @property
-    def width(self) -> int:
-        """Bytes of an element."""
-        return self.dtype.itemsize
-
-
-@lru_cache(maxsize=64)
-def shape(model: Model) -> Shape:
-    """Its sizes."""
-    return shape_of(model.make())
-
-
-@lru_cache(maxsize=256)
-def train_pass(model: Model, rows: int, tokens: int, checkpointing: bool) -> Pass:
-    """See `training_pass`."""
-    return training_pass(model.make(), rows, tokens, checkpointing)
-
-
-@lru_cache(maxsize=256)
-def score_pass(model: Model, rows: int, tokens: int) -> Pass:
-    """See `scoring_pass`."""
-    return scoring_pass(model.make(), rows, tokens)
 
 
 @dataclass(frozen=True)
 class Role:
     """A model of a run."""
 
-    name: RoleName  # in the run
+    name: str  # policy, actor, critic, reference or reward model
     source: str  # what it is loaded from
     model: Model  # its architecture
     weights: Weights  # what decides its states
     checkpointing: bool = False  # gradient checkpointing
 
-    @property
-    def head(self) -> Head:
-        """Of a policy."""
-        own = shape(self.model)
-        return Head(own.vocab, own.head, own.tied, own.head_trained, self.model.width, own.capped)
 
+def roles_of(config: CommonConfig, batches: BatchPlan, configs: Configs, device: torch.device) -> list[Role]:
+    """The models that a run of these flags holds.
 
-def roles_of(
-    config: CommonConfig,
-    batches: BatchPlan,
-    configs: Callable[[str, str], PreTrainedConfig],
-    device: torch.device,
-) -> list[Role]:
-    """The models that a run holds.
-
-    Args:
-        config: the flags.
-        batches: its batch sizes.
-        configs: (path, flag) → a model's config.
-        device: of a process: the dtype is bf16 on GPUs, float32 on CPUs, unless a flag says otherwise.
+    Where no flag says otherwise their dtype is bf16 on GPUs, float32 on CPUs.
 
     Raises:
         UserError: a config cannot be read, or --deepspeed_config contradicts the flags.
     """
-    maker = _Maker(config, batches, configs, device)
-    if isinstance(config, SupervisedConfig):
-        ranks = isinstance(config, RewardConfig)
-        name: RoleName = "reward model" if ranks else "policy"
-        return [
-            maker.trained(
-                name,
-                ("--model_name_or_path", config.model_name_or_path),
-                "scalar" if ranks else "policy",
-                config.zero_stage,
-                config.lora_dim,
-                config.gradient_checkpointing,
-            )
-        ]
-    if isinstance(config, RefuelOnlineConfig):
-        return _refuel_roles(config, maker)
-    assert isinstance(config, PPOConfig)
-    return _ppo_roles(config, maker)
-
-
-def _refuel_roles(config: RefuelOnlineConfig, maker: _Maker) -> list[Role]:
-    base = ("--model_name_or_path", config.model_name_or_path)
-    stage, offload, layers = config.zero_stage, config.offload, config.trained_layers
-    roles = [maker.trained("policy", base, "policy", stage, config.lora_dim, config.gradient_checkpointing, layers)]
-    if config.kl_coef and not config.lora_dim:
+    maker = _Maker(config, batches, configs, choose_dtype(config.dtype, device))
+    if isinstance(config, PPOConfig):
+        return _ppo_roles(config, maker)
+    assert isinstance(config, OneModelConfig)
+    base, stage, offload = (config.model_name_or_path, "--model_name_or_path"), config.zero_stage, config.offload
+    rank, again = config.lora_dim, config.gradient_checkpointing
+    if isinstance(config, RewardConfig):
+        return [maker.trained("reward model", base, "scalar", stage, rank, again)]
+    layers = config.trained_layers if isinstance(config, RefuelOnlineConfig) else 0
+    roles = [maker.trained("policy", base, "policy", stage, rank, again, layers)]
+    if not isinstance(config, RefuelOnlineConfig):
+        return roles
+    if config.kl_coef and not rank:
         roles.append(maker.frozen("reference", base, "policy", 3 if stage == 3 or offload else 0, offload))
     if config.reward_model_name_or_path is not None:
-        roles.append(maker.plain("reward model", ("--reward_model", config.reward_model_name_or_path), offload))
+        roles.append(maker.plain("reward model", (config.reward_model_name_or_path, "--reward_model"), offload))
     return roles
 
 
 def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
-    actor = ("--actor_model_name_or_path", config.actor_model_name_or_path)
-    critic = ("--critic_model_name_or_path", config.critic_model_name_or_path or config.actor_model_name_or_path)
+    actor = (config.actor_model_name_or_path, "--actor_model_name_or_path")
+    critic = (config.critic_model_name_or_path or config.actor_model_name_or_path, "--critic_model_name_or_path")
     stages, ranks = config.zero_stages, config.lora_ranks
     roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], bool(config.actor_gradient_checkpointing))]
     if config.needs.critic:
         again = bool(config.critic_gradient_checkpointing)
         base = actor if config.share_base else critic
         made = maker.trained("critic", base, "scalar", stages[1], ranks[1], again)
-        roles.append(on_base(made, critic[1]) if config.share_base else made)
+        roles.append(_on_base(made, critic[0]) if config.share_base else made)
     sharded = config.actor_zero_stage == 3 or config.offload_reference_model
     frozen = (3 if sharded else 0, config.offload_reference_model)
     if not ranks[0]:  # with LoRA it is the actor with its adapters off
         roles.append(maker.frozen("reference", actor, "policy", *frozen))
     path = config.reward_model_name_or_path
-    rank = _rank_on_base(config, path)
-    if path is not None and rank is not None:
-        made = on_base(maker.trained("reward model", actor, "scalar", frozen[0], rank, False), path)
+    if path is None:
+        return roles
+    named, rank = (path, "--reward_model_name_or_path"), _rank_on_base(config, path)
+    if rank is not None:
+        made = _on_base(maker.trained("reward model", actor, "scalar", frozen[0], rank, False), path)
         zero = replace(made.weights.zero, stage=frozen[0])
         roles.append(replace(made, weights=replace(made.weights, trained=0, zero=zero)))
-    elif path is not None:
-        named = ("--reward_model_name_or_path", path)
-        plain = reads_both_ways(maker.config_of(*named))
-        roles.append(
-            maker.plain("reward model", named) if plain else maker.frozen("reward model", named, "scalar", *frozen)
-        )
+    elif reads_both_ways(maker.configs(*named)):
+        roles.append(maker.plain("reward model", named))
+    else:
+        roles.append(maker.frozen("reward model", named, "scalar", *frozen))
     return roles
 
 
-def _rank_on_base(config: PPOConfig, reward: str | None) -> int | None:
+def _rank_on_base(config: PPOConfig, reward: str) -> int | None:
     """The rank of a reward model that is an adapter over the actor's base; None of one that is a whole model.
 
     The critic's is its own start, and need not be there yet.
     """
-    if not config.share_base or reward is None:
+    if not config.share_base:
         return None
     if reward == config.critic_model_name_or_path:
         return config.critic_lora_dim
@@ -236,29 +160,24 @@ def _rank_on_base(config: PPOConfig, reward: str | None) -> int | None:
     return None if folder is None else int(adapter_settings(folder)["r"])
 
 
-def on_base(role: Role, source: str) -> Role:
+def _on_base(role: Role, source: str) -> Role:
     """A role of --share_base: all but its adapters and its head is the actor's."""
     shared = role.weights.parameters - role.weights.trained
     return replace(role, source=source, weights=replace(role.weights, shared=shared))
 
 
+@dataclass(frozen=True)
 class _Maker:
-    """Makes roles of a run's flags."""
+    """Makes roles of a run's flags; a model is given by its path and the flag that names it."""
 
-    def __init__(
-        self,
-        config: CommonConfig,
-        batches: BatchPlan,
-        configs: Callable[[str, str], PreTrainedConfig],
-        device: torch.device,
-    ) -> None:
-        self._config, self._batches, self._configs = config, batches, configs
-        self._dtype = choose_dtype(config.dtype, device)
-        self._read: dict[str, PreTrainedConfig] = {}
+    config: CommonConfig
+    batches: BatchPlan
+    configs: Configs
+    dtype: torch.dtype
 
     def trained(
         self,
-        name: RoleName,
+        name: str,
         model: tuple[str, str],
         kind: Kind,
         stage: int,
@@ -266,46 +185,29 @@ class _Maker:
         checkpointing: bool,
         top_layers: int = 0,
     ) -> Role:
-        """A model under an optimiser; `model` is the flag and its value."""
-        finetuning = Finetuning(*self._config.finetuning(rank))
-        made = self._model(model, kind, self._config.attn_implementation, finetuning, top_layers)
+        """A model under an optimiser."""
+        finetuning = Finetuning(*self.config.finetuning(rank))
+        attention = self.config.attn_implementation
+        made = Model(self.configs(*model), kind, self.dtype, attention, finetuning, top_layers)
         # In half precision stage 1 takes the place of DeepSpeed's 0.
-        used = max(stage, 1) if made.width < FLOAT32 else stage
-        weights = self._weights(made, used, self._config.offload and stage > 0, shape(made).trained)
-        return Role(name, model[1], made, weights, checkpointing)
+        used = max(stage, 1) if self.dtype.itemsize < FLOAT32 else stage
+        offload, trained = self.config.offload and stage > 0, shape_of(made).trained
+        return Role(name, model[0], made, self._weights(made, used, offload, trained), checkpointing)
 
-    def frozen(self, name: RoleName, model: tuple[str, str], kind: Kind, stage: int, offload: bool) -> Role:
+    def frozen(self, name: str, model: tuple[str, str], kind: Kind, stage: int, offload: bool) -> Role:
         """A model that never trains, under DeepSpeed."""
-        made = self._model(model, kind, self._config.attn_implementation)
-        return Role(name, model[1], made, self._weights(made, stage, offload, 0))
+        made = Model(self.configs(*model), kind, self.dtype, self.config.attn_implementation)
+        return Role(name, model[0], made, self._weights(made, stage, offload, 0))
 
-    def plain(self, name: RoleName, model: tuple[str, str], offload: bool = False) -> Role:
+    def plain(self, name: str, model: tuple[str, str], offload: bool = False) -> Role:
         """A sequence classifier as transformers has it, whole; `offload`: in main memory while it does nothing."""
-        kind: Kind = "classifier" if reads_both_ways(self.config_of(*model)) else "scalar"
-        made = self._model(model, kind, SDPA)
-        own = shape(made)
+        config = self.configs(*model)
+        made = Model(config, "classifier" if reads_both_ways(config) else "scalar", self.dtype)
+        own = shape_of(made)
         zero = Zero(offload_weights=offload)
-        return Role(name, model[1], made, Weights(own.parameters, 0, own.largest, made.width, zero))
-
-    def config_of(self, flag: str, path: str) -> PreTrainedConfig:
-        """A model's config."""
-        if path not in self._read:
-            self._read[path] = self._configs(path, flag)
-        return self._read[path]
+        return Role(name, model[0], made, Weights(own.parameters, 0, own.largest, self.dtype.itemsize, zero))
 
     def _weights(self, made: Model, stage: int, offload: bool, trained: int) -> Weights:
-        file, own = self._config.deepspeed_config, shape(made)
-        settings = deepspeed_settings(self._batches, NAMES[self._dtype], stage, offload, file)
-        return Weights(own.parameters, trained, own.largest, made.width, Zero.of(settings, trained > 0))
-
-    def _model(
-        self,
-        model: tuple[str, str],
-        kind: Kind,
-        attention: str,
-        finetuning: Finetuning = EVERYTHING,
-        top_layers: int = 0,
-    ) -> Model:
-        config = self.config_of(*model)
-        key = config.to_json_string(use_diff=False)
-        return Model(config, key, kind, self._dtype, attention, finetuning, top_layers)
+        file, own = self.config.deepspeed_config, shape_of(made)
+        settings = deepspeed_settings(self.batches, NAMES[self.dtype], stage, offload, file)
+        return Weights(own.parameters, trained, own.largest, self.dtype.itemsize, Zero.of(settings, trained > 0))

@@ -11,19 +11,15 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-)
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dschat.errors import UserError
@@ -46,80 +42,84 @@ Kind = Literal["policy", "scalar", "classifier"]
 
 
 @dataclass(frozen=True)
+class Head:
+    """The output head of a policy; a scalar model's has a row, which counts for nothing."""
+
+    vocab: int  # V
+    weight: int  # elements, V × H
+    tied: bool  # whether it is the embedding, too
+    trained: bool  # whether it has a gradient
+    width: int  # bytes of an element
+    capped: bool = False  # whether the model soft-caps its logits (Gemma-2)
+
+
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a model, counted in elements."""
 
     parameters: int  # all of them
     trained: int  # those with gradients; fewer with LoRA or of a last layer alone
     largest: int  # of the largest tensor
-    head: int  # of the output head; 0 of a scalar model, whose head is a row
-    head_trained: bool  # whether it has a gradient
-    tied: bool  # whether the output head is the embedding
-    vocab: int  # V; 0 of a scalar model
-    hidden: int  # H
+    head: Head
     cached: int  # keys and values that a token leaves in the cache, over all layers
-    capped: bool  # whether the model soft-caps its logits
     limit: int | None  # tokens that it can read; None where there is no end
 
 
-def meta_model(
-    config: PreTrainedConfig,
-    kind: Kind,
-    dtype: torch.dtype,
-    attention: str = SDPA,
-    finetuning: Finetuning = EVERYTHING,
-    top_layers: int = 0,
-) -> Any:
-    """A Hugging Face model on the meta device, in training mode.
+@dataclass(frozen=True)
+class Model:
+    """What decides a model's passes; equal models share them."""
 
-    Args:
-        config: of the model.
-        kind: of model.
-        dtype: of the parameters.
-        attention: --attn_implementation.
-        finetuning: what of it is trained.
-        top_layers: train only so many of the topmost layers; 0 = what `finetuning` says.
-    """
-    config = copy.deepcopy(config)
-    options = {
-        "dtype": dtype,
-        "attn_implementation": implementation(SDPA if attention == FLASH else attention, config),
-    }
-    with torch.device("meta"):
-        if kind == "policy":
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
-        elif kind == "classifier":
-            config.num_labels = 1
-            model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False, **options)
-        else:
-            model = AutoModel.from_config(config, trust_remote_code=False, **options)
-            model.score = nn.Linear(model.get_input_embeddings().weight.shape[1], 1, bias=False, dtype=dtype)
-        choose_trained(model, finetuning, "the model")
-        if top_layers:
-            train_top_layers(model, top_layers, "--trained_layers")
-    if model.config._attn_implementation == SDPA or attention == FLASH:
-        model.config._attn_implementation = FUSED
-    return model.train()
+    config: PreTrainedConfig = field(compare=False)
+    kind: Kind
+    dtype: torch.dtype  # of the parameters
+    attention: str = SDPA  # --attn_implementation
+    finetuning: Finetuning = EVERYTHING  # what of it is trained
+    top_layers: int = 0  # --trained_layers; 0 = what `finetuning` says
+    key: str = field(init=False)  # the config as text
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.config.to_json_string(use_diff=False))
+
+    def make(self) -> Any:
+        """The Hugging Face model on the meta device, in training mode."""
+        config, flash = copy.deepcopy(self.config), self.attention == FLASH
+        attention = implementation(SDPA if flash else self.attention, config)
+        options: dict[str, Any] = {"dtype": self.dtype, "attn_implementation": attention, "trust_remote_code": False}
+        with torch.device("meta"):
+            if self.kind == "policy":
+                model = AutoModelForCausalLM.from_config(config, **options)
+            elif self.kind == "classifier":
+                config.num_labels = 1
+                model = AutoModelForSequenceClassification.from_config(config, **options)
+            else:
+                model = AutoModel.from_config(config, **options)
+                width = model.get_input_embeddings().weight.shape[1]
+                model.score = nn.Linear(width, 1, bias=False, dtype=self.dtype)
+            choose_trained(model, self.finetuning, "the model")
+            if self.top_layers:
+                train_top_layers(model, self.top_layers, "--trained_layers")
+        if model.config._attn_implementation == SDPA or flash:
+            model.config._attn_implementation = FUSED
+        return model.train()
 
 
-def shape_of(model: Any) -> Shape:
-    """The sizes of a model of `meta_model`."""
-    config = model.config.get_text_config()
-    parameters = list(model.parameters())
-    head = model.get_output_embeddings()
-    embedding = model.get_input_embeddings()
+@lru_cache(maxsize=64)
+def shape_of(model: Model) -> Shape:
+    """Its sizes."""
+    made = model.make()
+    config, parameters = made.config.get_text_config(), list(made.parameters())
+    output, capped = made.get_output_embeddings(), bool(getattr(config, "final_logit_softcapping", None))
+    head = Head(0, 0, False, False, model.dtype.itemsize, capped)
+    if output is not None:
+        weight, tied = output.weight, output.weight is made.get_input_embeddings().weight
+        head = replace(head, vocab=len(weight), weight=weight.numel(), tied=tied, trained=weight.requires_grad)
     return Shape(
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
         largest=max(p.numel() for p in parameters),
-        head=0 if head is None else head.weight.numel(),
-        head_trained=head is not None and head.weight.requires_grad,
-        tied=head is not None and head.weight is embedding.weight,
-        vocab=0 if head is None else head.weight.shape[0],
-        hidden=embedding.weight.shape[1],
+        head=head,
         cached=cached_per_token(config),
-        capped=bool(getattr(config, "final_logit_softcapping", None)),
-        limit=position_limit(model),
+        limit=position_limit(made),
     )
 
 
@@ -188,21 +188,17 @@ class AliveBytes(TorchDispatchMode):
         self.now -= self._known.pop(key)
 
 
-def training_pass(model: Any, rows: int, tokens: int, checkpointing: bool) -> Pass:
-    """Forward and backward with every gradient handed over at once, as ZeRO takes it.
-
-    Args:
-        model: of `meta_model`.
-        rows, tokens: (B, T) of the micro-batch.
-        checkpointing: gradient checkpointing.
-    """
+@lru_cache(maxsize=256)
+def training_pass(model: Model, rows: int, tokens: int, checkpointing: bool) -> Pass:
+    """Forward and backward of (rows, tokens) with every gradient handed over at once, as ZeRO takes it."""
+    made = model.make()
     if checkpointing:
-        enable_gradient_checkpointing(model)
-    for parameter in model.parameters():
+        enable_gradient_checkpointing(made)
+    for parameter in made.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_hand_over)
-    with AliveBytes([*model.parameters(), *model.buffers()]) as alive:
-        states = _states(model, rows, tokens)
+    with AliveBytes([*made.parameters(), *made.buffers()]) as alive:
+        states = _states(made, rows, tokens)
         forward, held = alive.peak, alive.now
         alive.start_peak()
         if states.requires_grad:  # not where the last layer alone is trained, unless it is the embedding, too
@@ -210,10 +206,12 @@ def training_pass(model: Any, rows: int, tokens: int, checkpointing: bool) -> Pa
         return Pass(forward, held, alive.peak)
 
 
-def scoring_pass(model: Any, rows: int, tokens: int) -> Pass:
-    """A forward pass without gradients; held are its states, for the head."""
-    with torch.no_grad(), AliveBytes([*model.parameters(), *model.buffers()]) as alive:
-        states = _states(model.eval(), rows, tokens)
+@lru_cache(maxsize=256)
+def scoring_pass(model: Model, rows: int, tokens: int) -> Pass:
+    """A forward pass of (rows, tokens) without gradients; held are its states, for the head."""
+    made = model.make().eval()
+    with torch.no_grad(), AliveBytes([*made.parameters(), *made.buffers()]) as alive:
+        states = _states(made, rows, tokens)
         return Pass(alive.peak, states.nbytes)
 
 
@@ -242,18 +240,6 @@ def _hand_over(parameter: Tensor) -> None:
 
 
 SAMPLING_BUFFERS = 4  # logits of the model, at a temperature, truncated, and their softmax; float32
-
-
-@dataclass(frozen=True)
-class Head:
-    """The output head of a policy."""
-
-    vocab: int  # V
-    weight: int  # elements, V × H
-    tied: bool  # whether it is the embedding, too
-    trained: bool  # whether it has a gradient
-    width: int  # bytes of an element
-    capped: bool = False  # whether the model soft-caps its logits (Gemma-2)
 
 
 def training_logits(head: Head, positions: int, device: torch.device) -> Pass:

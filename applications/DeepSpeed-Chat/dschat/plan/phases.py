@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
 import torch
 
@@ -13,13 +12,21 @@ from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.refuel import RefuelOnlineConfig
-from dschat.config.rollouts import SamplingFlags
 from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
 from dschat.models.layout import COLUMN_STEP, PREFILL_TOKENS, SPARE_COLUMNS, PassSize
 from dschat.models.save import FILE_SIZE
-from dschat.plan.models import Role, score_pass, shape, train_pass
-from dschat.plan.passes import Pass, kept_gradient, sampling_logits, scoring_logits, training_logits
+from dschat.plan.models import Role
+from dschat.plan.passes import (
+    Pass,
+    kept_gradient,
+    sampling_logits,
+    scoring_logits,
+    scoring_pass,
+    shape_of,
+    training_logits,
+    training_pass,
+)
 from dschat.plan.states import averaging, gathering, keeps_gradients, passing, reducing, states, stepping
 
 # Of a GPU's memory, what is none of ours: CUDA's context, NCCL's and cuBLAS's work space.
@@ -27,6 +34,10 @@ CUDA_BYTES = 2_500_000_000
 VLLM_CPU_CACHE = 1 << 28  # of vLLM on a CPU, as `dschat.rollouts.vllm` asks for it
 VLLM_PASSES = 2_000_000_000  # of a GPU, for vLLM's activations and logits; an allowance that nobody has measured
 GB = 10**9
+PROCESS_BYTES = 3_000_000_000  # of main memory: a process with torch, DeepSpeed and CUDA's libraries
+FILES_AT_A_TIME = 2  # of a model that is saved
+Drawing = PPOConfig | RefuelOnlineConfig  # whose responses are drawn
+NOTHING = Pass(0)
 
 
 @dataclass(frozen=True)
@@ -49,9 +60,6 @@ class Machine:
         return torch.device("cpu" if self.device_memory is None else "cuda")
 
 
-NOTHING = Pass(0)
-
-
 @dataclass(frozen=True)
 class Phase:
     """Bytes at the worst moment of a phase."""
@@ -67,8 +75,9 @@ class Phase:
 
 
 def kept_bytes(roles: Sequence[Role], processes: int) -> int:
-    """What models keep between phases. See `keeps_gradients`."""
-    return sum(_kept(role, processes) for role in roles)
+    """What models keep between phases: not every gradient, see `keeps_gradients`."""
+    kept = [(role.weights, states(role.weights, processes)) for role in roles]
+    return sum(of.total - (0 if keeps_gradients(weights) else of.gradients) for weights, of in kept)
 
 
 @dataclass(frozen=True)
@@ -90,11 +99,9 @@ class Texts:
         return cls(config.max_seq_len, config.max_seq_len, config.sequences_per_example)
 
     def filling(self, examples: int, budget: int | None) -> tuple[int, int, int]:
-        """Rows, tokens of each, and log-probs of the largest micro-batch.
+        """Rows, tokens of each, and log-probs of the largest micro-batch of so many examples at most.
 
-        Args:
-            examples: at most.
-            budget: tokens at most, padding included; of a longer example, its own; None = any.
+        The budget is its tokens at most, padding included; of a longer example, its own; None = any.
         """
         rows, tokens = examples * self.per_example, self.tokens
         if budget is not None and rows * tokens > budget:
@@ -106,120 +113,90 @@ class Texts:
 
 
 def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], machine: Machine) -> list[Phase]:
-    """The phases of a run.
-
-    Args:
-        config: the flags.
-        plan: its batch sizes.
-        roles: its models.
-        machine: that it has.
-    """
+    """The phases of a run, in the order of an iteration."""
     n, device = plan.world_size, machine.device
     trained = [role for role in roles if role.weights.trained]
     gradients = sum(states(role.weights, n).gradients for role in trained if not keeps_gradients(role.weights))
     update = max(stepping(role.weights, n, fused=device.type == "cuda") for role in trained)
     scored = max((_scored(config, plan, role, device) for role in roles), key=lambda parts: sum(parts.values()))
-    draws = isinstance(config, SamplingFlags)
-    parts = {"generate": _sampled(config, plan, roles[0], machine)} if isinstance(config, SamplingFlags) else {}
+    draws, kept, parts = isinstance(config, Drawing), kept_bytes(roles, n), dict[str, dict[str, int]]()
+    if isinstance(config, Drawing):
+        parts["generate"], beside = _drawn(config, plan, roles[0], machine)
+        kept += beside
     parts |= {
         "score" if draws else "evaluate": scored,
         "train": _trained(config, plan, trained, device) | {"gradients": gradients},
         "update": {"gradients": gradients, "optimiser": update},
     }
-    kept = kept_bytes(roles, n) + _kept_beside(config, plan, roles[0], machine)
     return [Phase(name, kept, {part: size for part, size in of.items() if size}) for name, of in parts.items()]
-
-
-def _kept_beside(config: CommonConfig, plan: BatchPlan, actor: Role, machine: Machine) -> int:
-    """Bytes of the moving average; of what CUDA graphs write into; and of vLLM on a CPU, where it never sleeps."""
-    kept = 0
-    if _keeps_graphs(config, actor, machine):
-        kept = _kv_cache(config, plan, actor, machine) + _decoding_step(config, plan, actor, machine)
-    if not isinstance(config, PPOConfig):
-        return kept
-    kept += averaging(actor.weights, machine.processes)[0] if config.enable_ema else 0
-    if config.runs_vllm and machine.device_memory is None:
-        kept += actor.weights.width * actor.weights.parameters // config.vllm_tensor_parallel + VLLM_CPU_CACHE
-    return kept
 
 
 def _trained(config: CommonConfig, plan: BatchPlan, trained: Sequence[Role], device: torch.device) -> dict[str, int]:
     """The worst moment of a micro-batch."""
     n, sizes = plan.world_size, Texts.of(config).filling(plan.micro_batch, plan.max_tokens)
+    passes = [_passes(role, *sizes, device) for role in trained]
     if isinstance(config, PPOConfig) and config.credit_is_fused(plan):
         # Both models go forward on a micro-batch before either goes backward.
-        actor, critic = trained
-        moments = _moments(_passes(actor, *sizes, device), _passes(critic, *sizes, device)[0])
-        buffers = _zero(trained, n)
+        actor, critic = passes
+        moments, buffers = _moments(actor, critic[0]), _zero(trained, n)
     else:
-        moments = [moment for role in trained for moment in _moments(_passes(role, *sizes, device), NOTHING)]
+        moments = [moment for one in passes for moment in _moments(one, NOTHING)]
         buffers = max(_zero([role], n) for role in trained)
     activations, logits = max(moments, key=sum)
     return {"activations": activations, "logits": logits, "ZeRO": buffers}
 
 
-def _sampled(config: SamplingFlags, plan: BatchPlan, actor: Role, machine: Machine) -> dict[str, int]:
-    if isinstance(config, PPOConfig) and config.uses_vllm:
-        return _vllm_parts(config, actor, machine)
-    assert isinstance(config, PPOConfig | RefuelOnlineConfig)
+def _drawn(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -> tuple[dict[str, int], int]:
+    """What is there while responses are drawn; and what stays beside the models, the moving average included."""
+    weights, kept = actor.weights, 0
+    if isinstance(config, PPOConfig):
+        kept += averaging(weights, machine.processes)[0] if config.enable_ema else 0
+        if config.runs_vllm and machine.device_memory is None:  # where it never sleeps
+            kept += weights.whole // config.vllm_tensor_parallel + VLLM_CPU_CACHE
+        if config.uses_vllm:
+            return _vllm_parts(config, actor, machine), kept
     texts, slots = Texts.of(config), config.per_device_generation_batch_size * plan.samples_per_prompt
-    prompt, kept = texts.tokens - texts.scored, _keeps_graphs(config, actor, machine)
+    prompt, logits = texts.tokens - texts.scored, sampling_logits(shape_of(actor.model).head, slots, machine.device)
     rows = min(slots, max(1, PREFILL_TOKENS // prompt)) if config.rollout_engine == "continuous" else slots
-    return {
-        "gathered weights": gathering(actor.weights, plan.world_size),
-        "KV cache": 0 if kept else _kv_cache(config, plan, actor, machine),
-        "activations": score_pass(actor.model, rows, prompt).forward,
-        "logits": sampling_logits(actor.head, slots, machine.device),
+    parts = {
+        "gathered weights": gathering(weights, plan.world_size),
+        "KV cache": _kv_cache(config, plan, actor, machine),
+        "activations": scoring_pass(actor.model, rows, prompt).forward,
+        "logits": logits,
     }
+    if _graphs(config, machine) and not parts["gathered weights"]:
+        # CUDA graphs hold what they write into from one rollout to the next: the cache, and all that a step makes.
+        kept += parts.pop("KV cache") + scoring_pass(actor.model, slots, 1).forward + logits
+    return parts, kept
 
 
-def _kv_cache(config: SamplingFlags, plan: BatchPlan, actor: Role, machine: Machine) -> int:
-    """Bytes of keys and values of all rows that are drawn together."""
-    assert isinstance(config, PPOConfig | RefuelOnlineConfig)
+def _kv_cache(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -> int:
+    """Keys and values of all rows that are drawn together."""
     slots = config.per_device_generation_batch_size * plan.samples_per_prompt
     waiting = config.rollout_engine == "continuous" and plan.rollout_per_rank * plan.samples_per_prompt > slots
     columns = Texts.of(config).tokens + SPARE_COLUMNS * waiting
     if _graphs(config, machine):
         columns = -(-columns // COLUMN_STEP) * COLUMN_STEP
-    return slots * columns * shape(actor.model).cached * actor.model.width
+    return slots * columns * shape_of(actor.model).cached * actor.weights.width
 
 
-def _decoding_step(config: SamplingFlags, plan: BatchPlan, actor: Role, machine: Machine) -> int:
-    """Bytes of all that a step makes anew, which a graph's memory holds."""
-    assert isinstance(config, PPOConfig | RefuelOnlineConfig)
-    slots = config.per_device_generation_batch_size * plan.samples_per_prompt
-    return score_pass(actor.model, slots, 1).forward + sampling_logits(actor.head, slots, machine.device)
-
-
-def _graphs(config: CommonConfig, machine: Machine) -> bool:
+def _graphs(config: Drawing, machine: Machine) -> bool:
     """Whether decoding steps have fixed shapes."""
-    if not isinstance(config, PPOConfig | RefuelOnlineConfig) or config.rollout_engine != "continuous":
-        return False
-    return config.decode_graphs == "on" or (config.decode_graphs == "auto" and machine.device.type == "cuda")
-
-
-def _keeps_graphs(config: CommonConfig, actor: Role, machine: Machine) -> TypeGuard[SamplingFlags]:
-    """Whether what they write into stays between rollouts: where weights stay, too, and are not gathered anew."""
-    return _graphs(config, machine) and not gathering(actor.weights, machine.processes)
+    on = config.decode_graphs == "on" or (config.decode_graphs == "auto" and machine.device.type == "cuda")
+    return on and config.rollout_engine == "continuous"
 
 
 def engines(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine, gpus: int) -> dict[int, int]:
     """GPUs of an engine of vLLM, which divide its attention heads and stay within a node → bytes of each of them.
 
-    They are the GPU's part of the actor, keys and values of what one training process draws at once, and VLLM_PASSES.
-
-    Args:
-        config: the flags.
-        plan: its batch sizes.
-        actor: the model.
-        machine: of the training.
-        gpus: all that draw.
+    They are the GPU's part of the actor, keys and values of what one process of the training on `machine` draws at
+    once, and VLLM_PASSES. `gpus` are all that draw.
     """
     heads: int = actor.model.config.get_text_config().num_attention_heads
     on_a_node = min(gpus, machine.gpus_per_node)
     parts = [k for k in range(1, on_a_node + 1) if gpus % k == on_a_node % k == heads % k == 0]
     beside = _kv_cache(config, plan, actor, machine) + VLLM_PASSES
-    return {k: -(-actor.weights.width * actor.weights.parameters // k) + beside for k in parts}
+    return {k: -(-actor.weights.whole // k) + beside for k in parts}
 
 
 def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, int]:
@@ -237,7 +214,7 @@ def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, i
     if machine.device_memory is None:
         return {"weights passed on": passed}
     neighbours, device = config.vllm_tensor_parallel, machine.device_memory
-    held = -(-weights.width * weights.parameters // neighbours)
+    held = -(-weights.whole // neighbours)
     share = int(config.vllm_gpu_memory * device)
     if share < held <= device:
         part = "the actor whole" if neighbours == 1 else f"1/{neighbours} of the actor"
@@ -263,15 +240,11 @@ def _scored(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.dev
     else:
         drawn, held_out = plan.rollout_per_rank * plan.samples_per_prompt, _held_out(config, plan.world_size)
         most = min(most, max(drawn, held_out)) if held_out else most
-    rows, tokens, positions = texts.filling(most, size.tokens)
-    body = score_pass(role.model, rows, min(tokens, shape(role.model).limit or tokens))
-    logits = scoring_logits(role.head, positions, device) if role.model.kind == "policy" else 0
+    (rows, tokens, positions), shape = texts.filling(most, size.tokens), shape_of(role.model)
+    body = scoring_pass(role.model, rows, min(tokens, shape.limit or tokens))
+    logits = scoring_logits(shape.head, positions, device) if role.model.kind == "policy" else 0
     activations, logits = max((body.forward, 0), (body.held, logits), key=sum)
-    return {
-        "activations": activations,
-        "logits": logits,
-        "whole weights": passing(role.weights, plan.world_size),
-    }
+    return {"activations": activations, "logits": logits, "whole weights": passing(role.weights, plan.world_size)}
 
 
 def _held_out(config: CommonConfig, processes: int) -> int:
@@ -284,10 +257,10 @@ def _held_out(config: CommonConfig, processes: int) -> int:
 
 def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:
     """Of the model without its head, of its log-probs, and what of the head's gradient is kept after those."""
-    body = train_pass(role.model, rows, tokens, role.checkpointing)
+    body, head = training_pass(role.model, rows, tokens, role.checkpointing), shape_of(role.model).head
     if role.model.kind != "policy":
         return body, NOTHING, 0
-    return body, training_logits(role.head, positions, device), kept_gradient(role.head)
+    return body, training_logits(head, positions, device), kept_gradient(head)
 
 
 def _moments(passes: tuple[Pass, Pass, int], other: Pass) -> list[tuple[int, int]]:
@@ -308,15 +281,6 @@ def _zero(roles: Sequence[Role], processes: int) -> int:
     return whole + max(reducing(role.weights, processes) for role in roles)
 
 
-def _kept(role: Role, processes: int) -> int:
-    kept = states(role.weights, processes)
-    return kept.total - (0 if keeps_gradients(role.weights) else kept.gradients)
-
-
-PROCESS_BYTES = 3_000_000_000  # a process with torch, DeepSpeed and CUDA's libraries
-FILES_AT_A_TIME = 2  # of a model that is saved
-
-
 @dataclass(frozen=True)
 class Host:
     """Bytes of main memory."""
@@ -334,25 +298,14 @@ class Host:
 
 
 def host_of(roles: Sequence[Role], machine: Machine, average: bool) -> Host:
-    """Main memory of the node of the main process.
-
-    Args:
-        roles: the models.
-        machine: that the run has.
-        average: --enable_ema.
-    """
-    trained = [role.weights for role in roles if role.weights.trained]
-    saved = max(weights.width * weights.parameters for weights in trained)
-    processes, here = machine.processes, machine.on_a_node
+    """Main memory of the node of the main process; `average` is --enable_ema."""
+    weights, processes, here = [role.weights for role in roles], machine.processes, machine.on_a_node
+    saved = max(each.whole for each in weights if each.trained)
     return Host(
         processes=here * PROCESS_BYTES,
-        offload=here * sum(states(role.weights, processes).host for role in roles),
-        average=here * averaging(roles[0].weights, processes)[1] if average else 0,
-        loading=here * max(loading(role) for role in roles),
+        offload=here * sum(states(each, processes).host for each in weights),
+        average=here * averaging(weights[0], processes)[1] if average else 0,
+        # A weight at a time is loaded, which goes to its GPU, or is cut at ZeRO 3.
+        loading=here * max(each.width * each.largest for each in weights),
         saving=min(saved, FILES_AT_A_TIME * FILE_SIZE),
     )
-
-
-def loading(role: Role) -> int:
-    """Bytes of one process while it loads a model: a weight at a time, which goes to its GPU, or is cut at ZeRO 3."""
-    return role.weights.width * role.weights.largest

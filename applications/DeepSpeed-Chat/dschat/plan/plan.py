@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from transformers import PreTrainedConfig
 
 from dschat.config.batches import largest_part
 from dschat.config.common import CommonConfig
@@ -19,12 +18,13 @@ from dschat.config.rollouts import SamplingFlags
 from dschat.config.supervised import OneModelConfig
 from dschat.errors import UserError
 from dschat.models.limits import open_decoder_config
-from dschat.plan.models import Role, roles_of
+from dschat.plan.models import Configs, Role, roles_of
 from dschat.plan.phases import CUDA_BYTES, GB, Host, Machine, Phase, host_of, kept_bytes, phases_of
 from dschat.plan.states import gathering, states
 
-Configs = Callable[[str, str], PreTrainedConfig]
+logger = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=CommonConfig)
+Change = dict[str, object]  # flag → its new value
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,9 @@ class Plan:
         They are all of them, but where vLLM divides them among neighbours, and none where its servers draw.
         """
         actor, config = self.roles[0].weights, self.config
-        if not isinstance(config, SamplingFlags) or (isinstance(config, PPOConfig) and config.vllm_url):
-            return 0
-        share = config.vllm_tensor_parallel if isinstance(config, PPOConfig) else 1
-        return -(-actor.width * actor.parameters // share)
+        if isinstance(config, PPOConfig):
+            return 0 if config.vllm_url else -(-actor.whole // config.vllm_tensor_parallel)
+        return actor.whole if isinstance(config, SamplingFlags) else 0
 
     @property
     def fits_device(self) -> bool:
@@ -83,19 +82,12 @@ class Plan:
     @property
     def excess(self) -> int:
         """Bytes too many, of a GPU and of main memory; below 0 where there is room."""
-        device, main = self.machine.device_memory, self.machine.main_memory
-        too_many = [self.peak - device] if device is not None else []
-        too_many += [self.main_memory - main] if main is not None else []
-        return max(too_many, default=0)
+        needed = (self.peak, self.machine.device_memory), (self.main_memory, self.machine.main_memory)
+        return max((need - has for need, has in needed if has is not None), default=0)
 
 
 def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
-    """Plans a run.
-
-    Args:
-        config: its flags.
-        machine: what it has.
-        configs: (path, flag) → a model's config.
+    """Plans a run of these flags.
 
     Raises:
         UserError: a model's config cannot be read, or the batch sizes do not fit together.
@@ -107,31 +99,26 @@ def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
     return Plan(config, machine, tuple(roles), tuple(phases), host_of(roles, machine, average))
 
 
-Change = dict[str, object]  # flag → its new value
-
-
 def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
-    """What helps a plan whose GPUs are too small.
+    """What helps a plan that does not fit.
 
-    Args:
-        plan: that does not fit.
-        configs: (path, flag) → a model's config.
-
-    Returns:
-        Every change that is enough alone, with the plan that it makes; if there is none, the changes that are enough
-        one after another; if they are not, all of them.
+    Every change that is enough alone, with the plan that it makes; if there is none, the changes that are enough one
+    after another; if they are not, all of them.
     """
-    config, changes = plan.config, list[Change]()
+
+    def attempted(change: Change) -> Plan:
+        return make_plan(changed(plan.config, change), plan.machine, configs)
+
+    changes = list[Change]()
     for change in _changes(plan.config):
         changes += [change] if change not in changes else []
-    tried = [(change, make_plan(changed(config, change), plan.machine, configs)) for change in changes]
+    tried = [(change, attempted(change)) for change in changes]
     enough = [(change, made) for change, made in tried if made.fits]
     if enough:
         return enough
-    together: Change = {}
-    best = plan
+    together, best = Change(), plan
     for change in changes:
-        attempt = make_plan(changed(config, together | change), plan.machine, configs)
+        attempt = attempted(together | change)
         if attempt.excess < best.excess:
             together, best = together | change, attempt
         if best.fits:
@@ -151,7 +138,7 @@ def what_else(plan: Plan) -> str:
     actor, memory = plan.drawing_actor, plan.machine.device_memory or 0
     if actor + CUDA_BYTES <= memory:
         return "more GPUs, smaller batches, LoRA (--lora_dim) or a smaller model"
-    n, whole = plan.machine.processes, plan.roles[0].weights.width * plan.roles[0].weights.parameters
+    n, whole = plan.machine.processes, plan.roles[0].weights.whole
     shares = [k for k in range(2, n + 1) if n % k == 0 and whole / k + CUDA_BYTES < memory]
     divided = ""
     if isinstance(plan.config, PPOConfig) and shares:
@@ -240,9 +227,6 @@ def _half(size: int) -> int:
     return largest_part(size, size // 2)
 
 
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class MinimumMemory:
     """Bytes that a process holds from the first update on, whatever the batches are."""
@@ -255,15 +239,9 @@ class MinimumMemory:
 def minimum_memory(
     config: CommonConfig, processes: int, device: torch.device, configs: Configs = open_decoder_config
 ) -> MinimumMemory | None:
-    """What a run surely needs; None where it is not known.
+    """What a run surely needs; None where a model cannot be opened, which the run itself will say better.
 
-    That is so where a model cannot be opened, which the run itself will say better.
-
-    Args:
-        config: its flags.
-        processes: N.
-        device: of a process; only its kind matters.
-        configs: (path, flag) → a model's config.
+    Of the device of a process only its kind matters.
     """
     try:
         roles = roles_of(config, config.plan_batches(processes), configs, device)
@@ -278,13 +256,7 @@ def minimum_memory(
 
 
 def warn_of_gpu_memory(config: CommonConfig, processes: int, free: int) -> None:
-    """Says that a GPU may be too small for the longest batch, and which flags would help.
-
-    Args:
-        config: the run's flags.
-        processes: N.
-        free: bytes of a GPU.
-    """
+    """Says that a GPU with `free` bytes may be too small for the longest batch, and which flags would help."""
     try:
         plan = make_plan(config, Machine(processes, free), open_decoder_config)
         tried = remedies(plan, open_decoder_config) if not plan.fits else []

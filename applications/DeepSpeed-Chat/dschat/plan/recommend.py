@@ -19,7 +19,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
+from itertools import groupby, product
+from operator import or_
 from typing import Any
 
 from dschat.common.display import text_table
@@ -27,21 +29,10 @@ from dschat.config.common import DEFAULT_RANK, CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.rules import default_of
 from dschat.errors import UserError
-from dschat.plan.models import roles_of
+from dschat.plan.models import Configs, roles_of
 from dschat.plan.phases import CUDA_BYTES, GB, Machine, engines
-from dschat.plan.plan import (
-    Change,
-    Configs,
-    Plan,
-    changed,
-    in_words,
-    make_plan,
-    minimum_memory,
-    recomputation,
-    smaller,
-)
+from dschat.plan.plan import Change, Plan, changed, in_words, make_plan, minimum_memory, recomputation, smaller
 
-LORA: Change = {"lora_dim": DEFAULT_RANK}
 MOST = 0.97  # of a GPU's memory
 SHARES = 20  # --vllm_gpu_memory is a multiple of 1/20
 OWN, COLOCATED, SERVERS = "our own loop", "vLLM in the training processes", "vLLM servers"
@@ -102,12 +93,8 @@ class Recommendation:
 
 
 def recommend(config: CommonConfig, machine: Machine, configs: Configs) -> Recommendation:
-    """Searches.
-
-    Args:
-        config: the flags that are given.
-        machine: all GPUs; with --vllm_url those that train.
-        configs: (path, flag) → a model's config.
+    """Searches for flags that fit, beside those that are given; the machine has all GPUs, with --vllm_url those that
+    train.
 
     Raises:
         UserError: not step 3, or flags with which nothing can be planned.
@@ -118,22 +105,19 @@ def recommend(config: CommonConfig, machine: Machine, configs: Configs) -> Recom
         )
     levels: list[Change] = [{}] if config.offload else [{}, {"offload": True}]
     if not any(config.lora_ranks) and config.finetune_mode is None:
-        levels += [level | LORA for level in levels]
-    kinds: dict[str, list[Way]] = {}
-    for way in _ways(config, machine, configs):
-        kinds.setdefault(way.name, []).append(way)
-    return Recommendation(
-        tuple(_first(ways, levels, config, configs) for ways in kinds.values()), machine.gpus_per_node
-    )
+        levels += [level | {"lora_dim": DEFAULT_RANK} for level in levels]
+    kinds = groupby(_ways(config, machine, configs), key=lambda way: way.name)
+    outcomes = tuple(_first(list(ways), levels, config, configs) for _, ways in kinds)
+    return Recommendation(outcomes, machine.gpus_per_node)
 
 
 def _first(ways: Sequence[Way], levels: Sequence[Change], config: PPOConfig, configs: Configs) -> Outcome:
+    """The first way that fits at the lowest level, or else the most sparing attempt."""
     tried = []
-    for number, level in enumerate(levels):
-        for way in ways:
-            tried.append(_search(way, number, level, config, configs))
-            if tried[-1].plan:
-                return tried[-1]
+    for (number, level), way in product(enumerate(levels), ways):
+        tried.append(_search(way, number, level, config, configs))
+        if tried[-1].plan:
+            return tried[-1]
     return min(tried, key=lambda outcome: outcome.needed)
 
 
@@ -164,9 +148,8 @@ def _served(config: PPOConfig, half: Machine, servers: int) -> Change:
     nodes = -(-2 * half.processes // half.gpus_per_node)
     on_each = servers if nodes == 1 else max(1, half.gpus_per_node * servers // half.processes)
     several = servers > on_each
-    hosts = [
-        f"SERVER{1 + n // on_each}" if several else "SERVER" if nodes > 1 else "127.0.0.1" for n in range(servers)
-    ]
+    place = "SERVER" if nodes > 1 else "127.0.0.1"
+    hosts = [f"SERVER{1 + n // on_each}" if several else place for n in range(servers)]
     passes = config.gradient_accumulation_steps
     derived = passes is None and config.global_batch_size
     alone: Change = {"vllm_tensor_parallel": 1} if config.vllm_tensor_parallel > 1 else {}
@@ -230,19 +213,16 @@ def _elsewhere(config: PPOConfig, level: Change) -> Iterator[Change]:
 def _at_a_time(config: PPOConfig) -> list[Change]:
     """As it is, with activations computed again, and then ever smaller micro-batches."""
     found: list[Change] = [{}]
-    again: Change = {}
-    for one in recomputation(config):
-        again |= one
-    found += [again] if again else []
-    while less := list(smaller(changed(config, found[-1]))):
-        found.append(dict(found[-1]))
-        for one in less:
-            found[-1] |= one
+    less = recomputation(config) or list(smaller(config))
+    while less:
+        found.append(reduce(or_, less, found[-1]))
+        less = list(smaller(changed(config, found[-1])))
     return found
 
 
-def _places(best: Outcome, plan: Plan, gpus_per_node: int) -> list[dict[str, Any]]:
+def _places(best: Outcome, gpus_per_node: int) -> list[dict[str, Any]]:
     """What stands on which GPU, and bytes of each: training processes from 0 on, servers after them."""
+    assert best.plan is not None
     way, trains, first = best.way, best.way.machine.processes, 0
     does = {OWN: "trains, and draws with the whole actor", SERVERS: "trains"}
     places, last = [], trains + way.servers * way.parts
@@ -256,7 +236,7 @@ def _places(best: Outcome, plan: Plan, gpus_per_node: int) -> list[dict[str, Any
                 "gpus": f"{first}-{first + size - 1}" if size > 1 else str(first),
                 "node": first // gpus_per_node,
                 "what": f"serves vLLM with 1/{way.parts} of the actor" if serves else holds,
-                "peak": way.engine + CUDA_BYTES if serves else plan.peak,
+                "peak": way.engine + CUDA_BYTES if serves else best.plan.peak,
             }
         )
         first += size
@@ -268,7 +248,7 @@ def advice_json(found: Recommendation) -> dict[str, Any]:
     best = found.best
     return {
         "best": None if best is None else found.outcomes.index(best),
-        "places": _places(best, best.plan, found.gpus_per_node) if best and best.plan else [],
+        "places": _places(best, found.gpus_per_node) if best else [],
         "ways": [
             {
                 "way": one.way.name,
@@ -297,22 +277,15 @@ def advice(found: Recommendation) -> str:
             fits = f"fits: {one.plan.peak / GB:.1f} GB, {one.plan.main_memory / GB:.0f} GB of main memory of a node"
             fits += f", with {in_words(one.change) or 'the flags as they are'}"
         lines.append(f"  {one.way.told}: {fits}")
-    if best is None or best.plan is None:
+    if best is None:
         return "\n".join(["Recommended: nothing, since nothing that is tried fits.", *lines])
-    way, places = best.way, _places(best, best.plan, found.gpus_per_node)
-    rows = [[place["gpus"], str(place["node"]), f"{place['peak'] / GB:.1f}", place["what"]] for place in places]
-    start = f"  servers: python -m dschat.rollouts.serve --model ACTOR --tensor_parallel {way.parts}"
-    start += f"; then training, --gpus {way.machine.processes}, with"
+    way, said = best.way, [f"Recommended: {best.way.told}. Flags to add:"]
+    if way.servers and way.parts:
+        start = f"python -m dschat.rollouts.serve --model ACTOR --tensor_parallel {way.parts}"
+        said.append(f"  servers: {start}; then training, --gpus {way.machine.processes}, with")
+    said.append(f"  {in_words(best.change) or '(none)'}")
     costs = [f"  --{name}: {COSTS[name]}." for name in COSTS if name in best.change]
-    return "\n".join(
-        [
-            f"Recommended: {way.told}. Flags to add:",
-            *([start] if way.servers and way.parts else []),
-            f"  {in_words(best.change) or '(none)'}",
-            *(["What they cost:", *costs] if costs else []),
-            "",
-            text_table(["GPUs", "node", "GB at most", "what they do"], rows),
-            "",
-            *lines,
-        ]
-    )
+    said += ["What they cost:", *costs] if costs else []
+    places = _places(best, found.gpus_per_node)
+    rows = [[place["gpus"], str(place["node"]), f"{place['peak'] / GB:.1f}", place["what"]] for place in places]
+    return "\n".join([*said, "", text_table(["GPUs", "node", "GB at most", "what they do"], rows), "", *lines])

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates and samples of a run, and its plan as text and as JSON. 1 GB = 10⁹ bytes."""
+"""Updates and samples of a run, its largest micro-batches, and its plan as text and as JSON. 1 GB = 10⁹ bytes."""
 
 from __future__ import annotations
 
-import dataclasses
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,16 @@ from dschat.data.hub import find_known
 from dschat.data.prepared.read import share_sizes
 from dschat.data.sources import TRAIN_EVAL_SPLIT, load_share, parse_fractions, split_bounds
 from dschat.errors import UserError
-from dschat.plan.micro_batches import RIDGE, Choice
-from dschat.plan.models import shape
-from dschat.plan.phases import CUDA_BYTES, GB, engines
+from dschat.plan.models import Role
+from dschat.plan.phases import CUDA_BYTES, GB, Texts, engines, phases_of
 from dschat.plan.plan import Change, Plan, in_words, what_else
-from dschat.plan.states import states
+from dschat.plan.recommend import Recommendation, advice, advice_json
+from dschat.plan.states import FLOAT32, Weights, states
+
+# Operations that a GPU can do while a byte comes from its memory: of an H100, whose data sheet says 989 · 10¹² in bf16
+# and 3.35 · 10¹² in a second.
+RIDGE = 300
+STEP_NAMES = {DPOConfig: "dpo", RefuelConfig: "refuel", RefuelOnlineConfig: "refuel_online"}
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,7 @@ class Counts:
 
 
 def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) -> Counts:
-    """The arithmetic of the trainers: what does not fill a rollout (in steps 1 and 2 an update) is left out.
-
-    Args:
-        config: the flags.
-        plan: its batch sizes.
-        examples, held_out: rows of the data.
+    """The trainers' arithmetic on so many rows: what does not fill a rollout (in steps 1 and 2 an update) is left out.
 
     Raises:
         UserError: fewer examples than one rollout or update.
@@ -70,19 +70,18 @@ def find_rows(config: CommonConfig) -> tuple[int, int] | None:
             return prepared
         share = load_share(config)
         return len(share.train), len(share.eval)
-    known = [find_known(path) for path in config.data_path]
-    sizes = [_published_rows(one.train_rows, one.eval_rows, config) for one in known if one is not None]
-    if len(sizes) < len(known):
-        return None
-    return sum(size[0] for size in sizes), sum(size[1] for size in sizes)
-
-
-def _published_rows(train: int, held_out: int | None, config: CommonConfig) -> tuple[int, int]:
-    if held_out is None:
-        bounds = split_bounds(train, parse_fractions(TRAIN_EVAL_SPLIT))
-        train, held_out = bounds[1], bounds[2] - bounds[1]
-    first, second = (_share(rows, config) for rows in (train, held_out))
-    return first, second
+    train = held_out = 0
+    for path in config.data_path:
+        known = find_known(path)
+        if known is None:
+            return None
+        rows, evaluated = known.train_rows, known.eval_rows
+        if evaluated is None:
+            bounds = split_bounds(rows, parse_fractions(TRAIN_EVAL_SPLIT))
+            rows, evaluated = bounds[1], bounds[2] - bounds[1]
+        train += _share(rows, config)
+        held_out += _share(evaluated, config)
+    return train, held_out
 
 
 def _share(rows: int, config: CommonConfig) -> int:
@@ -107,74 +106,127 @@ def _evaluated_at_once(config: CommonConfig, plan: BatchPlan) -> int:
     return config.num_eval_examples(plan.world_size)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The largest micro-batch that fits."""
+
+    checkpointing: bool  # of all trained models
+    tokens: int  # its size, of texts that are all the longest
+    rows: int  # their number
+    peak: int  # bytes of a GPU
+    operations: float  # see `operations`
+
+    @property
+    def how(self) -> str:
+        return "with" if self.checkpointing else "without"
+
+
+def choices(plan: Plan) -> list[Choice]:
+    """Without gradient checkpointing and with it; only what fits, and nothing for a CPU.
+
+    An update's examples on a process are the most that a micro-batch is given.
+    """
+    machine, batches, texts = plan.machine, plan.config.plan_batches(plan.machine.processes), Texts.of(plan.config)
+    if machine.device_memory is None:
+        return []
+    most, example = batches.update_per_rank, texts.per_example * texts.tokens
+    found = []
+    for again in (False, True):
+        roles = [replace(role, checkpointing=again) if role.weights.trained else role for role in plan.roles]
+
+        def peak(examples: int, roles: Sequence[Role] = roles) -> int:
+            sized = replace(batches, micro_batch=most, max_tokens=examples * example)
+            return CUDA_BYTES + max(phase.total for phase in phases_of(plan.config, sized, roles, machine))
+
+        every = peak(most) <= machine.device_memory  # asked first, since each size is a few passes of the model's code
+        if examples := most if every else bisect_right(range(1, most), machine.device_memory, key=peak):
+            tokens = examples * example
+            cost = operations(roles[0].weights, tokens, again)
+            found.append(Choice(again, tokens, examples * texts.per_example, peak(examples), cost))
+    return found
+
+
+def operations(weights: Weights, tokens: int, checkpointing: bool) -> float:
+    """Time of training on a token of a micro-batch: in operations for each weight, of which a GPU does all it can.
+
+    A token takes 2 operations forward, 2 for the gradient of what came in and, of a weight that is trained, 2 for its
+    own; recomputation another 2, a third of these 6. Each micro-batch also reads every weight in every such pass, and
+    writes, reads and adds up gradients, however few its tokens are.
+    """
+    trained, passes = weights.trained / weights.parameters, 2 + checkpointing
+    moved = passes * weights.width + trained * 2 * (weights.width + FLOAT32)
+    return 2 * passes + 2 * trained + RIDGE * moved / tokens
+
+
+@dataclass(frozen=True)
+class Report:
+    """A plan and what is said with it."""
+
+    title: str
+    plan: Plan
+    counts: Counts | None
+    remedies: Sequence[tuple[Change, Plan]]  # see `dschat.plan.plan.remedies`
+    choices: Sequence[Choice]
+    recommendation: Recommendation | None = None
+
+    def text(self) -> str:
+        """Tables of models and phases, main memory, counts, and whether it fits."""
+        plan, machine = self.plan, self.plan.machine
+        dtype = str(plan.roles[0].model.dtype).removeprefix("torch.")
+        device = "on CPUs" if machine.device_memory is None else f"GPUs of {machine.device_memory / GB:g} GB"
+        if machine.processes > machine.on_a_node:
+            device += f", {machine.on_a_node} on a node"
+        what = f"step {_step(plan.config)}, {dtype}, {machine.processes} {device}"
+        parts = [
+            f"{self.title}: {what}; GB (10⁹ bytes) per process",
+            _models(plan),
+            _phases(plan),
+            _verdict(plan, self.remedies),
+            _servers(plan),
+            _micro_batches(self.choices),
+            _host(plan),
+            _counts(plan, self.counts),
+            advice(self.recommendation) if self.recommendation else "",
+        ]
+        return "\n\n".join(part for part in parts if part)
+
+    def json(self) -> dict[str, Any]:
+        """The same as numbers, all in bytes."""
+        plan = self.plan
+        found = {
+            "title": self.title,
+            "step": _step(plan.config),
+            "machine": asdict(plan.machine),
+            "models": [_model(role, plan.machine.processes) for role in plan.roles],
+            "phases": [{"name": p.name, "kept": p.kept, "parts": p.parts, "total": p.total} for p in plan.phases],
+            "peak": plan.peak,
+            "host": asdict(plan.host) | {"total": plan.main_memory},
+            "counts": None if self.counts is None else asdict(self.counts),
+            "fits": plan.fits,
+            "remedies": [{"flags": in_words(change), "peak": changed.peak} for change, changed in self.remedies],
+            "micro_batches": [asdict(choice) for choice in self.choices],
+        }
+        return found | ({"recommendation": advice_json(self.recommendation)} if self.recommendation else {})
+
+
+def _model(role: Role, processes: int) -> dict[str, Any]:
+    weights = role.weights
+    sizes = {"parameters": weights.parameters, "trained": weights.trained, "zero_stage": weights.zero.stage}
+    return {"role": role.name, "source": role.source, **sizes, "bytes": asdict(states(weights, processes))}
+
+
 def _micro_batches(choices: Sequence[Choice]) -> str:
+    if not choices:
+        return ""
     lines = ["The largest --max_tokens_per_micro_batch that fits:"]
     for choice in choices:
-        how = "with" if choice.checkpointing else "without"
         lines.append(
-            f"  {choice.tokens}, {choice.rows} texts of full length, {how} gradient checkpointing:"
+            f"  {choice.tokens}, {choice.rows} texts of full length, {choice.how} gradient checkpointing:"
             f" {choice.peak / GB:.1f} GB; {choice.operations:.1f} operations for a weight and token"
         )
     best = min(choices, key=lambda choice: choice.operations)
-    how = "with" if best.checkpointing else "without"
     rule = f"a byte of weights and gradients counts as {RIDGE} operations; nothing is measured"
-    lines.append(f"  Recommended: {how} ({rule}).")
-    return "\n".join(lines)
-
-
-STEP_NAMES = {DPOConfig: "dpo", RefuelConfig: "refuel", RefuelOnlineConfig: "refuel_online"}
-Remedies = Sequence[tuple[Change, Plan]]
-
-
-def as_text(title: str, plan: Plan, counts: Counts | None, remedies: Remedies, choices: Sequence[Choice]) -> str:
-    """Tables of models and phases, main memory, counts, and whether it fits."""
-    machine = plan.machine
-    dtype = str(plan.roles[0].model.dtype).removeprefix("torch.")
-    device = "on CPUs" if machine.device_memory is None else f"GPUs of {machine.device_memory / GB:g} GB"
-    if machine.processes > machine.on_a_node:
-        device += f", {machine.on_a_node} on a node"
-    return "\n\n".join(
-        [
-            f"{title}: step {_step(plan.config)}, {dtype}, {machine.processes} {device}; GB (10⁹ bytes) per process",
-            _models(plan),
-            _phases(plan),
-            _verdict(plan, remedies),
-            *_servers(plan),
-            *([_micro_batches(choices)] if choices else []),
-            _host(plan),
-            _counts(plan, counts),
-        ]
-    )
-
-
-def as_json(
-    title: str, plan: Plan, counts: Counts | None, remedies: Remedies, choices: Sequence[Choice]
-) -> dict[str, Any]:
-    """The same as numbers, all in bytes."""
-    n = plan.machine.processes
-    return {
-        "title": title,
-        "step": _step(plan.config),
-        "machine": dataclasses.asdict(plan.machine),
-        "models": [
-            {
-                "role": role.name,
-                "source": role.source,
-                "parameters": role.weights.parameters,
-                "trained": role.weights.trained,
-                "zero_stage": role.weights.zero.stage,
-                "bytes": dataclasses.asdict(states(role.weights, n)),
-            }
-            for role in plan.roles
-        ],
-        "phases": [{"name": p.name, "kept": p.kept, "parts": dict(p.parts), "total": p.total} for p in plan.phases],
-        "peak": plan.peak,
-        "host": dataclasses.asdict(plan.host) | {"total": plan.main_memory},
-        "counts": None if counts is None else dataclasses.asdict(counts),
-        "fits": plan.fits,
-        "remedies": [{"flags": in_words(change), "peak": changed.peak} for change, changed in remedies],
-        "micro_batches": [dataclasses.asdict(choice) for choice in choices],
-    }
+    return "\n".join([*lines, f"  Recommended: {best.how} ({rule})."])
 
 
 def gigabytes(size: int) -> str:
@@ -188,7 +240,7 @@ def _models(plan: Plan) -> str:
     for role in plan.roles:
         kept = states(role.weights, n)
         sizes = (kept.parameters, kept.gradients, kept.optimizer, kept.buffers, kept.host)
-        million = f"{shape(role.model).parameters / 1e6:,.1f} M"
+        million = f"{role.weights.parameters / 1e6:,.1f} M"
         rows.append([role.name, million, str(role.weights.zero.stage), *(gigabytes(size) for size in sizes)])
     return text_table(headers, rows)
 
@@ -206,7 +258,7 @@ def _phases(plan: Plan) -> str:
     return "\n".join(f"{line:<{width}}  {note}".rstrip() for line, note in zip(table, notes, strict=True))
 
 
-def _verdict(plan: Plan, remedies: Remedies) -> str:
+def _verdict(plan: Plan, remedies: Sequence[tuple[Change, Plan]]) -> str:
     if plan.machine.device_memory is None:
         return f"Peak: {plan.peak / GB:.1f} GB in each process, while it is in phase {plan.worst.name!r}."
     peak = f"{plan.peak / GB:.1f} GB ({CUDA_BYTES / GB:g} of them for CUDA and NCCL), in phase {plan.worst.name!r}"
@@ -221,20 +273,20 @@ def _verdict(plan: Plan, remedies: Remedies) -> str:
     return "\n".join(lines)
 
 
-def _servers(plan: Plan) -> list[str]:
+def _servers(plan: Plan) -> str:
     """What --vllm_url asks of other GPUs, which are taken to be as large."""
     config, machine = plan.config, plan.machine
     if not isinstance(config, PPOConfig) or not config.vllm_url or machine.device_memory is None:
-        return []
+        return ""
     sizes = engines(config, config.plan_batches(machine.processes), plan.roles[0], machine, machine.gpus_per_node)
     fitting = [k for k, size in sizes.items() if size + CUDA_BYTES <= machine.device_memory]
-    parts = fitting[0] if fitting else max(sizes)
+    parts = min(fitting, default=max(sizes))
     holds = "the actor" if parts == 1 else f"1/{parts} of the actor"
-    return [
+    return (
         f"Each server of --vllm_url, on GPUs of its own: with --tensor_parallel {parts} at least"
         f" {(sizes[parts] + CUDA_BYTES) / GB:.1f} GB of each GPU ({holds}, and a cache for what one process draws at"
         f" once){'' if fitting else ', which DOES NOT FIT'}."
-    ]
+    )
 
 
 def _step(config: CommonConfig) -> int | str:
@@ -243,7 +295,7 @@ def _step(config: CommonConfig) -> int | str:
 
 
 def _host(plan: Plan) -> str:
-    parts = dataclasses.asdict(plan.host) | {"computing": plan.main_memory - plan.host.total}
+    parts = asdict(plan.host) | {"computing": plan.main_memory - plan.host.total}
     text = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size >= GB / 20)
     line = f"Main memory of a node: {plan.main_memory / GB:.0f} GB ({text}; nothing is saved while loading)."
     if plan.fits_host:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of what a model keeps between passes: parameters, gradients, optimiser states.
+"""Bytes of what a model keeps between passes, on each of N processes: parameters, gradients, optimiser states.
 
 In bf16 and fp16 the optimiser works on a float32 copy of the weights, gradients are added up in float32, and Adam
-holds two float32 moments. ZeRO 1 divides the optimiser's part among N processes, 2 the gradients, 3 the weights.
+holds two float32 moments. ZeRO 1 divides the optimiser's part among the processes, 2 the gradients, 3 the weights.
 DeepSpeed's stage 0 is used in float32 only: in half precision 1 takes its place.
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dschat.models.opening import DTYPES
+
 FLOAT32 = 4  # bytes
 MOMENTS = 2 * FLOAT32  # of Adam, per weight
-WIDTHS = {"fp32": FLOAT32, "bf16": 2, "fp16": 2}  # bytes of an element
 # DeepSpeed's defaults, in elements: gradients that are reduced at a time, weights that ZeRO 3 fetches ahead, and those
 # that it updates at a time.
 REDUCE_BUCKET = 500_000_000
@@ -30,18 +31,14 @@ class Zero:
     offload: bool = False  # the optimiser's part in main memory
     offload_weights: bool = False  # the weights in main memory, at stage 3
     gradient: int = FLOAT32  # bytes of an element of the gradients' sum in half precision
-    bucket: int = REDUCE_BUCKET  # elements
-    live: int = LIVE_PARAMETERS  # elements
-    group: int = SUB_GROUP  # elements
+    bucket: int = REDUCE_BUCKET
+    live: int = LIVE_PARAMETERS
+    group: int = SUB_GROUP
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], trained: bool = True) -> Zero:
-        """Reads what `dschat.config.deepspeed.deepspeed_settings` gives.
-
-        Args:
-            settings: of one model.
-            trained: else the engine has no optimiser that could be elsewhere.
-        """
+        """Reads what `dschat.config.deepspeed.deepspeed_settings` gives; a model that is not `trained` has no states
+        that could be elsewhere."""
         zero = settings["zero_optimization"]
         stage = zero["stage"]
         away = [zero.get(f"offload_{what}", {}).get("device", "none") != "none" for what in ("optimizer", "param")]
@@ -50,10 +47,10 @@ class Zero:
             stage,
             trained and away[0],
             stage == 3 and away[1],
-            WIDTHS[settings.get("data_types", {}).get("grad_accum_dtype") or "fp32"],
-            buffers * int(zero.get("reduce_bucket_size", REDUCE_BUCKET)),
-            int(zero.get("stage3_max_live_parameters", LIVE_PARAMETERS)),
-            int(zero.get("sub_group_size", SUB_GROUP)),
+            DTYPES[settings.get("data_types", {}).get("grad_accum_dtype") or "fp32"].itemsize,
+            buffers * int(zero.get("reduce_bucket_size", cls.bucket)),
+            int(zero.get("stage3_max_live_parameters", cls.live)),
+            int(zero.get("sub_group_size", cls.group)),
         )
 
 
@@ -68,6 +65,11 @@ class Weights:
     zero: Zero = Zero()
     shared: int = 0  # elements among all that another model of the run holds (--share_base)
 
+    @property
+    def whole(self) -> int:
+        """Bytes of all."""
+        return self.width * self.parameters
+
 
 @dataclass(frozen=True)
 class States:
@@ -81,17 +83,12 @@ class States:
 
     @property
     def total(self) -> int:
-        """Bytes in the memory of the device."""
+        """In the memory of the device."""
         return self.parameters + self.gradients + self.optimizer + self.buffers
 
 
 def states(weights: Weights, processes: int) -> States:
-    """What one process keeps of a model.
-
-    Args:
-        weights: of the model.
-        processes: N.
-    """
+    """What one process keeps of a model."""
     stage, zero = weights.zero.stage, weights.zero
     share = _share(weights.trained, processes)
     own = weights.parameters - weights.shared
@@ -110,40 +107,27 @@ def states(weights: Weights, processes: int) -> States:
 
 
 def averaging(weights: Weights, processes: int) -> tuple[int, int]:
-    """Bytes of a process's part of the float32 moving average: on its device, in main memory.
-
-    Args:
-        weights: of the model.
-        processes: N.
-    """
+    """A process's part of the float32 moving average: on its device, in main memory."""
     part = FLOAT32 * _share(weights.trained, processes)
     return (0, part) if weights.zero.offload_weights else (part, 0)
 
 
 def passing(weights: Weights, processes: int) -> int:
-    """Bytes of weights that are on the device during a forward or backward pass alone.
+    """Weights that are on the device during a forward or backward pass alone.
 
     At ZeRO 3 they are those that are whole at the time, of a model without DeepSpeed all that lie in main memory.
-
-    Args:
-        weights: of the model.
-        processes: N.
     """
     if weights.zero.offload_weights and weights.zero.stage < 3:
-        return weights.width * weights.parameters
+        return weights.whole
     if not _gathers(weights, processes):
         return 0
     return weights.width * min(weights.parameters, weights.zero.live + weights.largest)
 
 
 def reducing(weights: Weights, processes: int) -> int:
-    """Bytes of DeepSpeed's own during a backward pass: gradients on their way to their sum and to other processes.
+    """DeepSpeed's own during a backward pass: gradients on their way to their sum and to other processes.
 
     The bucket of stages 2 and 3 is made as large as it may get, whatever the model's size.
-
-    Args:
-        weights: of the model.
-        processes: N.
     """
     stage = weights.zero.stage
     if stage == 3:
@@ -156,12 +140,9 @@ def reducing(weights: Weights, processes: int) -> int:
 
 
 def stepping(weights: Weights, processes: int, fused: bool) -> int:
-    """Bytes of the optimiser's own while it updates the weights.
+    """The optimiser's own while it updates the weights.
 
-    Args:
-        weights: of the model.
-        processes: N.
-        fused: one kernel updates a tensor; else intermediate results are as large as the largest tensor.
+    Where no kernel updates a tensor at once (`fused`), intermediate results are as large as the largest tensor.
     """
     stage = weights.zero.stage
     share = _share(weights.trained, processes)
@@ -171,8 +152,8 @@ def stepping(weights: Weights, processes: int, fused: bool) -> int:
 
 
 def gathering(weights: Weights, processes: int) -> int:
-    """Bytes of the whole weights beside a process's share of them, at ZeRO 3 while responses are sampled."""
-    return weights.width * weights.parameters if _gathers(weights, processes) else 0
+    """The whole weights beside a process's share of them, at ZeRO 3 while responses are sampled."""
+    return weights.whole if _gathers(weights, processes) else 0
 
 
 def _gathers(weights: Weights, processes: int) -> bool:
