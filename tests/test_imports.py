@@ -224,7 +224,6 @@ def test_every_helper_of_the_tests_is_checked_strictly() -> None:
 
 # Modules that one other imports, and that are short, have a reason to be files; all others belong into that one.
 FILES_OF_THEIR_OWN = {
-    "dschat.config.plan": "flags are read without what they are for",
     "dschat.rl.importance": "the core is imported by name, formula by formula",
     "dschat.rl.refuel": "the core is imported by name, formula by formula",
 }

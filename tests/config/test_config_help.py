@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The texts that a configuration gives: --help and the JSON copy."""
 
+import ast
 import dataclasses
 import json
 import math
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
+import dschat
 from dschat.config.parse import parse, to_json
 from dschat.config.parser import INERT_FLAGS
 from dschat.config.ppo import PPOConfig
@@ -54,6 +58,28 @@ def test_help_shows_sections_defaults_and_aliases(capsys):
         "--no_self_checks turn --self_checks off",
     ):
         assert part in text, part
+
+
+def test_the_name_of_a_flag_is_declared_once():
+    """All other classes with a flag of the name take it from there (`like`), or inherit it."""
+    package = Path(dschat.__file__).parent
+    classes = [
+        node
+        for file in package.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    declared = Counter(
+        field.target.id
+        for node in classes
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(field.value, ast.Call)
+        and ast.unparse(field.value.func) == "flag"
+    )
+    assert len(declared) > 200
+    assert {name for name, times in declared.items() if times > 1} == set()
 
 
 def test_saved_json_holds_every_field_and_the_plan():

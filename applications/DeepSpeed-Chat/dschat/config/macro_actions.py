@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from dschat.config import rules
+from dschat.config.commands import ServerFlags
 from dschat.config.common import LogprobFlags, OptimisationFlags
 from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, NOT_EMPTY, default_of, flag, like
 from dschat.errors import UserError
@@ -128,7 +129,7 @@ READ = {
 class MacroActionsOptions:
     """Show where termination conditions cut responses, side by side; their flags are those of step 3."""
 
-    model: str = flag("folder or Hugging Face name; its tokenizer cuts into tokens")
+    model: str = like(ServerFlags, "model", help="folder or Hugging Face name; its tokenizer cuts into tokens")
     text: list[str] | None = flag("responses to cut", None)
     jsonl: Path | None = flag("file of rows with prompt and response, as inference writes them", None)
     prompt: str = flag("with --text: the prompt before each (matters for ppl)", "")

@@ -4,7 +4,8 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dschat.config.rules import ABOVE_0, AT_LEAST_1, check_flags, flag
+from dschat.config.commands import ResultFlags
+from dschat.config.rules import ABOVE_0, AT_LEAST_1, check_flags, flag, like
 
 # Subcommand that is planned → what --step calls it, too.
 STEPS = {"sft": "1", "reward": "2", "dpo": "dpo", "ppo": "3", "refuel": "refuel", "refuel-online": "refuel_online"}
@@ -40,7 +41,9 @@ class PlanOptions:
     gpus_per_node: int = flag("of them on one machine", 8, AT_LEAST_1)
     gpu_memory: float = flag("GB of a GPU", 80.0, ABOVE_0)
     main_memory: float | None = flag("GB of main memory of a node, to be compared with the need", None, ABOVE_0)
-    prompts: int | None = flag("training rows; those of the data if not given", None, AT_LEAST_1)
+    num_samples: int | None = like(
+        ResultFlags, "num_samples", help="training rows; those of the data if not given", aliases=["--prompts"]
+    )
     config: str | None = flag("folder or hub id of the model in folders that are not there yet", None)
     micro_batches: bool = flag(
         "also the largest micro-batches that fit, with gradient checkpointing and without (takes longer)", False

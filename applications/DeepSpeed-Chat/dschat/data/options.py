@@ -6,6 +6,8 @@ from typing import Literal
 
 from dschat.config.commands import ResultFlags
 from dschat.config.common import DataFlags, OptimisationFlags
+from dschat.config.macro_actions import MacroActionsOptions
+from dschat.config.plan import PlanOptions
 from dschat.config.rewards import ProgramFlags, SandboxLevel
 from dschat.config.rollouts import SamplingFlags
 from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, REQUIRED, Rule, check_flags, flag, like
@@ -69,8 +71,12 @@ class PreviewOptions(LookOptions):
     """Show the first rows as training sees them, with prompt, response and padding."""
 
     rows: int = flag("number of rows", 3, AT_LEAST_1, aliases=["-n"])
-    step: Literal[1, 2, 3] | None = flag("training step; the first that the rows suit if not given", None)
-    colour: Literal["auto", "always", "never"] = flag("mark parts", "auto", aliases=["--color"])
+    step: Literal[1, 2, 3] | None = like(
+        PlanOptions, "step", help="training step; the first that the rows suit if not given", choices=(1, 2, 3)
+    )
+    colour: Literal["auto", "always", "never"] = like(
+        MacroActionsOptions, "colour", "auto", "mark parts", aliases=["--color"]
+    )
 
 
 @dataclass(kw_only=True)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.chat_servers import Endpoint, ReplyCache, checked_address
+from dschat.config.commands import ResultFlags, ServerFlags, ServeVllmOptions
+from dschat.config.common import DataFlags, OptimisationFlags
 from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, Rule, check_flags, flag, like
 from dschat.data.hub import compared_set
+from dschat.data.options import PrepareOptions
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Prices
 from dschat.evaluation.judge.rubrics import Rubric
@@ -28,8 +31,8 @@ class ComparedFlags:
 
     model_name_a: Path = flag("responses of the first model (.jsonl)", aliases=["--model_a"])
     model_name_b: Path = flag("responses of the second model (.jsonl)", aliases=["--model_b"])
-    output: Path = flag("verdicts, as JSON Lines in the order of the first file")
-    seed: int = flag("of the choice of sides and rows", 42, AT_LEAST_0)
+    output: Path = like(PrepareOptions, "output", help="verdicts, as JSON Lines in the order of the first file")
+    seed: int = like(OptimisationFlags, "seed", 42, "of the choice of sides and rows", AT_LEAST_0)
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing. Raises UserError, which names the flag."""
@@ -40,14 +43,16 @@ class ComparedFlags:
 class AskingOptions(ComparedFlags):
     """What every run of a judge is told."""
 
-    overwrite: bool = flag("make --output anew, also if it is there or was begun without this flag", False)
+    overwrite: bool = like(
+        ResultFlags, "overwrite", help="make --output anew, also if it is there or was begun without this flag"
+    )
     judge_model: str = flag("name of the judge", DEFAULT_JUDGE)
     base_url: str | None = flag(
         "an OpenAI-compatible server; OpenAI's if not given", None, environment="OPENAI_BASE_URL"
     )
     sk: str | None = flag("the key; better: the environment variable OPENAI_API_KEY", None, secret=True, nargs="?")
     single_order: bool = flag("show each pair once, sides by chance, not in both orders", False)
-    max_tokens: int = flag("longest answer in tokens", 1024, COUNT)
+    max_tokens: int = like(ServeVllmOptions, "max_tokens", 1024, "longest answer in tokens", COUNT)
     dry_run: bool = flag("estimate tokens and cost, send and write nothing", False)
     price_in: float | None = flag("US dollars per million tokens sent", None, AT_LEAST_0)
     price_out: float | None = flag("US dollars per million tokens answered", None, AT_LEAST_0)
@@ -144,14 +149,14 @@ class VoteOptions(ComparedFlags):
     )
     rater: str | None = flag("name of the person who votes; the login name if not given, and --web asks", None)
     web: bool = flag("vote in a browser on this machine (needs the extra ui)", False)
-    port: int | None = flag("of --web; the first free one from 7860 if not given", None)
+    port: int | None = like(ServerFlags, "port", None, "of --web; the first free one from 7860 if not given")
 
 
 @dataclass(kw_only=True)
 class SampleOptions:
     """Draw the rows of a file of responses that judges and people compare; the same prompts of every model."""
 
-    data_path: Path = flag("responses (.jsonl)", aliases=["--data_file"])
+    data_path: Path = like(DataFlags, "data_path", help="responses (.jsonl)", aliases=["--data_file"])
     save_path: Path = flag("where they go", aliases=["--save_file"])
     dataset: str = like(JudgeOptions, "dataset", help="summarize (by subreddit), hh-rlhf, webgpt or your own name")
     num: int = flag("rows to draw", 50)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from dschat.config.commands import ResultFlags
+from dschat.config.commands import ResultFlags, ServeOptions, ServerFlags
 from dschat.config.common import DataFlags, EngineFlags, LogprobFlags, OptimisationFlags
 from dschat.config.rewards import ProgramFlags, RewardFlags, SandboxLevel
 from dschat.config.rollouts import RolloutFlags
@@ -27,6 +27,7 @@ from dschat.data.hub import COMPARED_SETS, compared_set
 from dschat.data.rows import DataKeys
 from dschat.errors import UserError
 from dschat.evaluation.best_of import PUBLISHED
+from dschat.evaluation.options import ComparedFlags, JudgeOptions, ReportOptions
 
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets
@@ -67,7 +68,7 @@ class CheckedFlags:
 class ComputeFlags(CheckedFlags):
     """Where models compute."""
 
-    device: str | None = flag("cpu, cuda or cuda:N (a GPU where there is one)", None)
+    device: str | None = like(ServeOptions, "device")
     dtype: Dtype | None = like(
         EngineFlags, "dtype", help="of the models; bf16 on a GPU and fp32 on a CPU if not given"
     )
@@ -83,7 +84,7 @@ class PromptFlags(ComputeFlags):
         (lambda value: value >= 0, "the number of a GPU, from 0; for the CPU give --device cpu"),
     )
     device: str | None = like(ComputeFlags, "device", help="cpu, cuda or cuda:N; decides over --gpu")
-    batch_size: int = flag("prompts answered at once", 16, AT_LEAST_1)
+    batch_size: int = like(ServeOptions, "batch_size", help="prompts answered at once")
     rollout_engine: Annotated[Engine, engine_name] = like(
         RolloutFlags,
         "rollout_engine",
@@ -175,8 +176,11 @@ class TemperatureOptions(PolicyOptions):
 class ScoredOptions(PolicyOptions):
     """Flags of every command with a reward model."""
 
-    dataset: str = flag(
-        f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}, or a name for the data of --data_path"
+    dataset: str = like(
+        JudgeOptions,
+        "dataset",
+        REQUIRED,
+        f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}, or a name for the data of --data_path",
     )
     reward_model: str = flag("folder or hub id of a sequence classifier with one label")
     rm_template: bool = like(RewardFlags, "rm_template")
@@ -206,7 +210,7 @@ class InferenceOptions(ScoredOptions, TemperatureOptions):
     again with the same flags, it goes on where it stood.
     """
 
-    model: str | None = flag(f"{MODEL_HELP}; not needed with --ref_scores", None)
+    model: str | None = like(ServerFlags, "model", None, f"{MODEL_HELP}; not needed with --ref_scores")
     ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
     num_return: int = like(
         TemperatureOptions, "num_return", help="draw so many responses to a prompt, keep the best by reward"
@@ -240,7 +244,7 @@ class BestOfOptions(ScoredOptions):
     """
 
     model: str = like(InferenceOptions, "model", REQUIRED, MODEL_HELP)
-    best_of: Sequence[int] = flag("numbers of responses to choose from", PUBLISHED, AT_LEAST_1)
+    best_of: Sequence[int] = like(ReportOptions, "best_of", PUBLISHED, "numbers of responses to choose from")
     temperatures: Sequence[float] = flag(
         "at which so many are drawn", (0.2, 0.4, 0.6, 0.8, 1.0, 1.2), TEMPERATURE, nargs="*"
     )
@@ -328,7 +332,7 @@ class TextOptions(PromptFlags):
     )
     checkpoints: Path | None = flag("output folder of a run: all of its models, models/step-N and the final one", None)
     data: str = flag("data set: as --data_path of training")
-    output: Path = flag("where the result is written")
+    output: Path = like(ComparedFlags, "output", help="where the result is written")
     split: Literal["eval", "train"] = flag("eval, the held-out rows, or train", "eval")
     seed: int | None = like(
         PolicyOptions,

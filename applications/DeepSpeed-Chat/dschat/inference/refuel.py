@@ -15,10 +15,12 @@ from dschat.common.journal import Journal, first_change
 from dschat.common.jsonl import parse_json, write_rows
 from dschat.config.commands import PushOptions
 from dschat.config.common import LogprobFlags, OptimisationFlags
+from dschat.config.common import OutputFlags as TrainingOutput
 from dschat.config.refuel import DialogueFlags
 from dschat.config.rollouts import RolloutFlags
 from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, REQUIRED, engine_name, flag, like
 from dschat.data.hub import push
+from dschat.data.options import PrepareOptions
 from dschat.data.sources import is_folder
 from dschat.errors import UserError
 from dschat.evaluation.options import AskingOptions
@@ -49,10 +51,12 @@ class OutputFlags(CheckedFlags):
     """Where a command that makes REFUEL's data puts them."""
 
     output_repo: str = flag("gets the data set: a folder, or owner/name on the Hugging Face hub")
-    output_dir: Path | None = flag(
+    output_dir: Path | None = like(
+        TrainingOutput,
+        "output_dir",
+        None,
         "folder for unfinished rows, and for the data set before it is pushed (--output_repo where that is a folder, "
         "else its name)",
-        None,
     )
     public: bool = like(PushOptions, "public", help="let everybody see a data set that is pushed")
     overwrite: bool = like(PolicyOptions, "overwrite")
@@ -123,7 +127,13 @@ class RankOptions(OutputFlags, ComputeFlags):
         "reward_function",
         help="module.py:function in its place: dialogues → numbers, None for failures",
     )
-    max_length: int = flag("longest dialogue in the reward model's tokens; longer ones fail", 4096, AT_LEAST_1)
+    max_length: int = like(
+        PrepareOptions,
+        "max_length",
+        4096,
+        "longest dialogue in the reward model's tokens; longer ones fail",
+        AT_LEAST_1,
+    )
     batch_size: int = like(PromptFlags, "batch_size", 8, "dialogues that the reward model reads at once")
 
     def __post_init__(self) -> None:
