@@ -78,7 +78,6 @@ def loader_of(kind: type, folder: Path, tokenizer: Any = None, limit: int = 40, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cache_gives_what_reading_gives(kind, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tokenised, "BATCH", 7)
-    monkeypatch.setattr(loading, "num_workers", lambda: 1)
     folder = write(tmp_path / "data")
     step = {"data_split": "0,1,0", "step": 2} if kind in (PairExample, PreferenceExample) else {"data_split": "1,0,0"}
     read = loader_of(kind, folder, **step).read()
@@ -95,11 +94,13 @@ def test_the_cache_gives_what_reading_gives(kind, tmp_path, monkeypatch) -> None
         assert data.train[-1] == read.train[-1]
 
 
-def test_workers_keep_the_order(tmp_path) -> None:
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_workers_keep_the_order(is_kept, tmp_path) -> None:
     """Two real processes, more batches than they hold at a time."""
     rows = [Row(f"{TEXTS[i % 5]} {i}", None, None, None, {"i": i}, f"rows:{i}") for i in range(6 * BATCH + 1)]
     make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=12)
-    found, counts = encode_rows(PromptExample, make, rows, "tokenising rows", workers=2)
+    folder = tmp_path if is_kept else None
+    found, counts = encode_rows(PromptExample, make, rows, "tokenising rows", workers=2, folder=folder)
     expected, dropped = make(rows)
     assert list(found) == expected and isinstance(found, Examples)
     assert counts == dropped and dropped.total() > 0

@@ -119,6 +119,12 @@ def test_lengths_in_characters() -> None:
         assert bool(kept) == is_kept, (unit, most, least)
 
 
+@pytest.mark.parametrize("word", ["arrow", "parquet"])
+def test_parquet_is_another_word_for_arrow(word, source, model, tmp_path) -> None:
+    info = prepare(source, model, tmp_path / "out", "--format", word, *LOOSE)
+    assert info["format"] == "arrow" and list((tmp_path / "out" / "train").glob("*.arrow"))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["arrow", "pt"])
 def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) -> None:
@@ -134,7 +140,7 @@ def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) ->
         "--data_split",
         "2,4,4",
         "--format",
-        "pt" if form == "pt" else "parquet",
+        form,
         *LOOSE,
     )
     share = load_share(flags_of(source, step=part))
@@ -490,7 +496,7 @@ def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplo
 
 @pytest.mark.parametrize("form", ["arrow", "pt"])
 def test_preview_sends_to_check(form, source, model, tmp_path, caplog) -> None:
-    prepare(source, model, tmp_path / "out", "--format", form.replace("arrow", "parquet"), *LOOSE)
+    prepare(source, model, tmp_path / "out", "--format", form, *LOOSE)
     assert main(["preview", str(tmp_path / "out")]) == 2
     assert f"`dschat data check {tmp_path / 'out'}` describes it" in caplog.text
 
@@ -519,8 +525,8 @@ def test_a_folder_is_read_with_a_chat_template_and_what_looks_at_messages(source
     """Rows of a prepared folder hold no messages; the warning of turns that end otherwise passes them over."""
     prepare(source, model, tmp_path / "prepared", *LOOSE)
     loader = loader_of(SFTExample, tmp_path / "prepared")
-    loader._make.keywords["tokenizer"].chat_template = "{{ messages[0].content }}"
-    loader._validate = partial(warn_of_turn_end, loader._make.keywords["tokenizer"], end_id=2)
+    loader._tokenizer.chat_template = "{{ messages[0].content }}"
+    loader._validate = partial(warn_of_turn_end, loader._tokenizer, end_id=2)
     assert len(loader.read(show=True).train) > 0
 
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import closing
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dschat.cli import main
 from dschat.common.atomic import recover_folder
@@ -16,12 +15,11 @@ from dschat.data.options import CheckOptions, PrepareOptions, RowOptions
 from dschat.data.prepared.folder import find_prepared, lock_of, open_prepared, summary_of
 from dschat.data.preview import Settings, preview_report
 from dschat.data.rows import DataKeys
+from dschat.data.sources import keys_of, load_source
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-T = TypeVar("T")
 
 
 def run(options: RowOptions) -> str:
@@ -33,7 +31,7 @@ def run(options: RowOptions) -> str:
 
 def _report(path: str, options: Any) -> str:
     """What the command says of one path."""
-    keys = DataKeys(**{field.name: getattr(options, f"{field.name}_key") for field in fields(DataKeys)})
+    keys = keys_of(options)
     if isinstance(options, PrepareOptions):
         return _prepare(path, options, keys)
     tokenizer, end_id = _open_tokenizer(options) if options.tokenizer else (None, None)
@@ -56,31 +54,22 @@ def _report(path: str, options: Any) -> str:
     return preview_report(path, options.rows, options.step, colour, settings)
 
 
-def _prepare(path: str, options: Any, keys: DataKeys) -> str:
+def _prepare(path: str, options: PrepareOptions, keys: DataKeys) -> str:
     """Prepares a source, alone in its folder; what was made of it, in lines."""
-    from dschat.data.prepared.make import Preparation, RowLimits, Target, prepare
+    from dschat.data.prepared.make import prepare
 
     if find_prepared([path]):
         raise UserError(f"--data_path {path}: it is prepared already; give the data that it was made from.")
     tokenizer, end_id = _open_tokenizer(options)
-    limits = _from_flags(RowLimits, options, unit=options.length_unit)
-    preparation = _from_flags(Preparation, options, limits=limits, keys=keys)
-    target = _from_flags(Target, options, folder=Path(options.output))
-    with closing(lock_of(target.folder, "--output")):
-        recover_folder(target.folder.resolve())
-        info = prepare(path, preparation, target, tokenizer, options.tokenizer, end_id)
-    return "\n".join([f"{path} is prepared in {target.folder}", *(f"  {line}" for line in summary_of(info))])
-
-
-def _from_flags(kind: type[T], options: Any, **given: Any) -> T:
-    """A dataclass whose fields are flags, but for those that are given."""
-    names = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
-    return kind(**given, **{name: getattr(options, name) for name in names})
+    folder = Path(options.output)
+    with closing(lock_of(folder, "--output")):
+        recover_folder(folder.resolve())
+        info = prepare(path, options, keys, tokenizer, end_id)
+    return "\n".join([f"{path} is prepared in {folder}", *(f"  {line}" for line in summary_of(info))])
 
 
 def _solutions(path: str, options: Any, settings: Settings) -> str:
     """How many reference solutions pass their tests, of the first rows."""
-    from dschat.data.sources import load_source
     from dschat.scoring.programs.run import ProgramPool
     from dschat.scoring.programs.scores import solutions_report
 

@@ -123,48 +123,36 @@ def sft_examples(
     Raises:
         UserError: a row has no response though its format wants one.
     """
-    for row in rows:
-        if row.chosen is None and row.no_response is None:
-            raise UserError(
-                f"{row.origin}: the row has no response to learn from. Step 1 needs one per row: name its column with "
-                "--chosen_key or --response_key, or end the messages with one of the assistant."
-            )
-    prompts: Sequence[MarkedPrompt | list[int]] = encode_prompts(tokenizer, rows) if not all_turns else ()
+    require_responses(rows)
     if all_turns:
-        prompts = marked = encode_turns(tokenizer, rows)
-        _say_without_turns(marked, held_out)
+        prompts = encode_turns(tokenizer, rows)
+        without = sum(not any(prompt.targets) for prompt in prompts)
+        if without and not held_out:
+            logger.info(
+                "--train_on all: %d of %d rows hold no earlier turn of the assistant: of these the response is "
+                "trained on",
+                *(without, len(prompts)),
+            )
+    else:
+        prompts = [MarkedPrompt(ids, []) for ids in encode_prompts(tokenizer, rows)]
     responses = encode_responses(tokenizer, [row.chosen or "" for row in rows])
 
-    def make(row: Row, prompt: MarkedPrompt | list[int], ids: list[int]) -> SFTExample | str:
-        example = _demonstration(prompt, [*ids, eos_id], max_seq_len)
+    def make(row: Row, prompt: MarkedPrompt, ids: list[int]) -> SFTExample | str:
         if row.chosen is None:
             return str(row.no_response)
-        if not example.prompt_ids:
-            return EMPTY_PROMPT
-        return example if example.response_ids else CUT_TO_NOTHING
+        return fit_demonstration(prompt, [*ids, eos_id], max_seq_len)
 
     return kept(rows, map(make, rows, prompts, responses), f"--max_seq_len {max_seq_len}", held_out)
 
 
-def _demonstration(prompt: MarkedPrompt | list[int], response_ids: list[int], max_seq_len: int) -> SFTExample:
-    """Prompt and response cut to length; either may be empty. Earlier turns that are trained on join the response."""
-    if isinstance(prompt, list):
-        return SFTExample(prompt, response_ids[: max(0, max_seq_len - len(prompt))])
-    if not any(prompt.targets):
-        return _demonstration(prompt.ids, response_ids, max_seq_len)
-    first = prompt.targets.index(True)
-    targets = [*prompt.targets, *[True] * len(response_ids)][first:max_seq_len]
-    return SFTExample(prompt.ids[:first], [*prompt.ids, *response_ids][first:max_seq_len], targets)
-
-
-def _say_without_turns(prompts: Sequence[MarkedPrompt], held_out: bool) -> None:
-    """Says how many rows hold no turn of the assistant but the response."""
-    without = sum(not any(prompt.targets) for prompt in prompts)
-    if without and not held_out:
-        logger.info(
-            "--train_on all: %d of %d rows hold no earlier turn of the assistant: of these the response is trained on",
-            *(without, len(prompts)),
-        )
+def fit_demonstration(prompt: MarkedPrompt, response_ids: list[int], limit: int) -> SFTExample | str:
+    """Prompt and response cut to length, or why there is no example. Turns that are trained on join the response."""
+    first = prompt.targets.index(True) if any(prompt.targets) else len(prompt.ids)
+    targets = [*prompt.targets, *[True] * len(response_ids)][first:limit] if any(prompt.targets) else None
+    trained = [*prompt.ids, *response_ids][first:limit]
+    if not prompt.ids[:first]:
+        return EMPTY_PROMPT
+    return SFTExample(prompt.ids[:first], trained, targets) if trained else CUT_TO_NOTHING
 
 
 def pair_examples(
@@ -187,11 +175,8 @@ def pair_examples(
     margins = [0.0 if margin_key is None else margin_of(row, margin_key) for row in rows]
 
     def make(encoded: tuple[list[int], list[int], list[int]], margin: float) -> PairExample | str:
-        prompt_ids, *responses = encoded
-        if len(prompt_ids) >= max_seq_len:
-            return CUT_TO_NOTHING
-        chosen_ids, rejected_ids = ([*prompt_ids, *ids, eos_id][:max_seq_len] for ids in responses)
-        return EQUAL_PAIR if chosen_ids == rejected_ids else PairExample(chosen_ids, rejected_ids, margin)
+        fitted = fit_pair(*encoded, max_seq_len, [eos_id])
+        return fitted if isinstance(fitted, str) else whole_pair(fitted, margin)
 
     made = map(make, encode_pairs(tokenizer, rows), margins)
     return kept(rows, made, f"--max_seq_len {max_seq_len}", held_out)
@@ -211,14 +196,25 @@ def preference_examples(
     require_both_responses(rows, "DPO")
 
     def make(encoded: tuple[list[int], list[int], list[int]]) -> PreferenceExample | str:
-        prompt_ids, *responses = encoded
-        room = max(0, max_seq_len - len(prompt_ids))
-        if not prompt_ids or not room:
-            return CUT_TO_NOTHING if prompt_ids else EMPTY_PROMPT
-        chosen_ids, rejected_ids = ([*ids, eos_id][:room] for ids in responses)
-        return EQUAL_PAIR if chosen_ids == rejected_ids else PreferenceExample(prompt_ids, chosen_ids, rejected_ids)
+        return fit_pair(*encoded, max_seq_len, [eos_id]) if encoded[0] else EMPTY_PROMPT
 
     return kept(rows, map(make, encode_pairs(tokenizer, rows)), f"--max_seq_len {max_seq_len}", held_out)
+
+
+def fit_pair(
+    prompt: list[int], chosen: list[int], rejected: list[int], limit: int, end: Sequence[int] = ()
+) -> PreferenceExample | str:
+    """Two responses, each with the tokens of its `end` and cut to length, or why there is no example."""
+    room = max(0, limit - len(prompt))
+    if not room:
+        return CUT_TO_NOTHING
+    chosen, rejected = ([*ids, *end][:room] for ids in (chosen, rejected))
+    return EQUAL_PAIR if chosen == rejected else PreferenceExample(prompt, chosen, rejected)
+
+
+def whole_pair(pair: PreferenceExample, margin: float = 0.0) -> PairExample:
+    """The same with prompt and response together."""
+    return PairExample([*pair.prompt_ids, *pair.chosen_ids], [*pair.prompt_ids, *pair.rejected_ids], margin)
 
 
 def prompt_examples(
@@ -263,6 +259,16 @@ def kept(rows: Sequence[Row], made: Iterable[E | str], limit: str, held_out: boo
             " a larger limit or other data."
         )
     return examples, dropped
+
+
+def require_responses(rows: Sequence[Row]) -> None:
+    """Raises UserError, which names the row, unless every row has a response or says why not."""
+    for row in rows:
+        if row.chosen is None and row.no_response is None:
+            raise UserError(
+                f"{row.origin}: the row has no response to learn from. Step 1 needs one per row: name its column with "
+                "--chosen_key or --response_key, or end the messages with one of the assistant."
+            )
 
 
 def require_both_responses(rows: Sequence[Row], who: str) -> None:

@@ -70,10 +70,14 @@ def suffix_of(file: Path) -> str:
     return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
 
 
-def split_with(names: Iterable[str], prefixes: Iterable[str]) -> str | None:
-    """The first split whose name begins with one of the prefixes; an earlier prefix comes first."""
-    known = list(names)
-    return next((name for prefix in prefixes for name in known if name.startswith(prefix)), None)
+def used_splits(names: Iterable[object]) -> list[str]:
+    """The split to train on and, if there is one, that to evaluate on; none of them where there are no training rows.
+
+    An earlier one of EVAL_PREFIXES comes first.
+    """
+    known = list(map(str, names))
+    starts = [[name for name in known if name.startswith(prefix)] for prefix in (TRAIN_PREFIX, *EVAL_PREFIXES)]
+    return starts[0][:1] + [name for found in starts[1:] for name in found][:1] if starts[0] else []
 
 
 def _matching(folder: Path, prefix: str) -> list[Path]:
@@ -135,13 +139,11 @@ def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow
     from pyarrow import parquet
 
-    number = 0
     try:
         with parquet.ParquetFile(file) as opened:
-            for batch in opened.iter_batches():
-                for raw in batch.to_pylist():
-                    number += 1
-                    yield f"{file} row {number}", raw
+            rows = chain.from_iterable(batch.to_pylist() for batch in opened.iter_batches())
+            for number, raw in enumerate(rows, start=1):
+                yield f"{file} row {number}", raw
     except (pyarrow.ArrowException, ValueError) as error:
         raise UserError(f"--data_path: {file} is not a readable parquet file ({error}); replace it.") from error
 
@@ -203,7 +205,7 @@ def open_local(root: Path) -> RawSource:
 
 
 def open_saved(folder: Path) -> RawSource:
-    """The split that begins with train, and the first that begins with valid, eval or test; or the one data set.
+    """A folder of `save_to_disk`: its `used_splits`, or all rows where it holds one data set.
 
     Raises:
         UserError: the folder is damaged, or holds no training split; also while rows are read.
@@ -214,19 +216,17 @@ def open_saved(folder: Path) -> RawSource:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:  # the library lets through whatever the libraries below it raise
         raise _unreadable(folder, error) from error
-    name = folder.resolve().name
-    if isinstance(saved, datasets.Dataset):
-        return RawSource(name, _saved_rows(saved, folder), None, _arrow_files(folder))
-    train = split_with(map(str, saved), [TRAIN_PREFIX])
-    if train is None:
+    parts = {TRAIN_PREFIX: saved} if isinstance(saved, datasets.Dataset) else dict(saved)
+    used = used_splits(parts)
+    if not used:
         raise UserError(
-            f"--data_path {folder}: no split that begins with {TRAIN_PREFIX!r}, only {', '.join(map(str, saved))}; "
+            f"--data_path {folder}: no split that begins with {TRAIN_PREFIX!r}, only {', '.join(map(str, parts))}; "
             "give the folder of one of them."
         )
-    held_out = split_with(map(str, saved), EVAL_PREFIXES)
-    eval_rows = _saved_rows(saved[held_out], folder / held_out) if held_out else None
-    files = _arrow_files(folder / train) + (_arrow_files(folder / held_out) if held_out else ())
-    return RawSource(name, _saved_rows(saved[train], folder / train), eval_rows, files)
+    places = [folder] if isinstance(saved, datasets.Dataset) else [folder / name for name in used]
+    rows = [_saved_rows(parts[name], place) for name, place in zip(used, places, strict=True)]
+    files = tuple(file for place in places for file in sorted(place.glob("*.arrow")))
+    return RawSource(folder.resolve().name, rows[0], rows[1] if len(rows) > 1 else None, files)
 
 
 def _saved_rows(dataset: "Dataset", folder: Path) -> Iterator[tuple[str, Any]]:
@@ -235,10 +235,6 @@ def _saved_rows(dataset: "Dataset", folder: Path) -> Iterator[tuple[str, Any]]:
             yield f"{folder} row {number}", raw
     except (OSError, ValueError) as error:  # Arrow's errors are of these kinds
         raise _unreadable(folder, error) from error
-
-
-def _arrow_files(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(folder.glob("*.arrow")))
 
 
 def _unreadable(folder: Path, error: Exception) -> UserError:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.files import EVAL_PREFIXES, TRAIN_PREFIX, find_files, reason_of, split_with
+from dschat.data.files import find_files, reason_of, used_splits
 from dschat.data.rows import RawSource
 from dschat.errors import UserError
 
@@ -185,15 +185,14 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
     """
     hub_id = known.hub_id if known else path
     splits = _load_splits(path, known)
-    train = split_with(map(str, splits), [TRAIN_PREFIX])
-    if train is None:
+    used = used_splits(splits)
+    if not used:
         raise UserError(
             f"--data_path {path}: the data set {hub_id} has no training split, only {', '.join(splits)}. Download it "
             f"with `{fetch_command(hub_id, 'DIR')}` and give one of its files."
         )
-    held_out = split_with(map(str, splits), EVAL_PREFIXES)
-    used = [train] if held_out is None else [train, held_out]
-    counts = len(splits[train]), None if held_out is None else len(splits[held_out])
+    sizes = [len(splits[name]) for name in used]
+    counts = sizes[0], sizes[1] if len(used) > 1 else None
     if known and counts != known.counts:  # shares, and scores on them, could not be compared with published ones
         raise UserError(
             f"--data_path {path}: {hub_id} should have {describe_counts(*known.counts)}, but "
@@ -208,7 +207,7 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
         "splits": {n: {"rows": len(splits[n]), "fingerprint": splits[n]._fingerprint} for n in used},
     }
     rows = [_rows(splits[name], hub_id) for name in used]
-    return RawSource(hub_id, rows[0], rows[1] if held_out else None, hub=record)
+    return RawSource(hub_id, rows[0], rows[1] if len(used) > 1 else None, hub=record)
 
 
 def _load_splits(path: str, known: KnownSet | None) -> "DatasetDict":

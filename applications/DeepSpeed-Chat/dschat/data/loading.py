@@ -31,8 +31,8 @@ from dschat.data.tokenised import (
     finish_entry,
     key_of,
     new_entry,
-    num_workers,
     open_entry,
+    workers_for,
 )
 
 logger = logging.getLogger(__name__)
@@ -84,9 +84,10 @@ class ExampleLoader(Generic[E]):
             UserError: there is nothing to read, or a prepared folder is of another tokenizer.
         """
         self._flags, self._kind, self._make, self._validate = flags, kind, make, validate
+        self._tokenizer = make.keywords["tokenizer"]
         self._prepared = find_prepared(flags.data_path)
         for folder in self._prepared:
-            check_folder(folder, make.keywords["tokenizer"], make.keywords.get("eos_id"), on_prompt, kind)
+            check_folder(folder, self._tokenizer, make.keywords.get("eos_id"), on_prompt, kind)
         if self._prepared:
             self._make = from_prepared(make, kind)
             self._sources = [
@@ -99,16 +100,13 @@ class ExampleLoader(Generic[E]):
     @property
     def is_small(self) -> bool:
         """Whether encoding takes about as long as starting processes does."""
-        tokenizer = self._make.keywords["tokenizer"]
-        limit = LARGE if tokenizer.is_fast else LARGE // SLOWER
-        return sum(map(_text_size, self._sources)) < limit
+        return sum(map(_text_size, self._sources)) < (LARGE if self._tokenizer.is_fast else LARGE // SLOWER)
 
     @cached_property
     def key(self) -> str:
         """The name of these examples in the cache: reads every file."""
-        flags, settings = self._flags, dict(self._make.keywords)
-        settings.pop("kind", None)
-        tokenizer = settings.pop("tokenizer")
+        flags, tokenizer = self._flags, self._tokenizer
+        settings = {name: value for name, value in self._make.keywords.items() if name not in ("kind", "tokenizer")}
         return key_of(
             {
                 "sources": [[[str(f), file_hash(f)] for f in source.files] + [source.hub] for source in self._sources],
@@ -161,11 +159,12 @@ class ExampleLoader(Generic[E]):
                 share = self._share(show)
                 self._validate_rows(share)
             with new_entry(self.key) as folder:
-                workers = 1 if self._prepared else num_workers()
-                dropped = {
-                    name: encode_rows(self._kind, self._make, rows, f"tokenising {name}", workers, show, folder)[1]
-                    for name, rows in (("train", share.train), ("eval", share.eval))
-                }
+                dropped = {}
+                for name, rows in (("train", share.train), ("eval", share.eval)):
+                    workers = 1 if self._prepared else workers_for(rows)
+                    _, dropped[name] = encode_rows(
+                        self._kind, self._make, rows, f"tokenising {name}", workers, show, folder
+                    )
                 if share.train and dropped["train"].total() == len(share.train):
                     self._make(share.train)  # raises, and says why none is left
                 files = [str(file) for file in share.files]
@@ -186,7 +185,7 @@ class ExampleLoader(Generic[E]):
 
     def _share(self, show: bool) -> Share[Any]:
         if self._prepared:
-            return prepared_share(self._prepared, self._make.keywords["tokenizer"])
+            return prepared_share(self._prepared, self._tokenizer)
         return load_share(self._flags, show)
 
     def _validate_rows(self, share: Share[Any]) -> None:

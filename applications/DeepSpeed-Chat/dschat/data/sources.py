@@ -11,6 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -48,12 +49,8 @@ class Source:
 
 
 def open_source(path: str | Path, keys: DataKeys | None = None) -> RawSource:
-    """One source before its rows are read: which files it has, or what it is on the hub.
-
-    Raises:
-        UserError: there is nothing to read.
-    """
-    return _open(path, *_known(path), keys or DataKeys())
+    """One source before its rows are read. Raises UserError where there is nothing to read."""
+    return _open(path, keys or DataKeys())[0]
 
 
 def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None = 1234, show: bool = False) -> Source:
@@ -63,9 +60,7 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
         path: the first that it is of
             - short name of a published set (`dschat.data.hub`): its local copy in $MA_RLHF_DATA, if any,
               else the hub's; a folder of that name in the current one is "./name", or a Path;
-            - a local file (see `dschat.data.files.FILE_SUFFIXES`), or a folder with train* and, optionally,
-              valid*, eval* or test* files (see `dschat.data.files.find_files`), or one that
-              `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote;
+            - a local file or folder (see `dschat.data.files`);
             - a published set by hub id: as by short name;
             - owner/name of another data set on the hub.
         keys: column names; the defaults of `DataKeys` if None.
@@ -78,15 +73,15 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
     Raises:
         UserError: nothing to read, a file that cannot be read, or a bad row, named by file and line.
     """
-    keys, (known, copy) = keys or DataKeys(), _known(path)
-    raw = _open(path, known, copy, keys)
+    keys = keys or DataKeys()
+    raw, copied = _open(path, keys)
     train, skipped = _parse(raw.train, keys, raw.name, show)
     held_out, skipped_eval = _parse(raw.eval, keys, raw.name, show) if raw.eval is not None else (None, 0)
     counts = len(train) + skipped, None if held_out is None else len(held_out) + skipped_eval
-    if known and copy and counts != known.counts:  # no error: people cut their copies on purpose
+    if copied and counts != copied.counts:  # no error: people cut their copies on purpose
         logger.warning(
             "%s has %s, the published %s has %s: shares will differ from the published ones",
-            *(copy, describe_counts(*counts), known.hub_id, describe_counts(*known.counts)),
+            *(local_copy(copied), describe_counts(*counts), copied.hub_id, describe_counts(*copied.counts)),
         )
     dropped = {NO_TEXT: skipped + skipped_eval} if skipped + skipped_eval else {}
     for reason, count in dropped.items():
@@ -96,39 +91,28 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
     return Source(raw.name, train, held_out, raw.files, dropped, raw.hub)
 
 
-def _known(path: str | Path) -> tuple[KnownSet | None, Path | None]:
-    """The published set that a path names, and its local copy if that is what the path means."""
-    known = find_known(str(path))
-    return known, local_copy(known) if known and not _is_here(path) else None
-
-
-def _is_here(path: str | Path) -> bool:
-    """Whether a path is a file or folder of this machine; the short name of a published set never is."""
-    is_short_name = isinstance(path, str) and "/" not in path and find_known(path) is not None
-    return Path(path).exists() and not is_short_name
-
-
-def _open(path: str | Path, known: KnownSet | None, copy: Path | None, keys: DataKeys) -> RawSource:
-    """What a path names: a file or folder here, the published set of that name, or its local copy."""
-    root = Path(path)
-    if _is_here(path):
-        return open_local(root)
+def _open(path: str | Path, keys: DataKeys) -> tuple[RawSource, KnownSet | None]:
+    """What a path names; and the published set of which that is a local copy, if it is one."""
+    root, known = Path(path), find_known(str(path))
+    is_short_name = known is not None and isinstance(path, str) and "/" not in path
+    if root.exists() and not is_short_name:
+        return open_local(root), None
+    copy = local_copy(known) if known else None
     if known and root.exists() and not (copy and copy.samefile(root)):
         logger.warning(
             "%s is the published data set %s; for the one in the current folder give ./%s", root, known.hub_id, root
         )
     if copy:
-        return open_local(copy)
+        return open_local(copy), known
     looks_like_hub = HUB_NAME.fullmatch(str(path)) and not str(path).startswith(".")
     if known or (looks_like_hub and suffix_of(root) not in FILE_SUFFIXES):
-        return open_hub(str(path), known)
+        return open_hub(str(path), known), None
     published = ", ".join(f"{known.name} ({known.hub_id})" for known in KNOWN_SETS)
     raise UserError(
         f"--data_path {path}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, or a folder"
         f" with files {TRAIN_PREFIX}*.jsonl, {TRAIN_PREFIX}*.parquet and so on, with the columns {keys.prompt},"
         f" {keys.chosen}, {keys.rejected} (or {keys.prompt}, {keys.response}; or {keys.messages}), or a published data"
-        " set:"
-        f" {published}."
+        f" set: {published}."
     )
 
 
@@ -148,16 +132,12 @@ def is_folder(name: str) -> bool:
 
 
 def open_data(name: str, flag: str) -> RawSource:
-    """What a name means; rows are read when they are asked for.
-
-    Args:
-        name: a file or folder here (see `dschat.data.files.find_files`), or owner/name on the hub.
-        flag: the command-line flag that gave it, for messages.
+    """What a name means, a file or folder here or owner/name on the hub; rows are read when they are asked for.
 
     Raises:
-        UserError: there is no such thing, also while rows are read.
+        UserError: there is no such thing, also while rows are read; names the command-line `flag` that gave it.
     """
-    try:
+    with _about(flag):
         if Path(name).exists():
             raw = open_local(Path(name))
         elif HUB_NAME.fullmatch(name) and not name.startswith("."):
@@ -167,22 +147,22 @@ def open_data(name: str, flag: str) -> RawSource:
                 f"{flag} {name}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, a folder "
                 "with train*.jsonl, train*.parquet and so on, or owner/name of a data set on the Hugging Face hub."
             )
-    except UserError as error:
-        raise _of_flag(error, flag) from error
     held_out = None if raw.eval is None else _read(raw.eval, flag)
     return replace(raw, train=_read(raw.train, flag), eval=held_out)
 
 
 def _read(rows: Iterable[tuple[str, Any]], flag: str) -> Iterator[tuple[str, Any]]:
-    try:
+    with _about(flag):
         yield from rows
+
+
+@contextmanager
+def _about(flag: str) -> Iterator[None]:
+    """Inside, messages are about another flag than the training steps' own."""
+    try:
+        yield
     except UserError as error:
-        raise _of_flag(error, flag) from error
-
-
-def _of_flag(error: UserError, flag: str) -> UserError:
-    """The same message about another flag than the training steps' own."""
-    return UserError(str(error).replace("--data_path", flag))
+        raise UserError(str(error).replace("--data_path", flag)) from error
 
 
 def split_indices(num_rows: int, data_split: str, part: int, seed: int | None) -> np.ndarray:
@@ -241,18 +221,23 @@ def parse_fractions(data_split: str) -> list[float]:
     return fractions
 
 
-class ShareFlags(Protocol):
+class KeyFlags(Protocol):
+    """The flags that name columns."""
+
+    prompt_key: str
+    chosen_key: str
+    rejected_key: str
+    response_key: str
+    messages_key: str
+
+
+class ShareFlags(KeyFlags, Protocol):
     """What decides which rows a step reads; every configuration of a step holds these flags."""
 
     data_path: list[str]
     data_split: str
     seed: int
     step: ClassVar[int]  # of the pipeline, 1, 2 or 3: which part of `data_split` it uses
-    prompt_key: str
-    chosen_key: str
-    rejected_key: str
-    response_key: str
-    messages_key: str
 
 
 @dataclass(frozen=True)
@@ -273,7 +258,7 @@ def described(
     return found | ({"hub": hub} if hub else {})
 
 
-def keys_of(flags: ShareFlags) -> DataKeys:
+def keys_of(flags: KeyFlags) -> DataKeys:
     """The column names that the flags give."""
     return DataKeys(flags.prompt_key, flags.chosen_key, flags.rejected_key, flags.response_key, flags.messages_key)
 

@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
-from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
-from dschat.data.examples import CUT_TO_NOTHING, EMPTY_PROMPT, EQUAL_PAIR, require_both_responses
+from dschat.data.encoding import encode_prompts, prompt_text
+from dschat.data.examples import (
+    CUT_TO_NOTHING,
+    EMPTY_PROMPT,
+    EQUAL_PAIR,
+    encode_pairs,
+    require_both_responses,
+    require_responses,
+)
 from dschat.data.hub import find_known
+from dschat.data.options import PrepareOptions
 from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_entry
 from dschat.data.prepared.write import write_folder
 from dschat.data.rows import DataKeys, Row, in_words
@@ -35,81 +43,65 @@ EXAMPLE_PROMPTS = {
         "stop at eleven, and he agreed both times. Should I talk to the landlord, or to him once more?\nTL;DR: "
     ),
 }
+# Of the flags, those that prepared.json holds as they were given.
+ARGUMENTS = (
+    *("stage", "data_split", "shuffle", "seed", "num_samples", "validation_percentage", "mask_prompt"),
+    "save_skipped",
+)
 DUPLICATE, TOO_LONG, TOO_SHORT, SAME = "duplicate input", "too long", "too short", "same response"
 Unit = Literal["tokens", "characters"]
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """What to make of a source."""
-
-    stage: Stage  # finetune reads the first part of `data_split`, preference the second
-    limits: RowLimits  # which rows are kept
-    data_split: str  # parts of the rows, as in training
-    # Draw the parts, and what is held out, by `seed`, as training does; else they follow each other in the files.
-    shuffle: bool
-    seed: int  # of the shuffle
-    num_samples: int | None  # of training and of test rows, the first so many of the part; None = all
-    validation_percentage: float  # part of the kept training rows, the first, that becomes the validation split
-    mask_prompt: bool  # step 1 is to learn from the responses alone
-    keys: DataKeys  # column names
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where to write, and what."""
-
-    folder: Path
-    format: str  # pt, or anything else for Arrow files
-    save_skipped: bool
-    overwrite: bool
-
-
 def prepare(
-    path: str, preparation: Preparation, target: Target, tokenizer: PreTrainedTokenizerBase, name: str, end_id: int
+    path: str, options: PrepareOptions, keys: DataKeys, tokenizer: PreTrainedTokenizerBase, end_id: int
 ) -> dict[str, Any]:
-    """Prepares a source; returns what `prepared.json` holds.
+    """Prepares a source; returns what `prepared.json` holds. The folder appears when it is whole.
 
     Args:
         path: what `--data_path` takes.
-        preparation: what to make of it.
-        target: where to write it; it appears when it is whole.
-        tokenizer, name: of the model to train, and what it was called, for messages.
+        options: what to make of it, and where.
+        keys: column names.
+        tokenizer: of the model to train.
         end_id: id of the token that ends a response.
 
     Raises:
         UserError: see `dschat.data.sources.load_source`; the folder exists and may not be replaced; or no row is
             left.
     """
-    _check_output(path, target, preparation.keys)
-    step, seed = 1 + STAGES.index(preparation.stage), preparation.seed if preparation.shuffle else None
-    share = read_share([path], preparation.keys, preparation.data_split, step, seed, show=True)
-    (source,), most = share.sources, preparation.num_samples
+    _check_output(path, options, keys)
+    step, seed = 1 + STAGES.index(options.stage), options.seed if options.shuffle else None
+    share = read_share([path], keys, options.data_split, step, seed, show=True)
+    (source,), most = share.sources, options.num_samples
     rows = {"train": share.train[:most], "test": share.eval[:most]}
     read = {split: len(part) for split, part in rows.items()}
-    filtered = Filter(preparation.stage, preparation.limits)
+    limits = RowLimits(
+        options.max_length, options.max_prompt_length, options.minimum_response_length, options.length_unit,
+        options.remove_same_inputs, options.remove_same_responses,
+    )  # fmt: skip
+    filtered = Filter(options.stage, limits)
     dropped: dict[str, Counter[str]] = {"train": Counter(), "test": Counter()}
     kept: dict[str, list[PreparedExample]] = {}
     for split, part in rows.items():
-        examples = _encode(part, split, preparation.stage, tokenizer, end_id, dropped[split])
+        examples = _encode(part, split, options.stage, tokenizer, end_id, dropped[split])
         kept[split] = list(filtered.kept(examples, dropped[split]))
-    count = int(len(kept["train"]) * preparation.validation_percentage)
+    count = int(len(kept["train"]) * options.validation_percentage)
     splits = {"train": kept["train"][count:], "validation": kept["train"][:count], "test": kept["test"]}
     if not splits["train"]:
         reasons = in_words(dropped["train"]) or "no rows"
         raise UserError(f"--data_path {path}: no training row is left of {read['train']} ({reasons}); loosen a limit.")
+    arguments = {name: getattr(options, name) for name in ARGUMENTS}
     info = {
         "version": 1,
-        "stage": preparation.stage,
-        "format": "pt" if target.format == "pt" else "arrow",
-        "mask_prompt": preparation.mask_prompt,
-        "arguments": {"source": path, **asdict(preparation), "save_skipped": target.save_skipped},
+        "stage": options.stage,
+        "format": options.format,
+        "mask_prompt": options.mask_prompt,
+        "arguments": {"source": path, **arguments, "limits": asdict(limits), "keys": asdict(keys)},
         "source": {
             "name": source["name"],
             "hub": source.get("hub"),
             "sha256": {str(file): file_hash(file) for file in share.files},
         },
-        "tokenizer": {"name": name, "fingerprint": tokenizer_fingerprint(tokenizer)},
+        "tokenizer": {"name": options.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
         "end_id": end_id,
         "read": read,
         "unusable": source["dropped"],
@@ -117,20 +109,16 @@ def prepare(
         "kept": {split: len(part) for split, part in splits.items() if part},
         "example_prompt": _example_prompt(path, source["name"], splits["train"][0], tokenizer),
     }
-    write_folder(target.folder.resolve(), info, splits, filtered.skipped if target.save_skipped else None)
+    write_folder(Path(options.output).resolve(), info, splits, filtered.skipped if options.save_skipped else None)
     return info
 
 
-def _check_output(path: str, target: Target, keys: DataKeys) -> None:
-    """Refuses to replace what is no prepared folder, or what holds the source.
-
-    Raises:
-        UserError: so it is; or the source cannot be opened.
-    """
-    folder, where = target.folder.resolve(), f"--output {target.folder}"
-    if not target.folder.exists():
+def _check_output(path: str, options: PrepareOptions, keys: DataKeys) -> None:
+    """Refuses to replace what is no prepared folder, or what holds the source. Raises UserError."""
+    folder, where = Path(options.output).resolve(), f"--output {options.output}"
+    if not folder.exists():
         return
-    if not target.overwrite:
+    if not options.overwrite:
         raise UserError(f"{where}: it exists; give another folder, or --overwrite to replace it.")
     foreign = foreign_entry(folder)
     if foreign == folder:
@@ -155,30 +143,22 @@ def prepared_examples(
     Raises:
         UserError: a row lacks a response.
     """
-    if stage == "preference":
-        require_both_responses(rows, "Preference data")
-    for row in rows:
-        if row.chosen is None and row.no_response is None:
-            raise UserError(
-                f"{row.origin}: the row has no response. Name its column with --chosen_key or --response_key."
-            )
+    is_pair = stage == "preference"
+    (require_both_responses(rows, "Preference data") if is_pair else require_responses(rows))
     dropped = Counter(str(row.no_response) for row in rows if row.chosen is None)
     usable = [row for row in rows if row.chosen is not None]
-    prompts = encode_prompts(tokenizer, usable)
-    chosen = encode_responses(tokenizer, [row.chosen or "" for row in usable])
-    worse = [row.rejected or "" for row in usable] if stage == "preference" else []
-    rejected: Sequence[list[int] | None] = encode_responses(tokenizer, worse) if worse else [None] * len(usable)
+    read = usable if is_pair else [replace(row, rejected=None) for row in usable]
     examples = [
         PreparedExample(
             prompt_text(tokenizer, row),
             row.chosen or "",
-            None if last is None else row.rejected,
+            row.rejected if is_pair else None,
             ids,
-            [*first, end_id],
-            None if last is None else [*last, end_id],
+            [*chosen, end_id],
+            [*rejected, end_id] if is_pair else None,
             row if is_plain(row.extra) else replace(row, extra={}),
         )
-        for row, ids, first, last in zip(usable, prompts, chosen, rejected, strict=True)
+        for row, (ids, chosen, rejected) in zip(usable, encode_pairs(tokenizer, read), strict=True)
     ]
     return examples, dropped
 

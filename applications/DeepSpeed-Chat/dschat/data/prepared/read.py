@@ -10,15 +10,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dschat.common.fingerprints import tokenizer_fingerprint
+from dschat.data.encoding import MarkedPrompt
 from dschat.data.examples import (
-    CUT_TO_NOTHING,
-    EQUAL_PAIR,
     PROMPT_TOO_LONG,
     PairExample,
     PreferenceExample,
     PromptExample,
     SFTExample,
+    fit_demonstration,
+    fit_pair,
     kept,
+    whole_pair,
 )
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, find_prepared, read_pt
 from dschat.data.rows import Row
@@ -109,7 +111,7 @@ def prepared_rows(folder: PreparedFolder, held_out: bool) -> list[Row]:
     if folder.format == "pt":
         raise UserError(
             f"--data {folder.path}: a prepared folder of .pt files, which hold ids and no texts; give the data that "
-            "it was made from, or prepare them with --format parquet."
+            "it was made from, or prepare them with --format arrow."
         )
     split = held_out_split(folder) if held_out else "train"
     if split is None:
@@ -158,18 +160,11 @@ def from_prepared(make: partial[Any], kind: type[Any]) -> partial[Any]:
             "--train_on all: a prepared folder holds one response per row; give the source itself as --data_path."
         )
     limit = next(name for name in ("max_seq_len", "max_prompt_seq_len") if name in make.keywords)
-    named = {"flag": limit, "limit": make.keywords[limit], "tokenizer": make.keywords["tokenizer"]}
-    return partial(cut_examples, kind=kind, **named)
+    return partial(cut_examples, kind=kind, flag=limit, limit=make.keywords[limit])
 
 
 def cut_examples(
-    rows: Sequence[PreparedExample],
-    *,
-    kind: type[Any],
-    flag: str,
-    limit: int,
-    tokenizer: object = None,
-    held_out: bool = False,
+    rows: Sequence[PreparedExample], *, kind: type[Any], flag: str, limit: int, held_out: bool = False
 ) -> tuple[list[Any], Counter[str]]:
     """Prepared rows as examples of a step, cut or dropped at its own limit as rows of texts are.
 
@@ -178,40 +173,27 @@ def cut_examples(
         kind: SFTExample, PairExample, PreferenceExample or PromptExample.
         flag: that gave the limit.
         limit: longest example in tokens; of PromptExample the longest prompt.
-        tokenizer: not used.
         held_out: an evaluation may have none.
 
     Raises:
         UserError: a row has no second response, or none is left.
     """
-    numbered = enumerate(rows)
-    made = (
-        _prompt(row, index, limit) if kind is PromptExample else _whole(row, kind, limit) for index, row in numbered
-    )
-    return kept([row.row for row in rows[:1]] * len(rows), made, f"--{flag} {limit}", held_out)
 
+    def make(index: int, row: PreparedExample) -> Any:
+        if kind is PromptExample:
+            is_long = len(row.prompt_ids) > limit
+            return PROMPT_TOO_LONG if is_long else PromptExample(row.prompt_ids, row.prompt, row.row, index)
+        if kind is SFTExample:
+            return fit_demonstration(MarkedPrompt(row.prompt_ids, []), row.chosen_ids, limit)
+        if row.rejected_ids is None:
+            raise UserError(
+                f"{row.row.origin}: there is no second response; prepare the data with --stage preference."
+            )
+        pair = fit_pair(row.prompt_ids, row.chosen_ids, row.rejected_ids, limit)
+        return whole_pair(pair) if kind is PairExample and not isinstance(pair, str) else pair
 
-def _prompt(row: PreparedExample, index: int, limit: int) -> PromptExample | str:
-    return (
-        PROMPT_TOO_LONG if len(row.prompt_ids) > limit else PromptExample(row.prompt_ids, row.prompt, row.row, index)
-    )
-
-
-def _whole(row: PreparedExample, kind: type[Any], limit: int) -> SFTExample | PairExample | PreferenceExample | str:
-    room = max(0, limit - len(row.prompt_ids))
-    chosen = row.chosen_ids[:room]
-    if not chosen:
-        return CUT_TO_NOTHING
-    if kind is SFTExample:
-        return SFTExample(row.prompt_ids, chosen)
-    if row.rejected_ids is None:
-        raise UserError(f"{row.row.origin}: there is no second response; prepare the data with --stage preference.")
-    rejected = row.rejected_ids[:room]
-    if chosen == rejected:
-        return EQUAL_PAIR
-    if kind is PairExample:
-        return PairExample(row.prompt_ids + chosen, row.prompt_ids + rejected)
-    return PreferenceExample(row.prompt_ids, chosen, rejected)
+    places = [row.row for row in rows[:1]] * len(rows)  # of which a message names the first
+    return kept(places, map(make, range(len(rows)), rows), f"--{flag} {limit}", held_out)
 
 
 def _joined(parts: Sequence[Sequence[PreparedExample]]) -> Sequence[PreparedExample]:
