@@ -273,7 +273,7 @@ def _encode_here(make: MakeExamples[E], rows: Sequence[Any], title: str, show: b
     return examples, dropped
 
 
-def _encode_batch(batch: dict[str, list[Any]], kind: type[E], make: MakeExamples[E], home: int) -> dict[str, Any]:
+def _encode_batch(batch: dict[str, list[Any]], kind: type[E], make: MakeExamples[E], home: int) -> pa.Table:
     """Examples of a batch of rows and, in the places of those that are none, why."""
     if os.getpid() != home:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the main process, and that ends the workers
@@ -282,9 +282,8 @@ def _encode_batch(batch: dict[str, list[Any]], kind: type[E], make: MakeExamples
     examples, dropped = make(rows, held_out=True)
     columns = columns_of(kind, examples, batch["start"][0])
     reasons = list(dropped.elements())
-    return {
-        name: [*values, *(reasons if name == REASON else [None] * len(reasons))] for name, values in columns.items()
-    }
+    filled = {n: [*values, *(reasons if n == REASON else [None] * len(reasons))] for n, values in columns.items()}
+    return pa.table(filled, schema=features_of(kind).arrow_schema)  # which `datasets` writes as it is
 
 
 def _can_be_sent(make: object) -> bool:
