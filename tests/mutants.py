@@ -275,7 +275,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("an action starts at its end", "segment", "_a[:, 1:] = _b[:, :-1]", "_a[:, :] = _b", "test_segment_by_hand"),
     ("rewards: mean for sum", "pool_rewards", "_a == 'mean'", "_a != 'mean'", "test_pool_rewards_sums"),
     ("long actions weigh more", "token_weights", "1 / _a.clamp(min=1)", "1.0 * _a",
-     "test_token_weights_are_one_over_length"),
+     "test_weights_of_macro_actions_are_one_over_length"),
     ("macro ratio: sum and mean exchanged", "macro_logprobs", "'mean' if _a else 'sum'", "'sum' if _a else 'mean'",
      "test_macro_logprobs_gradient_by_hand"),
     ("whitening rows: over all positions", "whiten_rows", "_a - _b", "_a - _a.mean(1, keepdim=True)",

@@ -67,6 +67,7 @@ def test_sound_combinations_are_silent(step, flags, caplog):
         ("sft", "--lora_module_name q_proj", "--lora_module_name does nothing without --lora_dim"),
         ("sft", "--lora_alpha 4", "--lora_alpha does nothing without --lora_dim"),
         ("sft", "--lora_dropout 0.1", "--lora_dropout does nothing without --lora_dim"),
+        ("ppo", "--policy_ratio sequence_mean", "GSPO's are --cliprange 3e-4 --cliprange_high 4e-4"),
         # losses that leave the score of step 3 untrained
         ("reward", "--reward_loss last_token", "--reward_loss last_token does not train the number"),
         ("reward", "--reward_loss average", "--reward_loss average does not train the number"),
@@ -89,7 +90,12 @@ def test_flags_of_a_critic_are_warned_of_once(flag, caplog):
     "flags",
     ["", "--zero_stage 2", "--lora_dim 4", "--policy_ratio macro", "--whiten_advantages", "--adaptive_kl_target 6"]
     + ["--offload --actor_zero_stage 2", "--termination_condition ppl --policy_ratio macro", "--isolate_last_token"]
-    + ["--gradient_checkpointing", "--termination_condition randomized --policy_ratio macro"],
+    + ["--gradient_checkpointing", "--termination_condition randomized --policy_ratio macro"]
+    + ["--advantage_estimator reinforce_pp --samples_per_prompt 1 --gamma 0.9 --termination_condition sentence"]
+    + ["--advantage_estimator tempo --termination_condition line", "--advantage_estimator reinforce_pp_baseline"]
+    + ["--advantage_estimator grpo --kl_in loss --kl_estimator k3 --loss_mean response --drop_equal_groups"]
+    + ["--policy_ratio sequence_mean --cliprange 3e-4 --cliprange_high 4e-4", "--length_buffer 16 --length_penalty 2"]
+    + ["--advantage_estimator dr_grpo --loss_mean length", "--loss_mean macro --termination_condition sentence"],
 )
 def test_sound_combinations_without_a_critic(flags, caplog):
     config = config_of("ppo", flags, SCORED)

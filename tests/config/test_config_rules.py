@@ -269,7 +269,12 @@ REFUSALS = [
     ("ppo", "--metric_function null.py:x", "cannot read null.py"),
     ("ppo", "--metric_function metric.py:kl", "--metric_function", "rename the function"),
     ("ppo", "--termination_condition score.py:inner", "--termination_condition", "does not define inner"),
-    ("ppo", "--termination_condition words", "--termination_condition words", "fixed, randomized, parsing, ppl or"),
+    (
+        "ppo",
+        "--termination_condition words",
+        "--termination_condition words",
+        "fixed, randomized, parsing, ppl, sentence",
+    ),
     ("ppo", "--parser stanford", "--parser stanford is unknown", "chunker, tree-sitter or module.py:function"),
     ("ppo", "--parser_device gpu", "--parser_device gpu", "cpu, cuda or cuda:0"),
     # combinations
@@ -319,6 +324,19 @@ REFUSALS = [
         "make it 16 or 32",
     ),
     ("rloo", "--offload --actor_zero_stage 0", "--offload needs ZeRO"),
+    ("ppo", "--kl_in loss", "--kl_estimator k1", "gradient is 0 on average", "k3"),
+    ("ppo", "--drop_equal_groups", "--samples_per_prompt of at least 2"),
+    ("ppo", "--length_buffer 513", "--length_buffer 513", "--max_answer_seq_len 512"),
+    ("ppo", "--length_penalty 2", "--length_penalty 2.0 does nothing", "--length_buffer"),
+    ("ppo", "--lam 0.9 --lam_alpha 0.05", "--lam 0.9 and --lam_alpha 0.05", "drop one"),
+    ("rloo", "--advantage_estimator reinforce_pp --normalize_advantages row", "normalises over the batch"),
+    (
+        "rloo",
+        "--advantage_estimator grpo --samples_per_prompt 1",
+        "grpo compares",
+        "--samples_per_prompt of at least 2",
+    ),
+    ("rloo", "--advantage_estimator dr_grpo --gamma 0.9", "--advantage_estimator dr_grpo adds up"),
     ("unrewarded", "", "the score comes from --reward_model or from --reward_function"),
     ("unrewarded", "--reward_function score.py:g", "score.py does not define g"),
 ]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
-from dschat.rl.estimators import ESTIMATORS, gae, rloo
+from dschat.rl.estimators import ESTIMATORS, gae
+from dschat.rl.groups import rloo
 from dschat.rl.needs import NEEDS
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Rollout, Trajectory

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
 from dschat.rl.importance import importance_weights
-from dschat.rl.losses import dpo_loss, policy_loss, regression_loss, sft_loss, value_loss
-from dschat.rl.macro_actions import macro_logprobs, segment, token_weights
+from dschat.rl.losses import dpo_loss, loss_weights, policy_loss, regression_loss, sft_loss, value_loss
+from dschat.rl.macro_actions import macro_logprobs, segment
 from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, draw, mask_of, masked_case, normal, width_of
 
 TRAPS = st.sampled_from([0.0, math.nan, math.inf, -math.inf])
@@ -229,7 +229,7 @@ def test_macro_ratios_have_their_closed_form(segments, seed, mean) -> None:
     if mean:
         count, weights = tokens, None
     else:
-        count, weights = actions, token_weights(macro)
+        count, weights = actions, loss_weights("macro", macro, mask)
     loss, stats = policy_loss(
         macro_logprobs(new, macro, mean), macro_logprobs(old, macro, mean), adv, mask, 0.2, count, weights
     )
@@ -255,7 +255,7 @@ def test_macro_statistics_count_macro_actions() -> None:
     ends, mask = masked_case([[3, 2], [4]], 1)
     macro = segment(ends, mask)
     old = macro_logprobs(draw(mask, 0), macro, mean=False)
-    _, stats = policy_loss(old, old, draw(mask, 1), mask, 0.2, 3, token_weights(macro))
+    _, stats = policy_loss(old, old, draw(mask, 1), mask, 0.2, 3, loss_weights("macro", macro, mask))
     assert_near(stats["ratio"], 1.0, FORMULA)
     assert stats["clipfrac"] == 0.0 and stats["approxkl"] == 0.0
 

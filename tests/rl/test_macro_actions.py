@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near
-from dschat.rl.macro_actions import macro_logprobs, pool_rewards, pool_values, segment, to_tokens, token_weights
+from dschat.rl.losses import loss_count, loss_weights
+from dschat.rl.macro_actions import macro_logprobs, pool_rewards, pool_values, segment, to_tokens
 from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, VALUE_FUNCTIONS, draw, mask_of, masked_case, normal
 
 EMPTY = [[], []]
@@ -141,10 +142,12 @@ def test_to_tokens_broadcasts(segments, padding, seed) -> None:
 @PROPERTY
 @given(segments=SEGMENTS, padding=PADDING)
 @example(segments=EMPTY, padding=1)
-def test_token_weights_are_one_over_length(segments, padding) -> None:
+def test_weights_of_macro_actions_are_one_over_length(segments, padding) -> None:
     ends, mask = masked_case(segments, padding)
+    macro = segment(ends, mask)
     expected = [ref.broadcast([1 / n for n in row], row, mask.shape[1]) for row in segments]
-    assert_near(token_weights(segment(ends, mask)), expected, FORMULA)
+    assert_near(loss_weights("macro", macro, mask), expected, FORMULA)
+    assert loss_count("macro", macro, mask, 1) == sum(map(len, segments))
 
 
 @pytest.mark.parametrize("mean", [False, True])

@@ -10,7 +10,7 @@ import torch
 from cli_runs import read_jsonl
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.errors import UserError
-from dschat.rl.macro_actions import token_weights
+from dschat.rl.losses import loss_weights
 from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.ppo_update import PendingBatch, UpdateSettings, ppo_update
 from factories import (
@@ -28,6 +28,7 @@ from nonfinite_cases import batches, spoiled, trainer_for
 from recorded import ROWS, scored_batch
 
 TOKENS = 39
+MEANS = {"token": "token", "macro": "macro", "macro_mean": "token", "sequence_mean": "response"}
 
 
 def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5, **options):
@@ -40,7 +41,8 @@ def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5,
     engines = {"actor": engine_of(make_causal_lm(), *sizes, learning_rate=learning_rate)}
     if batch.returns is not None:
         engines["critic"] = engine_of(make_classifier(seed=2), *sizes, learning_rate=learning_rate)
-    settings = {"cliprange": 0.2, "cliprange_value": 0.2, "temperature": 1.0} | options
+    mean = MEANS[options.get("policy_ratio", "token")]
+    settings = {"cliprange": 0.2, "cliprange_value": 0.2, "temperature": 1.0, "loss_mean": mean} | options
     settings = UpdateSettings(update_size, micro, epochs, **settings)
     stats = ppo_update(engines["actor"], engines.get("critic"), batch, settings, seed)
     return weights_of_all(**engines), stats
@@ -52,7 +54,7 @@ def batch(group):
 
 
 @pytest.mark.parametrize("estimator", ["gae", "rloo"])
-@pytest.mark.parametrize("policy_ratio", ["token", "macro", "macro_mean"])
+@pytest.mark.parametrize("policy_ratio", MEANS)
 def test_one_update_does_not_depend_on_the_micro_batch(policy_ratio, estimator, group):
     """The responses to a prompt may be in different ones: their advantages are known before."""
     batch = to_device(whiten_advantages(scored_batch(estimator=estimator)))
@@ -66,13 +68,18 @@ def test_one_update_does_not_depend_on_the_micro_batch(policy_ratio, estimator, 
         assert other_stats == near(stats, UPDATE, scale=0.1)
 
 
-@pytest.mark.parametrize("policy_ratio", ["token", "macro", "macro_mean"])
+@pytest.mark.parametrize("policy_ratio", MEANS)
 def test_the_update_is_that_of_the_formulas_in_plain_torch(policy_ratio, batch):
-    """Policy: max(-A r, -A clip r), by tokens over 39, or by macro actions of up to 3 tokens over their number, 16.
+    """Policy: max(-A r, -A clip r), by tokens over 39, by macro actions of up to 3 tokens over their number, 16, or
+    with the ratio of a whole response by responses.
 
     Value: half the larger squared error, over 39 tokens.
     """
-    weights, stats = updated(batch, 2, policy_ratio=policy_ratio)
+    if policy_ratio == "sequence_mean":  # each response has one advantage
+        advantages = torch.where(batch.response_mask, batch.advantages[:, :1], 0.0)
+        batch = replace(batch, advantages=advantages)
+    clip = 0.01 if policy_ratio == "sequence_mean" else 0.2
+    weights, stats = updated(batch, 2, policy_ratio=policy_ratio, cliprange=clip)
     trajectory, device = batch.trajectory, batch.response_mask.device
     actor, critic = make_causal_lm().to(device), make_classifier(seed=2).to(device)
     policy_sum = value_sum = clipped_sum = 0.0
@@ -85,17 +92,17 @@ def test_the_update_is_that_of_the_formulas_in_plain_torch(policy_ratio, batch):
         target, old = batch.returns[row, :n], trajectory.values[row, :n]
         clipped = old + (value - old).clamp(-0.2, 0.2)
         value_sum = value_sum + torch.maximum((value - target) ** 2, (clipped - target) ** 2).sum() / 2
-        size = 1 if policy_ratio == "token" else 3
+        size = {"token": 1, "sequence_mean": max(n, 1)}.get(policy_ratio, 3)
         for start in range(0, n, size):
             chunk = slice(start, min(start + size, n))
             log_ratio = (new - trajectory.logprobs[row, :n])[chunk]
-            log_ratio = log_ratio.mean() if policy_ratio == "macro_mean" else log_ratio.sum()
+            log_ratio = log_ratio.mean() if policy_ratio.endswith("mean") else log_ratio.sum()
             weight = chunk.stop - start if policy_ratio == "macro_mean" else 1
             ratio, advantage = log_ratio.exp(), batch.advantages[row, start]
-            plain, clipped = -advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)
+            plain, clipped = -advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip)
             policy_sum = policy_sum + weight * torch.maximum(plain, clipped)
             clipped_sum += weight * (clipped > plain).item()
-    count = 16 if policy_ratio == "macro" else TOKENS
+    count = {"macro": 16, "sequence_mean": sum(bool(response) for _, response in ROWS)}.get(policy_ratio, TOKENS)
     assert stats["loss/policy"] == near(policy_sum.item() / count, UPDATE, scale=0.01)
     assert stats["loss/value"] == near(value_sum.item() / TOKENS, UPDATE)
     assert stats["policy/clipfrac"] == near(clipped_sum / count, FORMULA) and clipped_sum > 0
@@ -127,7 +134,7 @@ def test_importance_weights_are_of_what_the_ratio_is_of(policy_ratio, power, bat
     """Of a macro action of n tokens, each drawn with half of the actor's probability: 2^n, or their geometric mean."""
     rollout = replace(batch.rollout, drawn_logprobs=batch.trajectory.logprobs - math.log(2))
     drawn = replace(batch, trajectory=replace(batch.trajectory, rollout=rollout))
-    lengths = 1 / token_weights(batch.macro).clamp(min=1e-9)
+    lengths = 1 / loss_weights("macro", batch.macro, batch.response_mask).clamp(min=1e-9)
     for clip in (100.0, 3.0):
         weights = (2**lengths if power else torch.full_like(lengths, 2.0)).clamp(max=clip)
         found, _ = updated(drawn, rollout_is_clip=clip, policy_ratio=policy_ratio)

@@ -160,8 +160,11 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("time/training", ONLINE, "s", "of updates"),
     ),
     "Updates of step 3 and of REFUEL online: means over those of a rollout": (
-        ("loss/policy", "ppo", "", "PPO's clipped loss, per token; of `--policy_ratio macro` per macro action"),
+        ("loss/policy", "ppo", "", "PPO's clipped loss; what it is a mean of, `--loss_mean` says"),
+        ("loss/kl", "ppo", "nats", "the KL to the reference, of the same mean as the loss", "", "`--kl_in loss`"),
         ("loss/value", "ppo", "score²", "half the squared error of values, clipped", "", CRITIC),
+        ("policy/counted", "ppo", "share", "response tokens that the policy's loss is of",
+         "near 0: hardly anything is learnt", "`--drop_equal_groups` or `--max_token_probability`"),
         ("policy/approxkl", "ppo", "nats per token", "half the mean squared log-ratio: how far an update has moved",
          "above 0.1: lower the learning rate or `--ppo_epochs`"),
         ("policy/clipfrac", "ppo", "share", "tokens whose ratio is clipped", "above 0.3: as above"),

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """From flags to a termination condition: Trajectory → where its macro actions end."""
 
-from collections.abc import Mapping
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -10,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.user_function import call_function, load_function
 from dschat.conditions.parsing import ParsingCondition, load_backend
+from dschat.conditions.token_text import TokenReader
 from dschat.config.macro_actions import TerminationFlags
 from dschat.errors import UserError
 from dschat.rl.termination import (
@@ -19,10 +24,12 @@ from dschat.rl.termination import (
     perplexity_ends,
     randomized_ngram_ends,
     span_ends,
+    surprise_ends,
 )
 from dschat.rl.types import ScoredRollout, Trajectory
 
 FLAG = "--termination_condition"
+LINE = re.compile(r"[^\n]*\n+|[^\n]+")  # with the blank lines behind it
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class TerminationCondition:
             UserError: a user's function cannot be imported, or the parser cannot be loaded.
         """
         self._flags, self._seed = flags, seed
-        self._user = self._parsing = None
+        self._user = self._parsing = self._units = None
         self.parser: dict[str, str] = {}  # name and version; empty for other conditions than parsing
         if ":" in flags.termination_condition:
             self._user = UserCondition(flags.termination_condition, tokenizer)
@@ -58,12 +65,14 @@ class TerminationCondition:
             backend = load_backend(flags.parser, flags.parser_model, flags.parser_device)
             self._parsing = ParsingCondition(tokenizer, backend, flags.parsing_cutoff, {end_id})
             self.parser = {"name": backend.name, "version": backend.version}
+        elif flags.termination_condition in UNITS:
+            self._units = UnitCondition(tokenizer, UNITS[flags.termination_condition], {end_id})
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
         """Finds where the macro actions of every response end.
 
         Args:
-            trajectory: of this rank; a scored rollout is enough for all but a user's function.
+            trajectory: of this rank; a scored rollout is enough unless the condition reads the policy's log-probs.
             epoch: pass over the data set; `randomized` draws anew in each.
 
         Raises:
@@ -79,6 +88,11 @@ class TerminationCondition:
             ends = span_ends(found.lengths, mask)
             totals = {f"parsing/{name}": getattr(found.counts, name) for name in ("sentences", "parsed", "fell_back")}
             totals["parsing/seconds"] = found.seconds
+        elif self._units is not None:
+            ends = span_ends(self._units(trajectory.rollout.response_rows()), mask)
+        elif flags.termination_condition == "surprise":
+            assert isinstance(trajectory, Trajectory)  # the caller asked
+            ends = surprise_ends(trajectory.logprobs, mask, flags.surprise_probability, flags.surprise_count)
         elif flags.termination_condition == "ppl":
             ends = perplexity_ends(trajectory.ref_logprobs, mask, flags.ppl_mode)
         elif flags.termination_condition == "randomized":
@@ -114,3 +128,46 @@ class UserCondition:
                 f"not {got}."
             )
         return ends.to(mask.device)
+
+
+def sentence_ends(text: str) -> list[int]:
+    """The character after the last one of every sentence: after . ! or ? before blanks, and at every line break."""
+    from constituent_treelib.chunker import sentence_spans
+
+    return [end for _, end in sentence_spans(text)]
+
+
+def line_ends(text: str) -> list[int]:
+    """The character after the line break, or breaks, of every line."""
+    return [line.end() for line in LINE.finditer(text)]
+
+
+class UnitCondition:
+    """Cuts responses where units of their texts end."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, ends: Callable[[str], list[int]], end_ids: Collection[int] = ()
+    ) -> None:
+        """Reads the tokenizer once.
+
+        Args:
+            ends: text → ends of its units in characters, in order.
+            end_ids: ids that end a response beside the tokenizer's special ones.
+        """
+        self._read, self._ends = TokenReader(tokenizer), ends
+        self._ending = frozenset(self._read.special_ids) | frozenset(end_ids)
+
+    def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Per response, of which the ids are given without padding, the lengths of its macro actions in tokens."""
+        return [self._lengths(row) for row in rows]
+
+    def _lengths(self, row: Sequence[int]) -> list[int]:
+        """A token belongs to the unit of its first character; the special ones at the end are one more."""
+        trailing = len(list(takewhile(self._ending.__contains__, reversed(row))))
+        read = self._read(row[: len(row) - trailing])
+        ends = self._ends(read.text)[:-1]
+        counts = Counter(bisect_right(ends, start) for start, _ in read.spans)
+        return [counts[unit] for unit in sorted(counts)] + [trailing] * (trailing > 0)
+
+
+UNITS = {"sentence": sentence_ends, "line": line_ends}

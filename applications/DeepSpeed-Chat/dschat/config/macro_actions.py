@@ -21,6 +21,9 @@ FLAGS_OF = {  # termination condition → the flags that it reads
     "randomized": ("repeat_times", "ngram_lengths"),
     "parsing": ("parsing_cutoff", "parser", "parser_model", "parser_device"),
     "ppl": ("ppl_mode",),
+    "sentence": (),
+    "line": (),
+    "surprise": ("surprise_probability", "surprise_count"),
 }
 PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
 
@@ -42,8 +45,8 @@ class TerminationFlags:
     _argument_group_name = "macro actions"
 
     termination_condition: str = flag(
-        "where a macro action ends: fixed, randomized, parsing, ppl, or module.py:function with (trajectory,"
-        " tokenizer) -> ends",
+        "where a macro action ends: fixed, randomized, parsing, ppl (where the reference is surprised), surprise"
+        " (where the policy was), sentence, line, or module.py:function with (trajectory, tokenizer) -> ends",
         "fixed",
     )
     ngram: Annotated[float, parse_ngram] = flag(
@@ -72,6 +75,12 @@ class TerminationFlags:
     )
     parser_device: str = flag("parsing: where benepar computes: cpu or cuda", "cpu", NOT_EMPTY)
     ppl_mode: Literal["chunk", "prefix", "token"] = flag("ppl: which rise in perplexity ends a macro action", "chunk")
+    surprise_probability: float = flag(
+        "surprise: a token that the policy gave less than this is unlikely",
+        0.9,
+        (lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+    )
+    surprise_count: int = flag("surprise: every so many unlikely tokens a macro action begins", 5, AT_LEAST_1)
     isolate_last_token: bool = flag("make the last response token a macro action of its own", False)
 
     def check_termination(self) -> None:
@@ -112,9 +121,22 @@ class PoolingFlags:
         "weights of the token values in the value of a macro action", "equal"
     )
     macro_reward: Literal["sum", "mean"] = flag("how the token rewards of a macro action are pooled", "sum")
-    policy_ratio: Literal["token", "macro", "macro_mean"] = flag(
-        "probability ratio per token, per macro action (product), or its geometric mean", "token"
+    policy_ratio: Literal["token", "macro", "macro_mean", "sequence_mean"] = flag(
+        "probability ratio per token; per macro action (product), or its geometric mean; or that of the whole response"
+        " (GSPO)",
+        "token",
     )
+    loss_mean: Literal["token", "macro", "response", "length"] | None = flag(
+        "the policy's loss is a mean over tokens (DAPO), over macro actions, over responses (GRPO), or the sum over"
+        " tokens divided by a constant length (Dr. GRPO); token if not given, but macro with policy_ratio macro, and"
+        " response with sequence_mean",
+        None,
+    )
+
+    @property
+    def mean_of_loss(self) -> str:
+        """--loss_mean, or what follows from --policy_ratio."""
+        return self.loss_mean or {"macro": "macro", "sequence_mean": "response"}.get(self.policy_ratio, "token")
 
 
 SEVERAL = ("termination_condition", "ngram", "parser")  # flags whose every value gets a panel
@@ -149,6 +171,8 @@ class MacroActionsOptions:
     parsing_cutoff: int = like(TerminationFlags, "parsing_cutoff")
     parser_device: str = like(TerminationFlags, "parser_device")
     ppl_mode: Literal["chunk", "prefix", "token"] = like(TerminationFlags, "ppl_mode")
+    surprise_probability: float = like(TerminationFlags, "surprise_probability")
+    surprise_count: int = like(TerminationFlags, "surprise_count")
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing. Raises UserError, which names the flag."""

@@ -4,26 +4,24 @@
 import logging
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from dschat.config.batches import BatchPlan, plan_rollouts
-from dschat.config.common import CommonConfig, KLFlags, ZeroStage
+from dschat.config.common import CommonConfig, ZeroStage
 from dschat.config.macro_actions import PoolingFlags, TerminationFlags
+from dschat.config.ppo_loss import PPOLossFlags
 from dschat.config.rewards import RewardFlags
 from dschat.config.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags
 from dschat.config.rules import (
-    ABOVE_0,
     AT_LEAST_0,
     FREE,
     NOT_EMPTY,
-    ZERO_TO_ONE,
     Changed,
     default_of,
     flag,
     redeclared,
 )
 from dschat.errors import UserError
-from dschat.rl.needs import NEEDS, Needs
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of a
 # What a run without a critic does not read, unless its estimator does.
 CRITIC_FLAGS = (
     *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
-    *("critic_lora_dim", "value_function", "lam", "cliprange_value", "vf_coef"),
+    *("critic_lora_dim", "value_function", "lam", "lam_alpha", "lam_critic", "cliprange_value", "vf_coef"),
 )
 
 
@@ -51,54 +49,6 @@ class PPOModelFlags:
         NOT_EMPTY,
         FREE,
     )
-
-
-@dataclass(kw_only=True)
-class PPOLossFlags(KLFlags):
-    """Rewards, advantages, losses and optimisers of the two models."""
-
-    _argument_group_name = "PPO"
-
-    advantage_estimator: str = flag(
-        "; ".join(f"{name}: {needs.summary}" for name, needs in NEEDS.items()), "gae", choices=tuple(NEEDS)
-    )
-    actor_learning_rate: float = flag("peak learning rate of the actor", 1.5e-5, AT_LEAST_0)
-    critic_learning_rate: float = flag("peak learning rate of the critic", 1.5e-5, AT_LEAST_0)
-    actor_weight_decay: float = flag("weight decay of the actor", 0.1, AT_LEAST_0)
-    critic_weight_decay: float = flag("weight decay of the critic", 0.1, AT_LEAST_0)
-    kl_estimator: Literal["k1", "k2", "k3"] = flag("estimator of the KL penalty", "k1")
-    max_kl: float | None = flag(
-        "KL per sequence in nats above which kl_action is taken; off if not given", None, ABOVE_0, FREE
-    )
-    kl_action: Literal["warn", "stop"] = flag(
-        "above max_kl: warn, or save the models and stop the run", "warn", on_resume=FREE, only_with="max_kl"
-    )
-    gamma: float = flag("discount per macro action", 1.0, ZERO_TO_ONE)
-    lam: float = flag("lambda of GAE, per macro action", 0.95, ZERO_TO_ONE)
-    cliprange: float = flag("clip range of the probability ratio", 0.2, ABOVE_0)
-    cliprange_value: float = flag("clip range of the values", 0.2, ABOVE_0)
-    clip_reward_value: float | None = flag("clamp scores to plus and minus this; off if not given", None, ABOVE_0)
-    missing_eos_penalty: float | None = flag("subtracted from the score of a response that was cut", None, AT_LEAST_0)
-    normalize_scores: bool = flag(
-        "train on scores minus the mean of all scores so far, divided by their standard deviation, in which"
-        " missing_eos_penalty and clip_reward_value then count",
-        False,
-    )
-    normalize_advantages: Literal["row", "batch"] | None = flag(
-        "scale advantages to mean 0 and variance 1 over the tokens of each response (row), or of all (batch)", None
-    )
-    whiten_advantages: bool = flag("another spelling of --normalize_advantages batch", False)
-    vf_coef: float = flag("multiplies the loss of the critic, which has an optimiser of its own", 1.0, ABOVE_0)
-
-    @property
-    def needs(self) -> Needs:
-        """What the advantage estimator needs of the run."""
-        return NEEDS[self.advantage_estimator]
-
-    @property
-    def normalized_over(self) -> Literal["row", "batch"] | None:
-        """What advantages are normalised over, in either spelling."""
-        return "batch" if self.whiten_advantages else self.normalize_advantages
 
 
 @dataclass(kw_only=True)
@@ -224,12 +174,43 @@ class PPOConfig(
                 f"{estimator} compares responses to the same prompt with each other: give --samples_per_prompt of at"
                 " least 2 (the published runs draw 4)."
             )
+        self._check_loss()
         for name in ("gamma", "macro_reward"):
             value = getattr(self, name)
             if name not in self.needs.reads and value != default_of(PPOConfig, name):
                 raise UserError(
                     f"--{name} {value}: {estimator} adds up all rewards of a response as they are. Drop the flag."
                 )
+
+    def _check_loss(self) -> None:
+        """What the policy's loss is of, and the mean that it is."""
+        if self.lam_alpha is not None and self.lam != default_of(PPOConfig, "lam"):
+            raise UserError(f"--lam {self.lam:g} and --lam_alpha {self.lam_alpha:g}: drop one of them.")
+        if self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise UserError(
+                "--kl_in loss with --kl_estimator k1: its gradient is 0 on average. Give --kl_estimator k3 (as GRPO)"
+                " or k2."
+            )
+        if self.drop_equal_groups and self.samples_per_prompt < 2:
+            raise UserError(
+                "--drop_equal_groups compares responses to the same prompt: give --samples_per_prompt of at least 2."
+            )
+        if self.length_buffer is not None and self.length_buffer > self.max_answer_seq_len:
+            raise UserError(
+                f"--length_buffer {self.length_buffer} is longer than a response: give at most --max_answer_seq_len"
+                f" {self.max_answer_seq_len}."
+            )
+        if self.normalize_advantages == "row" and self.needs.normalized:
+            raise UserError(
+                f"--normalize_advantages row: --advantage_estimator {self.advantage_estimator} normalises over the"
+                " batch. Drop the flag."
+            )
+        if self.policy_ratio == "sequence_mean" and self.cliprange >= 0.05:
+            logger.warning(
+                "--cliprange %g with --policy_ratio sequence_mean hardly ever clips: the ratio of a whole response"
+                " stays close to 1. GSPO's are --cliprange 3e-4 --cliprange_high 4e-4.",
+                self.cliprange,
+            )
 
     def _check_shared_base(self) -> None:
         if not self.share_base:
@@ -264,7 +245,8 @@ class PPOConfig(
                 " model, if no other source of scores is named.",
                 self.advantage_estimator,
             )
-        reads_ends = self.needs.macro_actions or self.policy_ratio != "token"
+        by_macro = self.policy_ratio in ("macro", "macro_mean") or self.mean_of_loss == "macro"
+        reads_ends = self.needs.macro_actions or by_macro
         if not reads_ends and self.termination_condition != "fixed":
             logger.warning(
                 "--termination_condition %s: with --advantage_estimator %s macro actions change the training with"
@@ -289,12 +271,14 @@ class PPOConfig(
         """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.
 
         Not with several updates, whitening over all tokens of a rollout, or a user's condition: it may read anything.
-        And not where a response's advantage depends on others, which may be in other micro-batches.
+        And not where a response's advantage depends on others, which may be in other micro-batches, or where the
+        policy's log-probs say what is counted.
         """
         own_condition = ":" in self.termination_condition
         one_update = plan.updates_per_rollout == 1
         row_by_row = self.needs.critic and not self.needs.group and self.normalized_over != "batch"
-        return row_by_row and one_update and not own_condition
+        reads_policy = self.termination_condition == "surprise" or self.max_token_probability is not None
+        return row_by_row and one_update and not own_condition and not reads_policy
 
     @property
     def longest_example(self) -> tuple[int, str]:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dschat.rl.groups import dr_grpo, grpo, prefix_values, rloo, scale
 from dschat.rl.macro_actions import pool_rewards, pool_values, to_tokens
-from dschat.rl.rewards import penalise_missing_eos, token_rewards
+from dschat.rl.rewards import penalise_length, penalise_missing_eos, token_rewards
 from dschat.rl.types import MacroActions, PPOBatch, Trajectory
 
 
@@ -25,7 +26,10 @@ class EstimatorSettings:
     Attributes:
         kl_coef, kl_estimator, clip_reward_value: see :func:`dschat.rl.rewards.token_rewards`.
         missing_eos_penalty: subtracted from the score of a response that was cut, if given.
+        longest, length_buffer, length_penalty: see :func:`dschat.rl.rewards.penalise_length`.
         gamma, lam: of GAE, counted in macro steps.
+        lam_alpha: α of :func:`adaptive_lam`, in the place of lam; None = lam.
+        lam_critic: λ of the returns that the critic learns; that of the advantages when None.
         value_function: σ, see :func:`dschat.rl.macro_actions.value_weights`.
         macro_reward: ``sum`` or ``mean`` of the token rewards of a macro action.
         samples: K, responses of a prompt, which are rows in succession; 1 in evaluations.
@@ -35,8 +39,13 @@ class EstimatorSettings:
     kl_estimator: str = "k1"
     clip_reward_value: float | None = None
     missing_eos_penalty: float | None = None
+    longest: int = 0
+    length_buffer: int | None = None
+    length_penalty: float = 1.0
     gamma: float = 1.0
     lam: float = 1.0
+    lam_alpha: float | None = None
+    lam_critic: float | None = None
     value_function: str = "equal"
     macro_reward: str = "sum"
     samples: int = 1
@@ -50,13 +59,16 @@ def gae_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSe
     """Token rewards → macro actions → pooled values and rewards → GAE over macro steps → back to tokens.
 
     Works on any subset of rows: a row's result does not depend on the others. Macro actions of one token make it
-    token-level PPO.
+    token-level PPO. VAPO (Yue et al. 2025) gives the critic another λ, 1, and the policy one by the response's length.
     """
     assert trajectory.values is not None  # of a critic
     rewards, kl = _token_rewards(trajectory, settings)
     macro_values = pool_values(trajectory.values, macro, settings.value_function)
     macro_rewards = pool_rewards(rewards, macro, settings.macro_reward, settings.value_function)
-    advantages, returns = gae(macro_values, macro_rewards, macro.mask, settings.gamma, settings.lam)
+    lam = settings.lam if settings.lam_alpha is None else adaptive_lam(macro.mask.sum(1), settings.lam_alpha)
+    advantages, returns = gae(macro_values, macro_rewards, macro.mask, settings.gamma, lam)
+    if settings.lam_critic is not None:
+        _, returns = gae(macro_values, macro_rewards, macro.mask, settings.gamma, settings.lam_critic)
     return PPOBatch(
         trajectory=trajectory,
         macro=macro,
@@ -68,34 +80,74 @@ def gae_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSe
 
 
 def rloo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """Token rewards → their sum over the response → leave-one-out advantage, on every token of the response.
+    """Token rewards → their sum over the response → minus the mean of its prompt's other responses, on every token.
 
-    Works on any subset of prompts: a row's result depends on the rows of its prompt alone. A row without a response
-    token could not be scored: it is no part of the others' baseline. With one sample all advantages are 0. They do
-    not depend on the macro actions; the losses may, see `dschat.rl.macro_actions.macro_logprobs`.
+    RLOO (Ahmadian et al. 2024, "Back to Basics"). Like all estimators that compare the responses of a group, it works
+    on any subset of prompts: a row's result depends on the rows of its prompt alone. A row without a response token
+    could not be scored: it is no part of the others' baseline. The advantages do not depend on the macro actions; the
+    losses may, see `dschat.rl.macro_actions.macro_logprobs`.
 
     Raises:
         ValueError: B is no multiple of the samples of a prompt.
     """
-    mask, samples = trajectory.response_mask, settings.samples
-    if len(mask) % samples:
-        raise ValueError(f"{len(mask)} rows are not {samples} samples of each prompt")
+    return _group_batch(trajectory, macro, settings, rloo)
+
+
+def grpo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
+    """GRPO (Shao et al. 2024): as RLOO, minus the mean of the whole group, divided by its standard deviation."""
+    return _group_batch(trajectory, macro, settings, grpo)
+
+
+def dr_grpo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
+    """Dr. GRPO (Liu et al. 2025): as GRPO without the standard deviation, which weighs prompts by how hard they are.
+
+    Its loss is divided by a constant length: `dschat.rl.losses.loss_weights`. REINFORCE++'s baseline (Hu et al. 2025)
+    is the same advantage, normalised over the batch afterwards.
+    """
+    return _group_batch(trajectory, macro, settings, dr_grpo)
+
+
+def reinforce_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
+    """REINFORCE++ (Hu et al. 2025): Â_τ = Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ', GAE with λ = 1 and values of 0.
+
+    Normalised over the batch afterwards. Example: rewards 0 1 −1 with γ = 1 → 0 0 −1.
+    """
     rewards, kl = _token_rewards(trajectory, settings)
-    advantages = rloo(rewards.sum(1).view(-1, samples), mask.any(1).view(-1, samples)).flatten()
-    return PPOBatch(
-        trajectory=trajectory,
-        macro=macro,
-        kl=kl,
-        rewards=rewards,
-        advantages=torch.where(mask, advantages[:, None], 0.0),
-        returns=None,
-    )
+    macro_rewards = pool_rewards(rewards, macro, settings.macro_reward, "equal")
+    to_go, _ = gae(torch.zeros_like(macro_rewards), macro_rewards, macro.mask, settings.gamma, 1.0)
+    return _batch(trajectory, macro, kl, rewards, to_tokens(to_go, macro))
 
 
-ESTIMATORS: dict[str, Estimator] = {"gae": gae_batch, "rloo": rloo_batch}
+def tempo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
+    """TEMPO (Tran et al. 2025): (r_i − mean + V(after the macro action) − V(before it)) / (std + ε).
+
+    V of a prefix is the mean reward of the group's responses that begin with it, see
+    :func:`dschat.rl.groups.prefix_values`; so the difference is 0 but where responses part, and macro actions of one
+    token make it the paper's. It draws nothing more than the group.
+    """
+    rewards, kl = _token_rewards(trajectory, settings)
+    scores, counted = _by_group(rewards.sum(1), settings), _by_group(trajectory.response_mask.any(1), settings)
+    ids = torch.where(trajectory.response_mask, trajectory.rollout.response_ids, -1)
+    values = prefix_values(_by_group(ids, settings), scores, counted).flatten(0, 1)
+    last = macro.lengths.cumsum(1)
+    before, after = values.gather(1, last - macro.lengths), values.gather(1, last)
+    whole = grpo(scores, counted).flatten()[:, None]
+    parts = (after - before) / scale(scores, counted).expand_as(scores).reshape(-1, 1)
+    return _batch(trajectory, macro, kl, rewards, to_tokens(torch.where(macro.mask, whole + parts, 0.0), macro))
 
 
-def gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+ESTIMATORS: dict[str, Estimator] = {
+    "gae": gae_batch,
+    "rloo": rloo_batch,
+    "grpo": grpo_batch,
+    "dr_grpo": dr_grpo_batch,
+    "reinforce_pp": reinforce_batch,
+    "reinforce_pp_baseline": dr_grpo_batch,
+    "tempo": tempo_batch,
+}
+
+
+def gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over macro steps (Schulman et al. 2016).
 
     δ_τ = R_τ + γ V_{τ+1} − V_τ, Â_τ = δ_τ + γλ Â_{τ+1}, Ret_τ = Â_τ + V_τ; the value after the last step is 0.
@@ -105,7 +157,7 @@ def gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float)
     Args:
         values, rewards: (B, M).
         mask: (B, M) bool, a prefix of each row.
-        gamma, lam: count macro steps, not tokens.
+        gamma, lam: count macro steps, not tokens; λ is a number, or one of each row (B,).
 
     Returns:
         advantages, returns: (B, M) each, 0 off the mask.
@@ -122,33 +174,56 @@ def gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float)
     return advantages, advantages + values
 
 
-def rloo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Each score minus the mean of the other scores of its prompt (Ahmadian et al. 2024, "Back to Basics").
+def adaptive_lam(steps: Tensor, alpha: float) -> Tensor:
+    """VAPO's λ of each response (Yue et al. 2025): 1 − 1 / (α l), at least 0, for l steps.
 
-    Example: 1, 2, 6 → 1 − 4, 2 − 3.5, 6 − 1.5.
+    Example: α = .05 → 0 for 20 steps, .8 for 100, .9 for 200. The steps are macro actions, tokens where n = 1.
 
     Args:
-        scores: (P, K), of K responses to each of P prompts.
-        counted: (P, K) bool; False leaves a score out, as if that response had not been drawn. All count when None.
+        steps: (B,) whole numbers.
+        alpha: α.
 
     Returns:
-        advantages (P, K): 0 where a score is left out or no other of its prompt counts.
+        (B,) float32.
     """
-    counted = torch.ones_like(scores, dtype=torch.bool) if counted is None else counted
-    scores = torch.where(counted, scores, 0.0)
-    others = counted.sum(1, keepdim=True) - 1
-    baseline = (scores.sum(1, keepdim=True) - scores) / others.clamp(min=1)
-    return torch.where(counted & (others > 0), scores - baseline, 0.0)
+    return (1 - 1 / (alpha * steps.clamp(min=1).float())).clamp(min=0)
 
 
 def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple[Tensor, Tensor]:
-    """Rewards and KL (B, R) of the tokens, the penalty for a missing EOS in the score."""
+    """Rewards and KL (B, R) of the tokens, the penalties for a missing EOS and for length in the score."""
+    scores = penalise_missing_eos(trajectory.scores, trajectory.rollout.finished, settings.missing_eos_penalty)
+    lengths = trajectory.response_mask.sum(1)
     return token_rewards(
         trajectory.logprobs,
         trajectory.ref_logprobs,
-        penalise_missing_eos(trajectory.scores, trajectory.rollout.finished, settings.missing_eos_penalty),
+        penalise_length(scores, lengths, settings.longest, settings.length_buffer, settings.length_penalty),
         trajectory.response_mask,
         settings.kl_coef,
         settings.kl_estimator,
         settings.clip_reward_value,
     )
+
+
+def _group_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+    compared: Callable[[Tensor, Tensor], Tensor],
+) -> PPOBatch:
+    """A batch whose responses have one advantage each: the sum of its token rewards, compared with its prompt's."""
+    rewards, kl = _token_rewards(trajectory, settings)
+    mask = trajectory.response_mask
+    advantages = compared(_by_group(rewards.sum(1), settings), _by_group(mask.any(1), settings)).flatten()
+    return _batch(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
+
+
+def _by_group(x: Tensor, settings: EstimatorSettings) -> Tensor:
+    """(B, …) → (P, K, …). Raises ValueError where B is no multiple of K."""
+    if len(x) % settings.samples:
+        raise ValueError(f"{len(x)} rows are not {settings.samples} samples of each prompt")
+    return x.unflatten(0, (-1, settings.samples))
+
+
+def _batch(trajectory: Trajectory, macro: MacroActions, kl: Tensor, rewards: Tensor, advantages: Tensor) -> PPOBatch:
+    """A batch without a critic."""
+    return PPOBatch(trajectory, macro, kl=kl, rewards=rewards, advantages=advantages, returns=None)

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dschat.rl.macro_actions import pool_rewards, to_tokens
+from dschat.rl.types import MacroActions
+
 Stats = dict[str, Tensor]
 
 
@@ -20,8 +23,9 @@ def policy_loss(
     cliprange: float,
     num_tokens: Tensor | float | None = None,
     weights: Tensor | None = None,
+    cliprange_high: float | None = None,
 ) -> tuple[Tensor, Stats]:
-    """PPO's clipped objective: Σ w_j max(−Â_j ρ_j, −Â_j clip(ρ_j, 1 ± cliprange)) / num_tokens.
+    """PPO's clipped objective: Σ w_j max(−Â_j ρ_j, −Â_j clip(ρ_j, 1 − cliprange, 1 + cliprange_high)) / num_tokens.
 
     Args:
         new_logprobs: (B, R), differentiable; ρ = exp(new_logprobs − logprobs).
@@ -31,6 +35,7 @@ def policy_loss(
         cliprange: ε of the clipping.
         num_tokens: the denominator; the response tokens given here when None.
         weights: (B, R) of the tokens; 1 when None.
+        cliprange_high: ε above 1 (DAPO's is larger, Yu et al. 2025); ``cliprange`` when None.
 
     Returns:
         The loss (0-d), and approxkl (½(log ρ)²), clipfrac (share of tokens whose clipped branch is taken) and ratio.
@@ -41,7 +46,8 @@ def policy_loss(
     weight = response_mask.to(log_ratio.dtype) if weights is None else torch.where(response_mask, weights, 0.0)
     ratio = log_ratio.exp()
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
+    high = cliprange if cliprange_high is None else cliprange_high
+    clipped = -advantages * ratio.clamp(1 - cliprange, 1 + high)
     loss = (weight * torch.maximum(unclipped, clipped)).sum() / num_tokens
     with torch.no_grad():
         stats = {
@@ -50,6 +56,55 @@ def policy_loss(
             "ratio": (weight * ratio).sum() / num_tokens,
         }
     return loss, stats
+
+
+def kl_loss(
+    kl: Tensor, response_mask: Tensor, num_tokens: Tensor | float | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """Σ w_j kl_j / num_tokens, 0-d: the KL estimates (B, R) of the policy as it is, as a term of the loss (GRPO)."""
+    num_tokens = response_mask.sum().clamp(min=1) if num_tokens is None else num_tokens
+    kept = torch.where(response_mask, kl, 0.0)
+    return (kept if weights is None else weights * kept).sum() / num_tokens
+
+
+def loss_weights(mean: str, macro: MacroActions, counted: Tensor) -> Tensor | None:
+    """Weights of the tokens for the mean that a loss is: (B, R), 0 where not counted; None where all are 1.
+
+    ``token`` over the tokens of all responses (DAPO) · ``macro`` over macro actions, in each over its tokens ·
+    ``response`` over responses, in each over its tokens (GRPO) · ``length`` the sum over tokens by a constant length
+    (Dr. GRPO), which is in the denominator of :func:`loss_count`.
+
+    Example, responses of 2 and 1 tokens in one macro action each: token 1 1, 1; macro and response ½ ½, 1.
+
+    Args:
+        mean: one of the four.
+        macro: of the rows.
+        counted: (B, R) bool, tokens that the loss is of.
+    """
+    tokens = counted.float()
+    if mean == "macro":
+        sizes = to_tokens(pool_rewards(tokens, macro), macro)
+    elif mean == "response":
+        sizes = tokens.sum(1, keepdim=True)
+    else:
+        return None
+    return tokens / sizes.clamp(min=1)
+
+
+def loss_count(mean: str, macro: MacroActions, counted: Tensor, longest: int) -> Tensor:
+    """What the sum over these rows is divided by, 0-d, to be added up over ranks; see :func:`loss_weights`.
+
+    Args:
+        mean: as there.
+        macro: of the rows.
+        counted: (B, R) bool, tokens that the loss is of.
+        longest: ``length``: the constant length of a response, in tokens.
+    """
+    if mean == "token":
+        return counted.sum().float()
+    if mean == "macro":
+        return (pool_rewards(counted.float(), macro) > 0).sum().float()
+    return counted.any(1).sum().float() * (longest if mean == "length" else 1)
 
 
 def value_loss(

@@ -123,9 +123,14 @@ def macro_logprobs(logprobs: Tensor, macro: MacroActions, mean: bool) -> Tensor:
     return to_tokens(pool_rewards(logprobs, macro, "mean" if mean else "sum", "equal"), macro)
 
 
-def token_weights(macro: MacroActions) -> Tensor:
-    """1/length of the token's macro action, so that each macro action weighs 1. (B, R) float32, 0 off the response."""
-    return to_tokens(torch.where(macro.mask, 1 / macro.lengths.clamp(min=1), 0.0), macro)
+def sequence_logprobs(logprobs: Tensor, response_mask: Tensor) -> Tensor:
+    """Mean log-probability of the whole response, on each of its tokens: the ratio of GSPO (Zheng et al. 2025).
+
+    `macro_logprobs` with ``mean`` of one macro action per response. (B, R) → (B, R), 0 off the response.
+    """
+    kept = torch.where(response_mask, logprobs, 0.0)
+    mean = kept.sum(1, keepdim=True) / response_mask.sum(1, keepdim=True).clamp(min=1)
+    return torch.where(response_mask, mean, 0.0)
 
 
 def _sum_by_macro(x: Tensor, index: Tensor, count: int) -> Tensor:

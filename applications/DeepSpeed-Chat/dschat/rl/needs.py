@@ -14,6 +14,8 @@ class Needs:
         critic: values of states, from a critic that learns the returns.
         group: several responses to each prompt, which are compared with each other.
         macro_actions: advantages differ between the macro actions of a response; else all of its tokens have the same.
+        normalized: advantages are scaled to mean 0 and variance 1 over all tokens of a rollout, unless a flag says
+            otherwise.
         reads: flags that this estimator reads and others do not, where they are refused or of no effect.
     """
 
@@ -22,6 +24,7 @@ class Needs:
     critic: bool = False
     group: bool = False
     macro_actions: bool = False
+    normalized: bool = False
     reads: frozenset[str] = frozenset()
 
 
@@ -31,11 +34,40 @@ NEEDS = {
         "generalised advantage estimation with a critic",
         critic=True,
         macro_actions=True,
-        reads=frozenset({"gamma", "lam", "value_function", "macro_reward"}),
+        reads=frozenset({"gamma", "lam", "lam_alpha", "lam_critic", "value_function", "macro_reward"}),
     ),
     "rloo": Needs(
         "RLOO, without a critic",
         "a response's reward minus the mean of those of the other samples of its prompt, without a critic",
         group=True,
+    ),
+    "grpo": Needs(
+        "GRPO, without a critic",
+        "a response's reward minus the mean of its prompt's, divided by their standard deviation",
+        group=True,
+    ),
+    "dr_grpo": Needs(
+        "Dr. GRPO, without a critic",
+        "a response's reward minus the mean of its prompt's",
+        group=True,
+    ),
+    "reinforce_pp": Needs(
+        "REINFORCE++, without a critic",
+        "rewards from the macro action on, normalised over the batch",
+        macro_actions=True,
+        normalized=True,
+        reads=frozenset({"gamma", "macro_reward"}),
+    ),
+    "reinforce_pp_baseline": Needs(
+        "REINFORCE++ with the mean of the group as baseline",
+        "that of dr_grpo, normalised over the batch",
+        group=True,
+        normalized=True,
+    ),
+    "tempo": Needs(
+        "TEMPO, without a critic",
+        "that of grpo, and how much each macro action changes the mean reward of the responses that begin alike",
+        group=True,
+        macro_actions=True,
     ),
 }

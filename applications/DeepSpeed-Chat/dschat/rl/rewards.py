@@ -73,6 +73,26 @@ def penalise_missing_eos(scores: Tensor, finished: Tensor, penalty: float | None
     return torch.where(finished, scores, scores - penalty)
 
 
+def penalise_length(scores: Tensor, lengths: Tensor, longest: int, buffer: int | None, penalty: float = 1.0) -> Tensor:
+    """DAPO's soft penalty (Yu et al. 2025): from ``longest`` − ``buffer`` tokens on it grows in a line to ``penalty``.
+
+    Example: longest 100, buffer 20, penalty 1 → 0 up to 80 tokens, .5 for 90, 1 for 100.
+
+    Args:
+        scores: (B,).
+        lengths: (B,) of the responses, in tokens.
+        longest: tokens that a response may have.
+        buffer: tokens over which the penalty grows; None = no penalty.
+        penalty: the largest one.
+
+    Returns:
+        (B,) scores minus the penalty.
+    """
+    if buffer is None:
+        return scores
+    return scores - penalty * ((lengths - (longest - buffer)) / buffer).clamp(0, 1).to(scores.dtype)
+
+
 @dataclass(frozen=True)
 class ScoreMoments:
     """Mean and variance of all scores so far, put together batch by batch (Chan, Golub & LeVeque 1983).

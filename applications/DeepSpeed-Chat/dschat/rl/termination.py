@@ -122,6 +122,27 @@ def perplexity_ends(ref_logprobs: Tensor, response_mask: Tensor, mode: str = "ch
     return ends | last_true(response_mask)
 
 
+def surprise_ends(logprobs: Tensor, response_mask: Tensor, probability: float, count: int) -> Tensor:
+    """Begins a macro action at every ``count``-th token that was unlikely: SPO's cutpoints (Guo et al. 2025).
+
+    Example: probabilities .9 .2 .9 .1 .3 with probability .5 and count 2 → the fourth token begins one: lengths 3 2.
+
+    Args:
+        logprobs: (B, R) float, log-probabilities of the response tokens under the policy that drew them.
+        response_mask: (B, R) bool, a prefix of each row.
+        probability: a token below it is unlikely.
+        count: how many unlikely tokens a macro action has, at least 1.
+
+    Returns:
+        ends (B, R) bool.
+    """
+    unlikely = response_mask & (logprobs < math.log(probability))
+    begins = unlikely & (unlikely.cumsum(1) % count == 0)
+    ends = torch.zeros_like(response_mask)
+    ends[:, :-1] = begins[:, 1:]
+    return ends | last_true(response_mask)
+
+
 def span_ends(span_lengths: Sequence[Sequence[int]], response_mask: Tensor) -> Tensor:
     """Turns lists of macro-action lengths into ends.
 

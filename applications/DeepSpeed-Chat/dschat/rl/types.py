@@ -92,6 +92,12 @@ class PPOBatch:
     rewards: Tensor  # (B, R): token rewards, the score on the last token included
     advantages: Tensor  # (B, R): the macro action's advantage, on each of its tokens
     returns: Tensor | None  # (B, R): the macro action's return, on each of its tokens; None without a critic
+    counted: Tensor | None = None  # (B, R) bool: tokens that the policy's loss is of; the response when None
+
+    @property
+    def policy_mask(self) -> Tensor:
+        """(B, R) bool, tokens that the policy's loss is of."""
+        return self.response_mask if self.counted is None else self.counted
 
     @property
     def rollout(self) -> Rollout:

@@ -4,12 +4,15 @@
 Moments of scores and of advantages are those of all ranks.
 """
 
+import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from dschat.config.ppo import PPOConfig
 from dschat.rl.estimators import ESTIMATORS, Estimator, EstimatorSettings
+from dschat.rl.groups import are_equal
 from dschat.rl.masked import masked_moments, whiten, whiten_rows
 from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
@@ -56,21 +59,46 @@ def assign_credit(
     if moments is not None:
         trajectory = replace(trajectory, scores=moments.normalised(trajectory.scores))
     settings = EstimatorSettings(
-        kl_coef=kl_coef,
+        kl_coef=kl_coef if config.kl_in == "reward" else 0.0,
         kl_estimator=config.kl_estimator,
         clip_reward_value=config.clip_reward_value,
         missing_eos_penalty=config.missing_eos_penalty,
+        longest=config.max_answer_seq_len,
+        length_buffer=config.length_buffer,
+        length_penalty=config.length_penalty,
         gamma=config.gamma,
         lam=config.lam,
+        lam_alpha=config.lam_alpha,
+        lam_critic=config.lam_critic,
         value_function=config.value_function,
         macro_reward=config.macro_reward,
         samples=samples,
     )
     estimator = ESTIMATORS[config.advantage_estimator] if estimator is None else estimator
-    batch = replace(estimator(trajectory, macro, settings), trajectory=given)
+    batch = estimator(trajectory, macro, settings)
+    counted = tokens_that_count(batch, samples, config.drop_equal_groups, config.max_token_probability)
+    batch = replace(batch, trajectory=given, counted=counted)
     if config.normalized_over == "row":
         return replace(batch, advantages=whiten_rows(batch.advantages, batch.response_mask))
     return whiten_advantages(batch) if config.normalized_over == "batch" else batch
+
+
+def tokens_that_count(batch: PPOBatch, samples: int, drop_equal: bool, max_probability: float | None) -> Tensor | None:
+    """(B, R) bool: the tokens that the policy's loss is of; None for all of the response.
+
+    Args:
+        batch: of B rows, samples of a prompt in succession.
+        samples: of a prompt.
+        drop_equal: leave out prompts whose responses all have the same reward (DAPO, Yu et al. 2025).
+        max_probability: leave out tokens that were likelier under the policy that drew them (SPO, Guo et al. 2025).
+    """
+    mask = batch.response_mask
+    if drop_equal and samples > 1:
+        scores = (batch.rewards.sum(1).unflatten(0, (-1, samples)), mask.any(1).unflatten(0, (-1, samples)))
+        mask = mask & ~are_equal(*scores).repeat_interleave(samples)[:, None]
+    if max_probability is not None:
+        mask = mask & (batch.trajectory.logprobs <= math.log(max_probability))
+    return None if mask is batch.response_mask else mask
 
 
 def whiten_advantages(batch: PPOBatch) -> PPOBatch:

@@ -152,7 +152,7 @@ class PPO(Algorithm):
         if self.ahead is not None:
             metrics["rollout/staleness"] = float(collected.is_stale)
         if isinstance(batch, PPOBatch):
-            metrics |= rollout_metrics(batch, self.config.lam)
+            metrics |= rollout_metrics(batch, self.config.lam, self.config.lam_alpha)
         clock.lap("scoring")
         self.moments = collected.moments  # not before: a run that is stopped above draws this rollout again
         metrics |= collected.rates | {"objective/kl_coef": self.kl.value} | clock.seconds
@@ -174,9 +174,11 @@ class PPO(Algorithm):
             return self.nonfinite.in_update(engines, before + done, lambda: tensors_of(select_rows(batch, rows)))
 
         settings = self.update_settings
+        if self.config.kl_in == "loss":
+            settings = replace(settings, kl_coef=self.kl.value)
         metrics = ppo_update(models.actor, models.critic, source, settings, seed, current.updates, left_out)
         if isinstance(source, FusedCredit) and SKIPPED_NONFINITE not in metrics:
-            metrics |= rollout_metrics(source.batch(), self.config.lam)
+            metrics |= rollout_metrics(source.batch(), self.config.lam, self.config.lam_alpha)
         if self.average is not None:
             self.average.update()
         return metrics

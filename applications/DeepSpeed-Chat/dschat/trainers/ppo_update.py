@@ -15,8 +15,9 @@ from dschat.config.ppo import PPOConfig
 from dschat.models.engines import TrainedPolicy, TrainedScalar
 from dschat.models.layout import Integers, Layout, Lengths, PassSize, lay_out
 from dschat.rl.importance import importance_weights
-from dschat.rl.losses import policy_loss, value_loss
-from dschat.rl.macro_actions import macro_logprobs, token_weights
+from dschat.rl.losses import kl_loss, loss_count, loss_weights, policy_loss, value_loss
+from dschat.rl.macro_actions import macro_logprobs, sequence_logprobs
+from dschat.rl.rewards import kl_estimate
 from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
@@ -37,7 +38,12 @@ class UpdateSettings:
     cliprange: float
     cliprange_value: float
     temperature: float
-    policy_ratio: str = "token"  # token, macro or macro_mean
+    cliprange_high: float | None = None  # of the policy's ratio above 1; cliprange when None
+    policy_ratio: str = "token"  # token, macro, macro_mean or sequence_mean
+    loss_mean: str = "token"  # see `dschat.rl.losses.loss_weights`
+    longest: int = 0  # tokens of a response, the constant of the loss_mean length
+    kl_coef: float = 0.0  # of the KL as a term of the loss
+    kl_estimator: str = "k3"  # of that term
     rollout_is_clip: float | None = None  # largest importance weight; None = no weights
     vf_coef: float = 1.0  # multiplies the critic's loss
     max_tokens: int | None = None  # of one forward pass, padding included; None = any
@@ -50,6 +56,11 @@ class UpdateSettings:
             ppo_epochs=config.ppo_epochs,
             cliprange=config.cliprange,
             cliprange_value=config.cliprange_value,
+            cliprange_high=config.cliprange_high,
+            loss_mean=config.mean_of_loss,
+            longest=config.max_answer_seq_len,
+            kl_coef=config.kl_coef if config.kl_in == "loss" else 0.0,
+            kl_estimator=config.kl_estimator,
             temperature=config.temperature,
             policy_ratio=config.policy_ratio,
             rollout_is_clip=config.rollout_is_clip,
@@ -154,9 +165,11 @@ def _one_update(
 ) -> None:
     known = batch if isinstance(batch, PPOBatch) else batch.pending
     device = known.response_mask.device
-    num_macro = known.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()
-    own = torch.stack([torch.as_tensor(lengths.responses[rows].sum(), device=device), num_macro]).float()
-    num_tokens, num_macro = sum_over_ranks(own).clamp(min=1).unbind()
+    numbers = torch.as_tensor(rows, device=device)
+    counted = (known.policy_mask if isinstance(known, PPOBatch) else known.response_mask)[numbers]
+    count = loss_count(settings.loss_mean, select_rows(known.macro, numbers), counted, settings.longest)
+    own = torch.stack([torch.as_tensor(lengths.responses[rows].sum(), device=device).float(), count])
+    num_tokens, count = sum_over_ranks(own).clamp(min=1).unbind()
     size, engines = PassSize(settings.micro_batch, settings.max_tokens), trained_engines(actor, critic)
     for group in micro_batches(lengths.totals[rows], size, engines.values()):
         raise_if_stopped()
@@ -169,7 +182,7 @@ def _one_update(
             assert critic is not None  # credit would not be fused
             new_values = _values(critic, chosen)
             part = batch.part(chosen, new_logprobs, new_values)
-        means.add_sums(_actor_step(actor, part, new_logprobs, num_tokens, num_macro, settings))
+        means.add_sums(_actor_step(actor, part, new_logprobs, count, settings))
         means.add_sum("policy/entropy", entropy.sum() / num_tokens)
         if critic is not None:
             new_values = _values(critic, chosen) if new_values is None else new_values
@@ -191,32 +204,41 @@ def _actor_step(
     actor: TrainedPolicy,
     part: PPOBatch,
     new_logprobs: Tensor,
-    num_tokens: Tensor,
-    num_macro: Tensor,
+    count: Tensor,
     settings: UpdateSettings,
 ) -> dict[str, Tensor]:
     """One micro-batch of the actor; returns its share of the update's statistics."""
-    logprobs, weights, count = part.trajectory.logprobs, None, num_tokens
-    advantages, drawn = part.advantages, part.rollout.drawn_logprobs
-    if settings.policy_ratio != "token":
-        mean = settings.policy_ratio == "macro_mean"
-        new_logprobs = macro_logprobs(new_logprobs, part.macro, mean)
-        logprobs = macro_logprobs(logprobs, part.macro, mean)
-        drawn = None if drawn is None else macro_logprobs(drawn, part.macro, mean)
-        if not mean:
-            weights, count = token_weights(part.macro), num_macro
+    advantages, drawn, mask = part.advantages, part.rollout.drawn_logprobs, part.policy_mask
+    weights = loss_weights(settings.loss_mean, part.macro, mask)
+    by_token = new_logprobs
+    new_logprobs, logprobs = (_of_ratio(x, part, settings) for x in (new_logprobs, part.trajectory.logprobs))
     if settings.rollout_is_clip is not None and drawn is not None:
-        advantages = advantages * importance_weights(logprobs, drawn, settings.rollout_is_clip)
-    mask = part.response_mask
-    loss, stats = policy_loss(new_logprobs, logprobs, advantages, mask, settings.cliprange, count, weights)
+        advantages = advantages * importance_weights(
+            logprobs, _of_ratio(drawn, part, settings), settings.rollout_is_clip
+        )
+    clips = settings.cliprange, settings.cliprange_high
+    policy, stats = policy_loss(new_logprobs, logprobs, advantages, mask, clips[0], count, weights, clips[1])
+    loss, extra = policy, {}
+    if settings.kl_coef:
+        kl = kl_loss(kl_estimate(by_token, part.trajectory.ref_logprobs, settings.kl_estimator), mask, count, weights)
+        loss, extra = policy + settings.kl_coef * kl, {"loss/kl": kl}
     actor.backward(loss)
     actor.step()
-    return {
-        "loss/policy": loss,
+    return extra | {
+        "loss/policy": policy,
         "policy/approxkl": stats["approxkl"],
         "policy/clipfrac": stats["clipfrac"],
         "val/ratio": stats["ratio"],
     }
+
+
+def _of_ratio(logprobs: Tensor, part: PPOBatch, settings: UpdateSettings) -> Tensor:
+    """Log-probs (b, R') of what the ratio is of, on each token: the token, its macro action, or the response."""
+    if settings.policy_ratio == "token":
+        return logprobs
+    if settings.policy_ratio == "sequence_mean":
+        return sequence_logprobs(logprobs, part.response_mask)
+    return macro_logprobs(logprobs, part.macro, settings.policy_ratio == "macro_mean")
 
 
 def _critic_step(

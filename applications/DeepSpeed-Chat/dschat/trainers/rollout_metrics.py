@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from dschat.rl.estimators import adaptive_lam
 from dschat.rl.masked import masked_moments, masked_sum
 from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import PPOBatch, Rollout
@@ -37,7 +38,7 @@ def outside_metrics(outside: Outside) -> dict[str, float]:
     return means.reduce()
 
 
-def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
+def rollout_metrics(batch: PPOBatch, lam: float, lam_alpha: float | None = None) -> dict[str, float]:
     """Means over the responses of all ranks, from this rank's rows; one synchronisation.
 
     objective/…, response/…, macro/…, val/num_eos_tokens and, of a critic, val/explained_variance and macro/lambda_eff:
@@ -65,6 +66,8 @@ def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
         means.add(name, products.sum(), responses)
     means.add("macro/count", macros, responses)
     means.add("macro/length", tokens, macros)
+    if batch.counted is not None:
+        means.add("policy/counted", (batch.counted & mask).sum(), tokens)
     if batch.returns is not None and trajectory.values is not None:
         # Means of x and x² over tokens, from which follow the variances that the explained variance compares.
         for name, x in (("returns", batch.returns), ("residuals", batch.returns - trajectory.values)):
@@ -73,7 +76,7 @@ def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
             means.add(f"{name}²", squares, count)
     means.add_sum("val/num_eos_tokens", finished)
     metrics = _with_correlation(means.reduce())
-    return metrics if batch.returns is None else _with_critic(metrics, lam)
+    return metrics if batch.returns is None else _with_critic(metrics, lam, lam_alpha)
 
 
 def normalised_metrics(moments: ScoreMoments | None, scores: float | None) -> dict[str, float]:
@@ -90,10 +93,12 @@ def normalised_metrics(moments: ScoreMoments | None, scores: float | None) -> di
     }
 
 
-def _with_critic(metrics: dict[str, float], lam: float) -> dict[str, float]:
+def _with_critic(metrics: dict[str, float], lam: float, lam_alpha: float | None) -> dict[str, float]:
     spread = metrics.pop("returns²") - metrics.pop("returns") ** 2
     unexplained = metrics.pop("residuals²") - metrics.pop("residuals") ** 2
     metrics["val/explained_variance"] = 1 - unexplained / spread if spread > 1e-12 else 0.0
+    if lam_alpha is not None:
+        lam = float(adaptive_lam(torch.tensor(metrics["macro/count"]), lam_alpha))
     metrics["macro/lambda_eff"] = lam ** (1 / metrics["macro/length"]) if metrics["macro/length"] else lam
     return metrics
 

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Responses of a group, the K samples of one prompt, compared with each other; no number depends on another prompt.
+
+All functions take scores (P, K) and counted (P, K) bool: False leaves a response out as if it had not been drawn.
+"""
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-6  # added to a standard deviation
+
+
+def rloo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Each score minus the mean of the other scores of its prompt (Ahmadian et al. 2024, "Back to Basics").
+
+    Example: 1, 2, 6 → 1 − 4, 2 − 3.5, 6 − 1.5.
+
+    Returns:
+        advantages (P, K): 0 where a score is left out or no other of its prompt counts.
+    """
+    counted = torch.ones_like(scores, dtype=torch.bool) if counted is None else counted
+    scores = torch.where(counted, scores, 0.0)
+    others = counted.sum(1, keepdim=True) - 1
+    baseline = (scores.sum(1, keepdim=True) - scores) / others.clamp(min=1)
+    return torch.where(counted & (others > 0), scores - baseline, 0.0)
+
+
+def dr_grpo(scores: Tensor, counted: Tensor) -> Tensor:
+    """Each score minus the mean of its prompt's (Liu et al. 2025): (1 − 1/K) of `rloo`.
+
+    Example: 1, 2, 6 → −2, −1, 3.
+
+    Returns:
+        advantages (P, K): 0 where a score is left out or no other of its prompt counts.
+    """
+    mean, _ = moments(scores, counted)
+    return torch.where(counted & (counted.sum(1, keepdim=True) > 1), scores - mean, 0.0)
+
+
+def grpo(scores: Tensor, counted: Tensor) -> Tensor:
+    """`dr_grpo`, divided by the standard deviation of the prompt's scores plus 1e-6 (Shao et al. 2024).
+
+    Example: 1, 2, 6 → −2/√7, −1/√7, 3/√7. The deviation has the denominator K − 1, as in the released codes.
+
+    Returns:
+        advantages (P, K): 0 where a score is left out, no other of its prompt counts, or all are equal.
+    """
+    return dr_grpo(scores, counted) / scale(scores, counted)
+
+
+def scale(scores: Tensor, counted: Tensor) -> Tensor:
+    """What GRPO divides by, (P, 1): the standard deviation plus 1e-6; infinity where all scores are equal."""
+    _, deviation = moments(scores, counted)
+    return torch.where(are_equal(scores, counted)[:, None], torch.inf, deviation + EPSILON)
+
+
+def moments(scores: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (denominator K − 1; 0 for a single score) of each prompt's, (P, 1) each."""
+    count = counted.sum(1, keepdim=True)
+    mean = torch.where(counted, scores, 0.0).sum(1, keepdim=True) / count.clamp(min=1)
+    squares = torch.where(counted, scores - mean, 0.0).square().sum(1, keepdim=True)
+    return mean, (squares / (count - 1).clamp(min=1)).sqrt()
+
+
+def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
+    """(P,) bool: the prompt's scores are all the same, so that nothing can be learnt of them (Yu et al. 2025)."""
+    lowest = torch.where(counted, scores, torch.inf).amin(1)
+    return torch.where(counted, scores, -torch.inf).amax(1) <= lowest
+
+
+def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor) -> Tensor:
+    """V of every prefix of every response: the mean score of the prompt's responses that begin with it.
+
+    Example: responses a b, a c, d with scores 1, 3, 8: V of the empty prefix is 4, of a 2, of a b 1, of d 8.
+
+    Args:
+        ids: (P, K, R), tokens of the responses, −1 behind them.
+        scores, counted: (P, K).
+
+    Returns:
+        (P, K, R + 1): in column j the value of the first j tokens; behind its end, of the whole response and what
+        is equal to it.
+    """
+    alike = (ids[:, :, None] == ids[:, None]).cumprod(3, dtype=torch.uint8).bool()  # (P, K, K, R): the first j + 1
+    alike = torch.cat([torch.ones_like(alike[..., :1]), alike], 3) & counted[:, None, :, None]
+    totals = torch.where(alike, scores[:, None, :, None], 0.0).sum(2)
+    return totals / alike.sum(2).clamp(min=1)

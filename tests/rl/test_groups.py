@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Credit without a critic: groups of responses, the policy's ratio of a response, and the means of a loss."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+
+import record_peers as recorded
+from closeness import FORMULA, FORWARD, assert_near, near
+from dschat.rl.estimators import adaptive_lam, gae
+from dschat.rl.groups import are_equal, dr_grpo, grpo, prefix_values, rloo
+from dschat.rl.losses import kl_loss, loss_count, loss_weights, policy_loss
+from dschat.rl.macro_actions import macro_logprobs, segment, sequence_logprobs
+from dschat.rl.masked import masked_moments, whiten
+from dschat.rl.rewards import kl_estimate, penalise_length
+from dschat.rl.termination import fixed_ngram_ends, surprise_ends
+from dschat.rl.types import MacroActions, Rollout, Trajectory
+from rl_cases import PROPERTY, ROW_LENGTHS, SEEDS, credit_of, mask_of, normal, trajectory_of, width_of
+
+PEERS = json.loads(recorded.FILE.read_text("utf-8"))
+VERL, TRL = PEERS["verl 0.7.0"], PEERS["trl 1.16.0"]
+MASK = mask_of(recorded.LENGTHS, 3)
+OLD, REFERENCE = torch.tensor(recorded.OLD), torch.tensor(recorded.REFERENCE)
+ALL = torch.ones(1, 3, dtype=torch.bool)
+
+
+def whole(mask: torch.Tensor) -> MacroActions:
+    """Responses of one macro action each."""
+    return segment(fixed_ngram_ends(mask, math.inf), mask)
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([1.0, 2.0, 6.0], [-2 / math.sqrt(7), -1 / math.sqrt(7), 3 / math.sqrt(7)]),
+        ([3.0, 3.0, 3.0], [0.0, 0.0, 0.0]),
+        ([0.1, 0.1, 0.1], [0.0, 0.0, 0.0]),  # whose mean is not 0.1 to the last bit
+        ([math.nan, 2.0, 6.0], [0.0, -1 / math.sqrt(2), 1 / math.sqrt(2)]),
+        ([math.nan, 2.0, math.inf], [0.0, 0.0, 0.0]),
+    ],
+)
+def test_grpo_by_hand(scores, expected) -> None:
+    x = torch.tensor([scores])
+    assert_near(grpo(x, x.isfinite()), [expected], FORWARD)
+
+
+def test_dr_grpo_by_hand() -> None:
+    x = torch.tensor([[1.0, 2.0, 6.0], [math.nan, 2.0, 6.0], [math.nan, math.nan, 1.0]])
+    assert_near(dr_grpo(x, x.isfinite()), [[-2.0, -1.0, 3.0], [0.0, -2.0, 2.0], [0.0, 0.0, 0.0]])
+
+
+@PROPERTY
+@given(seed=SEEDS)
+def test_of_two_responses_dr_grpo_is_half_of_rloo(seed) -> None:
+    scores = normal((5, 2), seed)
+    counted = torch.ones_like(scores, dtype=torch.bool)
+    assert_near(dr_grpo(scores, counted), rloo(scores) / 2, FORMULA)
+
+
+def test_equal_groups_are_those_of_one_score() -> None:
+    x = torch.tensor([[1.0, 1.0, math.nan], [1.0, 2.0, 1.0], [math.nan, math.nan, 3.0], [math.nan] * 3])
+    assert are_equal(x, x.isfinite()).tolist() == [True, False, True, True]
+
+
+def scored(scores: list[float], lengths: list[int], ids: list[list[int]] | None = None) -> Trajectory:
+    """Responses without a KL and with these scores."""
+    mask = mask_of(lengths, max(lengths))
+    tokens = torch.zeros(mask.shape, dtype=torch.long) if ids is None else torch.tensor(ids)
+    prompt = torch.zeros(len(lengths), 1, dtype=torch.long)
+    seen = torch.cat([torch.ones_like(prompt, dtype=torch.bool), mask], 1)
+    rollout = Rollout(torch.cat([prompt, tokens], 1), seen, mask, torch.arange(len(lengths)), mask.any(1))
+    zeros = torch.zeros(mask.shape)
+    return Trajectory(rollout, zeros, zeros, None, torch.tensor(scores))
+
+
+# Responses a b, a c, d with scores 1, 3, 8.
+TREE = ([1.0, 3.0, 8.0], [2, 2, 1], [[7, 1], [7, 2], [9, 0]])
+
+
+def test_the_value_of_a_prefix_by_hand() -> None:
+    scores, lengths, ids = TREE
+    rows = torch.where(mask_of(lengths, 2), torch.tensor(ids), -1)[None]
+    x = torch.tensor([scores])
+    assert_near(prefix_values(rows, x, x.isfinite()), [[[4.0, 2.0, 1.0], [4.0, 2.0, 3.0], [4.0, 8.0, 8.0]]])
+
+
+def test_tempo_by_hand() -> None:
+    """Deviation √13: (r − 4)/√13 on all tokens; a adds (2 − 4)/√13, b (1 − 2)/√13, c (3 − 2)/√13, d (8 − 4)/√13."""
+    trajectory, root = scored(*TREE), math.sqrt(13)
+    by_token = credit_of(trajectory, trajectory.response_mask, "tempo", kl_coef=0.0, samples=3)
+    assert_near(by_token.advantages, [[-5 / root, -4 / root], [-3 / root, 0.0], [8 / root, 0.0]], FORWARD)
+    assert by_token.returns is None
+    # Of a whole response the differences add up: (1 − 4)/√13 once more.
+    ends = fixed_ngram_ends(trajectory.response_mask, math.inf)
+    found = credit_of(trajectory, ends, "tempo", kl_coef=0.0, samples=3).advantages
+    assert_near(found, [[-6 / root] * 2, [-2 / root] * 2, [8 / root, 0.0]], FORWARD)
+
+
+def test_tempo_of_equal_scores_is_nothing() -> None:
+    trajectory = replace(scored(*TREE), scores=torch.full((3,), 0.1))
+    assert not credit_of(trajectory, trajectory.response_mask, "tempo", kl_coef=0.0, samples=3).advantages.any()
+
+
+def test_reinforce_pp_by_hand() -> None:
+    """Rewards −.1, −.2 and 3 − .3 by a KL of 1, 2, 3 nats: with γ = .5 from the last one on 2.7, 1.15, .475."""
+    trajectory = replace(scored([3.0], [3]), logprobs=torch.tensor([[1.0, 2.0, 3.0]]))
+    found = credit_of(trajectory, ALL, "reinforce_pp", kl_coef=0.1, gamma=0.5)
+    assert_near(found.advantages, [[0.475, 1.15, 2.7]], FORMULA)
+    pairs = credit_of(trajectory, torch.tensor([[False, True, True]]), "reinforce_pp", kl_coef=0.1, gamma=0.5)
+    assert_near(pairs.advantages, [[-0.3 + 1.35, -0.3 + 1.35, 2.7]], FORMULA)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_advantages_are_verls(name) -> None:
+    trajectory = scored(recorded.SCORES, recorded.LENGTHS)
+    found = credit_of(trajectory, fixed_ngram_ends(MASK, 5), name, kl_coef=0.3, samples=2).advantages
+    assert_near(found, VERL["advantages"][name], FORMULA)
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp_baseline", "reinforce_pp"])
+def test_whitened_advantages_are_verls_but_for_its_deviation(name) -> None:
+    """verl's variance has the denominator n − 1, ours n: of n = 9 tokens."""
+    rewards = torch.tensor(recorded.TOKEN_REWARDS)
+    if name == "reinforce_pp":
+        found, _ = gae(torch.zeros(4, 3), rewards, MASK, 0.9, 1.0)
+    else:
+        trajectory = scored(recorded.SCORES, recorded.LENGTHS)
+        found = credit_of(trajectory, fixed_ngram_ends(MASK, 5), name, kl_coef=0.0, samples=2).advantages
+    whitened = whiten(found, MASK, masked_moments(found, MASK))
+    assert_near(whitened * math.sqrt(8 / 9), VERL["advantages"][name], FORWARD)
+
+
+def loss_of(
+    ratio: str, mean: str, advantages: list[list[float]], beta: float = 0.0
+) -> tuple[float, list[list[float]]]:
+    """The loss on the recorded responses and its gradient."""
+    new, macro = torch.tensor(recorded.NEW, requires_grad=True), segment(MASK, MASK)
+    weights, count = loss_weights(mean, macro, MASK), loss_count(mean, macro, MASK, recorded.LONGEST)
+    of_ratio = (sequence_logprobs(x, MASK) if ratio == "sequence_mean" else x for x in (new, OLD))
+    loss, _ = policy_loss(
+        *of_ratio, torch.tensor(advantages), MASK, recorded.LOW, count, weights, cliprange_high=recorded.HIGH
+    )
+    loss = loss + beta * kl_loss(kl_estimate(new, REFERENCE, "k3"), MASK, count, weights)
+    return loss.item(), torch.autograd.grad(loss, new)[0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "mean", "name"),
+    [
+        ("token", "token", "token-mean"),
+        ("token", "response", "seq-mean-token-mean"),
+        ("sequence_mean", "response", "gspo"),
+    ],
+)
+def test_losses_are_verls(ratio, mean, name) -> None:
+    loss, gradient = loss_of(ratio, mean, VERL["advantages"]["grpo"])
+    assert loss == near(VERL["losses"][name]["loss"], FORMULA)
+    assert_near(gradient, VERL["losses"][name]["gradient"], FORMULA)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "mean", "name"),
+    [
+        ("token", "response", "grpo"),
+        ("token", "length", "dr_grpo"),
+        ("token", "token", "dapo"),
+        ("sequence_mean", "response", "gspo"),
+    ],
+)
+def test_losses_are_trls(ratio, mean, name) -> None:
+    loss, gradient = loss_of(ratio, mean, VERL["advantages"]["grpo"], recorded.BETA)
+    assert loss == near(TRL["losses"][name]["loss"], FORMULA)
+    assert_near(gradient, TRL["losses"][name]["gradient"], FORMULA)
+
+
+def test_k3_is_verls() -> None:
+    found = kl_estimate(torch.tensor(recorded.NEW), REFERENCE, "k3")
+    assert_near(torch.where(MASK, found, 0.0), VERL["k3"], FORMULA)
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, seed=SEEDS)
+def test_the_ratio_of_a_response_is_that_of_one_macro_action(lengths, seed) -> None:
+    mask = mask_of(lengths, width_of(lengths))
+    logprobs = normal(mask.shape, seed)
+    assert_near(sequence_logprobs(logprobs, mask), macro_logprobs(logprobs, whole(mask), mean=True), FORMULA)
+
+
+# Two responses of 3 and 1 tokens; macro actions of 2 and 1, and of 1. The second token of the first is not counted.
+def test_means_of_a_loss_by_hand() -> None:
+    mask = mask_of([3, 1], 3)
+    macro = segment(torch.tensor([[False, True, True], [True, False, False]]), mask)
+    counted = mask & torch.tensor([[True, False, True], [True, True, True]])
+    third, half = 1 / 3, 1 / 2
+    for mean, of, weights, count in (
+        ("token", mask, None, 4),
+        ("token", counted, None, 3),
+        ("macro", mask, [[half, half, 1], [1, 0, 0]], 3),
+        ("macro", counted, [[1, 0, 1], [1, 0, 0]], 3),
+        ("response", mask, [[third, third, third], [1, 0, 0]], 2),
+        ("response", counted, [[half, 0, half], [1, 0, 0]], 2),
+        ("length", mask, None, 14),
+    ):
+        found = loss_weights(mean, macro, of)
+        assert (found is None) is (weights is None)
+        if found is not None:
+            assert_near(found, weights, FORMULA)
+        assert loss_count(mean, macro, of, 7) == count
+    none = torch.zeros_like(mask)
+    assert {float(loss_count(mean, macro, none, 7)) for mean in ("token", "macro", "response", "length")} == {0.0}
+
+
+def test_the_clip_range_above_1_is_its_own() -> None:
+    """Ratios e^.5 and e^−.5 with advantages 1 and −1: clipped at 1.28 and at .8."""
+    loss, stats = policy_loss(
+        torch.tensor([[0.5, -0.5]]),
+        torch.zeros(1, 2),
+        torch.tensor([[1.0, -1.0]]),
+        ALL[:, :2],
+        0.2,
+        cliprange_high=0.28,
+    )
+    assert loss.item() == near((-1.28 + 0.8) / 2, FORMULA) and stats["clipfrac"] == 1
+
+
+def test_the_lambda_of_a_response_by_hand() -> None:
+    assert_near(adaptive_lam(torch.tensor([0, 10, 20, 100, 200]), 0.05), [0.0, 0.0, 0.0, 0.8, 0.9], FORMULA)
+
+
+# Values .5 .2 0 and rewards 0 0 1: deltas −.3, −.2, 1. α = 1, 3 steps: λ = 2/3, A = 1, −.2 + 2/3, −.3 + 2/3 · 7/15.
+def test_vapo_by_hand() -> None:
+    trajectory = replace(scored([1.0], [3]), values=torch.tensor([[0.5, 0.2, 0.0]]))
+    batch = credit_of(trajectory, ALL, kl_coef=0.0, lam_alpha=1.0, lam_critic=1.0)
+    assert_near(batch.advantages, [[-0.3 + 2 / 3 * 7 / 15, 7 / 15, 1.0]], FORMULA)
+    assert_near(batch.returns, [[1.0, 1.0, 1.0]], FORMULA)
+    assert_near(credit_of(trajectory, ALL, kl_coef=0.0, lam_alpha=1.0).returns, [[0.2 + 14 / 45, 0.2 + 7 / 15, 1.0]])
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, seed=SEEDS)
+def test_a_large_alpha_is_a_lambda_of_1(lengths, seed) -> None:
+    trajectory = trajectory_of(lengths, width_of(lengths), seed)
+    ends = fixed_ngram_ends(trajectory.response_mask, 2)
+    for name in ("advantages", "returns"):
+        found = getattr(credit_of(trajectory, ends, kl_coef=0.1, lam_alpha=1e9), name)
+        assert_near(found, getattr(credit_of(trajectory, ends, kl_coef=0.1, lam=1.0), name), FORWARD)
+
+
+def test_the_penalty_of_length_by_hand() -> None:
+    found = penalise_length(torch.ones(4), torch.tensor([10, 80, 90, 100]), 100, 20, 2.0)
+    assert_near(found, [1.0, 1.0, 0.0, -1.0], FORMULA)
+    assert penalise_length(found, torch.tensor([1, 1, 1, 1]), 100, None) is found
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "count", "lengths"),
+    [
+        ([0.9, 0.2, 0.9, 0.1, 0.3], 2, [3, 2]),
+        ([0.9, 0.2, 0.9, 0.1, 0.3], 1, [1, 2, 1, 1]),
+        ([0.2, 0.9], 1, [2]),  # nothing lies before the first token
+        ([0.9, 0.9, 0.9], 1, [3]),
+        ([0.4, 0.4], 3, [2]),
+    ],
+)
+def test_surprise_by_hand(probabilities, count, lengths) -> None:
+    logprobs = torch.tensor([probabilities + [math.nan]]).log()
+    mask = mask_of([len(probabilities)], len(probabilities) + 1)
+    macro = segment(surprise_ends(logprobs, mask, 0.5, count), mask)
+    assert macro.lengths[macro.mask].tolist() == lengths
