@@ -29,12 +29,19 @@ def run(step, flags, processes):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
-@pytest.mark.parametrize("estimator", ["rloo", "gae"])
+@pytest.mark.parametrize("estimator", ["rloo", "gae", "grpo", "tempo"])
 def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_path):
-    """RLOO with 4 responses to a prompt, and PPO with 2: all those of a prompt are on one process."""
-    rloo = {"advantage_estimator": "rloo", "samples_per_prompt": 4, "reward_model_name_or_path": reward}
+    """RLOO with 4 responses to a prompt, and PPO with 2: all those of a prompt are on one process.
+
+    GRPO with what is counted over all of an update: responses, and the groups and tokens that are left.
+    """
+    rloo = {"advantage_estimator": estimator, "samples_per_prompt": 4, "reward_model_name_or_path": reward}
     rloo |= {name: None for name in ppo_flags if name.startswith("critic")}
-    own = rloo if estimator == "rloo" else {"samples_per_prompt": 2}
+    own = {"samples_per_prompt": 2} if estimator == "gae" else rloo
+    if estimator == "grpo":
+        own |= {"kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response", "drop_equal_groups": True}
+    elif estimator == "tempo":
+        own |= {"policy_ratio": "sequence_mean", "max_token_probability": 0.5, "termination_condition": "surprise"}
     flags = ppo_flags | own | {"dtype": "fp32", "actor_learning_rate": 1e-4, "global_batch_size": 16}
     check_ways("ppo", flags, 16 // flags["samples_per_prompt"], tmp_path)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dschat.conditions.termination import TerminationCondition
 from dschat.errors import UserError
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Trajectory, select_rows
@@ -64,6 +65,37 @@ def test_randomized_cuts_samples_of_a_prompt_otherwise(tmp_path):
     assert len({tuple(row) for row in ends.tolist()}) == 4
     only = replace(whole, rollout=replace(rollout, sample_index=None))
     assert torch.equal(condition(only, 0).ends, ends[:1].expand(4, -1))
+
+
+@pytest.mark.parametrize(
+    ("condition", "text", "expected"),
+    [
+        ("sentence", "Hi Bob. How are you? Fine", ["Hi Bob.", " How are you?", " Fine"]),
+        ("sentence", "one\ntwo. Three", ["one", "\ntwo.", " Three"]),
+        ("sentence", "", []),
+        ("line", "if a:\n  b\n\nelse:\n", ["if a:\n", "  b\n\n", "else:\n"]),
+        ("line", "\n\nab", ["\n\n", "ab"]),
+        ("line", "ä€😀\n😀", ["ä€😀\n", "😀"]),
+    ],
+)
+def test_units_of_the_text(condition, text, expected, tmp_path):
+    """Of a tokenizer whose tokens are bytes; the end token is one more macro action."""
+    tokenizer = make_tokenizer(3 + len(set(text.encode())), [text])
+    ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    rollout = make_rollout([([5], ids), ([5], ids[:1])])
+    whole = replace(trajectory_of([len(ids), 1], len(ids), 0), rollout=rollout)
+    config = ppo_config(tmp_path, termination_condition=condition)
+    ends = TerminationCondition(config, tokenizer, tokenizer.eos_token_id, 0)(whole, 0).ends
+    macro = segment(ends, rollout.response_mask)
+    assert macro.lengths[0][macro.mask[0]].tolist() == [*(len(unit.encode()) for unit in expected), 1]
+
+
+def test_surprise_looks_at_the_policy(tmp_path):
+    flags = {"termination_condition": "surprise", "surprise_probability": 0.5, "surprise_count": 2}
+    for row, found in zip(TRAJECTORY.logprobs.exp().tolist(), lengths_of(segmented(tmp_path, **flags)), strict=True):
+        unlikely = [j for j in range(sum(found)) if row[j] < 0.5]
+        starts = [0, *(j for j in unlikely[1::2] if j > 0)]
+        assert found == [b - a for a, b in zip(starts, [*starts[1:], sum(found)], strict=True) if b > a]
 
 
 @pytest.mark.parametrize("mode", ["chunk", "prefix", "token"])

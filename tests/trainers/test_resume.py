@@ -12,6 +12,12 @@ from resume_runs import AHEAD, RLOO, DrawsAhead, Setup, check_every_stop, ppo, r
 
 CONDITIONS = {"fixed": {"ngram": 3}, "randomized": {}, "parsing": {"parser": "chunker"}, "ppl": {}}
 NORMALISED = {"normalize_scores": True, "normalize_advantages": "row", "clip_reward_value": 1.5}
+# Each flag of credit without a critic in one of three runs; rollouts are as in RLOO.
+GROUPS = {
+    "grpo": {"kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response", "drop_equal_groups": True},
+    "tempo": {"policy_ratio": "macro_mean", "termination_condition": "surprise", "max_token_probability": 0.9},
+    "reinforce_pp": {"policy_ratio": "sequence_mean", "cliprange_high": 0.3, "length_buffer": 3, "gamma": 0.9},
+}
 SETUPS = {"ZeRO 2": Setup(zero_stage=2), "ZeRO 3": Setup(zero_stage=3), "adapters": Setup(lora_dim=2)}
 STEPS = ("sft", "reward", "dpo", "refuel")
 RUNS = {
@@ -20,6 +26,7 @@ RUNS = {
     **{name: partial(ppo, termination_condition=name, **flags) for name, flags in CONDITIONS.items()},
     "normalised scores": partial(ppo, **NORMALISED),  # the running moments go on where they were
     "rloo": partial(ppo, termination_condition="randomized", **RLOO),
+    **{name: partial(ppo, **(RLOO | {"advantage_estimator": name} | flags)) for name, flags in GROUPS.items()},
     "ahead": partial(ppo, rollouts=DrawsAhead(4), **AHEAD),
     **{f"ppo, {name}": partial(ppo, setup=setup) for name, setup in SETUPS.items()},
     "refuel online": refuel_online,
@@ -29,7 +36,7 @@ RUNS = {
 SOME = {
     **{"sft": (1, 0), "reward": (1, 0), "dpo": (3, 0), "refuel": (5, 0)},
     **{"fixed": (43, 0), "randomized": (43, 9), "parsing": (43, 18), "ppl": (43, 27), "rloo": (19, 12)},
-    **{"ahead": (23, 5)},
+    **{"ahead": (23, 5), "grpo": (37, 20), "tempo": (37, 3), "reinforce_pp": (37, 29)},
     **{"ppo, adapters": (47, 40), "refuel online": (29, 0)},
 }
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations

@@ -11,11 +11,14 @@ import torch
 from cli_runs import read_jsonl
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, near
 from dschat.rl.estimators import rloo_batch
+from dschat.rl.macro_actions import segment
+from dschat.rl.types import PPOBatch
 from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores
+from dschat.trainers.credit import tokens_that_count
 from factories import (
     collected,
     largest_difference,
@@ -27,6 +30,7 @@ from factories import (
     weights_of,
     weights_of_all,
 )
+from rl_cases import trajectory_of
 
 RLOO = {"advantage_estimator": "rloo", "samples_per_prompt": 4, "per_device_generation_batch_size": 2}
 KL_COEF = 0.1
@@ -153,6 +157,66 @@ def test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline(samples, gro
     assert metrics["grad_norm/actor"] == near(norm, UPDATE)
     assert metrics["policy/clipfrac"] == 0 and norm > 0.1
     assert largest_difference(weights_of(trainer.algorithm.models.actor), expected) < WEIGHT_GAP
+
+
+def grpo(batch, beta, rate):
+    """GRPO in plain torch: the mean over responses, but those of equal groups, of the mean over their tokens.
+
+    Returns:
+        Weights after a step, the norm of its gradient, and the mean KL.
+    """
+    model, reference = make_causal_lm(), make_causal_lm(seed=1)
+    rollout, scores = batch.rollout, batch.trajectory.scores.view(-1, 4)
+    losses, kls = [], []
+    for row, response in enumerate(rollout.response_rows()):
+        group, score = scores[row // 4], scores[row // 4, row % 4]
+        if len(set(group.tolist())) == 1:
+            continue
+        ids = rollout.input_ids[row][rollout.attention_mask[row]].cpu()[None]
+        tables = [m(input_ids=ids).logits[0, -len(response) - 1 : -1].log_softmax(-1) for m in (model, reference)]
+        own, other = (table.gather(1, ids[0, -len(response) :, None])[:, 0] for table in tables)
+        kl = (other.detach() - own).exp() - (other.detach() - own) - 1
+        losses.append((-(score - group.mean()) / (group.std() + 1e-6) * (own - own.detach()).exp() + beta * kl).mean())
+        kls.append(kl.mean().item())
+    assert 0 < len(losses) < 8
+    (sum(losses) / len(losses)).backward()
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0).step()
+    return {f"inner.{name}": p.detach() for name, p in model.named_parameters()}, norm, sum(kls) / len(kls)
+
+
+def test_an_update_is_plain_grpo(group, tmp_path):
+    """Of two prompts, one whose responses all have the same score."""
+
+    def reward(prompts, responses, rows):
+        return [
+            1.0 if prompt == "p4" else len(response) / 4 for prompt, response in zip(prompts, responses, strict=True)
+        ]
+
+    flags = {"advantage_estimator": "grpo", "kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response"}
+    sizes = {"per_device_training_batch_size": 4, "global_batch_size": 8, "drop_equal_groups": True}
+    trainer = trainer_of(tmp_path, reward, kl_coef=0.5, **flags, **sizes)
+    numbers = [[11, 4]]
+    expected, norm, kl = grpo(collected(trainer, numbers).batch, 0.5, 5e-5)
+    metrics = trainer.iterate(numbers)
+    assert metrics["grad_norm/actor"] == near(norm, UPDATE) and norm > 0.1
+    assert metrics["loss/kl"] == near(kl, UPDATE) and kl > 1e-4
+    assert 0 < metrics["policy/counted"] < 1
+    assert largest_difference(weights_of(trainer.algorithm.models.actor), expected) < WEIGHT_GAP
+
+
+def test_tokens_that_count_by_hand():
+    """Two prompts with two responses, the second's rewards equal; probabilities .1, .9 and .5."""
+    mask = torch.tensor([[True, True, True]] * 3 + [[True, False, False]])
+    trajectory = replace(trajectory_of([3, 3, 3, 1], 3, 0), logprobs=torch.tensor([[0.1, 0.9, 0.5]] * 4).log())
+    rewards = torch.tensor([[0.0, 0, 1], [0, 0, 2], [0.5, 0, 0.5], [1, 0, 0]])
+    batch = PPOBatch(trajectory, segment(mask, mask), torch.zeros(4, 3), rewards, torch.zeros(4, 3), None)
+    first, unlikely = mask & torch.tensor([[True]] * 2 + [[False]] * 2), torch.tensor([True, False, True])
+    assert tokens_that_count(batch, 2, False, None) is None and tokens_that_count(batch, 1, True, None) is None
+    assert torch.equal(tokens_that_count(batch, 2, True, None), first)
+    assert torch.equal(tokens_that_count(batch, 1, False, 0.6), mask & unlikely)
+    assert torch.equal(tokens_that_count(batch, 2, True, 0.6), first & unlikely)
+    assert replace(batch, counted=first).policy_mask is first and torch.equal(batch.policy_mask, mask)
 
 
 def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tmp_path):
