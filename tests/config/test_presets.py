@@ -146,7 +146,7 @@ def test_the_steps_of_one_data_set_find_each_other():
     reward = preset("reward", "tldr_gemma_2b", **given).config
     assert (sft.model_name_or_path, sft.output_dir) == ("google/gemma-2b", f"{run}/sft")
     assert (reward.model_name_or_path, reward.output_dir) == (f"{run}/sft", f"{run}/reward")
-    for variant in ("vanilla", "ppl", "randomized", "rloo"):
+    for variant in ("vanilla", "ppl", "randomized", "rloo", "grpo", "gspo", "vapo"):
         ppo = preset("ppo", f"tldr_gemma_2b_{variant}", **given).config
         assert ppo.actor_model_name_or_path == f"{run}/sft" and ppo.output_dir == f"{run}/ppo-{variant}"
         assert ppo.reward_model_name_or_path == f"{run}/reward"

@@ -240,6 +240,13 @@ def test_vapo_by_hand() -> None:
     assert_near(credit_of(trajectory, ALL, kl_coef=0.0, lam_alpha=1.0).returns, [[0.2 + 14 / 45, 0.2 + 7 / 15, 1.0]])
 
 
+def test_a_lambda_by_length_counts_macro_actions() -> None:
+    """Four tokens in two macro actions: α = 1 gives λ = 1/2; of values 0 and a last reward of 1, A = 1/2, 1."""
+    trajectory = replace(scored([1.0], [4]), values=torch.zeros(1, 4))
+    ends = torch.tensor([[False, True, False, True]])
+    assert_near(credit_of(trajectory, ends, kl_coef=0.0, lam_alpha=1.0).advantages, [[0.5, 0.5, 1.0, 1.0]], FORMULA)
+
+
 @PROPERTY
 @given(lengths=ROW_LENGTHS, seed=SEEDS)
 def test_a_large_alpha_is_a_lambda_of_1(lengths, seed) -> None:

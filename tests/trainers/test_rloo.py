@@ -206,11 +206,11 @@ def test_an_update_is_plain_grpo(group, tmp_path):
 
 
 def test_tokens_that_count_by_hand():
-    """Two prompts with two responses, the second's rewards equal; probabilities .1, .9 and .5."""
+    """Two prompts with two responses, the second's scores equal; probabilities .1, .9 and .5."""
     mask = torch.tensor([[True, True, True]] * 3 + [[True, False, False]])
     trajectory = replace(trajectory_of([3, 3, 3, 1], 3, 0), logprobs=torch.tensor([[0.1, 0.9, 0.5]] * 4).log())
-    rewards = torch.tensor([[0.0, 0, 1], [0, 0, 2], [0.5, 0, 0.5], [1, 0, 0]])
-    batch = PPOBatch(trajectory, segment(mask, mask), torch.zeros(4, 3), rewards, torch.zeros(4, 3), None)
+    trajectory, none = replace(trajectory, scores=torch.tensor([1.0, 2.0, 1.0, 1.0])), torch.zeros(4, 3)
+    batch = PPOBatch(trajectory, segment(mask, mask), none, none, none, None)
     first, unlikely = mask & torch.tensor([[True]] * 2 + [[False]] * 2), torch.tensor([True, False, True])
     assert tokens_that_count(batch, 2, False, None) is None and tokens_that_count(batch, 1, True, None) is None
     assert torch.equal(tokens_that_count(batch, 2, True, None), first)

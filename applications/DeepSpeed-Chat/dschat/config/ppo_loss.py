@@ -47,7 +47,7 @@ class PPOLossFlags(KLFlags):
         "clip range of a ratio above 1; 0.28 in DAPO; cliprange if not given", None, ABOVE_0
     )
     drop_equal_groups: bool = flag(
-        "leave prompts out of the policy's loss whose responses all have the same reward", False
+        "leave prompts out of the policy's loss whose responses all have the same score", False
     )
     max_token_probability: float | None = flag(
         "leave tokens out of the policy's loss that were likelier than this when they were drawn; 0.9 in SPO",

@@ -89,13 +89,13 @@ def tokens_that_count(batch: PPOBatch, samples: int, drop_equal: bool, max_proba
     Args:
         batch: of B rows, samples of a prompt in succession.
         samples: of a prompt.
-        drop_equal: leave out prompts whose responses all have the same reward (DAPO, Yu et al. 2025).
+        drop_equal: leave out prompts whose responses all have the same score (DAPO, Yu et al. 2025).
         max_probability: leave out tokens that were likelier under the policy that drew them (SPO, Guo et al. 2025).
     """
     mask = batch.response_mask
     if drop_equal and samples > 1:
-        scores = (batch.rewards.sum(1).unflatten(0, (-1, samples)), mask.any(1).unflatten(0, (-1, samples)))
-        mask = mask & ~are_equal(*scores).repeat_interleave(samples)[:, None]
+        by_prompt = (x.unflatten(0, (-1, samples)) for x in (batch.trajectory.scores, mask.any(1)))
+        mask = mask & ~are_equal(*by_prompt).repeat_interleave(samples)[:, None]
     if max_probability is not None:
         mask = mask & (batch.trajectory.logprobs <= math.log(max_probability))
     return None if mask is batch.response_mask else mask
