@@ -38,7 +38,7 @@ def whole(mask: torch.Tensor) -> MacroActions:
     [
         ([1.0, 2.0, 6.0], [-2 / math.sqrt(7), -1 / math.sqrt(7), 3 / math.sqrt(7)]),
         ([3.0, 3.0, 3.0], [0.0, 0.0, 0.0]),
-        ([0.1, 0.1, 0.1], [0.0, 0.0, 0.0]),  # whose mean is not 0.1 to the last bit
+        ([0.9, 0.9, 0.9], [0.0, 0.0, 0.0]),  # whose mean is not 0.9 to the last bit
         ([math.nan, 2.0, 6.0], [0.0, -1 / math.sqrt(2), 1 / math.sqrt(2)]),
         ([math.nan, 2.0, math.inf], [0.0, 0.0, 0.0]),
     ],
@@ -86,6 +86,8 @@ def test_the_value_of_a_prefix_by_hand() -> None:
     rows = torch.where(mask_of(lengths, 2), torch.tensor(ids), -1)[None]
     x = torch.tensor([scores])
     assert_near(prefix_values(rows, x, x.isfinite()), [[[4.0, 2.0, 1.0], [4.0, 2.0, 3.0], [4.0, 8.0, 8.0]]])
+    same_end = torch.tensor([[[7, 1], [9, 1]]])
+    assert_near(prefix_values(same_end, x[:, :2], x[:, :2] > 0), [[[2.0, 1.0, 1.0], [2.0, 3.0, 3.0]]])
 
 
 def test_tempo_by_hand() -> None:
@@ -101,7 +103,7 @@ def test_tempo_by_hand() -> None:
 
 
 def test_tempo_of_equal_scores_is_nothing() -> None:
-    trajectory = replace(scored(*TREE), scores=torch.full((3,), 0.1))
+    trajectory = replace(scored(*TREE), scores=torch.full((3,), 0.9))
     assert not credit_of(trajectory, trajectory.response_mask, "tempo", kl_coef=0.0, samples=3).advantages.any()
 
 
@@ -234,7 +236,7 @@ def test_the_lambda_of_a_response_by_hand() -> None:
 # Values .5 .2 0 and rewards 0 0 1: deltas −.3, −.2, 1. α = 1, 3 steps: λ = 2/3, A = 1, −.2 + 2/3, −.3 + 2/3 · 7/15.
 def test_vapo_by_hand() -> None:
     trajectory = replace(scored([1.0], [3]), values=torch.tensor([[0.5, 0.2, 0.0]]))
-    batch = credit_of(trajectory, ALL, kl_coef=0.0, lam_alpha=1.0, lam_critic=1.0)
+    batch = credit_of(trajectory, ALL, kl_coef=0.0, lam=0.3, lam_alpha=1.0, lam_critic=1.0)
     assert_near(batch.advantages, [[-0.3 + 2 / 3 * 7 / 15, 7 / 15, 1.0]], FORMULA)
     assert_near(batch.returns, [[1.0, 1.0, 1.0]], FORMULA)
     assert_near(credit_of(trajectory, ALL, kl_coef=0.0, lam_alpha=1.0).returns, [[0.2 + 14 / 45, 0.2 + 7 / 15, 1.0]])

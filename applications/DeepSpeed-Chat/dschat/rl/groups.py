@@ -34,7 +34,7 @@ def dr_grpo(scores: Tensor, counted: Tensor) -> Tensor:
         advantages (P, K): 0 where a score is left out or no other of its prompt counts.
     """
     mean, _ = moments(scores, counted)
-    return torch.where(counted & (counted.sum(1, keepdim=True) > 1), scores - mean, 0.0)
+    return torch.where(counted, scores - mean, 0.0)
 
 
 def grpo(scores: Tensor, counted: Tensor) -> Tensor:
