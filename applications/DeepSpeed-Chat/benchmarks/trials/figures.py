@@ -6,6 +6,7 @@ Curves are one number per PPO iteration, smoothed as in the product's reports: `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -193,13 +194,22 @@ def learning_table(rows: Sequence[Row]) -> str:
         ("minus PPO's", lambda row: row.gain.text(3)),
         *(lengths if varies else []),
         ("KL", lambda row: f"{row.last['kl']:.1f}"),
-        ("λ_eff", lambda row: f"{row.last['lambda_eff']:.3f}"),
-        ("EV, first / last", lambda row: f"{row.explained_first:.2f} / {row.last['explained_variance_middle']:.2f}"),
-        ("rms A", lambda row: f"{row.last['advantage_rms']:.2f}"),
-        ("rms return", lambda row: f"{row.last['return_rms']:.2f}"),
+        ("λ_eff", lambda row: _known(row.last["lambda_eff"], 3)),
+        ("EV, first / last", lambda row: " / ".join(map(_known, _explained(row)))),
+        ("rms A", lambda row: _known(row.last["advantage_rms"])),
+        ("rms return", lambda row: _known(row.last["return_rms"])),
         ("s", lambda row: f"{row.seconds:.0f}"),
     ]
     return table_of(columns, rows)
+
+
+def _explained(row: Row) -> tuple[float, float]:
+    return row.explained_first, row.last["explained_variance_middle"]
+
+
+def _known(number: float, digits: int = 2) -> str:
+    """A number; – for one that a run without a critic has not."""
+    return "–" if math.isnan(number) else f"{number:.{digits}f}"
 
 
 def kl_table(rows: Sequence[Row]) -> str:

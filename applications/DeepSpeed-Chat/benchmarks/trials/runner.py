@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +18,7 @@ from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import prompt_examples
+from dschat.rl import estimators
 from dschat.rl.estimators import Estimator, EstimatorSettings
 from dschat.rl.types import MacroActions, PPOBatch, Rollout, Trajectory
 from dschat.run.metrics import MetricsLog
@@ -53,10 +55,12 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
     torch.manual_seed(spec.seed)
     models = build_ppo_models(config, plan, tokenizer, spec.updates * plan.updates_per_rollout)
     assert models.metric is not None
-    gold, noting = GoldByLength(models.metric), Noting(ESTIMATORS[spec.estimator])
+    product = estimators.ESTIMATORS[config.advantage_estimator]
+    gold, noting = GoldByLength(models.metric), Noting(ESTIMATORS.get(spec.estimator, product))
     reward = Standardised(models.reward, start) if spec.scores == "gold" else models.reward
     models = replace(models, reward=reward, metric=gold)
-    prompts, _ = prompt_examples(task.rows(spec.updates * BATCH, spec.seed, "ppo"), tokenizer, task.max_prompt)
+    size = config.per_device_generation_batch_size  # prompts of a rollout, of BATCH responses in all
+    prompts, _ = prompt_examples(task.rows(spec.updates * size, spec.seed, "ppo"), tokenizer, task.max_prompt)
     condition = TerminationCondition(config, tokenizer, tokenizer.eos_token_id, spec.seed)
     if spec.condition == "high_entropy":  # asks the reference: more than a user's function is handed
         condition = cast(TerminationCondition, lambda known, epoch: Ends(high_entropy(known, models.reference)))
@@ -66,8 +70,8 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
     ppo.sample = ActorSampler(models.actor, tokenizer, sampling(task, tokenizer), config.seed, models.rollouts)
     curves: dict[str, list[float]] = {}
     for i in range(spec.updates):
-        metrics = ppo.iterate([list(range(i * BATCH, (i + 1) * BATCH))], iteration=i)
-        row = {name: metrics[key] for name, key in CURVES.items()} | noting.seen
+        metrics = ppo.iterate([list(range(i * size, (i + 1) * size))], iteration=i)
+        row = {name: metrics.get(key, math.nan) for name, key in CURVES.items()} | noting.seen
         row |= {"gold": metrics[f"objective/{task.kind}"], "gold_per_token": gold.slope}
         for name, number in row.items():
             curves.setdefault(name, []).append(float(f"{number:.5g}"))
@@ -84,7 +88,7 @@ def configure(spec: Spec, task: Task, start: Start, starts: Starts) -> PPOConfig
         "metric_function": gold,
         "output_dir": "unused",
         "data_path": ["unused"],
-        "per_device_generation_batch_size": BATCH,
+        "per_device_generation_batch_size": BATCH // int(dict(spec.flags).get("samples_per_prompt", 1)),
         "per_device_training_batch_size": BATCH,
         "max_prompt_seq_len": task.max_prompt,
         "max_answer_seq_len": task.length,
@@ -118,12 +122,12 @@ class Noting:
     def __call__(self, trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
         """Advantages and returns."""
         batch = self.estimator(trajectory, macro, settings)
-        assert batch.returns is not None  # of a critic
-        self.seen = {
-            "advantage_rms": float(batch.advantages[batch.response_mask].square().mean().sqrt()),
-            "return_rms": float(batch.returns[batch.response_mask].square().mean().sqrt()),
-            "explained_variance_middle": _at_middle(batch),
-        }
+        self.seen = {"advantage_rms": _rms(batch.advantages, batch.response_mask)}
+        of_a_critic = {"return_rms": math.nan, "explained_variance_middle": math.nan}
+        if batch.returns is not None:
+            returns = _rms(batch.returns, batch.response_mask)
+            of_a_critic = {"return_rms": returns, "explained_variance_middle": _at_middle(batch)}
+        self.seen |= of_a_critic
         return batch
 
 
@@ -153,6 +157,10 @@ class GoldByLength:
         spread = lengths - lengths.mean()
         self.slope = float((spread * scores).sum() / spread.square().sum().clamp(min=1))
         return scores
+
+
+def _rms(x: Tensor, mask: Tensor) -> float:
+    return float(x[mask].square().mean().sqrt())
 
 
 def _at_middle(batch: PPOBatch) -> float:

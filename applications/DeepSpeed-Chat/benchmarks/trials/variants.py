@@ -88,7 +88,6 @@ def decoupled(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSe
 
 
 ESTIMATORS: dict[str, Estimator] = {
-    "product": gae_batch,
     "value_only": value_only,
     "reward_only": reward_only,
     "ratio_only": ratio_only,
