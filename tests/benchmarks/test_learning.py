@@ -23,7 +23,7 @@ from dschat.models.tokenizer import load_tokenizer
 from dschat.rl.estimators import EstimatorSettings
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Rollout, Trajectory
-from trials import figures, runner, starts, tasks, variants
+from trials import figures, limit, runner, starts, tasks, variants
 from trials.matrix import Spec, read_matrix, runs_of
 
 PPO, MACRO = "PPO, λ .95", "n = 5"
@@ -161,7 +161,12 @@ def test_every_setting_of_the_matrix_runs_an_update(update: Any, name: str) -> N
             **({"per_device_training_batch_size": 64, "per_device_generation_batch_size": 64} | flags),
         ).validate()
         numbers = update(spec)
-        assert all(map(math.isfinite, numbers.values())) and abs(numbers["kl"]) < 1e-4, spec
+        has_critic = flags.get("advantage_estimator", "gae") == "gae"
+        unknown = (
+            set() if has_critic else {"lambda_eff", "explained_variance", "return_rms", "explained_variance_middle"}
+        )
+        assert {name for name, number in numbers.items() if not math.isfinite(number)} == unknown, spec
+        assert abs(numbers["kl"]) < 1e-4, spec
 
 
 def test_an_estimator_gets_what_the_flags_say(update: Any) -> None:
@@ -172,7 +177,7 @@ def test_an_estimator_gets_what_the_flags_say(update: Any) -> None:
 
 def test_the_document_has_a_place_for_every_group() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
-    names = {"quickstart"} | {group.name for group in read_matrix()}
+    names = {"quickstart", "limit, without a critic"} | {group.name for group in read_matrix()}
     assert (
         names == set(re.findall(r"<!-- learning (.+) -->", text)) == set(re.findall(r"<!-- /learning (.+) -->", text))
     )
@@ -301,3 +306,45 @@ def test_macro_actions_shrink_as_the_critic_learns() -> None:
         given = SimpleNamespace(response_mask=mask, scores=scores, values=(share * scores)[:, None].repeat(1, 20))
         count = variants.shrinking(given, None)[0].sum().item()
         assert count == pytest.approx(20 / length, abs=0.5), share
+
+
+def test_the_limit_by_hand() -> None:
+    """Scores 0 and 1, as often: with exp(s r) the share of ones is p = e^s / (1 + e^s), the KL ln 2 − H(p)."""
+    gold = torch.tensor([0.0, 1.0] * 500)
+    point = limit.tilted(gold, math.log(3))
+    entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
+    assert point.gold == pytest.approx(0.75) and point.kl == pytest.approx(math.log(2) - entropy)
+    assert point.responses == pytest.approx(1 / (500 * (0.75 / 500) ** 2 + 500 * (0.25 / 500) ** 2))
+    found = limit.limit_at(gold, point.kl)
+    assert found is not None and found.gold == pytest.approx(0.75, abs=1e-4)
+    assert limit.limit_at(gold, 0.7) is None  # the KL of ones alone is ln 2 = .693
+
+
+def test_the_limit_rests_on_enough_responses() -> None:
+    gold = torch.randn(2000, generator=torch.Generator().manual_seed(0))
+    below, above = limit.limit_at(gold, 1.0), limit.limit_at(gold, 5.0)
+    assert above is None and below is not None and below.responses > limit.FEWEST
+    assert below.gold == pytest.approx(math.sqrt(2), rel=0.1)  # of a normal: a shift by s has the KL s²/2
+
+
+def test_best_of_n_by_hand_and_below_the_limit() -> None:
+    gold = torch.tensor([0.0, 1.0] * 500)
+    point = limit.best_of(gold, 2)
+    assert point.gold == pytest.approx(0.75) and point.kl == pytest.approx(math.log(2) - 0.5)
+    gold = torch.randn(5000, generator=torch.Generator().manual_seed(1))
+    for n in (2, 8, 32):
+        best = limit.best_of(gold, n)
+        assert best.gold == pytest.approx(float(gold[: 5000 // n * n].view(-1, n).amax(1).mean()), abs=0.1)
+        highest = limit.limit_at(gold, best.kl)
+        assert highest is not None and best.gold < highest.gold
+    assert limit.best_at(gold, 2.0).kl <= 2.0 < limit.best_of(gold, 20).kl
+
+
+def test_shares_of_the_limit_by_hand() -> None:
+    """A run whose gold score is half-way between the SFT model's mean and the limit."""
+    gold = torch.randn(20_000, generator=torch.Generator().manual_seed(2))
+    half = {kl: (float(gold.mean()) + limit.limit_at(gold, kl).gold) / 2 for kl in (1.0, 2.0)}  # type: ignore[union-attr]
+    curves = {"kl": [0.0, 1.0, 2.0, 2.0], "gold": [float(gold.mean()), half[1.0], half[2.0], half[2.0]]}
+    text = limit.limit_table(tasks.TASKS["style-64"], {"PPO": {0: SimpleNamespace(curves=curves)}}, {0: gold})  # type: ignore[dict-item]
+    row = next(line for line in text.splitlines() if line.startswith("| PPO"))
+    assert [float(cell) for cell in row.split("|")[2:4]] == pytest.approx([0.5, 0.5], abs=0.05)

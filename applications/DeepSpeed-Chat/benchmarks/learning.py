@@ -23,7 +23,17 @@ from dschat.reports.run_data import RunData
 from dschat.reports.run_summary import judges_of, levels_of, updates_to
 from dschat.reports.runs import read_runs
 from harness import machine, origin, settings_parser, table, write_section
-from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of, updates_text, usual_updates
+from trials.figures import (
+    Row,
+    draw,
+    kl_table,
+    learning_table,
+    over_seeds,
+    read_group,
+    rows_of,
+    updates_text,
+    usual_updates,
+)
 from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
 
 # Picture → the groups side by side in it.
@@ -32,7 +42,9 @@ PICTURES = {
     "learning-lengths": ("32 tokens", "fresh critic", "128 tokens"),
     "learning-tasks": ("opener", "reviews", "learned reward model"),
     "learning-ideas": ("ideas",),
+    "learning-groups": ("without a critic", "ratios of responses"),
 }
+LIMITS = ("without a critic",)  # groups of which the limit is drawn
 QUICKSTART = TRAINING / "quickstart"
 SEEDS = range(10)  # of the quickstart
 
@@ -45,6 +57,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed of everything that is asked for")
     parser.add_argument("--all", action="store_true", help="the whole matrix, not its core alone, and the quickstart")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
+    parser.add_argument("--limit", type=int, default=0, help="seeds whose limit is drawn: 131,072 responses of each")
     parser.add_argument("--markdown", type=Path, help="document whose sections are written anew, as docs/results.md")
     settings = parser.parse_args()
     groups = [group for group in read_matrix(settings.matrix) if settings.all or group.part == "core"]
@@ -56,16 +69,26 @@ def main() -> None:
     rows = {group.name: found for group in groups if (found := rows_of(group, results))}
     seconds = [result.seconds for result in map(results.read, runs_of(groups)) if result is not None]
     spent = f"{len(seconds)} finished runs, {sum(seconds) / 3600:.1f} hours of one core"
-    publish([group for group in groups if group.name in rows], rows, results, settings.markdown, spent)
+    limits = {
+        f"limit, {group.name}": limit_of(group, settings.limit, results)
+        for group in groups
+        if settings.limit and group.name in rows and group.name in LIMITS
+    }
+    publish([group for group in groups if group.name in rows], rows, results, settings.markdown, spent, limits)
     print(f"{time.perf_counter() - begun:.0f} s now; {spent}")
 
 
 def publish(
-    groups: Sequence[Group], rows: dict[str, list[Row]], results: Results, document: Path | None, spent: str
+    groups: Sequence[Group],
+    rows: dict[str, list[Row]],
+    results: Results,
+    document: Path | None,
+    spent: str,
+    limits: dict[str, str],
 ) -> None:
     """Tables, pictures and figures into the output folder, and into the document if there is one."""
     folder = results.folder
-    texts = {name: f"{learning_table(found)}\n\n{kl_table(found)}" for name, found in rows.items()}
+    texts = {name: f"{learning_table(found)}\n\n{kl_table(found)}" for name, found in rows.items()} | limits
     if (quickstarts := quickstart_table(folder / "quickstart")) is not None:
         texts["quickstart"] = quickstarts
     sections = "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items())
@@ -82,6 +105,20 @@ def publish(
         for name, text in texts.items():
             write_section(document, f"learning {name}", text)
         write_section(document, "learning", f"{origin()} {spent[0].upper()}{spent[1:]}.")
+
+
+def limit_of(group: Group, seeds: int, results: Results) -> str:
+    """The table of a group's limit, over its first seeds."""
+    from trials.limit import kept_scores, limit_table
+    from trials.starts import Starts
+    from trials.tasks import TASKS
+
+    task, starts = TASKS[group.task], Starts(results.folder / "starts")
+    scores = {
+        seed: kept_scores(results.folder / "limit", task, starts.sft(task, seed), seed)
+        for seed in tqdm(range(min(seeds, group.seeds)), f"limit of {group.name}")
+    }
+    return limit_table(task, read_group(group, results), scores)
 
 
 def run_quickstarts(folder: Path, seeds: Sequence[int], jobs: int) -> None:
