@@ -281,6 +281,7 @@ def test_tables_of_a_flags_values_call_its_default_so():
         ("README.md", "termination_condition"),
         ("macro-actions.md", "termination_condition"),
         ("choosing.md", "value_function"),
+        ("training.md", "advantage_estimator"),
     }
 
 

@@ -102,7 +102,8 @@ def test_learners_small(tmp_path):
     folder = tmp_path / "learners"
     result = run_small("learners.py", folder)
     page = (folder / "README.md").read_text(encoding="utf-8")
-    for name in ("SFT", "DPO", "RLOO, K = 4", "PPO, n = 1", "MA-PPO, n = 5", "best of 16 of SFT"):
+    names = ("SFT", "DPO", "RLOO, K = 4", "GRPO, K = 4", "TEMPO, K = 4, n = 5", "PPO, n = 1", "MA-PPO, n = 5")
+    for name in (*names, "best of 16 of SFT"):
         assert f"| {name} " in page and name in result.stdout
     assert "refuel against sft, scores" in page
     assert "published" not in page, "the published rates are of other dialogues"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learners on the quickstart's reviews: DPO, RLOO, PPO, MA-PPO and best-of-16, side by side; REFUEL on dialogues.
+"""The learners on the quickstart's reviews: DPO, RLOO, GRPO, TEMPO, PPO, MA-PPO and best-of-16, side by side; REFUEL on dialogues.
 
 Runs the same commands as any training, as processes of their own, on models and data made in code.
 """
@@ -50,13 +50,20 @@ PAIRS = 64  # of a round of REFUEL
 ONE = Processes()
 BEST_OF = (2, 4, 8, 16)
 SAVED = 4  # models that each run leaves on its way, its end included
-SAMPLES = 4  # of RLOO to a prompt
+SAMPLES = 4  # of a group
 NOTE = (
     "Seconds are those of the learner's own run with its evaluations, without the models that it starts from; best of"
     " 16 draws 16 responses for every answer instead."
 )
 # Name of each learner that trains → its folder.
-TRAINED = {"DPO": "dpo", "RLOO, K = 4": "rloo", "PPO, n = 1": "ppo", "MA-PPO, n = 5": "ma-ppo"}
+TRAINED = {
+    "DPO": "dpo",
+    "RLOO, K = 4": "rloo",
+    "GRPO, K = 4": "grpo",
+    "TEMPO, K = 4, n = 5": "tempo",
+    "PPO, n = 1": "ppo",
+    "MA-PPO, n = 5": "ma-ppo",
+}
 
 
 def run(options: LearnersOptions) -> str:
@@ -96,20 +103,22 @@ def dpo_flags(pairs: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
 
 
 def step3_runs(sft: Path, scale: Scale) -> dict[str, list[str]]:
-    """Folder → flags of each run of step 3. RLOO sees a part of the prompts, and as many responses as the others."""
+    """Folder → flags of each run of step 3. Groups see a part of the prompts, and as many responses as the others."""
     saved = ["--save_models", str(max(1, scale.iterations // SAVED))]
     share = scale.rollout // SAMPLES
     prompts = share * scale.iterations
-    rloo = {
-        "--advantage_estimator": "rloo",
+    group = {
         "--samples_per_prompt": SAMPLES,
         "--per_device_generation_batch_size": share,
         "--data_split": f"0,{scale.pairs + scale.prompts - prompts},{prompts}",
     }
+    grpo = {"--advantage_estimator": "grpo", "--kl_in": "loss", "--kl_estimator": "k3", "--loss_mean": "response"}
     return {
         "ppo": [*saved, *critic_flags(sft), "--ngram", "1"],
         "ma-ppo": [*saved, *critic_flags(sft), "--ngram", "5"],
-        "rloo": [*saved, *as_arguments(rloo)],
+        "rloo": [*saved, *as_arguments(group | {"--advantage_estimator": "rloo"})],
+        "grpo": [*saved, *as_arguments(group | grpo)],
+        "tempo": [*saved, *as_arguments(group | {"--advantage_estimator": "tempo", "--ngram": 5})],
     }
 
 
