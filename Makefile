@@ -8,7 +8,7 @@
 # make check        ruff, format, types
 # make docs       the documents as a site in build/site; a dead link is an error
 # make benchmark    how fast step 3 is beside what must be computed at least (an hour)
-# All but test-vllm and docs make .venv and install into it when requirements.txt or setup.py changed.
+# All but test-vllm make .venv (docs .venv-docs as well) and install into it when requirements.txt or setup.py changed.
 
 PYTHON ?= python3
 VENV := .venv

@@ -192,7 +192,7 @@ REFUSALS = [
             ("localhost:8000", "localhost:8000 is no address of a server"),
             ("http://a http://me:secret@host", "without a path, a user's name or a password"),
             ("http://a http://a", "give each server once"),
-            ("http://a --vllm_tensor_parallel 2", "give it to python -m dschat.rollouts.serve"),
+            ("http://a --vllm_tensor_parallel 2", "give it to dschat serve-vllm"),
             ("http://a --vllm_patience 1800", "--vllm_patience 1800 is not below --ddp_timeout 1800"),
         )
     ),

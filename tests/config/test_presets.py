@@ -107,10 +107,11 @@ def test_every_value_is_shown_with_its_origin(capsys):
 @pytest.mark.parametrize("step", FAMILIES)
 def test_the_file_of_a_run_says_all_of_its_flags(step):
     """Read again it gives the same configuration, and with another output folder all but that."""
-    config = config_of(step, "--enable_tensorboard --report_to wandb")
-    file = write("config.yaml", to_yaml(config))
-    again = resolve(FAMILIES[step], ["--config", file], command=step, runs_here=False).config
-    assert again == config
+    for flags in ("", "--enable_tensorboard --report_to wandb"):
+        config = config_of(step, flags)
+        file = write("config.yaml", to_yaml(config))
+        again = resolve(FAMILIES[step], ["--config", file], command=step, runs_here=False).config
+        assert again == config
     moved = resolve(FAMILIES[step], ["--config", file, "--output_dir", "new"], command=step, runs_here=False).config
     assert moved.tensorboard_path == "new/tensorboard"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.data check` and `preview`, with one token per word, so that every number can be counted."""
+"""`dschat data check` and `preview`, with one token per word, so that every number can be counted."""
 
 import json
 import pathlib

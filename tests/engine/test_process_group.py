@@ -11,11 +11,14 @@ from pathlib import Path
 import deepspeed
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils import cpp_extension
 
 from cli_runs import run_command
 from dschat.engine import process_group
 from dschat.engine.process_group import SHARED_MEMORY, decide_on_shared_memory, prepare_op
+from dschat.errors import UserError
+from dschat.main import _report
 from factories import engine_of, make_causal_lm
 
 LEFT = ("deepspeed_allreduce_buffer_0_127.0.0.1_29500_1", "-tp:0-[0-1]-cpushm_0")
@@ -29,6 +32,39 @@ def _folder(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(bytes(mmap.PAGESIZE))
         os.utime(tmp_path / name, (time.time() - 3600,) * 2)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            dist.DistNetworkError("listen: EADDRINUSE, address already in use"),
+            "--master_port 29511: another run listens",
+        ),
+        (dist.DistStoreError("Timed out after 9 seconds waiting for clients. 1/4 clients joined"), "not all of the 4"),
+    ],
+)
+def test_processes_that_do_not_meet_are_told_of_their_flags(error, said, monkeypatch, caplog) -> None:
+    place = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=said), process_group._meeting(9):
+        raise error
+    assert caplog.messages == ["waiting up to 9 s for the 4 processes of all machines at 10.0.0.1:29511"]
+    monkeypatch.setenv("LOCAL_SIZE", "4")
+    caplog.clear()
+    with process_group._meeting(9):
+        assert not caplog.messages  # all are on this machine
+
+
+def test_a_process_that_has_gone_is_named_with_a_remedy(capsys) -> None:
+    """What gloo says, word for word."""
+    place = "[/gloo/transport/tcp/pair.cc:556]"
+    error = RuntimeError(f"Application timeout caused pair closure\n{place} Connection closed by peer [10.0.0.2]:5")
+    assert _report(error, []) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "another process of this run has gone" in last and "--resume_from_checkpoint" in last
+    assert last.endswith("(RuntimeError: Application timeout caused pair closure)")
 
 
 def names(folder) -> set[str]:

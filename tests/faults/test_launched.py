@@ -33,7 +33,7 @@ class Started:
             self.process = subprocess.Popen(command, env=environment(**variables), cwd=place, stdout=log, stderr=log)
         self.mark = variables.get("FAULT", "").partition("|/")[2]
 
-    def signal(self, sent: signal.Signals) -> tuple[int, float]:
+    def signal(self, sent: signal.Signals, patience: float = 5) -> tuple[int, float]:
         """Sends a signal once the mark is there; the status, and the seconds until all processes are gone."""
         end = time.monotonic() + TIMEOUT
         while not Path("/", self.mark).exists() and self.process.poll() is None and time.monotonic() < end:
@@ -43,7 +43,7 @@ class Started:
         self.process.send_signal(sent)
         start = time.monotonic()
         status = self.process.wait(60)
-        _, alive = psutil.wait_procs(children, timeout=5)
+        _, alive = psutil.wait_procs(children, timeout=patience)
         assert not alive, "a process was left behind"
         return status, time.monotonic() - start
 
@@ -88,11 +88,24 @@ def test_a_signal_to_the_script(moment, sent, status, inputs, whole_of_two, tmp_
     assert seconds < 30, said
     assert said.count(SAID) == 1 and f"stopped by {sent.name}" in said, said
     assert "Traceback" not in said, said
+    check_going_on(inputs, whole_of_two, tmp_path)
+
+
+def check_going_on(inputs: Path, whole_of_two: Path, tmp_path: Path) -> None:
     script(inputs, tmp_path, **RESUME).end()
     for file in whole_of_two.glob("*/model.safetensors"):
         expected, weights = load_file(file), load_file(tmp_path / "out" / file.relative_to(whole_of_two))
         for name, tensor in expected.items():
             assert_near(weights[name], tensor, FORMULA)
+
+
+def test_a_script_that_is_killed_takes_its_processes_along(inputs, whole_of_two, tmp_path):
+    """They stop as by SIGTERM, with a checkpoint, though nothing has told them."""
+    stopped = script(inputs, tmp_path, f"{MOMENTS['training']}|{tmp_path}/mark")
+    found, _ = stopped.signal(signal.SIGKILL, patience=30)
+    said = stopped.log.read_text()
+    assert found == -signal.SIGKILL and said.count(SAID) == 1 and "stopped by SIGTERM" in said, said
+    check_going_on(inputs, whole_of_two, tmp_path)
 
 
 @pytest.mark.parametrize(("moment", "sent", "status"), CASES[:2], ids=[case[0] for case in CASES[:2]])

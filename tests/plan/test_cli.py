@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.plan`: what it says, and how it ends."""
+"""`dschat plan`: what it says, and how it ends."""
 
 import json
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.plan --recommend`: what it recommends fits, and gives up no more than it must."""
+"""`dschat plan --recommend`: what it recommends fits, and gives up no more than it must."""
 
 import json
 from dataclasses import replace

@@ -151,7 +151,7 @@ def test_what_was_begun_is_there_later(actor, servers):
 @pytest.mark.parametrize(
     ("about", "told"),
     [
-        ({"backend": "nccl"}, "its backend is nccl, not dschat. Start it with python -m dschat.rollouts.serve"),
+        ({"backend": "nccl"}, "its backend is nccl, not dschat. Start it with dschat serve-vllm"),
         ({"vocabulary": 99}, "its vocabulary is 99, not 100. Start it with --model of the actor"),
         ({"dtype": "bfloat16"}, "its dtype is bfloat16, not float32. Start it with --dtype of the run"),
         ({"max_tokens": 31}, "may have 31 tokens there, but 32 here. Start it with --max_tokens 32"),
@@ -165,7 +165,7 @@ def test_servers_of_another_kind(about, told, actor, servers):
 def test_a_server_that_is_none_of_vllms(actor):
     other = StandIn()
     try:
-        with pytest.raises(UserError, match="takes no weights of a run. Start it with python -m"):
+        with pytest.raises(UserError, match="takes no weights of a run. Start it with dschat"):
             VllmServers([other.url.removesuffix("/score")], NEEDS).session(actor).__enter__()
     finally:
         other.stop()

@@ -150,7 +150,7 @@ def test_a_push_that_fails_after_training_says_where_the_models_are(run, reach, 
     (record,) = (record for record in caplog.records if record.levelname == "ERROR")
     message = record.getMessage()
     assert "the hub cannot be reached" in message and f"models are saved in {run}" in message
-    assert f"python -m dschat.push {run} me/model" in message
+    assert f"dschat push {run} me/model" in message
 
 
 def test_without_a_network_or_a_token(run, monkeypatch):

@@ -129,6 +129,7 @@ def test_a_bad_hostfile(content, message, tmp_path):
     ("flags", "message"),
     [
         ({"num_nodes": 2, "node_rank": 0}, "--master_addr"),
+        ({"num_nodes": 2, "node_rank": 2, "master_addr": "10.0.0.1"}, "the last of 2 machines"),
         ({"num_nodes": 2, "master_addr": "10.0.0.1"}, "--node_rank"),
         (HERE, "--num_nodes .* give the number of machines, or --hostfile"),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models for vLLM and how far it is off, and servers of `python -m dschat.rollouts.serve`."""
+"""Models for vLLM and how far it is off, and servers of `dschat serve-vllm`."""
 
 import os
 import signal

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -172,6 +173,9 @@ def main(argv: Sequence[str] | None = None, may_launch: bool = True) -> int:
         The exit status: 0; 2 after an error that the user can mend; 143 after SIGTERM, 130 after Ctrl-C; else 1.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        print(f"dschat {version('ma-rlhf')}")
+        return 0
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
     if name is None:
         return _no_command(words)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 
 import psutil
@@ -24,10 +25,12 @@ from dschat.config.processes import LaunchFlags
 from dschat.config.rules import check_flags
 from dschat.errors import UserError
 
+LAUNCHER = "MA_RLHF_LAUNCHER"  # the number of the process that has started the launcher
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
 VARIABLES_FILE = "DS_ENV_FILE"  # names the launcher's list of variables for other machines
 NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
 OF_A_MACHINE = ("hostfile", "node_rank", "master_addr", "master_port")  # flags that processes are not told
+FOLLOWED_EVERY = 1.0  # seconds
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
@@ -49,6 +52,23 @@ class Processes:
 def is_rank() -> bool:
     """Whether a launcher has started this process."""
     return {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= {*os.environ}
+
+
+def follow_launcher() -> None:
+    """Stops this process as by SIGTERM, with a checkpoint, once what started it is gone: killed by SIGKILL.
+
+    Else the processes that train would go on by themselves, and keep their GPUs and their port.
+    """
+    with suppress(KeyError, ValueError, psutil.Error):  # not started by `launch`, or on another machine
+        starter = psutil.Process(int(os.environ[LAUNCHER]))
+
+        def follow() -> None:
+            with suppress(psutil.Error):
+                while starter.is_running() and starter.status() != psutil.STATUS_ZOMBIE:
+                    time.sleep(FOLLOWED_EVERY)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        Thread(target=follow, daemon=True).start()
 
 
 def variables_of_a_rank() -> dict[str, str]:
@@ -95,7 +115,7 @@ def launch(processes: Processes, words: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         error = Path(scratch) / "error"
         error.touch()
-        environment = {**os.environ, ERROR_FILE: str(error)}
+        environment = {**os.environ, ERROR_FILE: str(error), LAUNCHER: str(os.getpid())}
         options = list(processes.options)
         if processes.hosts is not None:
             hosts = Path(scratch) / "hostfile"
@@ -198,6 +218,11 @@ def _on_machines(flags: LaunchFlags, port: Sequence[str]) -> Processes:
     if flags.hostfile is None:
         if flags.node_rank is None:
             raise UserError("--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, …")
+        if flags.node_rank >= flags.num_nodes > 1:
+            raise UserError(
+                f"--node_rank {flags.node_rank}: the last of {flags.num_nodes} machines (--num_nodes) is number"
+                f" {flags.num_nodes - 1}."
+            )
         if flags.num_nodes == 1:
             raise UserError("--num_nodes (NUM_NODES) is missing: give the number of machines, or --hostfile.")
         slots = flags.num_gpus or _count_gpus()

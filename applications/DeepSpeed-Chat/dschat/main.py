@@ -7,6 +7,7 @@ import errno
 import io
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +19,14 @@ from dschat.common.lock import close_all
 from dschat.common.progress import LinesAboveBars
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
+from dschat.launch import follow_launcher
 
 if TYPE_CHECKING:
     from dschat.run.output import RunOutput
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+# What gloo and NCCL say where the process at the other end of a connection has ended.
+LOST_PEER = re.compile(r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store", re.I)
 C = TypeVar("C", bound=CommonConfig)
 logger = logging.getLogger("dschat")
 
@@ -72,6 +76,7 @@ def run_main(step: str, config: Callable[[], C], train: Callable[[], Callable[[C
         The exit status: 0; 2 after a UserError, told on stderr; 143 after SIGTERM, 130 after Ctrl-C; else 1.
     """
     logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
+    follow_launcher()
     saved: list[str] = []
     try:
         return _train(step, config(), train, saved)[0]
@@ -170,6 +175,11 @@ def _report(error: BaseException, saved: Sequence[str]) -> int:
     cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     if not isinstance(error, UserError):
         traceback.print_exception(error)
+        if LOST_PEER.search(cause):
+            cause = (
+                "another process of this run has gone; what it said last is above, or on its machine. To go on from"
+                f" the last checkpoint, add --resume_from_checkpoint to the command. ({cause.splitlines()[0]})"
+            )
     print(f"error: {_rank_prefix()}{cause}", file=sys.stderr)
     _keep_cause(f"error: {_rank_prefix()}{cause}")
     return 2 if isinstance(error, UserError) else 1

@@ -100,6 +100,8 @@ class FlagParser(argparse.ArgumentParser):
         with self._at(place):
             if action.nargs == 0 and len(words) == 1:  # a flag that takes no value on a command line
                 return {action.dest: action.const if self._truth_of(key, words[0]) else not action.const}
+            if not words and action.nargs in ("+", "*"):  # which a command line cannot say
+                return {action.dest: []}
             if len(words) == 1:
                 return vars(self.parse_args([f"--{key}={words[0]}"]))
             return vars(self.parse_args([f"--{key}", *words]))

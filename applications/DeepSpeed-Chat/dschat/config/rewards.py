@@ -78,7 +78,7 @@ class RewardFlags(RewardModelFlags, ProgramFlags):
         "one or more module.py:function, called with (prompts, responses, rows), that return one score per row", None
     )
     reward_url: str | None = flag(
-        "address of a server of scores, such as `python -m dschat.scoring.serve`; docs/rewards.md has its request",
+        "address of a server of scores, such as `dschat serve`; docs/rewards.md has its request",
         None,
     )
     reward_weights: list[float] | None = flag(

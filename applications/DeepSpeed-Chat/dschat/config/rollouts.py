@@ -87,7 +87,7 @@ class RolloutFlags(SamplingFlags):
     )
     vllm_url: list[str] | None = flag(
         "one or more vLLM servers, which draw instead of the training processes: http://host:8000 of"
-        " `python -m dschat.rollouts.serve`; docs/scaling.md",
+        " `dschat serve-vllm`; docs/scaling.md",
         None,
         NOT_EMPTY,
         FREE,
@@ -142,7 +142,7 @@ class RolloutFlags(SamplingFlags):
         if self.vllm_tensor_parallel > 1:
             raise UserError(
                 f"--vllm_tensor_parallel {self.vllm_tensor_parallel} with --vllm_url: a server divides the model among"
-                " its own GPUs. Drop the flag here, and give it to python -m dschat.rollouts.serve."
+                " its own GPUs. Drop the flag here, and give it to dschat serve-vllm."
             )
         if self.vllm_patience >= ddp_timeout:
             raise UserError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.data check`: what data hold, how they are read, and what training will leave out, as text."""
+"""`dschat data check`: what data hold, how they are read, and what training will leave out, as text."""
 
 from __future__ import annotations
 

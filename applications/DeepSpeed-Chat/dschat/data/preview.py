@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.data preview`: rows as training sees them, and special tokens that surprise in them."""
+"""`dschat data preview`: rows as training sees them, and special tokens that surprise in them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def serve(session: Session) -> tuple[Component, str]:
 def build(session: Session) -> Component:
     """The page as Gradio Blocks."""
     task = session.task
-    gr = gradio(f"python -m dschat.demo {task}")
+    gr = gradio(f"dschat demo {task}")
     actions = Actions(gr, session)
     with gr.Blocks(title=TITLES[task], analytics_enabled=False, fill_width=True) as blocks:
         for side in range(session.options.sides):

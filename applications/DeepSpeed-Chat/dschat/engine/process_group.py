@@ -60,7 +60,8 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
     if torch.cuda.is_available():
         _choose_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout))
+    with _meeting(timeout):
+        deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout))
     make_host_groups(timeout)
     try:
         yield
@@ -71,6 +72,29 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
         if not launched:  # processes started later shall not think they belong here
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
                 os.environ.pop(name, None)
+
+
+@contextmanager
+def _meeting(timeout: float) -> Iterator[None]:
+    """Says for whom this process waits, and which flags to look at where they do not come."""
+    where, world = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", os.environ["WORLD_SIZE"]
+    here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE", world)  # torchrun's, DeepSpeed's
+    if here != world and os.environ.get("LOCAL_RANK", "0") == "0":
+        logger.warning("waiting up to %g s for the %s processes of all machines at %s", timeout, world, where)
+    try:
+        yield
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(
+            f"--master_port {os.environ['MASTER_PORT']}: another run listens there on {os.environ['MASTER_ADDR']}."
+            " End it, or give another port, the same on all machines."
+        ) from error
+    except dist.DistStoreError as error:
+        raise UserError(
+            f"not all of the {world} processes came to {where} in {timeout:g} s (--ddp_timeout): start dschat on every"
+            " machine, with the same --num_nodes, --num_gpus, --master_addr and --master_port and its own --node_rank."
+        ) from error
 
 
 def _choose_gpu(local_rank: int) -> None:

@@ -31,6 +31,8 @@ def run(options: PlanOptions) -> int:
     """Prints plans; the exit status."""
     flags = list(options.rest)
     name = flags.pop(0) if flags and not flags[0].startswith("-") else None
+    if name is None and options.config and Path(options.config).suffix in (".yaml", ".yml"):
+        raise UserError(f"--config {options.config}: here that is a model; for a settings file: dschat plan FILE.")
     if name is not None:
         files: list[tuple[str, str | None]] = [*find_files(name, options.step)]
     elif options.step is None:

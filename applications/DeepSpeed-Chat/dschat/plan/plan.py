@@ -267,7 +267,7 @@ def warn_of_gpu_memory(config: CommonConfig, processes: int, free: int) -> None:
     if not plan.fits:
         logger.warning(
             "a GPU would hold up to %.1f GB with the longest batch (phase %r), of which %.1f GB are free. What helps: "
-            "%s; `python -m dschat.plan` shows more.",
+            "%s; `dschat plan` shows more.",
             plan.peak / GB,
             plan.worst.name,
             free / GB,

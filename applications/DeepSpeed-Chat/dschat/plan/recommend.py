@@ -281,7 +281,7 @@ def advice(found: Recommendation) -> str:
         return "\n".join(["Recommended: nothing, since nothing that is tried fits.", *lines])
     way, said = best.way, [f"Recommended: {best.way.told}. Flags to add:"]
     if way.servers and way.parts:
-        start = f"python -m dschat.rollouts.serve --model ACTOR --tensor_parallel {way.parts}"
+        start = f"dschat serve-vllm --model ACTOR --tensor_parallel {way.parts}"
         said.append(f"  servers: {start}; then training, --gpus {way.machine.processes}, with")
     said.append(f"  {in_words(best.change) or '(none)'}")
     costs = [f"  --{name}: {COSTS[name]}." for name in COSTS if name in best.change]

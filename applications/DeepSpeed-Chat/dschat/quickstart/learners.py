@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learners on the quickstart's reviews: DPO, RLOO, GRPO, TEMPO, PPO, MA-PPO and best-of-16, side by side; REFUEL on dialogues.
+"""DPO, RLOO, GRPO, TEMPO, PPO, MA-PPO and best-of-16 on the quickstart's reviews, side by side; REFUEL on dialogues.
 
 Runs the same commands as any training, as processes of their own, on models and data made in code.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to vLLM servers that `python -m dschat.rollouts.serve` has started. docs/scaling.md describes them."""
+"""Requests to vLLM servers that `dschat serve-vllm` has started. docs/scaling.md describes them."""
 
 from __future__ import annotations
 
@@ -111,9 +111,7 @@ class Servers:
         if answer.status_code == 200:
             with suppress(TypeError, ValueError):  # of another kind of server, which answers anything
                 return About(**answer.json())
-        raise UserError(
-            f"{FLAG} {url}: this server takes no weights of a run. Start it with python -m dschat.rollouts.serve."
-        )
+        raise UserError(f"{FLAG} {url}: this server takes no weights of a run. Start it with dschat serve-vllm.")
 
     async def row(self, client: httpx2.AsyncClient, url: str, row: Row, version: str) -> Answer:
         """One response. Raises UserError where the server refuses, Lost where it has gone or lost the weights."""

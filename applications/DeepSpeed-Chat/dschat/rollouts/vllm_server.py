@@ -114,7 +114,7 @@ class VllmServers:
         if _of_all_ranks(problem) is not None:
             raise UserError(
                 f"{FLAG} {lost}, and did not come back within {patience:g} s (--vllm_patience). Start it again "
-                "(python -m dschat.rollouts.serve), and go on with --resume_from_checkpoint."
+                "(dschat serve-vllm), and go on with --resume_from_checkpoint."
             )
 
     def _return(self, patience: float) -> Lost | UserError | None:
@@ -186,7 +186,7 @@ class VllmServers:
             "dtype": dtype_name(next(actor.module.parameters()).dtype),
         }
         remedies = {
-            "backend": "Start it with python -m dschat.rollouts.serve.",
+            "backend": "Start it with dschat serve-vllm.",
             "vocabulary": "Start it with --model of the actor.",
             "dtype": "Start it with --dtype of the run.",
         }

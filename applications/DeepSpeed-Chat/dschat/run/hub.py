@@ -80,7 +80,7 @@ def push_after_training(folder: str, repository: str) -> None:
     try:
         logger.info("uploaded to %s", push(Path(folder), repository))
     except UserError as error:
-        again = f"python -m dschat.push {folder} {repository}"
+        again = f"dschat push {folder} {repository}"
         logger.error(
             "--push_to_hub: %s The run is finished and its models are saved in %s. Again: %s", error, folder, again
         )

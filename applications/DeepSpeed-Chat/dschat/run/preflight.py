@@ -96,7 +96,7 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
             raise UserError(
                 f"{where} has a GPU of {report.gpu_memory / 1e9:.1f} GB, but the models and optimiser states that it "
                 f"keeps there take {report.needed_gpu_memory / 1e9:.1f} GB. Add --zero_stage 3, --offload or "
-                "--lora_dim, or use more or larger GPUs; `python -m dschat.plan` shows what fits."
+                "--lora_dim, or use more or larger GPUs; `dschat plan` shows what fits."
             )
         if report.needed_gpu_memory + report.drawing_memory > report.gpu_memory:
             raise UserError(
@@ -128,7 +128,7 @@ def _divided(report: ProcessReport, processes: int) -> str:
     share = report.drawing_memory / enough[0] / 1e9
     return (
         f"Use larger GPUs or a smaller model or, in step 3, --rollout_engine vllm --vllm_tensor_parallel {enough[0]}, "
-        f"with which each GPU draws with {share:.1f} GB of it; `python -m dschat.plan` shows what fits."
+        f"with which each GPU draws with {share:.1f} GB of it; `dschat plan` shows what fits."
     )
 
 
@@ -147,7 +147,8 @@ def _folder_problem(output_dir: Path) -> str | None:
     if main_problem is None and not _is_seen(output_dir / mark):
         problem = (
             "does not see the folder that rank 0 writes to, and would write its parts of checkpoints, also of the one "
-            "that a stopped run leaves, to another disk; the folder must lie on storage that all nodes share"
+            "that a stopped run leaves, to another disk; the folder must lie on storage that all nodes share, and "
+            "--output_dir must be the same everywhere"
         )
     elif main_problem is None and not os.access(output_dir, os.W_OK):
         problem = "cannot be written"
@@ -161,7 +162,10 @@ def _is_seen(file: Path) -> bool:
     """Whether a file that was made on another node is there, now or soon."""
     last = time.monotonic() + SEEN_WITHIN
     if not file.exists() and os.environ.get("LOCAL_RANK", "0") == "0":
-        logger.warning("%s of rank 0 is not seen here yet: waiting up to %d s", file.parent, SEEN_WITHIN)
+        logger.warning(
+            "rank 0 writes to its --output_dir, of which nothing is seen in %s here: waiting up to %d s",
+            *(file.parent, SEEN_WITHIN),
+        )
     while not file.exists():
         if time.monotonic() >= last:
             return False

@@ -102,7 +102,7 @@ class UrlScores:
                 cause: Exception = error
                 is_last = time.monotonic() + wait - begun > patience
                 remedy = (
-                    "Start the server again (python -m dschat.scoring.serve) and go on with --resume_from_checkpoint, "
+                    "Start the server again (dschat serve) and go on with --resume_from_checkpoint, "
                     "or raise --reward_patience."
                 )
             except WrongAnswer as error:

@@ -46,7 +46,7 @@ OWN = re.compile(
     r"(finetune|preference)_(train|validation|test)\.pt|(train|validation|test)\.parquet|"
     r"(train|validation|test)/(state\.json|dataset_info\.json|data-\d+-of-\d+\.arrow)"
 )
-PREPARE = "`python -m dschat.data prepare SOURCE --output FOLDER --tokenizer MODEL`"
+PREPARE = "`dschat data prepare SOURCE --output FOLDER --tokenizer MODEL`"
 
 
 @dataclass(frozen=True)

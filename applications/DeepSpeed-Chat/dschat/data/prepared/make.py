@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.data prepare`: a source → filtered, split and encoded rows in a folder that training takes."""
+"""`dschat data prepare`: a source → filtered, split and encoded rows in a folder that training takes."""
 
 from __future__ import annotations
 
