@@ -47,13 +47,13 @@ def panels(output):
 
 
 def test_every_condition_cuts_the_same_text(model, capsys):
-    conditions = ["fixed", "randomized", "ppl", "parsing"]
+    conditions = ["fixed", "randomized", "ppl", "parsing", "sentence", "line"]
     flags = ["--termination_condition", *conditions, "--ngram", "1", "5", "inf", "--parser", "chunker"]
     status, output = shown(capsys, "--model", model, "--text", TEXT, *flags)
     assert status == 0
     found = panels(output.out)
     titles = ["fixed, n = 1", "fixed, n = 5", "fixed, n = inf", "randomized", "perplexity, chunk"]
-    assert list(found) == [*titles, "chunker, cutoff 5"]
+    assert list(found) == [*titles, "chunker, cutoff 5", "sentence", "line"]
     assert all("".join(parts) == TEXT + "<eos>" for parts in found.values())
     num_tokens = len(make_tokenizer().tokenize(TEXT)) + 1
     assert len(found["fixed, n = 1"]) == num_tokens and found["fixed, n = inf"] == [TEXT + "<eos>"]
@@ -75,6 +75,17 @@ def test_perplexity_is_that_of_the_model(model, capsys):
     assert len(expected) > 3 and torch.isfinite(surprise).all()
 
 
+def test_surprise_is_that_of_the_model(model, capsys):
+    """A random model gives no token half: every third of them begins a macro action."""
+    flags = ["--termination_condition", "surprise", "--surprise_probability", "0.5", "--surprise_count", "3"]
+    _, output = shown(capsys, "--model", model, "--text", TEXT, "--prompt", "over", *flags)
+    tokenizer = make_tokenizer()
+    response = [*tokenizer.encode(TEXT, add_special_tokens=False), tokenizer.eos_token_id]
+    starts = [0, *range(2, len(response), 3), len(response)]
+    expected = [tokenizer.decode(response[a:b]) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    assert panels(output.out)["surprise"] == expected
+
+
 def test_rows_of_a_file_and_a_page_without_live_text(model, tmp_path, capsys):
     rows = [{"prompt": "<b>over</b>", "response": NASTY, "reward": 1.0}, {"prompt": "p", "response": "a cat"}]
     file, page = write_jsonl(tmp_path / "responses.jsonl", rows), tmp_path / "deep" / "page.html"
@@ -93,7 +104,7 @@ def test_the_flags_of_a_condition_have_the_defaults_of_step_3():
     args = vars(MacroActionsOptions(model="m", text=["a"]))
     fields = {field.name: field for field in dataclasses.fields(PPOConfig)}
     shared = args.keys() & fields.keys()
-    assert len(shared) == 11
+    assert len(shared) == 13
     for name in shared:
         field = fields[name]
         default = field.default_factory() if field.default is dataclasses.MISSING else field.default

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.cli import main
 from dschat.common.atomic import reporting, write_file
 from dschat.conditions.termination import TerminationCondition
-from dschat.config.macro_actions import READ, MacroActionsOptions, TerminationFlags
+from dschat.config.macro_actions import READ, MacroActionsOptions, TerminationFlags, reads_logprobs
 from dschat.data.collate import pad
 from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.rows import Row
@@ -120,7 +120,7 @@ def _trajectory(
     ids, attention = torch.cat([left, right], 1), torch.cat([before, mask], 1)
     rollout = Rollout(ids, attention, mask, torch.arange(len(ids)), torch.ones(len(ids)).bool())
     blank = torch.zeros(mask.shape)
-    reads_them = any(":" in condition or condition == "ppl" for condition in options.termination_condition)
+    reads_them = any(map(reads_logprobs, options.termination_condition))
     logprobs = _logprobs(options, rollout, tokenizer) if reads_them else blank
     return Trajectory(rollout, logprobs, logprobs, blank, torch.zeros(len(ids)))
 

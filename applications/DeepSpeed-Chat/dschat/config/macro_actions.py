@@ -28,6 +28,11 @@ FLAGS_OF = {  # termination condition → the flags that it reads
 PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
 
 
+def reads_logprobs(condition: str, of_policy: bool = False) -> bool:
+    """Whether a condition asks for log-probs, the reference's or the policy's; or for the latter alone."""
+    return ":" in condition or condition in (("surprise",) if of_policy else ("ppl", "surprise"))
+
+
 def parse_ngram(text: str) -> float:
     """`5` → 5, `inf` → math.inf. Raises UserError where it is neither a whole number nor inf."""
     if text == "inf":

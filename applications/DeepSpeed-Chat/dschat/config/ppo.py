@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from dschat.config.batches import BatchPlan, plan_rollouts
 from dschat.config.common import CommonConfig, ZeroStage
-from dschat.config.macro_actions import PoolingFlags, TerminationFlags
+from dschat.config.macro_actions import PoolingFlags, TerminationFlags, reads_logprobs
 from dschat.config.ppo_loss import PPOLossFlags
 from dschat.config.rewards import RewardFlags
 from dschat.config.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags
@@ -274,11 +274,10 @@ class PPOConfig(
         And not where a response's advantage depends on others, which may be in other micro-batches, or where the
         policy's log-probs say what is counted.
         """
-        own_condition = ":" in self.termination_condition
         one_update = plan.updates_per_rollout == 1
         row_by_row = self.needs.critic and not self.needs.group and self.normalized_over != "batch"
-        reads_policy = self.termination_condition == "surprise" or self.max_token_probability is not None
-        return row_by_row and one_update and not own_condition and not reads_policy
+        reads_policy = reads_logprobs(self.termination_condition, of_policy=True)
+        return row_by_row and one_update and not reads_policy and self.max_token_probability is None
 
     @property
     def longest_example(self) -> tuple[int, str]:

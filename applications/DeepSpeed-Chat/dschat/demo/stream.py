@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from dschat.conditions.termination import TerminationCondition
-from dschat.config.macro_actions import TerminationFlags
+from dschat.config.macro_actions import TerminationFlags, reads_logprobs
 from dschat.data.encoding import decode_response
 from dschat.demo.models import Opened
 from dschat.errors import UserError
@@ -200,12 +200,12 @@ class MacroActionsOf:
         """
         self._model = model
         self._condition = TerminationCondition(flags, model.tokenizer, model.tokenizer.eos_token_id, seed)
-        self._reads_logprobs = flags.termination_condition == "ppl" or ":" in flags.termination_condition
+        self._reads_logprobs = reads_logprobs(flags.termination_condition)
 
     def __call__(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[MacroToken]:
         """The tokens of an answer, each with the number of its macro action.
 
-        `ppl` and a user's function get the log-probs of the model that answers, in the place of the reference's.
+        `ppl`, `surprise` and a user's function get the log-probs of the model that answers, not the reference's.
 
         Args:
             prompt_ids: P of them.
