@@ -650,7 +650,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("num_tokens of all rows", "_one_update", "_a.responses[_b]", "_a.responses", UPDATE),
     ("num_tokens counts prompts", "_one_update", "_a.responses", "_a.totals", UPDATE),
     ("num_macro of all rows", "_one_update", "select_rows(_a, _b)  # 1", "_a", UPDATE),
-    ("counts of one rank", "_one_update", "sum_over_ranks(_a)", "_a", TWO_RANKS),
+    ("counts of one rank", "_one_update", "sum_over_ranks(_a)  # 1", "_a", TWO_RANKS),
     ("policy entropy is a sum", "_one_update", "_a / _b", "_a", UPDATE),
     ("update at temperature 1", "ppo_update._one_update", "_a.temperature", "1.0", UPDATE),
     ("one PPO epoch only", "ppo_update", "_a.ppo_epochs", "1", UPDATE),

@@ -119,7 +119,7 @@ def test_a_critic_that_is_named_is_the_reward_model(caplog):
 
 def test_macro_actions_that_change_nothing_are_said(caplog):
     config_of("ppo", "--termination_condition randomized", SCORED)
-    assert "--policy_ratio macro or macro_mean alone" in caplog.text
+    assert "--policy_ratio macro or macro_mean, or --loss_mean macro, alone" in caplog.text
 
 
 def test_flags_without_a_meaning_in_refuel_warn_once_and_say_why(caplog):

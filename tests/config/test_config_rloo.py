@@ -17,6 +17,14 @@ def test_credit_is_never_late_without_a_critic():
         assert plan.updates_per_rollout == 1 and config.credit_is_fused(plan) is late
 
 
+@pytest.mark.parametrize("flags", ["--drop_equal_groups", "--max_token_probability 0.9"])
+def test_credit_is_never_late_where_only_some_tokens_count(flags):
+    """An update counts them before its first forward pass."""
+    several = [*REQUIRED["ppo"], "--samples_per_prompt", "4"]
+    config = config_of("ppo", f"--global_batch_size 64 {flags}", several)
+    assert not config.credit_is_fused(config.plan_batches(1))
+
+
 def test_updates_count_responses():
     """16 prompts by 4 responses on each of 2 processes; updates of 2 x 4 x 2 responses, twice over."""
     sizes = "--per_device_training_batch_size 4 --gradient_accumulation_steps 2 --ppo_epochs 2"

@@ -326,6 +326,7 @@ REFUSALS = [
     ("rloo", "--offload --actor_zero_stage 0", "--offload needs ZeRO"),
     ("ppo", "--kl_in loss", "--kl_estimator k1", "gradient is 0 on average", "k3"),
     ("ppo", "--drop_equal_groups", "--samples_per_prompt of at least 2"),
+    ("ppo", "--max_token_probability 0.9 --policy_ratio macro", "ratio is of all tokens", "--policy_ratio token"),
     ("ppo", "--length_buffer 513", "--length_buffer 513", "--max_answer_seq_len 512"),
     ("ppo", "--length_penalty 2", "--length_penalty 2.0 does nothing", "--length_buffer"),
     ("ppo", "--lam 0.9 --lam_alpha 0.05", "--lam 0.9 and --lam_alpha 0.05", "drop one"),

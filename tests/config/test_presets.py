@@ -112,6 +112,10 @@ def test_the_file_of_a_run_says_all_of_its_flags(step):
         file = write("config.yaml", to_yaml(config))
         again = resolve(FAMILIES[step], ["--config", file], command=step, runs_here=False).config
         assert again == config
+    if step == "ppo":
+        empty = write("empty.yaml", "ngram_lengths: []\n")
+        with pytest.raises(UserError, match="empty.yaml:1: argument --ngram_lengths"):
+            resolve(FAMILIES[step], ["--config", empty], command=step, runs_here=False)
     moved = resolve(FAMILIES[step], ["--config", file, "--output_dir", "new"], command=step, runs_here=False).config
     assert moved.tensorboard_path == "new/tensorboard"
 

@@ -57,14 +57,17 @@ def test_processes_that_do_not_meet_are_told_of_their_flags(error, said, monkeyp
         assert not caplog.messages  # all are on this machine
 
 
-def test_a_process_that_has_gone_is_named_with_a_remedy(capsys) -> None:
+def test_a_process_that_has_gone_is_named_with_a_remedy(capsys, monkeypatch) -> None:
     """What gloo says, word for word."""
     place = "[/gloo/transport/tcp/pair.cc:556]"
     error = RuntimeError(f"Application timeout caused pair closure\n{place} Connection closed by peer [10.0.0.2]:5")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert _report(error, []) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "another process of this run has gone" in last and "--resume_from_checkpoint" in last
     assert last.endswith("(RuntimeError: Application timeout caused pair closure)")
+    assert _report(ConnectionResetError("Connection reset by peer"), []) == 1
+    assert "another process" not in capsys.readouterr().err.splitlines()[-1]
 
 
 def names(folder) -> set[str]:

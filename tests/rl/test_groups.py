@@ -192,6 +192,17 @@ def test_the_ratio_of_a_response_is_that_of_one_macro_action(lengths, seed) -> N
     assert_near(sequence_logprobs(logprobs, mask), macro_logprobs(logprobs, whole(mask), mean=True), FORMULA)
 
 
+def test_tokens_of_a_response_keep_their_own_advantages() -> None:
+    """GSPO-token: at the policy that drew, the gradient of −Â_j ρ_j is −Â_j on token j, not the mean of all."""
+    new, mask = torch.tensor([[-1.0, -2.0, -0.5, -9.0]], requires_grad=True), mask_of([3], 4)
+    advantages = torch.tensor([[1.0, -2.0, 4.0, math.nan]])
+    loss, _ = policy_loss(
+        sequence_logprobs(new, mask), sequence_logprobs(new.detach(), mask), advantages, mask, 0.2, 1
+    )
+    loss.backward()
+    assert_near(new.grad, [[-1.0, 2.0, -4.0, 0.0]], FORMULA)
+
+
 # Two responses of 3 and 1 tokens; macro actions of 2 and 1, and of 1. The second token of the first is not counted.
 def test_means_of_a_loss_by_hand() -> None:
     mask = mask_of([3, 1], 3)

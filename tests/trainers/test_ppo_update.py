@@ -143,6 +143,13 @@ def test_importance_weights_are_of_what_the_ratio_is_of(policy_ratio, power, bat
         assert largest_difference(found, expected) < FORWARD * EPS / 10
 
 
+@pytest.mark.parametrize("loss_mean", ["token", "response", "length"])
+def test_statistics_are_means_whatever_the_loss_is(loss_mean, group):
+    """The weights have not moved: every ratio is 1, also where the loss is divided by a constant length."""
+    _, stats = updated(to_device(scored_batch(drift=0.0)), 2, loss_mean=loss_mean, longest=100)
+    assert stats["val/ratio"] == near(1.0, UPDATE) and stats["policy/clipfrac"] == 0
+
+
 CASES = [
     {},
     {"ngram": 1},

@@ -8,6 +8,7 @@ one of them; or without, on each of them: --num_nodes, --node_rank and --master_
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from dschat.config.processes import LaunchFlags
 from dschat.config.rules import check_flags
 from dschat.errors import UserError
 
-LAUNCHER = "MA_RLHF_LAUNCHER"  # the number of the process that has started the launcher
+LAUNCHER = "MA_RLHF_LAUNCHER"  # the process that has started the launcher: its machine, number and start
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
 VARIABLES_FILE = "DS_ENV_FILE"  # names the launcher's list of variables for other machines
 NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
@@ -57,18 +58,29 @@ def is_rank() -> bool:
 def follow_launcher() -> None:
     """Stops this process as by SIGTERM, with a checkpoint, once what started it is gone: killed by SIGKILL.
 
-    Else the processes that train would go on by themselves, and keep their GPUs and their port.
+    Else the processes that train would go on by themselves, and keep their GPUs and their port. Processes that ssh
+    has started, or of another machine, follow nothing.
     """
-    with suppress(KeyError, ValueError, psutil.Error):  # not started by `launch`, or on another machine
-        starter = psutil.Process(int(os.environ[LAUNCHER]))
+    name = os.environ.get(LAUNCHER, "")
+    if not name.startswith(f"{socket.gethostname()} "):
+        return
 
-        def follow() -> None:
-            with suppress(psutil.Error):
-                while starter.is_running() and starter.status() != psutil.STATUS_ZOMBIE:
-                    time.sleep(FOLLOWED_EVERY)
-            os.kill(os.getpid(), signal.SIGTERM)
+    def is_there() -> bool:
+        with suppress(psutil.Error):
+            starter = psutil.Process(int(name.split()[1]))
+            return _name_of(starter) == name and starter.status() != psutil.STATUS_ZOMBIE
+        return False
 
-        Thread(target=follow, daemon=True).start()
+    def follow() -> None:
+        while is_there():
+            time.sleep(FOLLOWED_EVERY)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=follow, daemon=True).start()
+
+
+def _name_of(process: psutil.Process) -> str:
+    return f"{socket.gethostname()} {process.pid} {process.create_time():.2f}"
 
 
 def variables_of_a_rank() -> dict[str, str]:
@@ -115,7 +127,7 @@ def launch(processes: Processes, words: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         error = Path(scratch) / "error"
         error.touch()
-        environment = {**os.environ, ERROR_FILE: str(error), LAUNCHER: str(os.getpid())}
+        environment = {**os.environ, ERROR_FILE: str(error), LAUNCHER: _name_of(psutil.Process())}
         options = list(processes.options)
         if processes.hosts is not None:
             hosts = Path(scratch) / "hostfile"

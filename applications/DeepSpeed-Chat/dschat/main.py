@@ -175,7 +175,8 @@ def _report(error: BaseException, saved: Sequence[str]) -> int:
     cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     if not isinstance(error, UserError):
         traceback.print_exception(error)
-        if LOST_PEER.search(cause):
+        several = os.environ.get("WORLD_SIZE", "1") != "1"
+        if several and isinstance(error, RuntimeError) and LOST_PEER.search(cause):
             cause = (
                 "another process of this run has gone; what it said last is above, or on its machine. To go on from"
                 f" the last checkpoint, add --resume_from_checkpoint to the command. ({cause.splitlines()[0]})"

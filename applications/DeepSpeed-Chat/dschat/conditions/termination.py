@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import takewhile
 
 import torch
@@ -66,6 +67,11 @@ class TerminationCondition:
             self._parsing = ParsingCondition(tokenizer, backend, flags.parsing_cutoff, {end_id})
             self.parser = {"name": backend.name, "version": backend.version}
         elif flags.termination_condition in UNITS:
+            if flags.termination_condition == "sentence" and find_spec("constituent_treelib") is None:
+                raise UserError(
+                    f"{FLAG} sentence: the package constituent_treelib is not installed. Run `cd Constituent-Treelib"
+                    " && pip install -e .`, or use another condition."
+                )
             self._units = UnitCondition(tokenizer, UNITS[flags.termination_condition], {end_id})
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:

@@ -61,6 +61,8 @@ class FlagParser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
         )
         self._flags = flags
+        factories = {one.name: one.default_factory for one in fields(flags)}
+        self._empty = {name for name, make in factories.items() if make is not MISSING and make() == []}
         self._place = ""  # of the file that words come from
         self._discreet = any(notes_of(one).secret for one in fields(flags))
         hints = get_type_hints(flags, include_extras=True)
@@ -100,7 +102,7 @@ class FlagParser(argparse.ArgumentParser):
         with self._at(place):
             if action.nargs == 0 and len(words) == 1:  # a flag that takes no value on a command line
                 return {action.dest: action.const if self._truth_of(key, words[0]) else not action.const}
-            if not words and action.nargs in ("+", "*"):  # which a command line cannot say
+            if not words and action.dest in self._empty:  # which a command line cannot say
                 return {action.dest: []}
             if len(words) == 1:
                 return vars(self.parse_args([f"--{key}={words[0]}"]))

@@ -129,7 +129,7 @@ class PPOConfig(
         self.check_servers(self.ddp_timeout)
         self._check_estimator()
         self._check_shared_base()
-        if self._dilutes_score and self.value_function == "first":
+        if self._dilutes_score and self.value_function == "first" and "value_function" in self.needs.reads:
             raise UserError(
                 "--macro_reward mean with --value_function first gives the score, which sits on the last token, no"
                 " weight at all: add --isolate_last_token."
@@ -195,6 +195,11 @@ class PPOConfig(
             raise UserError(
                 "--drop_equal_groups compares responses to the same prompt: give --samples_per_prompt of at least 2."
             )
+        if self.max_token_probability is not None and self.policy_ratio in ("macro", "macro_mean"):
+            raise UserError(
+                f"--max_token_probability with --policy_ratio {self.policy_ratio}: the ratio is of all tokens of a"
+                " macro action, likely ones included. Give --policy_ratio token."
+            )
         if self.length_buffer is not None and self.length_buffer > self.max_answer_seq_len:
             raise UserError(
                 f"--length_buffer {self.length_buffer} is longer than a response: give at most --max_answer_seq_len"
@@ -250,7 +255,7 @@ class PPOConfig(
         if not reads_ends and self.termination_condition != "fixed":
             logger.warning(
                 "--termination_condition %s: with --advantage_estimator %s macro actions change the training with"
-                " --policy_ratio macro or macro_mean alone.",
+                " --policy_ratio macro or macro_mean, or --loss_mean macro, alone.",
                 self.termination_condition,
                 self.advantage_estimator,
             )
@@ -277,7 +282,8 @@ class PPOConfig(
         one_update = plan.updates_per_rollout == 1
         row_by_row = self.needs.critic and not self.needs.group and self.normalized_over != "batch"
         reads_policy = reads_logprobs(self.termination_condition, of_policy=True)
-        return row_by_row and one_update and not reads_policy and self.max_token_probability is None
+        counts_some = self.drop_equal_groups or self.max_token_probability is not None
+        return row_by_row and one_update and not reads_policy and not counts_some
 
     @property
     def longest_example(self) -> tuple[int, str]:

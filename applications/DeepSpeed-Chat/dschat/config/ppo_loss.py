@@ -47,7 +47,7 @@ class PPOLossFlags(KLFlags):
         "clip range of a ratio above 1; 0.28 in DAPO; cliprange if not given", None, ABOVE_0
     )
     drop_equal_groups: bool = flag(
-        "leave prompts out of the policy's loss whose responses all have the same score", False
+        "leave prompts out of the policy's loss whose responses all have the same score, as it was given", False
     )
     max_token_probability: float | None = flag(
         "leave tokens out of the policy's loss that were likelier than this when they were drawn; 0.9 in SPO",
@@ -67,7 +67,7 @@ class PPOLossFlags(KLFlags):
     )
     normalize_scores: bool = flag(
         "train on scores minus the mean of all scores so far, divided by their standard deviation, in which"
-        " missing_eos_penalty and clip_reward_value then count",
+        " missing_eos_penalty, length_penalty and clip_reward_value then count",
         False,
     )
     normalize_advantages: Literal["row", "batch"] | None = flag(

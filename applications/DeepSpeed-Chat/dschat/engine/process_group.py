@@ -3,6 +3,7 @@
 
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -83,14 +84,14 @@ def _meeting(timeout: float) -> Iterator[None]:
         logger.warning("waiting up to %g s for the %s processes of all machines at %s", timeout, world, where)
     try:
         yield
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        if "EADDRINUSE" in str(error):
+            raise UserError(
+                f"--master_port {os.environ['MASTER_PORT']}: another run listens there on {os.environ['MASTER_ADDR']}."
+                " End it, or give another port, the same on all machines."
+            ) from error
+        if not re.search("timed out|waiting for clients", str(error), re.IGNORECASE):
             raise
-        raise UserError(
-            f"--master_port {os.environ['MASTER_PORT']}: another run listens there on {os.environ['MASTER_ADDR']}."
-            " End it, or give another port, the same on all machines."
-        ) from error
-    except dist.DistStoreError as error:
         raise UserError(
             f"not all of the {world} processes came to {where} in {timeout:g} s (--ddp_timeout): start dschat on every"
             " machine, with the same --num_nodes, --num_gpus, --master_addr and --master_port and its own --node_rank."

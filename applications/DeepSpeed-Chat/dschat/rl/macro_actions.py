@@ -126,11 +126,13 @@ def macro_logprobs(logprobs: Tensor, macro: MacroActions, mean: bool) -> Tensor:
 def sequence_logprobs(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     """Mean log-probability of the whole response, on each of its tokens: the ratio of GSPO (Zheng et al. 2025).
 
-    `macro_logprobs` with ``mean`` of one macro action per response. (B, R) → (B, R), 0 off the response.
+    The numbers are those of `macro_logprobs` with ``mean`` and one macro action per response. The gradient is that of
+    the token's own log-probability (GSPO-token): the same for a response with one advantage, and where its tokens have
+    several, each keeps its own. (B, R) → (B, R), 0 off the response.
     """
     kept = torch.where(response_mask, logprobs, 0.0)
-    mean = kept.sum(1, keepdim=True) / response_mask.sum(1, keepdim=True).clamp(min=1)
-    return torch.where(response_mask, mean, 0.0)
+    mean = kept.detach().sum(1, keepdim=True) / response_mask.sum(1, keepdim=True).clamp(min=1)
+    return torch.where(response_mask, mean + (kept - kept.detach()), 0.0)
 
 
 def _sum_by_macro(x: Tensor, index: Tensor, count: int) -> Tensor:

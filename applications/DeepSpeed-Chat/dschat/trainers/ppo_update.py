@@ -170,6 +170,10 @@ def _one_update(
     count = loss_count(settings.loss_mean, select_rows(known.macro, numbers), counted, settings.longest)
     own = torch.stack([torch.as_tensor(lengths.responses[rows].sum(), device=device).float(), count])
     num_tokens, count = sum_over_ranks(own).clamp(min=1).unbind()
+    # By a constant length, the sum of weights is the number of tokens: what the statistics are means over.
+    measured = count
+    if settings.loss_mean == "length":
+        measured = sum_over_ranks(counted.sum().float()).clamp(min=1)
     size, engines = PassSize(settings.micro_batch, settings.max_tokens), trained_engines(actor, critic)
     for group in micro_batches(lengths.totals[rows], size, engines.values()):
         raise_if_stopped()
@@ -182,7 +186,7 @@ def _one_update(
             assert critic is not None  # credit would not be fused
             new_values = _values(critic, chosen)
             part = batch.part(chosen, new_logprobs, new_values)
-        means.add_sums(_actor_step(actor, part, new_logprobs, count, settings))
+        means.add_sums(_actor_step(actor, part, new_logprobs, count, measured, settings))
         means.add_sum("policy/entropy", entropy.sum() / num_tokens)
         if critic is not None:
             new_values = _values(critic, chosen) if new_values is None else new_values
@@ -205,9 +209,10 @@ def _actor_step(
     part: PPOBatch,
     new_logprobs: Tensor,
     count: Tensor,
+    measured: Tensor,
     settings: UpdateSettings,
 ) -> dict[str, Tensor]:
-    """One micro-batch of the actor; returns its share of the update's statistics."""
+    """One micro-batch of the actor; its share of the update's statistics, which are means over what is measured."""
     advantages, drawn, mask = part.advantages, part.rollout.drawn_logprobs, part.policy_mask
     weights = loss_weights(settings.loss_mean, part.macro, mask)
     by_token = new_logprobs
@@ -220,15 +225,16 @@ def _actor_step(
     policy, stats = policy_loss(new_logprobs, logprobs, advantages, mask, clips[0], count, weights, clips[1])
     loss, extra = policy, {}
     if settings.kl_coef:
-        kl = kl_loss(kl_estimate(by_token, part.trajectory.ref_logprobs, settings.kl_estimator), mask, count, weights)
+        own, reference = (torch.where(mask, x, 0.0) for x in (by_token, part.trajectory.ref_logprobs))
+        kl = kl_loss(kl_estimate(own, reference, settings.kl_estimator), mask, count, weights)
         loss, extra = policy + settings.kl_coef * kl, {"loss/kl": kl}
     actor.backward(loss)
     actor.step()
     return extra | {
         "loss/policy": policy,
-        "policy/approxkl": stats["approxkl"],
-        "policy/clipfrac": stats["clipfrac"],
-        "val/ratio": stats["ratio"],
+        "policy/approxkl": stats["approxkl"] * (count / measured),
+        "policy/clipfrac": stats["clipfrac"] * (count / measured),
+        "val/ratio": stats["ratio"] * (count / measured),
     }
 
 
