@@ -7,7 +7,6 @@ runs agree on what its report says? Finished runs stay: the same command goes on
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dschat.common.launch import TRAINING
+from dschat.quickstart.inputs import RUNS
 from dschat.reports.run_data import RunData
 from dschat.reports.run_summary import judges_of, levels_of, updates_to
 from dschat.reports.runs import read_runs
@@ -150,9 +150,8 @@ def finished_quickstart(folder: Path, seed: int) -> bool:
 
 def quickstart_table(folder: Path) -> str | None:
     """Every run beside the first, over the finished seeds; None if there is none."""
-    runs = runpy.run_path(str(QUICKSTART / "inputs.py"))["RUNS"]
     places = [folder / f"seed-{seed}" for seed in SEEDS if finished_quickstart(folder, seed)]
-    found = [read_runs({name: place / own for name, (own, _) in runs.items()}) for place in places]
+    found = [read_runs({name: place / own for name, (own, _) in RUNS.items()}) for place in places]
     if not found:
         return None
     judges, by_seed = judges_of(found[0][1]), [of_seed for of_seed, _ in found]
@@ -160,7 +159,7 @@ def quickstart_table(folder: Path) -> str | None:
     for label in judges.values():
         head += [f"{label} at the end", f"updates to where {by_seed[0][0].name} ends", "times fewer", "fewer on"]
     baselines = [of_seed[0] for of_seed in by_seed]
-    rows = [quickstart_row([of_seed[i] for of_seed in by_seed], baselines, list(judges)) for i in range(len(runs))]
+    rows = [quickstart_row([of_seed[i] for of_seed in by_seed], baselines, list(judges)) for i in range(len(RUNS))]
     return table([*head, "KL"], rows)
 
 
