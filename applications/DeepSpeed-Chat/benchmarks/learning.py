@@ -42,7 +42,8 @@ PICTURES = {
     "learning-lengths": ("32 tokens", "fresh critic", "128 tokens"),
     "learning-tasks": ("opener", "reviews", "learned reward model"),
     "learning-ideas": ("ideas",),
-    "learning-groups": ("without a critic", "ratios of responses"),
+    "learning-groups": ("without a critic",),
+    "learning-ratios": ("ratios of responses",),
 }
 LIMITS = ("without a critic",)  # groups of which the limit is drawn
 QUICKSTART = TRAINING / "quickstart"
