@@ -20,7 +20,7 @@ from benchmark_runs import FOLDER
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import load_scalar
 from dschat.models.tokenizer import load_tokenizer
-from dschat.rl.estimators import EstimatorSettings
+from dschat.rl.estimators import ESTIMATORS, EstimatorSettings
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Rollout, Trajectory
 from trials import figures, limit, runner, starts, tasks, variants
@@ -240,7 +240,9 @@ def credit(name: str, ends: list[list[int]], **flags: float) -> Any:
     """What an estimator makes of the trajectory; macro actions end where ``ends`` is 1. λ = .5: products are easy."""
     given = trajectory()
     macro = segment(torch.tensor(ends).bool(), given.response_mask)
-    return variants.ESTIMATORS[name](given, macro, EstimatorSettings(**({"kl_coef": 0.0, "lam": 0.5} | flags)))
+    return (ESTIMATORS | variants.ESTIMATORS)[name](
+        given, macro, EstimatorSettings(**({"kl_coef": 0.0, "lam": 0.5} | flags))
+    )
 
 
 PAIRS = [[0, 1, 0, 1], [0, 1, 1, 0]]
@@ -264,20 +266,20 @@ def test_rewards_alone() -> None:
 
 
 def test_ratio_alone() -> None:
-    macro, tokens = credit("ratio_only", PAIRS), credit("product", [[1] * 4] * 2)
+    macro, tokens = credit("ratio_only", PAIRS), credit("gae", [[1] * 4] * 2)
     assert torch.equal(macro.advantages, tokens.advantages) and macro.macro.lengths.tolist() == [[2, 2], [2, 1]]
 
 
 def test_lambda_of_the_token() -> None:
     """With pairs everywhere λ = √.25 = .5 on each token; the second row's last token is alone and needs no λ."""
-    batch, tokens = credit("token_lambda", PAIRS, lam=0.25), credit("product", [[1] * 4] * 2)
+    batch, tokens = credit("token_lambda", PAIRS, lam=0.25), credit("gae", [[1] * 4] * 2)
     assert batch.advantages.tolist() == [pytest.approx(row) for row in tokens.advantages.tolist()]
     assert batch.returns.tolist() == [pytest.approx(row) for row in tokens.returns.tolist()]
 
 
 def test_mixture_is_the_mean_over_horizons() -> None:
     batch = credit("mixture", PAIRS)
-    parts = [credit("product", ends).advantages for ends in ([[1] * 4] * 2, [[0] * 4] * 2)]
+    parts = [credit("gae", ends).advantages for ends in ([[1] * 4] * 2, [[0] * 4] * 2)]
     # Of four tokens, n = 5 and n = ∞ are the same: one macro action.
     expected = (parts[0] + 2 * parts[1]) / 3
     assert batch.advantages.tolist() == [pytest.approx(row) for row in expected.tolist()]
@@ -287,7 +289,7 @@ def test_decoupled_returns() -> None:
     """At λ = 1 every return is the score."""
     batch = credit("decoupled", [[1] * 4] * 2)
     assert batch.returns[0].tolist() == pytest.approx([2.0] * 4) and batch.returns[1, :3].tolist() == [4.0] * 3
-    assert torch.equal(batch.advantages, credit("product", [[1] * 4] * 2).advantages)
+    assert torch.equal(batch.advantages, credit("gae", [[1] * 4] * 2).advantages)
 
 
 def test_cuts_at_the_highest() -> None:
