@@ -130,7 +130,8 @@ def test_a_file_of_another_node_may_be_seen_late(late, tmp_path):
 def test_a_file_that_never_appears(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(looks, "SEEN_WITHIN", 0.3)
     assert not looks._is_seen(tmp_path / "mark")
-    assert caplog.messages == [f"{tmp_path} of rank 0 is not seen here yet: waiting up to 0 s"]
+    said = f"rank 0 writes to its --output_dir, of which nothing is seen in {tmp_path} here: waiting up to 0 s"
+    assert caplog.messages == [said]
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path):

@@ -100,7 +100,9 @@ SHARES = {
 def test_losses_are_means_over_the_rows_of_their_update(policy_ratio: str) -> None:
     """Four rows in updates of two. Values: old 0, new 1, return 2 at a clip range of 0.5: ½ (0.5 − 2)² = 1.125."""
     actor, critic = StandIn(-1 + math.log(1.1)), StandIn(1.0)
-    settings = UpdateSettings(2, 1, 2, cliprange=0.15, cliprange_value=0.5, temperature=0.7, policy_ratio=policy_ratio)
+    mean = "macro" if policy_ratio == "macro" else "token"
+    clips = {"cliprange": 0.15, "cliprange_value": 0.5}
+    settings = UpdateSettings(2, 1, 2, **clips, temperature=0.7, policy_ratio=policy_ratio, loss_mean=mean)
     stats = ppo_update(actor, critic, batch_of(), settings, seed=0)
     expected = []
     assert len(actor.lengths) == 2 * 2 * 2  # PPO epochs, updates, rows
