@@ -26,7 +26,7 @@ from dschat.config.processes import LaunchFlags
 from dschat.config.rules import check_flags
 from dschat.errors import UserError
 
-LAUNCHER = "MA_RLHF_LAUNCHER"  # the process that has started the launcher: its machine, number and start
+LAUNCHER = "MA_RLHF_LAUNCHER"  # the process that has started the launcher: its machine and number
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
 VARIABLES_FILE = "DS_ENV_FILE"  # names the launcher's list of variables for other machines
 NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
@@ -61,14 +61,14 @@ def follow_launcher() -> None:
     Else the processes that train would go on by themselves, and keep their GPUs and their port. Processes that ssh
     has started, or of another machine, follow nothing.
     """
-    name = os.environ.get(LAUNCHER, "")
-    if not name.startswith(f"{socket.gethostname()} "):
+    machine, _, number = os.environ.get(LAUNCHER, "").rpartition(" ")
+    if machine != socket.gethostname():
         return
 
+    # By number alone: when a process started is read from a clock that may be set meanwhile.
     def is_there() -> bool:
-        with suppress(psutil.Error):
-            starter = psutil.Process(int(name.split()[1]))
-            return _name_of(starter) == name and starter.status() != psutil.STATUS_ZOMBIE
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE
         return False
 
     def follow() -> None:
@@ -77,10 +77,6 @@ def follow_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     Thread(target=follow, daemon=True).start()
-
-
-def _name_of(process: psutil.Process) -> str:
-    return f"{socket.gethostname()} {process.pid} {process.create_time():.2f}"
 
 
 def variables_of_a_rank() -> dict[str, str]:
@@ -127,7 +123,7 @@ def launch(processes: Processes, words: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         error = Path(scratch) / "error"
         error.touch()
-        environment = {**os.environ, ERROR_FILE: str(error), LAUNCHER: _name_of(psutil.Process())}
+        environment = {**os.environ, ERROR_FILE: str(error), LAUNCHER: f"{socket.gethostname()} {os.getpid()}"}
         options = list(processes.options)
         if processes.hosts is not None:
             hosts = Path(scratch) / "hostfile"

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dschat.common.atomic import writing
 from dschat.data.examples import prompt_examples
 from dschat.models.load import load_causal_lm
 from dschat.models.tokenizer import load_tokenizer
@@ -64,7 +65,8 @@ def kept_scores(folder: Path, task: Task, start: Start, seed: int) -> Tensor:
     file = folder / f"{task.name}-seed{seed}.npy"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        np.save(file, sft_scores(task, start, seed).numpy())
+        with writing(file) as beside, open(beside, "wb") as out:
+            np.save(out, sft_scores(task, start, seed).numpy())
     return torch.from_numpy(np.load(file))
 
 

@@ -128,6 +128,7 @@ class PPOConfig(
         self.check_rewards(self.ddp_timeout)
         self.check_servers(self.ddp_timeout)
         self._check_estimator()
+        self._check_loss()
         self._check_shared_base()
         if self._dilutes_score and self.value_function == "first" and "value_function" in self.needs.reads:
             raise UserError(
@@ -153,6 +154,11 @@ class PPOConfig(
     def _check_normalization(self) -> None:
         if self.whiten_advantages and self.normalize_advantages == "row":
             raise UserError("--whiten_advantages contradicts --normalize_advantages row: drop one of them.")
+        if self.normalize_advantages == "row" and self.needs.normalized:
+            raise UserError(
+                f"--normalize_advantages row: --advantage_estimator {self.advantage_estimator} normalises over the"
+                " batch. Drop the flag."
+            )
         if self.normalized_over != "row":
             return
         if not self.needs.macro_actions:
@@ -174,7 +180,6 @@ class PPOConfig(
                 f"{estimator} compares responses to the same prompt with each other: give --samples_per_prompt of at"
                 " least 2 (the published runs draw 4)."
             )
-        self._check_loss()
         for name in ("gamma", "macro_reward"):
             value = getattr(self, name)
             if name not in self.needs.reads and value != default_of(PPOConfig, name):
@@ -204,17 +209,6 @@ class PPOConfig(
             raise UserError(
                 f"--length_buffer {self.length_buffer} is longer than a response: give at most --max_answer_seq_len"
                 f" {self.max_answer_seq_len}."
-            )
-        if self.normalize_advantages == "row" and self.needs.normalized:
-            raise UserError(
-                f"--normalize_advantages row: --advantage_estimator {self.advantage_estimator} normalises over the"
-                " batch. Drop the flag."
-            )
-        if self.policy_ratio == "sequence_mean" and self.cliprange >= 0.05:
-            logger.warning(
-                "--cliprange %g with --policy_ratio sequence_mean hardly ever clips: the ratio of a whole response"
-                " stays close to 1. GSPO's are --cliprange 3e-4 --cliprange_high 4e-4.",
-                self.cliprange,
             )
 
     def _check_shared_base(self) -> None:
@@ -263,6 +257,12 @@ class PPOConfig(
             logger.warning(
                 "--macro_reward mean dilutes the score among the other tokens of the last macro action: add"
                 " --isolate_last_token."
+            )
+        if self.policy_ratio == "sequence_mean" and self.cliprange >= 0.05:
+            logger.warning(
+                "--cliprange %g with --policy_ratio sequence_mean hardly ever clips: the ratio of a whole response"
+                " stays close to 1. GSPO's are --cliprange 3e-4 --cliprange_high 4e-4.",
+                self.cliprange,
             )
         if self.top_k > 0 or self.top_p < 1:
             logger.warning(

@@ -206,9 +206,9 @@ def fit_pair(
 ) -> PreferenceExample | str:
     """Two responses, each with the tokens of its `end` and cut to length, or why there is no example."""
     room = max(0, limit - len(prompt))
-    if not room:
-        return CUT_TO_NOTHING
     chosen, rejected = ([*ids, *end][:room] for ids in (chosen, rejected))
+    if not chosen:
+        return CUT_TO_NOTHING
     return EQUAL_PAIR if chosen == rejected else PreferenceExample(prompt, chosen, rejected)
 
 

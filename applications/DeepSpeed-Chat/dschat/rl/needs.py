@@ -14,8 +14,7 @@ class Needs:
         critic: values of states, from a critic that learns the returns.
         group: several responses to each prompt, which are compared with each other.
         macro_actions: advantages differ between the macro actions of a response; else all of its tokens have the same.
-        normalized: advantages are scaled to mean 0 and variance 1 over all tokens of a rollout, unless a flag says
-            otherwise.
+        normalized: advantages are always scaled to mean 0 and variance 1 over all tokens of a rollout.
         reads: flags that this estimator reads and others do not, where they are refused or of no effect.
     """
 
