@@ -3,11 +3,14 @@
 
 import os
 import signal
+import socket
 import subprocess
+from threading import Event
 
 import psutil
 import pytest
 
+from dschat import launch
 from dschat.config.processes import LaunchFlags
 from dschat.errors import UserError
 from dschat.launch import _run as run_launcher
@@ -35,6 +38,27 @@ def programs(tmp_path, monkeypatch):
     driver.write_text(NVIDIA_SMI)
     driver.chmod(0o755)
     return tmp_path
+
+
+@pytest.mark.parametrize("how", ["there", "gone", "elsewhere", "unset"])
+def test_a_process_stops_once_what_started_it_is_gone(how, monkeypatch):
+    """By SIGTERM, also where that has gone before the process looks; one of another machine is not followed."""
+    starter, sent = subprocess.Popen(["sleep", "60"]), Event()
+    monkeypatch.setattr(launch, "FOLLOWED_EVERY", 0.05)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sent.set())
+    machine = "another" if how == "elsewhere" else socket.gethostname()
+    monkeypatch.setenv(launch.LAUNCHER, "" if how == "unset" else f"{machine} {starter.pid}")
+    if how in ("gone", "elsewhere"):
+        starter.send_signal(signal.SIGKILL)
+        starter.wait()
+    launch.follow_launcher()
+    assert sent.wait(5 if how == "gone" else 0.5) is (how == "gone")
+    if how == "there":
+        starter.send_signal(signal.SIGKILL)  # not waited for: a zombie has gone, too
+        assert sent.wait(5)
+    starter.kill()
+    starter.wait()
+    signal.signal(signal.SIGTERM, before)
 
 
 def started(**flags):

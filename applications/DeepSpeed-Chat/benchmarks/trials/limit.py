@@ -64,7 +64,6 @@ def kept_scores(folder: Path, task: Task, start: Start, seed: int) -> Tensor:
     """`sft_scores`, drawn once and then read from the folder."""
     file = folder / f"{task.name}-seed{seed}.npy"
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
         with writing(file) as beside, open(beside, "wb") as out:
             np.save(out, sft_scores(task, start, seed).numpy())
     return torch.from_numpy(np.load(file))

@@ -81,7 +81,10 @@ def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor) -> Tensor:
         (P, K, R + 1): in column j the value of the first j tokens; behind its end, of the whole response and what
         is equal to it.
     """
-    alike = (ids[:, :, None] == ids[:, None]).cumprod(3, dtype=torch.uint8).bool()  # (P, K, K, R): the first j + 1
-    alike = torch.cat([torch.ones_like(alike[..., :1]), alike], 3) & counted[:, None, :, None]
-    totals = torch.where(alike, scores[:, None, :, None], 0.0).sum(2)
-    return totals / alike.sum(2).clamp(min=1)
+    totals = counts = scores.new_zeros(*ids.shape[:2], ids.shape[2] + 1)
+    for k in range(ids.shape[1]):  # one at a time: all pairs of long responses would take much memory
+        alike = (ids == ids[:, k : k + 1]).cumprod(2, dtype=torch.uint8)
+        alike = torch.cat([torch.ones_like(alike[..., :1]), alike], 2).bool() & counted[:, k, None, None]
+        totals = totals + torch.where(alike, scores[:, k, None, None], 0.0)
+        counts = counts + alike
+    return totals / counts.clamp(min=1)
