@@ -45,6 +45,16 @@ def test_token_rewards_by_hand() -> None:
     assert_near(rewards, [[-0.05, 0.1, 4.0], [-4.2, 0.0, 0.0], [0.0, 0.0, 0.0]], FORMULA)
 
 
+def test_rewards_of_macro_actions_stand_where_they_are_and_leave_the_rest_to_the_end() -> None:
+    """5 is 1 + 3 and a rest of 1; clamped to 2, the rest is −2; a row that is left out has nothing."""
+    zero, own = torch.zeros(3, 3), torch.tensor([[1.0, 0.0, 3.0], [1.0, 3.0, 9.0], [9.0, 9.0, 9.0]])
+    scores, mask = torch.tensor([5.0, 5.0, 7.0]), mask_of([3, 2, 0], 3)
+    rewards, _ = token_rewards(zero, zero, scores, mask, 0.1, segment_rewards=own)
+    assert rewards.tolist() == [[1.0, 0.0, 4.0], [1.0, 4.0, 0.0], [0.0, 0.0, 0.0]]
+    rewards, _ = token_rewards(zero, zero, scores, mask, 0.1, "k1", 2.0, own)
+    assert rewards.tolist() == [[1.0, 0.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+
+
 def test_clipping_clamps_the_score_and_not_the_penalty() -> None:
     zero = torch.zeros(3, 1)
     mask = torch.ones(3, 1, dtype=torch.bool)

@@ -170,7 +170,7 @@ def test_what_is_no_request_is_refused(folder, serving):
     for name, (body, words) in BAD.items():
         answer = httpx2.post(url, content=body)
         assert answer.status_code == 400 and words in answer.json()["error"], name
-    assert httpx2.get(url.replace("/score", "/health")).json() == {"status": "ok", "model": folder}
+    assert httpx2.get(url.replace("/score", "/health")).json() == {"status": "ok", "model": folder, "version": 2}
     assert httpx2.post(url, json={"prompts": [], "responses": []}).json() == {"scores": []}
     assert ScoreRequest.read(b'{"prompts": ["a"], "responses": ["b"], "messages": null}').messages == [None]
 

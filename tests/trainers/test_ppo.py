@@ -120,7 +120,8 @@ def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(gr
     trainer = make_trainer(tmp_path, spread=0.2, temperature=0.7)
     drawn, text = trainer.algorithm.sample(make_prompts(8), SeedKind.TRAINING, 0)
     rollout = drawn.rollout
-    trajectory, beside, _ = trainer.algorithm.score(drawn, text)
+    batch, outside = trainer.algorithm.judged(drawn, text)
+    trajectory, beside = batch.trajectory, outside.auxiliary
     assert beside == {}
     assert text.prompts == [f"p{i}" for i in range(8)] and [row.extra for row in text.rows] == [
         {"n": i} for i in range(8)

@@ -23,7 +23,7 @@ from dschat.rl.estimators import Estimator, EstimatorSettings
 from dschat.rl.types import MacroActions, PPOBatch, Rollout, Trajectory
 from dschat.run.metrics import MetricsLog
 from dschat.run.output import Run, new_record
-from dschat.scoring.source import ResponseTexts, ScoreSource
+from dschat.scoring.source import ResponseTexts, Scores, ScoreSource, scores_of
 from dschat.trainers.ppo import PPO
 from dschat.trainers.ppo_models import ActorSampler
 from trials.matrix import BATCH, Result, Spec
@@ -139,21 +139,21 @@ class Standardised:
     start: Start
     model: None = None
 
-    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
-        scores = self.scores(rollout, texts)
-        assert isinstance(scores, Tensor)  # one for every response of the benchmark's tasks
-        return (scores - self.start.mean) / self.start.spread
+    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
+        found, start = scores_of(self.scores(rollout, texts)), self.start
+        segments = None if found.segments is None else found.segments / start.spread
+        return replace(found, values=(found.values - start.mean) / start.spread, segments=segments)
 
 
 @dataclass
 class GoldByLength:
     """The gold score; notes how much more of it longer responses of the same rollout have."""
 
-    scores: Callable[[Rollout, ResponseTexts], Tensor]
+    scores: Callable[[Rollout, ResponseTexts], Tensor | Scores]
     slope: float = 0.0
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
-        scores, lengths = self.scores(rollout, texts), rollout.response_mask.sum(1).float()
+        scores, lengths = scores_of(self.scores(rollout, texts)).values, rollout.response_mask.sum(1).float()
         spread = lengths - lengths.mean()
         self.slope = float((spread * scores).sum() / spread.square().sum().clamp(min=1))
         return scores

@@ -129,6 +129,7 @@ class PPOConfig(
         self.check_servers(self.ddp_timeout)
         self._check_estimator()
         self._check_loss()
+        self._check_segments()
         self._check_shared_base()
         if self._dilutes_score and self.value_function == "first" and "value_function" in self.needs.reads:
             raise UserError(
@@ -211,6 +212,14 @@ class PPOConfig(
                 f" {self.max_answer_seq_len}."
             )
 
+    def _check_segments(self) -> None:
+        """Rewards of macro actions."""
+        if self.segment_rewards is not None and self.macro_reward == "mean":
+            raise UserError(
+                "--segment_rewards with --macro_reward mean divides each reward by the length of its macro action."
+                " Give --macro_reward sum."
+            )
+
     def _check_shared_base(self) -> None:
         if not self.share_base:
             return
@@ -251,6 +260,12 @@ class PPOConfig(
                 "--termination_condition %s: with --advantage_estimator %s macro actions change the training with"
                 " --policy_ratio macro or macro_mean, or --loss_mean macro, alone.",
                 self.termination_condition,
+                self.advantage_estimator,
+            )
+        if self.segment_rewards is not None and "macro_reward" not in self.needs.reads:
+            logger.warning(
+                "--segment_rewards: --advantage_estimator %s adds up the rewards of a response. Use gae or"
+                " reinforce_pp.",
                 self.advantage_estimator,
             )
         if self._dilutes_score:

@@ -21,6 +21,7 @@ METRIC_NAMES = (
     *("prompt", "response", "score", "finished", "tokens", "prompt_ids", "response_ids"),  # columns of sample files
     "prompt_messages",
 )
+VERSION = 2  # of a request to reward_url: from 2 on, macro actions can have numbers of their own
 # What a source that is no function is called in metrics and samples.
 MODEL_NAME, URL_NAME, PROGRAMS_NAME = "reward_model", "reward_url", "programs"
 
@@ -92,6 +93,11 @@ class RewardFlags(RewardModelFlags, ProgramFlags):
         " responses out of training (skip)",
         "stop",
         on_resume=FREE,
+    )
+    segment_rewards: Literal["each", "prefix"] | None = flag(
+        "sources give a number for each macro action, which is its reward (each); or one for the response up to the"
+        " end of each, of which what it adds is the reward (prefix)",
+        None,
     )
     metric_function: str | None = flag(
         "module.py:function, called like reward_function: a second score, logged at rollouts and evaluations, never"

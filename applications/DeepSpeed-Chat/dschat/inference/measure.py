@@ -16,7 +16,7 @@ from dschat.models.policy import PolicyModel
 from dschat.rl.types import Rollout
 from dschat.rollouts.generate import choose_engine
 from dschat.rollouts.sampling import Sampling, row_seed
-from dschat.scoring.source import ResponseTexts
+from dschat.scoring.source import ResponseTexts, Scores, scores_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Answer:
 def measure(
     policy: PolicyModel,
     reference: PolicyModel,
-    score: Callable[[Rollout, ResponseTexts], Tensor],
+    score: Callable[[Rollout, ResponseTexts], Tensor | Scores],
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[PromptExample],
     sampling: Sampling,
@@ -62,9 +62,8 @@ def measure(
     rollout = draw([example.prompt_ids for example, _ in wanted], sampling, seeds).rollout
     texts = [decode_response(tokenizer, ids) for ids in rollout.response_rows()]
     examples = [example for example, _ in wanted]
-    scores = score(
-        rollout, ResponseTexts([e.prompt_text for e in examples], texts, [e.row for e in examples])
-    ).tolist()
+    said = ResponseTexts([e.prompt_text for e in examples], texts, [e.row for e in examples])
+    scores = scores_of(score(rollout, said)).values.tolist()
     kl = log_ratios(policy, reference, rollout, sampling.temperature or 1.0, rows).tolist()
     lengths = rollout.response_mask.sum(1).tolist()
     answers = [Answer(*of_row) for of_row in zip(texts, scores, kl, lengths, strict=True)]

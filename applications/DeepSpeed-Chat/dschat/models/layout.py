@@ -79,6 +79,10 @@ class Layout:
         """Of a scalar model's numbers at every token (b, T): that of the state before each response token, (b, R')."""
         return self.spread(x.flatten()[self.targets - 1])
 
+    def at(self, x: Tensor) -> Tensor:
+        """Of a scalar model's numbers at every token (b, T): those at the response tokens, (b, R')."""
+        return self.spread(x.flatten()[self.targets])
+
     def last(self, x: Tensor) -> Tensor:
         """Of a scalar model's numbers at every token (b, T): that at each row's last token, (b,)."""
         return x.gather(1, self.ends[:, None]).squeeze(1)

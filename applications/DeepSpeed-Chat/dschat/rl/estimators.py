@@ -201,6 +201,7 @@ def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple
         settings.kl_coef,
         settings.kl_estimator,
         settings.clip_reward_value,
+        trajectory.segment_rewards,
     )
 
 

@@ -74,6 +74,11 @@ def to_tokens(x: Tensor, macro: MacroActions) -> Tensor:
     return padded.gather(1, torch.where(macro.index >= 0, macro.index, x.shape[1]))
 
 
+def on_last_tokens(x: Tensor, macro: MacroActions) -> Tensor:
+    """Puts each macro action's number on its last token. (B, M) → (B, R), 0 elsewhere."""
+    return torch.where(value_weights(macro, "unit") > 0, to_tokens(x, macro), 0.0)
+
+
 def value_weights(macro: MacroActions, value_function: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """The weights σ of App. D.1; for a macro action of m tokens and i = 0…m−1:
 

@@ -45,8 +45,12 @@ def token_rewards(
     kl_coef: float,
     kl_estimator: str = "k1",
     clip_reward_value: float | None = None,
+    segment_rewards: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """r_j = −kl_coef · kl_j on the response, plus the score at its last token.
+
+    Where macro actions have rewards of their own, these stand on their tokens, and at the last token what they leave
+    of the score: 5 with rewards 1 and 3 leaves 1.
 
     Args:
         logprobs, ref_logprobs: (B, R).
@@ -55,6 +59,7 @@ def token_rewards(
         kl_coef: weight of the penalty.
         kl_estimator: see :func:`kl_estimate`.
         clip_reward_value: clamps scores to ± this first, if given.
+        segment_rewards: (B, R), parts of the scores.
 
     Returns:
         rewards (B, R) and kl (B, R), both 0 off the response. A row without response tokens gets no score.
@@ -63,7 +68,11 @@ def token_rewards(
     kl = torch.where(response_mask, kl_estimate(logprobs, ref_logprobs, kl_estimator), zeros)
     if clip_reward_value is not None:
         scores = scores.clamp(-clip_reward_value, clip_reward_value)
-    return -kl_coef * kl + torch.where(last_true(response_mask), scores[:, None], zeros), kl
+    rewards = -kl_coef * kl
+    if segment_rewards is not None:
+        own = torch.where(response_mask, segment_rewards, zeros)
+        rewards, scores = rewards + own, scores - own.sum(1)
+    return rewards + torch.where(last_true(response_mask), scores[:, None], zeros), kl
 
 
 def penalise_missing_eos(scores: Tensor, finished: Tensor, penalty: float | None) -> Tensor:

@@ -50,11 +50,18 @@ class ScoredRollout:
     rollout: Rollout
     ref_logprobs: Tensor  # (B, R): log π_ref(y_j | x, y_<j) of the frozen reference
     scores: Tensor  # (B,): from the reward function
+    # (B, R): what of the score stands on each token, where macro actions have rewards of their own; what these leave
+    # of it stands on the last token.
+    segment_rewards: Tensor | None = None
 
     @property
     def response_mask(self) -> Tensor:
         """(B, R) bool, the rollout's."""
         return self.rollout.response_mask
+
+    def with_numbers(self, logprobs: Tensor, values: Tensor | None) -> "Trajectory":
+        """The same with what actor and critic say, (B, R) each."""
+        return Trajectory(self.rollout, logprobs, self.ref_logprobs, values, self.scores, self.segment_rewards)
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Trajectory:
     ref_logprobs: Tensor  # (B, R): the same under the frozen reference
     values: Tensor | None  # (B, R): V(x, y_<j), the state before token j; None without a critic
     scores: Tensor  # (B,): from the reward function
+    segment_rewards: Tensor | None = None  # (B, R), see ScoredRollout
 
     @property
     def response_mask(self) -> Tensor:

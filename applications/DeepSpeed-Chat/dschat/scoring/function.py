@@ -2,6 +2,7 @@
 """Scores from a user's Python function, which reads texts or whole dialogues."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,12 +14,15 @@ from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.rl.types import Rollout
 from dschat.run.stop import stopping_together
-from dschat.scoring.source import ResponseTexts
+from dschat.scoring.segments import Numbers, is_finite
+from dschat.scoring.source import ResponseTexts, Scores
 from dschat.scoring.url import pause
 
 logger = logging.getLogger(__name__)
 
-RewardFn = Callable[[list[str], list[str], list[dict[str, object]]], Tensor | Sequence[float | None]]
+# Prompts, responses, rows and, with --segment_rewards, the texts of each response's macro actions → a number for each
+# response or, of these, a number for each of its macro actions.
+RewardFn = Callable[..., object]  # type: ignore[explicit-any]  # of three arguments or four
 DialogueFn = Callable[[list[Dialogue], list[dict[str, object]]], Tensor]
 WAITS = (1.0, 2.0, 4.0)  # seconds before each further call of --on_reward_error retry
 
@@ -32,7 +36,7 @@ class FunctionScores:
         """Takes a function.
 
         Args:
-            function: prompts, responses and rows → a number for each response.
+            function: see `RewardFn`.
             flag: that named it, for messages.
             on_error: stop raises what went wrong. retry calls the function again, three times, first. skip calls it
                 with each response alone, and gives NaN to those at which it fails. With stop and retry a number that
@@ -41,22 +45,25 @@ class FunctionScores:
         self.name = getattr(function, "__name__", "function")
         self._function, self._flag, self._on_error = function, flag, on_error
 
-    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
+    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
         if self._on_error == "retry":
             with stopping_together():
-                scores = self._tried_again(texts)
+                found = self._tried_again(texts)
         elif self._on_error == "skip":
-            scores = self._as_far_as_possible(texts)
+            found = self._as_far_as_possible(texts)
         else:
-            scores = self._numbers(texts)
-        return scores.to(rollout.input_ids.device)
+            found = self._numbers(texts)
+        if texts.segments is None:
+            return torch.tensor(found, device=rollout.input_ids.device)
+        scores, rewards = (x.to(rollout.input_ids.device) for x in texts.segments.rewards(found))
+        return Scores(scores, segments=rewards)
 
-    def _tried_again(self, texts: ResponseTexts) -> Tensor:
+    def _tried_again(self, texts: ResponseTexts) -> list[Numbers]:
         for wait in WAITS:
             try:
-                scores = self._numbers(texts)
-                if bool(torch.isfinite(scores).all()):
-                    return scores
+                found = self._numbers(texts)
+                if all(map(is_finite, found)):
+                    return found
                 problem = f"{self._flag}: {self.name} returned numbers that are not finite"
             except UserError as error:
                 problem = str(error)
@@ -64,30 +71,41 @@ class FunctionScores:
             pause(wait)
         return self._numbers(texts)
 
-    def _as_far_as_possible(self, texts: ResponseTexts) -> Tensor:
+    def _as_far_as_possible(self, texts: ResponseTexts) -> list[Numbers]:
         try:
-            scores = self._numbers(texts)
+            found = self._numbers(texts)
         except UserError as error:
             problem = str(error)
-            scores = torch.cat([self._one(texts, row) for row in range(len(texts.responses))])
-            failed = int(torch.isnan(scores).sum())
+            found = [self._one(texts, row) for row in range(len(texts.responses))]
+            failed = sum(not isinstance(number, Sequence) and math.isnan(number) for number in found)
             alone = "%s. Called with each response alone, it fails at %d of %d."
-            logger.warning(alone, problem.rstrip("."), failed, len(scores))
-        return scores
+            logger.warning(alone, problem.rstrip("."), failed, len(found))
+        return found
 
-    def _one(self, texts: ResponseTexts, row: int) -> Tensor:
+    def _one(self, texts: ResponseTexts, row: int) -> Numbers:
         try:
-            return self._numbers(texts.alone(row))
+            (found,) = self._numbers(texts.alone(row))
+            return found
         except UserError:
-            return torch.full((1,), torch.nan)
+            return math.nan
 
-    def _numbers(self, texts: ResponseTexts) -> Tensor:
-        """(B,) float32, on the CPU; None in a list is NaN."""
-        rows = [row.extra for row in texts.rows]
-        result = call_function(self._function, self._flag, texts.prompts, texts.responses, rows)
-        if isinstance(result, list):
-            result = [torch.nan if number is None else number for number in result]
-        return _checked(result, len(texts.responses), "response", f"{self._flag}: {self.name}")
+    def _numbers(self, texts: ResponseTexts) -> list[Numbers]:
+        """Of each response; None in a list is NaN."""
+        rows, name = [row.extra for row in texts.rows], f"{self._flag}: {self.name}"
+        segments = [] if texts.segments is None else [texts.segments.texts]
+        result = call_function(self._function, self._flag, texts.prompts, texts.responses, rows, *segments)
+        if texts.segments is None or not _is_nested(result):
+            return _checked(_with_nan(result), len(texts.responses), "response", name).tolist()
+        if len(result) != len(texts.responses):
+            raise UserError(f"{name} returned {len(result)} lists for {len(texts.responses)} responses.")
+        found: list[Numbers] = []
+        for row, (of_row, lengths) in enumerate(zip(result, texts.segments.lengths, strict=True)):
+            if _is_list(of_row):
+                of_response = f"{name}, response {row} of the call,"
+                found.append(_checked(_with_nan(of_row), len(lengths), "macro action", of_response).tolist())
+            else:
+                found += _checked(_with_nan([of_row]), 1, "response", name).tolist()
+        return found
 
 
 class FunctionDialogueScores:
@@ -100,6 +118,20 @@ class FunctionDialogueScores:
         result = call_function(self._function, self._flag, list(dialogues), [row.extra for row in rows])
         name = getattr(self._function, "__name__", "function")
         return _checked(result, len(dialogues), "dialogue", f"{self._flag}: {name}")
+
+
+def _is_list(result: object) -> bool:
+    return isinstance(result, list | tuple) or (isinstance(result, Tensor) and result.dim() > 0)
+
+
+def _is_nested(result: object) -> bool:
+    """Whether a response has a list of its own."""
+    return isinstance(result, list | tuple) and any(map(_is_list, result))
+
+
+def _with_nan(result: object) -> object:
+    """A list with NaN in the place of None; anything else as it is."""
+    return [math.nan if number is None else number for number in result] if isinstance(result, list) else result
 
 
 def _checked(result: object, count: int, kind: str, name: str) -> Tensor:

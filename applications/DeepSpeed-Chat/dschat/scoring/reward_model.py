@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from dschat.models.layout import PassSize, layouts
 from dschat.rl.types import Rollout
 from dschat.run.distributed import largest_over_ranks
 from dschat.scoring.reward_reader import ClassifierReader, RewardReader, encode_dialogues
-from dschat.scoring.source import ResponseTexts
+from dschat.scoring.source import ResponseTexts, Scores, prefix_texts
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,21 @@ class RewardModelScores:
         self.model, self._size = model, PassSize(batch_size, max_tokens)
 
     @torch.no_grad()
-    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
+    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
+        """With segments, those at the last token of each macro action."""
         scores = torch.zeros(len(rollout.input_ids), device=rollout.input_ids.device)
+        at_tokens = torch.zeros(rollout.response_mask.shape, device=scores.device)
         for rows in layouts(rollout, self._size, largest_over_ranks):
-            scores[rows.rows] = rows.last(self.model(rows.input_ids, None))
-        return scores
+            numbers = self.model(rows.input_ids, None)
+            scores[rows.rows] = rows.last(numbers)
+            if texts.segments is not None:
+                at_tokens[rows.rows, : rows.width] = rows.at(numbers)
+        if texts.segments is None:
+            return scores
+        ends = [[end - 1 for end in accumulate(lengths)] for lengths in texts.segments.lengths]
+        found = [[of_row[end] for end in row] for of_row, row in zip(at_tokens.tolist(), ends, strict=True)]
+        values, rewards = (x.to(scores.device) for x in texts.segments.rewards(found))
+        return Scores(values, segments=rewards)
 
 
 class TextRewardScores:
@@ -48,15 +59,25 @@ class TextRewardScores:
         """Takes what reads. With `skips`, a text that is too long for it has no number (NaN), else the run stops."""
         self._reader, self._skips = reader, skips
 
-    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
-        scores, too_long = self._reader.read(texts, rollout.finished.tolist())
+    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
+        """With segments, it reads each response up to the end of every macro action, too."""
+        finished = rollout.finished.tolist()
+        read, ended = (texts, finished) if texts.segments is None else prefix_texts(texts, finished)
+        count = len(ended)
+        more = 0 if texts.segments is None else largest_over_ranks(count) - count  # so that all ranks read as many
+        scores, too_long = self._reader.read(read.repeated(more), ended + ended[:1] * more)
         for row, problem in too_long.items():
             if not self._skips:
                 raise UserError(problem)
             scores[row] = torch.nan
         if too_long:
             logger.warning("%s It has no score, nor have %d others.", next(iter(too_long.values())), len(too_long) - 1)
-        return scores.to(rollout.input_ids.device)
+        scores = scores[:count]
+        if texts.segments is None:
+            return scores.to(rollout.input_ids.device)
+        found = [of_row.tolist() for of_row in scores.split([len(row) for row in texts.segments.lengths])]
+        values, rewards = (x.to(rollout.input_ids.device) for x in texts.segments.rewards(found))
+        return Scores(values, segments=rewards)
 
 
 class RewardModelDialogueScores:

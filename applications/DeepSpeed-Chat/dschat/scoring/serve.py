@@ -12,7 +12,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
@@ -23,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dschat.cli import main
 from dschat.config.commands import ServeOptions
+from dschat.config.rewards import VERSION
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,12 +44,15 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What is asked: N prompts and responses, whether each response is complete, and conversations."""
+    """What is asked: N prompts and responses, whether each response is complete, conversations, and, where there are
+    to be numbers for them, the macro actions that each response consists of.
+    """
 
     prompts: list[str]
     responses: list[str]
     finished: list[bool]
     messages: list[list[dict[str, object]] | None]
+    segments: list[list[str]] | None = None
 
     @classmethod
     def read(cls, body: bytes) -> ScoreRequest:
@@ -58,6 +63,8 @@ class ScoreRequest:
             raise BadRequest(f"the request is no JSON: {error}") from error
         if not isinstance(content, dict):
             raise BadRequest("the request must be an object with prompts and responses")
+        if content.get("version", VERSION) not in range(1, VERSION + 1):
+            raise BadRequest(f"this server answers requests of version 1 to {VERSION}, not {content['version']}")
         responses = _list_of(content, "responses", str)
         count = len(responses)
         prompts = _list_of(content, "prompts", str, count)
@@ -67,7 +74,10 @@ class ScoreRequest:
             messages = [None] * count
         if not isinstance(messages, list) or len(messages) != count or not all(map(_is_conversation, messages)):
             raise BadRequest(f"messages must be {count} lists of role and content, or null in their place")
-        return cls(prompts, responses, finished, messages)
+        segments = content.get("segments")
+        if segments is not None and not _are_segments(segments, responses):
+            raise BadRequest(f"segments must be {count} lists of texts, each of which make up the response")
+        return cls(prompts, responses, finished, messages, segments)
 
 
 def _list_of(content: Mapping[str, object], name: str, kind: type[T], count: int | None = None) -> list[T]:
@@ -88,6 +98,13 @@ def _is_conversation(messages: object) -> bool:
     return all(isinstance(turn, dict) and all(isinstance(turn.get(n), str) for n in names) for turn in messages)
 
 
+def _are_segments(segments: object, responses: list[str]) -> bool:
+    if not isinstance(segments, list) or len(segments) != len(responses):
+        return False
+    texts = all(isinstance(own, list) and own and all(isinstance(text, str) for text in own) for own in segments)
+    return texts and list(map("".join, segments)) == responses
+
+
 class Scorer:
     """A model that one request at a time may use."""
 
@@ -97,18 +114,28 @@ class Scorer:
     def __call__(self, request: ScoreRequest) -> dict[str, object]:
         """The answer: a number for each response, None where there is none, and why the first of these has none."""
         from dschat.data.rows import Row
-        from dschat.scoring.source import ResponseTexts
+        from dschat.scoring.segments import Segments
+        from dschat.scoring.source import ResponseTexts, prefix_texts
 
         rows = [
             Row(None if messages else prompt, messages, None, None, {}, f"response {n}")
             for n, (prompt, messages) in enumerate(zip(request.prompts, request.messages, strict=True))
         ]
+        texts, finished = ResponseTexts(request.prompts, request.responses, rows), request.finished
+        if request.segments is not None:
+            segments = Segments(request.segments, [])
+            texts, finished = prefix_texts(replace(texts, segments=segments), finished)
         with self._lock:
-            scores, problems = self._read(ResponseTexts(request.prompts, request.responses, rows), request.finished)
+            scores, problems = self._read(texts, finished)
         for n, score in enumerate(scores):
             if not math.isfinite(score):
                 problems.setdefault(n, f"the score of response {n} is {score}")
-        answer: dict[str, object] = {"scores": [None if n in problems else x for n, x in enumerate(scores)]}
+        numbers = [None if n in problems else x for n, x in enumerate(scores)]
+        answer: dict[str, object] = {"scores": numbers}
+        if request.segments is not None:
+            left = iter(numbers)
+            of_responses = [list(islice(left, len(own))) for own in request.segments]
+            answer = {"scores": [None if None in own else own for own in of_responses]}
         return answer | ({"error": problems[min(problems)]} if problems else {})
 
     def _read(self, texts: ResponseTexts, finished: list[bool]) -> tuple[list[float], dict[int, str]]:
@@ -167,7 +194,7 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
 
     @app.get("/{path:path}")
     def health() -> Response:
-        return _answer(200, {"status": "ok", "model": model})
+        return _answer(200, {"status": "ok", "model": model, "version": VERSION})
 
     @app.post("/{path:path}")
     async def score(request: Request) -> Response:

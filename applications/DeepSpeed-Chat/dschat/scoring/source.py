@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ from dschat.data.rows import Row
 from dschat.models.engines import Scalar
 from dschat.rl.types import Rollout
 from dschat.run.distributed import sum_over_ranks
+from dschat.scoring.segments import Segments
 
 UNSCORED = "unscored"  # the number of a response, 1 where it has no score; its mean is their share
 
@@ -26,10 +28,33 @@ class ResponseTexts:
     prompts: list[str]
     responses: list[str]
     rows: list[Row]
+    segments: Segments | None = None  # with --segment_rewards
 
     def alone(self, row: int) -> ResponseTexts:
         """One of the responses."""
-        return ResponseTexts([self.prompts[row]], [self.responses[row]], [self.rows[row]])
+        segments = None if self.segments is None else self.segments.of_row(row)
+        return ResponseTexts([self.prompts[row]], [self.responses[row]], [self.rows[row]], segments)
+
+    def repeated(self, count: int) -> ResponseTexts:
+        """The same and so many times the first one more, without segments."""
+        more = [0] * count
+        prompts, responses = ([*own, *(own[n] for n in more)] for own in (self.prompts, self.responses))
+        return ResponseTexts(prompts, responses, [*self.rows, *(self.rows[n] for n in more)])
+
+
+def prefix_texts(texts: ResponseTexts, ended: Sequence[bool]) -> tuple[ResponseTexts, list[bool]]:
+    """Every response up to the end of each of its macro actions, one after the other; the last of these has come to
+    its end where the response has, as `ended` (B,) says.
+    """
+    assert texts.segments is not None  # the caller asks for them
+    upto = [(row, text) for row, own in enumerate(texts.segments.texts) for text in accumulate(own)]
+    is_last = [
+        end
+        for own, end_of in zip(texts.segments.texts, ended, strict=True)
+        for end in [False] * (len(own) - 1) + [end_of]
+    ]
+    prompts, rows = [texts.prompts[row] for row, _ in upto], [texts.rows[row] for row, _ in upto]
+    return ResponseTexts(prompts, [text for _, text in upto], rows), is_last
 
 
 Measured = Mapping[str, tuple[float, float]]  # metric → sum and count over this rank's rows; the same on every rank
@@ -43,6 +68,8 @@ class Scores:
     missing: Tensor | None = None  # (B,) bool: could not be scored, whatever their value; left out of training
     measured: Measured = field(default_factory=dict)
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # further numbers of each response by name, (B,) float32
+    # (B, M) float32: the rewards of macro actions, where there are such; what they leave of a value is the response's.
+    segments: Tensor | None = None
 
 
 class ScoreSource(Protocol):
@@ -56,6 +83,11 @@ class ScoreSource(Protocol):
     def model(self) -> Scalar | None: ...
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores: ...
+
+
+def scores_of(found: Tensor | Scores) -> Scores:
+    """What a source says, in its long form."""
+    return found if isinstance(found, Scores) else Scores(found)
 
 
 class DialogueScores(Protocol):
@@ -96,21 +128,23 @@ class WeightedScores:
         parts: dict[str, Tensor] = {}
         measured: Measured = {}
         missing = torch.zeros(len(rollout.input_ids), dtype=torch.bool, device=rollout.input_ids.device)
-        total = torch.zeros(len(missing), device=missing.device)
+        total, segments = torch.zeros(len(missing), device=missing.device), None
         for one in self._sources:
-            found = one.source(rollout, texts)
-            scores = found if isinstance(found, Scores) else Scores(found)
+            scores = scores_of(one.source(rollout, texts))
             total = total + one.weight * scores.values.float()
             if one.name:
                 parts[one.name] = scores.values.float()
+            if scores.segments is not None:
+                own = one.weight * scores.segments
+                segments = own if segments is None else segments + own
             missing = missing if scores.missing is None else missing | scores.missing
             measured = {**measured, **scores.measured}
         if not self._skips:
-            return Scores(total, missing if missing.any() else None, measured, parts)
+            return Scores(total, missing if missing.any() else None, measured, parts, segments)
         missing = missing | ~torch.isfinite(total)
         (total, *columns) = _filled([total, *parts.values()], missing)
         parts = dict(zip(parts, columns, strict=True)) | {UNSCORED: missing.float()}
-        return Scores(total, missing, measured, parts)
+        return Scores(total, missing, measured, parts, segments)
 
 
 def _filled(numbers: Sequence[Tensor], missing: Tensor) -> list[Tensor]:

@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,10 +24,12 @@ import httpx2
 import torch
 from torch import Tensor
 
+from dschat.config.rewards import VERSION
 from dschat.errors import UserError
 from dschat.rl.types import Rollout
 from dschat.run.stop import raise_if_stopped_here, stopping_together
-from dschat.scoring.source import ResponseTexts
+from dschat.scoring.segments import Numbers, is_finite
+from dschat.scoring.source import ResponseTexts, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -66,20 +68,22 @@ class UrlScores:
     def __init__(self, settings: UrlSettings) -> None:
         self._settings, self._client = settings, httpx2.Client(timeout=settings.timeout)
 
-    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
-        """One number for each response, (B,) float32. Every rank must call it; each may ask equally or not.
+    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
+        """One number for each response, (B,) float32, or for its macro actions. Every rank must call it; each may ask
+        equally or not.
 
         Raises:
             UserError: the server refuses, answers wrongly or not at all, to the last.
             Stopped: soon after a signal.
         """
-        numbers: list[float] = []
+        numbers: list[Numbers] = []
         finished, size, given_up = rollout.finished.tolist(), self._settings.batch, False
         with stopping_together():
             for first in range(0, len(texts.responses), size):
                 rows = range(first, min(first + size, len(texts.responses)))
                 try:
-                    numbers += self._asked(_body(texts, finished, rows), len(rows), 0 if given_up else None)
+                    counts = [0 if texts.segments is None else len(texts.segments.lengths[n]) for n in rows]
+                    numbers += self._asked(_body(texts, finished, rows), counts, 0 if given_up else None)
                 except UserError as error:
                     if not self._settings.skips:
                         raise
@@ -87,17 +91,20 @@ class UrlScores:
                     numbers += [math.nan] * len(rows)
                     # The next requests are sent once, rather than waited for as long again.
                     given_up = given_up or isinstance(error.__cause__, Unanswered)
-        return torch.tensor(numbers, device=rollout.input_ids.device)
+        if texts.segments is None:
+            return torch.tensor(numbers, device=rollout.input_ids.device)
+        scores, rewards = (x.to(rollout.input_ids.device) for x in texts.segments.rewards(numbers))
+        return Scores(scores, segments=rewards)
 
-    def _asked(self, body: str, count: int, patience: float | None) -> list[float]:
-        """Asks until there is an answer, or no hope of one."""
+    def _asked(self, body: str, counts: Sequence[int], patience: float | None) -> list[Numbers]:
+        """Asks until there is an answer, or no hope of one, for responses of so many macro actions."""
         url, begun = self._settings.url, time.monotonic()
         patience = self._settings.patience if patience is None else patience
         tries, wrong, wait = 0, 0, FIRST_WAIT
         while True:
             tries += 1
             try:
-                return _numbers(self._answer(body), count, self._settings.skips)
+                return _numbers(self._answer(body), counts, self._settings.skips)
             except Unanswered as error:
                 cause: Exception = error
                 is_last = time.monotonic() + wait - begun > patience
@@ -148,11 +155,15 @@ def _body(texts: ResponseTexts, finished: list[bool], rows: range) -> str:
     }
     if any(texts.rows[n].messages is not None for n in rows):
         body["messages"] = [texts.rows[n].messages for n in rows]
+    if texts.segments is not None:
+        body |= {"version": VERSION, "segments": [texts.segments.texts[n] for n in rows]}
     return json.dumps(body)
 
 
-def _numbers(answer: httpx2.Response, count: int, may_lack: bool) -> list[float]:
-    """The scores of an answer; with `may_lack`, NaN where it holds null or a number that is not finite."""
+def _numbers(answer: httpx2.Response, counts: Sequence[int], may_lack: bool) -> list[Numbers]:
+    """The scores of an answer for responses of so many macro actions, 0 where these were not sent; with `may_lack`,
+    NaN where it holds null or a number that is not finite.
+    """
     try:
         content = answer.json()
     except (ValueError, RecursionError) as error:  # the latter of lists in lists in lists
@@ -160,13 +171,25 @@ def _numbers(answer: httpx2.Response, count: int, may_lack: bool) -> list[float]
     scores = content.get("scores") if isinstance(content, dict) else None
     if not isinstance(scores, list):
         raise WrongAnswer('its answer has no list "scores"')
-    if len(scores) != count:
-        raise WrongAnswer(f"it answers {len(scores)} scores for {count} responses")
+    if len(scores) != len(counts):
+        raise WrongAnswer(f"it answers {len(scores)} scores for {len(counts)} responses")
     why = f" ({' '.join(str(content['error']).split())[:200]})" if content.get("error") else ""
-    numbers = [_number(score, place, may_lack, why) for place, score in enumerate(scores)]
-    if missing := [number for number in numbers if not math.isfinite(number)]:
-        logger.warning("%s: %d of %d responses have no score%s.", FLAG, len(missing), count, why)
+    numbers = [
+        _of_response(score, count, place, may_lack, why)
+        for place, (score, count) in enumerate(zip(scores, counts, strict=True))
+    ]
+    if missing := [number for number in numbers if not is_finite(number)]:
+        logger.warning("%s: %d of %d responses have no score%s.", FLAG, len(missing), len(counts), why)
     return numbers
+
+
+def _of_response(score: object, count: int, place: int, may_lack: bool, why: str) -> Numbers:
+    """One number, or a list of one for each macro action, if these were sent."""
+    if not count or not isinstance(score, list):
+        return _number(score, place, may_lack, why)
+    if len(score) != count:
+        raise WrongAnswer(f"score {place} of its answer has {len(score)} numbers for {count} segments")
+    return [_number(number, place, may_lack, why) for number in score]
 
 
 def _number(score: object, place: int, may_lack: bool, why: str) -> float:

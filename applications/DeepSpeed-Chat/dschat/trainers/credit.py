@@ -19,7 +19,7 @@ from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
 from dschat.run.distributed import sum_over_ranks
 
 
-def with_scores(moments: ScoreMoments, scored: ScoredRollout) -> ScoreMoments:
+def with_scores(moments: ScoreMoments, scored: ScoredRollout | Trajectory) -> ScoreMoments:
     """The running moments with the scores of a rollout on all ranks, the same on every rank. Every rank must call it.
 
     Rows without a response token count for nothing, they have no score; nor do numbers that are not finite.
@@ -57,7 +57,12 @@ def assign_credit(
     """
     given = trajectory
     if moments is not None:
-        trajectory = replace(trajectory, scores=moments.normalised(trajectory.scores))
+        own = trajectory.segment_rewards
+        trajectory = replace(
+            trajectory,
+            scores=moments.normalised(trajectory.scores),
+            segment_rewards=None if own is None else own / moments.deviation,
+        )
     settings = EstimatorSettings(
         kl_coef=kl_coef if config.kl_in == "reward" else 0.0,
         kl_estimator=config.kl_estimator,

@@ -14,14 +14,14 @@ from dschat.data.dialogues import DialogueExample
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
 from dschat.models.layout import PassSize, group_by_length
-from dschat.rl.types import PPOBatch, Trajectory
+from dschat.rl.types import PPOBatch
 from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
 from dschat.rollouts.engine import Generation
 from dschat.run.distributed import gather_objects, largest_over_ranks, rank, world_size
 from dschat.run.metrics import Means
-from dschat.scoring.source import DialogueScores, Measured, ResponseTexts
+from dschat.scoring.source import DialogueScores, ResponseTexts
 from dschat.trainers.ppo_models import AuxiliaryScores
-from dschat.trainers.rollout_metrics import token_table
+from dschat.trainers.rollout_metrics import Outside, token_table
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +53,11 @@ def evaluate_responses(
     prompts: Sequence[PromptExample],
     tokenizer: PreTrainedTokenizerBase,
     sample: Callable[[Sequence[PromptExample]], tuple[Generation, ResponseTexts]],
-    score: Callable[[Generation, ResponseTexts], tuple[Trajectory, AuxiliaryScores, Measured]],
-    assign_credit: Callable[[Trajectory], PPOBatch],
+    judge: Callable[[Generation, ResponseTexts], tuple[PPOBatch, Outside]],
 ) -> tuple[dict[str, float], list[Sample]]:
     """Answers held-out prompts, each rank its share.
 
-    `sample` draws responses; `score` makes a trajectory of them, auxiliary scores, and what scoring measured.
+    `sample` draws responses; `judge` makes a batch of them, and says what else was measured.
 
     Returns means over the prompts of all ranks: eval/scores, kl, length, eos_rate and the names of further numbers;
     and a sample for each prompt, in their order.
@@ -68,15 +67,15 @@ def evaluate_responses(
     # All ranks go through equally many forward passes: one with a prompt less answers another without counting it.
     examples = own + by_length[: most - len(own)]
     drawn, texts = sample(examples)
-    trajectory, auxiliary, measured = score(drawn, texts)
-    batch = assign_credit(trajectory)
+    batch, outside = judge(drawn, texts)
+    auxiliary = outside.auxiliary
     means = Means()
     everybody = torch.ones_like(batch.response_mask[:, 0])
     for name, of_rows in _numbers(batch, auxiliary).items():
         # A response without a score has no token left, and counts in no mean of tokens.
         counted = batch.response_mask.any(1) if name in OF_TOKENS else everybody
         means.add(name, of_rows.double()[: len(own)][counted[: len(own)]].sum(), counted[: len(own)].sum())
-    for name, (total, count) in measured.items():
+    for name, (total, count) in outside.measured.items():
         means.add(name, total, count)
     detailed = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
     samples: dict[int, Sample] = {}

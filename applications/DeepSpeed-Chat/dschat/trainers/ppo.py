@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.conditions.termination import TerminationCondition
+from dschat.config.macro_actions import reads_logprobs
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
@@ -24,7 +25,8 @@ from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import is_main, world_size
 from dschat.run.output import Run
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
-from dschat.scoring.source import Measured, ResponseTexts
+from dschat.scoring.segments import segments_of
+from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ahead import RolloutAhead
 from dschat.trainers.alarms import Alarms
 from dschat.trainers.credit import assign_credit, with_scores
@@ -32,7 +34,7 @@ from dschat.trainers.evaluation import Sample, evaluate_responses, show_samples
 from dschat.trainers.iteration import Clock, Iteration, Metrics, pass_size, state_with
 from dschat.trainers.loop import Algorithm, Work, work_of
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
-from dschat.trainers.ppo_models import ActorSampler, AuxiliaryScores, MovingAverage, PPOModels
+from dschat.trainers.ppo_models import ActorSampler, MovingAverage, PPOModels, response_logprobs
 from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update
 from dschat.trainers.rollout_metrics import Outside, normalised_metrics, outside_metrics, rollout_metrics
 from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
@@ -121,14 +123,46 @@ class PPO(Algorithm):
         if self.ahead is not None and (following := work_of(self, self.config, plan, iteration + 1)) is not None:
             self.ahead.begin([self.prompts[number] for rows in following for number in rows], iteration + 1)
         clock.lap("generation")
-        scored, auxiliary, measured = models.score(drawn.rollout, texts, self.config.temperature, self.scoring)
-        moments = None if self.moments is None else with_scores(self.moments, scored)
-        known = scored if self.credit_is_fused else self.complete(scored, drawn)
         epoch = iteration // (len(self.prompts) // plan.global_rollout)
-        found = self.condition(known, epoch)
-        macro = segment(found.ends, scored.response_mask)
-        outside = Outside(auxiliary, found.totals, measured)
+        known, macro, outside = self.judge(drawn, texts, epoch, self.credit_is_fused)
+        moments = None if self.moments is None else with_scores(self.moments, known)
         return Collected(known, macro, moments, drawn.bad_rows, outside, rates, ahead is not None)
+
+    def judge(
+        self, drawn: Generation, texts: ResponseTexts, epoch: int = 0, fused: bool = False
+    ) -> tuple[Trajectory | ScoredRollout, MacroActions, Outside]:
+        """Scores; log-probs and values, unless credit is fused; where macro actions end; and what else was measured.
+
+        With --segment_rewards macro actions come first, since the sources are asked for them: the condition then knows
+        no scores and no values.
+        """
+        temperature, found, macro, ref_logprobs = self.config.temperature, None, None, None
+        if self.config.segment_rewards is not None:
+            unscored = self.unscored(drawn)
+            found, ref_logprobs = self.condition(unscored, epoch), unscored.ref_logprobs
+            macro = segment(found.ends, unscored.response_mask)
+            lengths = [[length for length in of_row if length] for of_row in macro.lengths.tolist()]
+            how = (drawn.rollout.response_rows(), lengths, self.config.segment_rewards == "prefix")
+            texts = replace(texts, segments=segments_of(self.tokenizer, texts.responses, *how))
+        known: Trajectory | ScoredRollout
+        known, auxiliary, measured = self.models.score(
+            drawn.rollout, texts, temperature, self.scoring, ref_logprobs, macro
+        )
+        if not fused:
+            known = self.complete(known, drawn)
+        if found is None:
+            found = self.condition(known, epoch)
+        return known, segment(found.ends, known.response_mask), Outside(auxiliary, found.totals, measured)
+
+    def unscored(self, drawn: Generation) -> Trajectory | ScoredRollout:
+        """What a condition reads before there are scores, which are 0: the reference's log-probs and, if it asks for
+        them, the policy's.
+        """
+        ref_logprobs = response_logprobs(self.models.reference, drawn.rollout, self.config.temperature, self.scoring)
+        scored = ScoredRollout(drawn.rollout, ref_logprobs, ref_logprobs.new_zeros(len(ref_logprobs)))
+        if not reads_logprobs(self.config.termination_condition, of_policy=True):
+            return scored
+        return self.complete(scored, drawn, replace(self.models, critic=None))
 
     def credited(self, collected: Collected) -> PPOBatch | PendingBatch:
         """Advantages and, of a critic, returns; or what is left until the update's own passes give what they need."""
@@ -188,16 +222,12 @@ class PPO(Algorithm):
         """Whether the update's own forward passes give log-probs and values; see `FusedCredit`."""
         return self.config.credit_is_fused(self.plan)
 
-    def score(self, drawn: Generation, texts: ResponseTexts) -> tuple[Trajectory, AuxiliaryScores, Measured]:
-        """Scores, log-probs, values; auxiliary scores; what scoring measured."""
-        temperature = self.config.temperature
-        scored, auxiliary, measured = self.models.score(drawn.rollout, texts, temperature, self.scoring)
-        return self.complete(scored, drawn), auxiliary, measured
-
-    def complete(self, scored: ScoredRollout, drawn: Generation) -> Trajectory:
-        """Log-probs and values. In float32, the drawing pass has given the log-probs already; else it rounds more."""
+    def complete(self, scored: ScoredRollout, drawn: Generation, models: PPOModels | None = None) -> Trajectory:
+        """Log-probs and values, of the run's models unless others are given. In float32, the drawing pass has given
+        the log-probs already; else it rounds more.
+        """
         logprobs = drawn.logprobs if next(self.models.actor.module.parameters()).dtype == torch.float32 else None
-        return self.models.complete(scored, self.config.temperature, self.scoring, logprobs)
+        return (models or self.models).complete(scored, self.config.temperature, self.scoring, logprobs)
 
     def credit(
         self, trajectory: Trajectory, macro: MacroActions, samples: int = 1, moments: ScoreMoments | None = None
@@ -214,21 +244,24 @@ class PPO(Algorithm):
             self.held_out,
             self.tokenizer,
             sample=lambda examples: self.sample(examples, SeedKind.EVALUATION, draw=0),
-            score=self.score,
-            assign_credit=lambda trajectory: self.credit(
-                trajectory, segment(self.condition(trajectory, 0).ends, trajectory.response_mask)
-            ),
+            judge=self.judged,
         )
         if self.config.print_answers and is_main():
             show_samples(samples)
         return metrics, samples
+
+    def judged(self, drawn: Generation, texts: ResponseTexts) -> tuple[PPOBatch, Outside]:
+        """Responses of an evaluation with advantages; what else was measured."""
+        trajectory, macro, outside = self.judge(drawn, texts)
+        assert isinstance(trajectory, Trajectory)  # credit is not fused
+        return self.credit(trajectory, macro), outside
 
     def self_check(self) -> None:
         """A few forward passes on two prompts. Raises UserError where a model is computed wrongly, or sampling is not
         what was asked for.
         """
         drawn, texts = self.sample(self.prompts[:2], SeedKind.SELF_CHECK, draw=0)
-        trajectory = self.score(drawn, texts)[0]
+        trajectory = self.judged(drawn, texts)[0].trajectory
         check_rollout(self.models.actor, trajectory, self.sample.sampling, drawn.logprobs)
         tokens = (drawn.rollout.input_ids, drawn.rollout.attention_mask)
         for model in (self.models.critic, self.models.reward.model):

@@ -14,13 +14,14 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, PassSize, layouts
-from dschat.rl.types import Rollout, ScoredRollout, Trajectory, without_responses
+from dschat.rl.macro_actions import on_last_tokens
+from dschat.rl.types import MacroActions, Rollout, ScoredRollout, Trajectory, without_responses
 from dschat.rollouts.engine import Draw, Generation, PolicySampler, RolloutEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import largest_over_ranks
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
-from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource
+from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource, scores_of
 
 # Numbers (B,) of each response beside its score, by name: what the parts of the score say, and the metric function.
 AuxiliaryScores = Mapping[str, Tensor]
@@ -36,7 +37,8 @@ class PPOModels:
     critic: TrainedScalar | None
     reward: ScoreSource
     rollouts: RolloutEngine
-    metric: Callable[[Rollout, ResponseTexts], Tensor] | None = None  # a second score, logged and never trained on
+    # A second score, logged and never trained on.
+    metric: Callable[[Rollout, ResponseTexts], Tensor | Scores] | None = None
     metric_name: str = ""
 
     @property
@@ -45,22 +47,33 @@ class PPOModels:
         return trained_engines(self.actor, self.critic)
 
     def score(
-        self, rollout: Rollout, texts: ResponseTexts, temperature: float, size: PassSize
+        self,
+        rollout: Rollout,
+        texts: ResponseTexts,
+        temperature: float,
+        size: PassSize,
+        ref_logprobs: Tensor | None = None,
+        macro: MacroActions | None = None,
     ) -> tuple[ScoredRollout, AuxiliaryScores, Measured]:
         """Scores and reference log-probs of B responses; the auxiliary scores; what scoring measured.
 
         A response that could not be scored is taken away: its row has no token to train on. The temperature is that of
-        sampling, 1 for greedy.
+        sampling, 1 for greedy. The reference's log-probs may be known; `macro` are the macro actions that the texts
+        have as segments.
         """
-        found = self.reward(rollout, texts)
-        scores = found if isinstance(found, Scores) else Scores(found)
+        scores = scores_of(self.reward(rollout, texts))
         auxiliary = dict(scores.parts)
         if self.metric is not None:
-            auxiliary[self.metric_name] = self.metric(rollout, texts)
+            auxiliary[self.metric_name] = scores_of(self.metric(rollout, replace(texts, segments=None))).values
         if scores.missing is not None:
             rollout = without_responses(rollout, scores.missing)
-        ref_logprobs = response_logprobs(self.reference, rollout, temperature, size)
-        return ScoredRollout(rollout, ref_logprobs, scores.values.float()), auxiliary, scores.measured
+        if ref_logprobs is None:
+            ref_logprobs = response_logprobs(self.reference, rollout, temperature, size)
+        ref_logprobs = torch.where(rollout.response_mask, ref_logprobs, 0.0)
+        own = None
+        if macro is not None and scores.segments is not None:
+            own = on_last_tokens(scores.segments, macro)
+        return ScoredRollout(rollout, ref_logprobs, scores.values.float(), own), auxiliary, scores.measured
 
     def complete(
         self, scored: ScoredRollout, temperature: float, size: PassSize, logprobs: Tensor | None = None
@@ -72,7 +85,7 @@ class PPOModels:
         if logprobs is None:
             logprobs = response_logprobs(self.actor, rollout, temperature, size)
         values = None if self.critic is None else response_values(self.critic, rollout, size)
-        return Trajectory(rollout, logprobs, scored.ref_logprobs, values, scored.scores)
+        return scored.with_numbers(logprobs, values)
 
 
 def trained_engines(actor: TrainedPolicy, critic: TrainedScalar | None) -> dict[str, Trained]:

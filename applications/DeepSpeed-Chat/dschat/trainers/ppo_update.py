@@ -104,16 +104,11 @@ class FusedCredit:
         logprobs, values = logprobs.detach(), values.detach()
         self._logprobs[rows.rows, : rows.width], self._values[rows.rows, : rows.width] = logprobs, values
         part = trim(select_rows(self.pending, rows.rows), rows.width)
-        scored = part.scored
-        return self._credit(
-            Trajectory(scored.rollout, logprobs, scored.ref_logprobs, values, scored.scores), part.macro
-        )
+        return self._credit(part.scored.with_numbers(logprobs, values), part.macro)
 
     def batch(self) -> PPOBatch:
         """All rows, after the update."""
-        scored = self.pending.scored
-        trajectory = Trajectory(self.pending.rollout, self._logprobs, scored.ref_logprobs, self._values, scored.scores)
-        return self._credit(trajectory, self.pending.macro)
+        return self._credit(self.pending.scored.with_numbers(self._logprobs, self._values), self.pending.macro)
 
 
 def ppo_update(

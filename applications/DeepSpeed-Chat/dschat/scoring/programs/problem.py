@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests in the form of APPS's column `input_output`: what goes into a sandbox, and whether the right thing came out.
 
-The column holds `inputs` and `outputs`, lists of equal length, and for functions `fn_name`. Its quirks: texts may be
+The column holds `inputs` and `outputs`, lists of equal length, and for functions `fn_name`; or a list of such objects,
+one for each function of the program. Its quirks: texts may be
 lists of lines; a call's result may stand in a list of its own; tuples are lists; keys of objects are always texts, so
 that an argument whose keys are all whole numbers gets these; integers may have thousands of digits. Nothing here runs
 anything of a program.
@@ -31,6 +32,7 @@ class Case:
     """One test; `expected` never enters a sandbox."""
 
     text: str  # on standard input
+    function: str | None  # to call; None for a program that reads standard input and prints
     arguments: tuple[object, ...]  # of the function
     expected: object  # a text, or a value as JSON knows them
 
@@ -40,16 +42,15 @@ class Problem:
     """The tests of a problem."""
 
     cases: tuple[Case, ...]
-    function: str | None  # to call; None for a program that reads standard input and prints
 
 
-def parse_problem(tests: str | Mapping[str, object], origin: str, most: int | None = None) -> Problem:
+def parse_problem(tests: str | Mapping[str, object] | list[object], origin: str, most: int | None = None) -> Problem:
     """Reads a column `input_output`.
 
     Args:
         tests: its JSON text, or what that holds.
         origin: of the row, for messages.
-        most: only so many tests, the first.
+        most: only so many tests, the first; of several functions, of each.
 
     Returns:
         The problem; without cases where the column is empty.
@@ -58,8 +59,11 @@ def parse_problem(tests: str | Mapping[str, object], origin: str, most: int | No
         UserError: it holds something else; names the row.
     """
     content = _decode(tests, origin) if isinstance(tests, str) else tests
+    if isinstance(content, list) and content:
+        cases = tuple(case for one in content for case in parse_problem(_object(one, origin), origin, most).cases)
+        return Problem(cases)
     if not content:
-        return Problem((), None)
+        return Problem(())
     known = content if isinstance(content, Mapping) else {}
     inputs, outputs = known.get("inputs"), known.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
@@ -69,10 +73,16 @@ def parse_problem(tests: str | Mapping[str, object], origin: str, most: int | No
     function = known.get("fn_name") or None
     pairs = list(zip(inputs, outputs, strict=True))[:most]
     if function is None:
-        return Problem(tuple(Case(_text(given), (), _text(wanted)) for given, wanted in pairs), None)
+        return Problem(tuple(Case(_text(given), None, (), _text(wanted)) for given, wanted in pairs))
     if not all(isinstance(given, list) for given, _ in pairs):
         raise UserError(f"{origin}: inputs of the function {function} must be lists of arguments; correct the row.")
-    return Problem(tuple(Case("", _arguments(given, origin), wanted) for given, wanted in pairs), str(function))
+    return Problem(tuple(Case("", str(function), _arguments(given, origin), wanted) for given, wanted in pairs))
+
+
+def _object(content: object, origin: str) -> Mapping[str, object]:
+    if not isinstance(content, Mapping):
+        raise UserError(f"{origin}: column 'input_output' holds a list, but not of objects; correct the row.")
+    return content
 
 
 def exact_int(digits: str) -> int:
@@ -121,15 +131,14 @@ def _with_whole_keys(value: object) -> object:
     return value
 
 
-def is_right(case: Case, output: bytes, of_function: bool) -> bool:
+def is_right(case: Case, output: bytes) -> bool:
     """Whether the output of one test is the expected one.
 
     Args:
         case: the test.
         output: what was printed, or the JSON of what the function returned.
-        of_function: which of the two.
     """
-    if not of_function:
+    if case.function is None:
         return same_text(output.decode(errors="replace"), str(case.expected))
     # What is much longer than the right answer is not worth reading, which may take long.
     if len(output) > 1000 + 32 * len(marshal.dumps(case.expected)):  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ def run_problem(
             status: Status = "timeout"
             text = f"all tests together took more than {limits.program_seconds:g} s"
         else:
-            status, text, seconds = _run_case(program, case, problem.function, limits, level)
+            status, text, seconds = _run_case(program, case, limits, level)
             ran += seconds
         found.append(status)
         if status != "passed":
@@ -112,11 +112,9 @@ def run_problem(
     return ProgramOutcome(tuple(found), len(problem.cases), level, time.monotonic() - begun, message)
 
 
-def _run_case(
-    program: str, case: Case, function: str | None, limits: SandboxLimits, level: Level
-) -> tuple[Status, str, float]:
+def _run_case(program: str, case: Case, limits: SandboxLimits, level: Level) -> tuple[Status, str, float]:
     """What became of one test, why, and the program's seconds."""
-    job = Job(program, case.text, function, case.arguments)
+    job = Job(program, case.text, case.function, case.arguments)
     for _ in range(ATTEMPTS):
         try:
             execution = execute(job, limits, level)
@@ -124,12 +122,12 @@ def _run_case(
             reason = str(error)
             continue
         if execution.started:
-            return *_judge(execution, case, function, limits), execution.ran
+            return *_judge(execution, case, limits), execution.ran
         reason = execution.message or "the sandbox did not come up"
     return "invalid", reason, 0.0
 
 
-def _judge(execution: Execution, case: Case, function: str | None, limits: SandboxLimits) -> tuple[Status, str]:
+def _judge(execution: Execution, case: Case, limits: SandboxLimits) -> tuple[Status, str]:
     # The kernel kills a program that has used up its processor time.
     killed = execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds
     if execution.end == "time" or killed:
@@ -140,7 +138,7 @@ def _judge(execution: Execution, case: Case, function: str | None, limits: Sandb
         return "runtime_error", f"more than {limits.output_bytes:,} bytes of output"
     if execution.status != 0:
         return "runtime_error", execution.message or f"exit status {execution.status}"
-    return ("passed", "") if is_right(case, execution.output, function is not None) else ("wrong", "")
+    return ("passed", "") if is_right(case, execution.output) else ("wrong", "")
 
 
 class ProgramPool:
@@ -193,6 +191,10 @@ class ProgramPool:
             for future in futures:  # else the process would do all of them before it ends
                 future.cancel()
             raise
+
+    def cases(self, tests: str, origin: str) -> tuple[Case, ...]:
+        """The tests of a row that are run. Raises UserError where they are of another form."""
+        return parse_problem(tests, origin, self._max_tests).cases
 
     def _submit(self, program: str, tests: str, origin: str) -> Future[ProgramOutcome]:
         how = [program, tests, asdict(self.limits), self.level, self._max_tests, self._to_the_end]

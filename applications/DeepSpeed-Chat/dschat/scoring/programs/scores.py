@@ -6,8 +6,11 @@ from __future__ import annotations
 import logging
 import re
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 import torch
 
@@ -29,10 +32,60 @@ PYTHON = re.compile(r"(python|py)?[\d.]*", re.IGNORECASE)
 
 def program_of(response: str) -> str:
     """The first fenced block that names Python or nothing; the whole response where there is none."""
-    for tag, block in BLOCK.findall(response):
-        if PYTHON.fullmatch(tag):
-            return str(block)
-    return response
+    begin, end = _span(response)
+    return response[begin:end]
+
+
+def _span(response: str) -> tuple[int, int]:
+    for found in BLOCK.finditer(response):
+        if PYTHON.fullmatch(found[1]):
+            return found.span(2)
+    return 0, len(response)
+
+
+def end_of(response: str, function: str | None) -> int:
+    """The character behind the function of this name in a response's program; without one, behind the program."""
+    begin, program = _span(response)[0], program_of(response)
+    if function is not None:
+        name = re.escape(function)
+        found = re.search(rf"^([ \t]*)(async )?def {name}\b.*(\n(\1[ \t]+.*|[ \t]*$))*", program, re.MULTILINE)
+        if found is not None:
+            return begin + found.start() + len(found[0].rstrip())
+    return begin + len(program.rstrip())
+
+
+def rewards_of_tests(outcome: ProgramOutcome, reward: str) -> list[tuple[int | None, float]]:
+    """Numbers of tests and what they are worth, which is together the program's reward; None is the whole program.
+
+    Without an error, every test has its share of it. An error's is of the test that ended in it first; a compile
+    error's is of the program.
+    """
+    total, passed = outcome.total, [status == "passed" for status in outcome.tests]
+    if reward == "ratio":
+        return [(number, is_passed / total) for number, is_passed in enumerate(passed)]
+    if outcome.status == "compile_error":
+        return [(None, paper_reward(outcome))]
+    if outcome.status in ("runtime_error", "timeout"):
+        first = next(n for n, status in enumerate(outcome.tests) if status in ("runtime_error", "timeout"))
+        return [(first, paper_reward(outcome))]
+    return [(number, (1.3 * is_passed - 0.3) / total) for number, is_passed in enumerate(passed)]
+
+
+def rewards_by_segment(
+    tests: Sequence[tuple[int | None, float]], functions: Sequence[str | None], segments: Sequence[str]
+) -> list[float]:
+    """A reward of each macro action: what tests are worth stands where the function that they call ends.
+
+    Args:
+        tests: see `rewards_of_tests`.
+        functions: which each test calls; None for a program that reads standard input.
+        segments: texts of the macro actions, together the response.
+    """
+    ends, rewards, response = list(accumulate(map(len, segments))), [0.0] * len(segments), "".join(segments)
+    for number, worth in tests:
+        place = end_of(response, None if number is None else functions[number])
+        rewards[min(bisect_left(ends, place), len(ends) - 1)] += worth
+    return rewards
 
 
 REWARDS: dict[str, Callable[[ProgramOutcome], float]] = {"paper": paper_reward, "ratio": ratio_reward}
@@ -45,7 +98,7 @@ class ProgramScores:
 
     def __init__(self, pool: ProgramPool, reward: str, skips: bool = False) -> None:
         """Takes what runs programs, `paper` or `ratio`, and whether to go on where a process could run none of its."""
-        self._pool, self._reward, self._skips = pool, REWARDS[reward], skips
+        self._pool, self._reward, self._skips = pool, reward, skips
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
         """One number for each response. Every rank must call it. Raises UserError, on all ranks alike."""
@@ -64,10 +117,22 @@ class ProgramScores:
                     f"no program of rank {owner} could be run: {found}. Lower --sandbox_workers, free memory, or give "
                     "--on_reward_error skip."
                 )
-        values = torch.tensor([0.0 if outcome.status == "invalid" else self._reward(outcome) for outcome in outcomes])
+        reward, segments = REWARDS[self._reward], None
+        values = torch.tensor([0.0 if outcome.status == "invalid" else reward(outcome) for outcome in outcomes])
         # The mean of the others leaves the mean of the rollout as it is.
         values[missing] = values[~missing].mean()
-        return Scores(values.to(device), missing.to(device) if missing.any() else None, _measured(outcomes, seconds))
+        if texts.segments is not None:
+            numbers = [self._by_segment(*one) for one in zip(outcomes, rows, texts.segments.texts, strict=True)]
+            segments = replace(texts.segments, of_prefixes=False).rewards(numbers)[1].to(device)
+        left_out = missing.to(device) if missing.any() else None
+        return Scores(values.to(device), left_out, _measured(outcomes, seconds), segments=segments)
+
+    def _by_segment(self, outcome: ProgramOutcome, row: Row, segments: Sequence[str]) -> list[float]:
+        """The rewards of tests are those of macro actions, whatever other sources are asked for."""
+        if outcome.status == "invalid":
+            return [0.0] * len(segments)
+        functions = [case.function for case in self._pool.cases(tests_of(row), row.origin)]
+        return rewards_by_segment(rewards_of_tests(outcome, self._reward), functions, segments)
 
 
 def tests_of(row: Row) -> str:

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards of macro actions: every source of scores is asked for them, and says them by hand arithmetic."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from closeness import assert_near, near
+from dschat.errors import UserError
+from dschat.models.scalar import ScalarModel
+from dschat.scoring.function import FunctionScores
+from dschat.scoring.programs.run import ProgramOutcome, ProgramPool
+from dschat.scoring.programs.scores import ProgramScores, end_of, rewards_by_segment, rewards_of_tests
+from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
+from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.scoring.segments import Segments, segments_of
+from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
+from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
+from dschat.scoring.url import UrlScores, UrlSettings
+from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
+from score_server import StandIn
+
+ROWS = ragged_rows([2, 5], [4, 3])
+LENGTHS = [[1, 3], [2, 1]]
+TEXTS = ResponseTexts(
+    ["p", "q"],
+    ["ab", "cd"],
+    [make_prompt([], prompt, n, {"n": n}).row for n, prompt in enumerate("pq")],
+    Segments([["a", "b"], ["", "cd"]], LENGTHS),
+)
+PREFIX = replace(TEXTS, segments=replace(TEXTS.segments, of_prefixes=True))
+
+
+def of_function(function, texts=TEXTS, on_error="stop"):
+    return FunctionScores(function, "--reward_function", on_error)(make_rollout(ROWS), texts)
+
+
+def test_rewards_of_numbers():
+    """1, 3, 2 add up; of prefixes, each adds what is new; a number alone is the response's; NaN has no reward."""
+    segments = Segments([[""] * 3, [""] * 2, [""], [""] * 2], [[1] * 3, [1] * 2, [1], [1] * 2])
+    numbers = [[1.0, 3.0, 2.0], 4.0, [5.0], [math.nan, 1.0]]
+    scores, rewards = segments.rewards(numbers)
+    assert scores[:3].tolist() == [6.0, 4.0, 5.0] and scores[3].isnan()
+    assert rewards.tolist() == [[1, 3, 2], [0, 0, 0], [5, 0, 0], [0, 0, 0]]
+    scores, rewards = replace(segments, of_prefixes=True).rewards(numbers)
+    assert scores.tolist() == [2.0, 4.0, 5.0, 1.0] and rewards[0].tolist() == [1, 2, -1]
+
+
+def test_texts_of_macro_actions_make_up_the_response(bytes_tokenizer):
+    """The three bytes of € are two macro actions: the character is the second's."""
+    ids = bytes_tokenizer.encode("a €.", add_special_tokens=False)
+    found = segments_of(bytes_tokenizer, ["a €."], [[*ids, EOS]], [[3, 3, 1]], False)
+    assert found.texts == [["a ", "€.", ""]] and found.lengths == [[3, 3, 1]]
+
+
+def test_a_function_gets_the_macro_actions_and_gives_each_a_number():
+    seen = []
+
+    def function(*args):
+        seen.append(args)
+        return [[1, 2], torch.tensor([3.0, 5.0])]
+
+    found = of_function(function)
+    assert seen == [(["p", "q"], ["ab", "cd"], [{"n": 0}, {"n": 1}], [["a", "b"], ["", "cd"]])]
+    assert found.values.tolist() == [3.0, 8.0] and found.segments.tolist() == [[1, 2], [3, 5]]
+    found = of_function(function, PREFIX)
+    assert found.values.tolist() == [2.0, 5.0] and found.segments.tolist() == [[1, 1], [3, 2]]
+    found = of_function(lambda *_: [7.0, [1.0, 2.0]])
+    assert found.values.tolist() == [7.0, 3.0] and found.segments.tolist() == [[0, 0], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    "result, said",
+    [
+        ([[1, 2], [3]], "response 1 of the call, returned shape .1,. for 2 macro actions"),
+        ([[1, 2]], "returned 1 lists for 2 responses"),
+        ([1, 2, 3], "returned shape .3,. for 2 responses"),
+        ([[1, "x"], [3, 4]], "which is no list of numbers"),
+    ],
+)
+def test_another_number_of_them_is_refused(result, said):
+    with pytest.raises(UserError, match=said):
+        of_function(lambda *_: result)
+
+
+def test_a_function_that_fails_leaves_the_response_out():
+    def function(prompts, responses, rows, segments):
+        if "q" in prompts:
+            raise ValueError("no")
+        return [[1.0, None]] if rows[0]["n"] == 9 else [[1.0, 2.0]]
+
+    source = WeightedScores([Weighted("", 1.0, FunctionScores(function, "--f", "skip"))], skips=True)
+    found = source(make_rollout(ROWS), TEXTS)
+    assert found.missing.tolist() == [False, True]
+    assert found.values.tolist() == [3.0, 3.0] and found.segments.tolist() == [[1, 2], [0, 0]]
+
+
+def test_several_sources_add_up():
+    """2 · (1, 2) and a number for the whole response, which no macro action has."""
+    each = Weighted("each", 2.0, FunctionScores(lambda *_: [[1, 2], [0, 3]], "--f"))
+    whole = Weighted("whole", -1.0, FunctionScores(lambda *_: [10.0, 20.0], "--f"))
+    found = WeightedScores([each, whole])(make_rollout(ROWS), TEXTS)
+    assert found.values.tolist() == [-4.0, -14.0] and found.segments.tolist() == [[2, 4], [0, 6]]
+    assert found.parts["each"].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reward_model_is_read_where_macro_actions_end(kind):
+    model = make_classifier(kind)
+    ends = [[0, 3], [1, 2]]
+    read = [[hf_score(model, p + r[: end + 1]) for end in own] for (p, r), own in zip(ROWS, ends, strict=True)]
+    source = RewardModelScores(ScalarModel(model), 2)
+    rollout = make_rollout(ROWS, left=2, right=3)
+    found = source(rollout, TEXTS)
+    assert_near(found.segments, torch.tensor(read))
+    assert_near(found.values, torch.tensor(read).sum(1))
+    found = source(rollout, PREFIX)
+    assert_near(found.values, torch.tensor([own[1] for own in read]))
+    assert_near(found.segments, torch.tensor([[own[0], own[1] - own[0]] for own in read]))
+    assert_near(found.values, source(rollout, replace(TEXTS, segments=None)))
+
+
+def test_a_reward_model_with_a_tokenizer_of_its_own_and_its_server(bytes_tokenizer, tmp_path):
+    """Each response up to the end of each macro action is a text; EOS follows the last of one that has ended."""
+    path = save_folder(tmp_path / "rm", make_classifier(vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
+    tokenizer = load_reward_tokenizer(path, False)
+    reader = load_reward_model(path, tokenizer, False, torch.device("cpu"), torch.float32, 2)
+    rows = [(prompt, [*response[:-1], EOS] if n == 0 else response) for n, (prompt, response) in enumerate(ROWS)]
+    rollout = make_rollout(rows)
+    upto = ResponseTexts(["p", "p", "q", "q"], ["a", "ab", "", "cd"], [TEXTS.rows[n] for n in (0, 0, 1, 1)])
+    read = reader.read(upto, [False, True, False, False])[0].view(2, 2)
+    found = TextRewardScores(reader)(rollout, TEXTS)
+    assert_near(found.segments, read)
+    request = ScoreRequest(["p", "q"], ["ab", "cd"], [True, False], [None, None], TEXTS.segments.texts)
+    assert_near(torch.tensor(Scorer(reader)(request)["scores"]), read)
+
+
+BAD = [
+    ({"segments": [["a"], ["cd"]]}, "segments must be 2 lists"),
+    ({"segments": [["ab"]]}, "segments must be 2 lists"),
+    ({"segments": [["ab"], []]}, "segments must be 2 lists"),
+    ({"version": 3}, "answers requests of version 1 to 2, not 3"),
+]
+
+
+@pytest.mark.parametrize("content, said", BAD)
+def test_requests_with_macro_actions_that_cannot_be_answered(content, said):
+    body = {"prompts": ["p", "q"], "responses": ["ab", "cd"]} | content
+    with pytest.raises(BadRequest, match=said):
+        ScoreRequest.read(json.dumps(body).encode())
+
+
+def test_a_server_answers_for_macro_actions_too(monkeypatch):
+    """In the second request one response has a number alone, which is its score."""
+    monkeypatch.setattr("dschat.scoring.url.FIRST_WAIT", 0.01)
+    lists, alone, short = (json.dumps({"scores": scores}).encode() for scores in ([[1, 2]], [4], [[1]]))
+    server = StandIn(*(lambda request, body=body: (200, body) for body in (lists, alone)))
+    try:
+        settings = UrlSettings(server.url, 1, 5.0, 2.0, False)
+        found = UrlScores(settings)(make_rollout(ROWS), TEXTS)
+        assert [request["segments"] for request in server.requests] == [[["a", "b"]], [["", "cd"]]]
+        assert {request["version"] for request in server.requests} == {2}
+    finally:
+        server.stop()
+    assert found.values.tolist() == [3.0, 4.0] and found.segments.tolist() == [[1, 2], [0, 0]]
+    server = StandIn(*[lambda request: (200, short)] * 3)
+    try:
+        with pytest.raises(UserError, match="score 0 of its answer has 1 numbers for 2 segments"):
+            UrlScores(replace(settings, url=server.url))(make_rollout(ROWS), TEXTS)
+    finally:
+        server.stop()
+
+
+PROGRAM = "def f(x):\n    return 2 * x\n\n    # of f\ndef g(x):\n    return x + 1\nprint(1)\n"
+
+
+def test_where_functions_of_a_program_end():
+    response = f"So:\n```python\n{PROGRAM}```\nDone."
+    assert response[: end_of(response, "f")].endswith("# of f")
+    assert response[: end_of(response, "g")].endswith("return x + 1")
+    assert response[: end_of(response, None)].endswith("print(1)") and end_of(response, "h") == end_of(response, None)
+    method = "class Solution:\n    def f(self):\n        return 1\n    def g(self):\n        pass"
+    assert method[: end_of(method, "f")].endswith("return 1")
+
+
+def test_what_tests_are_worth():
+    """Shares that are the reward together; an error's is of its first test, a compile error's of the program."""
+    half = ProgramOutcome(("passed", "wrong"), 2, "namespaces", 0.1)
+    assert rewards_of_tests(half, "paper") == [(0, near(0.5)), (1, near(-0.15))]  # 0.35 = −0.3 + 1.3 / 2
+    assert rewards_of_tests(half, "ratio") == [(0, 0.5), (1, 0.0)]
+    error = ProgramOutcome(("passed", "timeout"), 3, "namespaces", 0.1)
+    assert rewards_of_tests(error, "paper") == [(1, -0.6)]
+    assert rewards_of_tests(replace(error, tests=("compile_error",)), "paper") == [(None, -1.0)]
+    found = rewards_by_segment([(0, 0.5), (1, -0.15), (None, 2.0)], ["f", "g"], PROGRAM.splitlines(True))
+    assert found == [0, 0, 0, 0.5, 0, -0.15, 2.0]  # the comment is the last line of f
+
+
+def test_tests_of_two_functions_are_run_and_stand_where_these_end():
+    tests = [
+        {"fn_name": "f", "inputs": [[1], [2]], "outputs": [2, 4]},
+        {"fn_name": "g", "inputs": [[1]], "outputs": [7]},
+    ]
+    lines = PROGRAM.splitlines(True)
+    row = replace(TEXTS.rows[0], extra={"input_output": json.dumps(tests)})
+    texts = ResponseTexts(["p"], [PROGRAM], [row], Segments([lines], [[1] * len(lines)], True))
+    found = ProgramScores(ProgramPool("rlimits"), "ratio")(make_rollout(ROWS[:1]), texts)
+    assert found.values.tolist() == near([2 / 3])
+    assert_near(found.segments, torch.tensor([[0, 0, 0, 2 / 3, 0, 0, 0]]))
