@@ -29,11 +29,12 @@ def run(step, flags, processes):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
-@pytest.mark.parametrize("estimator", ["rloo", "gae", "grpo", "tempo"])
+@pytest.mark.parametrize("estimator", ["rloo", "gae", "grpo", "tempo", "segment_mc", "reinforce_pp"])
 def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_path):
     """RLOO with 4 responses to a prompt, and PPO with 2: all those of a prompt are on one process.
 
-    GRPO with what is counted over all of an update: responses, and the groups and tokens that are left.
+    GRPO with what is counted over all of an update: responses, and the groups and tokens that are left. Completions
+    are other numbers of rows on each process, and so are macro actions.
     """
     rloo = {"advantage_estimator": estimator, "samples_per_prompt": 4, "reward_model_name_or_path": reward}
     rloo |= {name: None for name in ppo_flags if name.startswith("critic")}
@@ -42,6 +43,10 @@ def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_pa
         own |= {"kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response", "drop_equal_groups": True}
     elif estimator == "tempo":
         own |= {"policy_ratio": "sequence_mean", "max_token_probability": 0.5, "termination_condition": "surprise"}
+    elif estimator == "segment_mc":
+        own |= {"samples_per_prompt": 2, "mc_samples": 2, "mc_max_segments": 3}
+    elif estimator == "reinforce_pp":  # the reward model is read where macro actions end
+        own |= {"segment_rewards": "prefix", "ngram": 2}
     flags = ppo_flags | own | {"dtype": "fp32", "actor_learning_rate": 1e-4, "global_batch_size": 16}
     check_ways("ppo", flags, 16 // flags["samples_per_prompt"], tmp_path)
 

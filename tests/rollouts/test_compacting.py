@@ -14,27 +14,13 @@ from dschat.rollouts import scheduler, static
 from dschat.rollouts.decoder import Decoder
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.generate import sample, supports
-from dschat.rollouts.sampling import Sampling, uniforms
+from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.slots import SlotCache
 from dschat.rollouts.static import StaticDecoder
 from factories import hf_logprobs, make_causal_lm, sampling_of
-from rollout_cases import ENDS, FAMILIES, LENGTHS, model_of, prompts_of, seeds_of
+from rollout_cases import ENDS, FAMILIES, LENGTHS, by_hand, model_of, prompts_of, seeds_of
 
 DECODERS = (Decoder, StaticDecoder)
-
-
-def by_hand(causal_lm: Any, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
-    """Token by token, each from a forward pass over the whole unpadded row and a running sum over the vocabulary."""
-    response: list[int] = []
-    for number in uniforms(torch.tensor([seed]), sampling.max_new_tokens)[0].tolist():
-        with torch.no_grad():
-            logits = causal_lm(input_ids=torch.tensor([[*prompt, *response]]), use_cache=False).logits[0, -1].double()
-        logits[sorted(sampling.forbidden)] = -torch.inf
-        running = (logits / sampling.temperature).softmax(-1).cumsum(-1)
-        response.append(int((running <= number * running[-1]).sum()))
-        if response[-1] in sampling.end_ids:
-            break
-    return response
 
 
 def all_by_hand(causal_lm: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Any:

@@ -194,6 +194,11 @@ def refuel_online(folder: Path, **flags: Any) -> Any:
     return refuel_trainer_of(folder, **({"reward": dialogue_length} | REFUEL | flags))
 
 
+def by_segment(prompts: list[str], responses: list[str], rows: list[Any], segments: list[list[str]]) -> list[Any]:
+    """Rewards of macro actions."""
+    return [[float(len(text)) for text in own] for own in segments]
+
+
 def lengths(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float]:
     """A reward that is the same on any number of processes."""
     return [float(len(response)) for response in responses]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from dschat.rollouts.sampling import row_seed
+from dschat.rollouts.sampling import Sampling, row_seed, uniforms
 from factories import BOS, EOS, PAD, random_ids
 from model_families import MODEL_FAMILIES
 
@@ -32,3 +32,17 @@ def prompts_of(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
 
 def seeds_of(count: int) -> list[int]:
     return [row_seed(5, row) for row in range(count)]
+
+
+def by_hand(causal_lm: Any, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
+    """Token by token, each from a forward pass over the whole unpadded row and a running sum over the vocabulary."""
+    response: list[int] = []
+    for number in uniforms(torch.tensor([seed]), sampling.max_new_tokens)[0].tolist():
+        with torch.no_grad():
+            logits = causal_lm(input_ids=torch.tensor([[*prompt, *response]]), use_cache=False).logits[0, -1].double()
+        logits[sorted(sampling.forbidden)] = -torch.inf
+        running = (logits / sampling.temperature).softmax(-1).cumsum(-1)
+        response.append(int((running <= number * running[-1]).sum()))
+        if response[-1] in sampling.end_ids:
+            break
+    return response

@@ -8,7 +8,18 @@ import pytest
 import torch
 
 from dschat.trainers import reference as pairs
-from resume_runs import AHEAD, RLOO, DrawsAhead, Setup, check_every_stop, ppo, refuel_online, result_of, supervised
+from resume_runs import (
+    AHEAD,
+    RLOO,
+    DrawsAhead,
+    Setup,
+    by_segment,
+    check_every_stop,
+    ppo,
+    refuel_online,
+    result_of,
+    supervised,
+)
 
 CONDITIONS = {"fixed": {"ngram": 3}, "randomized": {}, "parsing": {"parser": "chunker"}, "ppl": {}}
 NORMALISED = {"normalize_scores": True, "normalize_advantages": "row", "clip_reward_value": 1.5}
@@ -18,6 +29,7 @@ GROUPS = {
     "tempo": {"policy_ratio": "macro_mean", "termination_condition": "surprise", "max_token_probability": 0.9},
     "reinforce_pp": {"policy_ratio": "sequence_mean", "cliprange_high": 0.3, "length_buffer": 3, "gamma": 0.9},
 }
+COMPLETIONS = {"advantage_estimator": "segment_mc", "mc_samples": 2, "ngram": 3, "mc_max_segments": 2}
 SETUPS = {"ZeRO 2": Setup(zero_stage=2), "ZeRO 3": Setup(zero_stage=3), "adapters": Setup(lora_dim=2)}
 STEPS = ("sft", "reward", "dpo", "refuel")
 RUNS = {
@@ -27,6 +39,8 @@ RUNS = {
     "normalised scores": partial(ppo, **NORMALISED),  # the running moments go on where they were
     "rloo": partial(ppo, termination_condition="randomized", **RLOO),
     **{name: partial(ppo, **(RLOO | {"advantage_estimator": name} | flags)) for name, flags in GROUPS.items()},
+    "segment_mc": partial(ppo, **(RLOO | COMPLETIONS)),
+    "segment rewards": partial(ppo, reward=by_segment, segment_rewards="each", ppo_epochs=1, generation_batches=1),
     "ahead": partial(ppo, rollouts=DrawsAhead(4), **AHEAD),
     **{f"ppo, {name}": partial(ppo, setup=setup) for name, setup in SETUPS.items()},
     "refuel online": refuel_online,
@@ -34,9 +48,10 @@ RUNS = {
 }
 # Of the points at which a run can be stopped, every nth, beginning with which; other runs are only stopped everywhere.
 SOME = {
+    "segment rewards": (43, 30),
     **{"sft": (1, 0), "reward": (1, 0), "dpo": (3, 0), "refuel": (5, 0)},
     **{"fixed": (43, 0), "randomized": (43, 9), "parsing": (43, 18), "ppl": (43, 27), "rloo": (19, 12)},
-    **{"ahead": (23, 5), "grpo": (37, 20), "tempo": (37, 3), "reinforce_pp": (37, 29)},
+    **{"ahead": (23, 5), "grpo": (37, 20), "tempo": (37, 3), "reinforce_pp": (37, 29), "segment_mc": (41, 33)},
     **{"ppo, adapters": (47, 40), "refuel online": (29, 0)},
 }
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations

@@ -78,7 +78,10 @@ def test_of_prefixes_what_each_adds_is_the_reward(group, tokenizer, tmp_path):
 @pytest.mark.parametrize("condition", ["ppl", "surprise", "randomized"])
 def test_every_condition_comes_before_the_scores(condition, group, tmp_path):
     """One that reads log-probs gets those of the models, as without such rewards."""
-    whole, flags = lambda prompts, responses, rows: [0.0] * len(prompts), {"termination_condition": condition}
+    whole, flags = (
+        lambda prompts, responses, rows: [0.0] * len(prompts),
+        {"termination_condition": condition, "temperature": 0.7},
+    )
     own = batch_of(trainer_of(tmp_path, ppo_epochs=2, **flags))
     plain = batch_of(trainer_of(tmp_path, whole, ppo_epochs=2, segment_rewards=None, **flags))
     assert torch.equal(own.macro.index, plain.macro.index) and own.macro.lengths.shape[1] > 1

@@ -88,10 +88,16 @@ def flags(job: Job) -> list[str]:
 def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[Draw]:
     """Draws words evenly, at no cost; every response has the full length."""
 
-    def draw(prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Generation:
+    def draw(
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        *,
+        limits: Sequence[int] | None = None,
+    ) -> Generation:
         vocabulary, rows = actor.module.vocab_size, len(prompts)
         tokens = torch.randint(FIRST_WORD, vocabulary, (rows, sampling.max_new_tokens), device=device())
-        rollout = assemble(pad_prompts(prompts, PAD, device()), tokens, sampling)
+        rollout = assemble(pad_prompts(prompts, PAD, device()), tokens, sampling, limits)
         return Generation(rollout, None, bad_rows=torch.zeros(rows, dtype=torch.bool, device=device()))
 
     yield draw

@@ -40,6 +40,7 @@ ALL, SUPERVISED, ONLINE = " ".join(RUNS), "sft reward dpo refuel", "ppo refuel_o
 SEVERAL = "several sources, `--reward_weights` or `--metric_function`"
 SKIP, NONFINITE, NORMALISED = "`--on_reward_error skip`", "`--on_nonfinite skip`", "`--normalize_scores`"
 PARSING, PROGRAMS, VLLM = "`--termination_condition parsing`", "`--reward_source programs`", "`--rollout_engine vllm`"
+COMPLETIONS = "`--advantage_estimator segment_mc`"
 AHEAD = "`--rollouts_ahead`"
 CRITIC, FP16, KL = "a critic", "fp16", "a KL penalty"
 AVERAGE, OTHER_TOKENS = "`--reward_loss average`", "a loss that does not compare that number"
@@ -144,6 +145,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rollout/logprob_gap_max", "ppo", "nats", "the largest one", "", VLLM),
         ("rollout/importance_clipped", "ppo", "share", "tokens whose importance weight `--rollout_is_clip` bounds",
          "more than a few in a hundred: the weights that draw are too old", "`--rollout_is_clip`"),
+        ("rollout/mc_tokens", "ppo", "tokens", "drawn to complete responses from where macro actions begin, by all"
+         " processes", "what `segment_mc` costs beside the rollout", COMPLETIONS),
         ("rollout/staleness", "ppo", "iterations", "age of the weights that drew the rollout", "", AHEAD),
         ("parsing/sentences", "ppo", "sentences", "in the responses of a rollout", "",
          PARSING),
@@ -156,6 +159,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("programs/tests_per_second", "ppo", "tests per s", "run on one process", "", PROGRAMS),
         ("programs/seconds", "ppo", "s", "of running programs", "", PROGRAMS),
         ("time/generation", ONLINE, "s", "of drawing, on the main process"),
+        ("time/completions", "ppo", "s", "of drawing and scoring completions", "", COMPLETIONS),
         ("time/scoring", ONLINE, "s", "of scores, log-probs and values"),
         ("time/training", ONLINE, "s", "of updates"),
     ),

@@ -213,7 +213,14 @@ class PPOConfig(
             )
 
     def _check_segments(self) -> None:
-        """Rewards of macro actions."""
+        """Rewards and values of macro actions."""
+        if self.needs.segment_values:
+            for name in ("segment_rewards", "rollouts_ahead"):
+                if getattr(self, name):
+                    raise UserError(
+                        f"--{name} with --advantage_estimator {self.advantage_estimator}, whose completions are drawn"
+                        " with the weights of now, and scored as whole responses: drop it."
+                    )
         if self.segment_rewards is not None and self.macro_reward == "mean":
             raise UserError(
                 "--segment_rewards with --macro_reward mean divides each reward by the length of its macro action."

@@ -42,6 +42,18 @@ class PPOLossFlags(KLFlags):
     kl_in: Literal["reward", "loss"] = flag(
         "the KL penalty is part of the rewards, or a term of the policy's loss (GRPO)", "reward"
     )
+    mc_samples: int = flag(
+        "completions of a response from where each of its macro actions begins",
+        4,
+        AT_LEAST_1,
+        only_with="advantage_estimator segment_mc",
+    )
+    mc_max_segments: int = flag(
+        "the most macro actions of a response; neighbours are joined where there are more",
+        8,
+        AT_LEAST_1,
+        only_with="advantage_estimator segment_mc",
+    )
     cliprange: float = flag("clip range of the probability ratio", 0.2, ABOVE_0)
     cliprange_high: float | None = flag(
         "clip range of a ratio above 1; 0.28 in DAPO; cliprange if not given", None, ABOVE_0

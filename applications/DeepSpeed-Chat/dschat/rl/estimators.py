@@ -8,7 +8,7 @@ the one that the flags name.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -136,6 +136,26 @@ def tempo_batch(trajectory: Trajectory, macro: MacroActions, settings: Estimator
     return _batch(trajectory, macro, kl, rewards, to_tokens(torch.where(macro.mask, whole + parts, 0.0), macro))
 
 
+def segment_mc_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
+    """Â_τ = V̂(after the macro action) − V̂(before it); after the last one, the score. VinePPO (Kazemnejad et al. 2024),
+    whose steps of reasoning are macro actions of any kind here, and SPO-chain (Guo et al. 2025).
+
+    V̂ of a state is the mean score of responses completed from there, see `dschat.trainers.segment_values`; it stands
+    on the first token of each macro action. The KL penalty of a macro action and of those after it is added, since no
+    completion has one. Example: V̂ .5 .2 and a score of 1 → −.3, .8.
+    """
+    rewards, kl = _token_rewards(trajectory, settings)
+    scored, _ = _token_rewards(trajectory, replace(settings, kl_coef=0.0))
+    values = trajectory.values
+    if values is None:  # in evaluations
+        values = torch.zeros_like(rewards)
+    before = pool_values(values, macro, "first")
+    steps, _ = gae(before, pool_rewards(scored, macro), macro.mask, 1.0, 0.0)
+    penalties = pool_rewards(-settings.kl_coef * kl, macro)
+    to_go, _ = gae(torch.zeros_like(before), penalties, macro.mask, 1.0, 1.0)
+    return _batch(trajectory, macro, kl, rewards, to_tokens(steps + to_go, macro))
+
+
 ESTIMATORS: dict[str, Estimator] = {
     "gae": gae_batch,
     "rloo": rloo_batch,
@@ -144,6 +164,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_pp": reinforce_batch,
     "reinforce_pp_baseline": dr_grpo_batch,
     "tempo": tempo_batch,
+    "segment_mc": segment_mc_batch,
 }
 
 
@@ -189,14 +210,19 @@ def adaptive_lam(steps: Tensor, alpha: float) -> Tensor:
     return (1 - 1 / (alpha * steps.clamp(min=1).float())).clamp(min=0)
 
 
+def penalised(scores: Tensor, finished: Tensor, lengths: Tensor, settings: EstimatorSettings) -> Tensor:
+    """Scores (B,) less what a missing EOS and a length in tokens cost; finished and lengths are (B,)."""
+    scores = penalise_missing_eos(scores, finished, settings.missing_eos_penalty)
+    return penalise_length(scores, lengths, settings.longest, settings.length_buffer, settings.length_penalty)
+
+
 def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple[Tensor, Tensor]:
     """Rewards and KL (B, R) of the tokens, the penalties for a missing EOS and for length in the score."""
-    scores = penalise_missing_eos(trajectory.scores, trajectory.rollout.finished, settings.missing_eos_penalty)
     lengths = trajectory.response_mask.sum(1)
     return token_rewards(
         trajectory.logprobs,
         trajectory.ref_logprobs,
-        penalise_length(scores, lengths, settings.longest, settings.length_buffer, settings.length_penalty),
+        penalised(trajectory.scores, trajectory.rollout.finished, lengths, settings),
         trajectory.response_mask,
         settings.kl_coef,
         settings.kl_estimator,

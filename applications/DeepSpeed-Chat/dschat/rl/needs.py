@@ -14,6 +14,7 @@ class Needs:
         critic: values of states, from a critic that learns the returns.
         group: several responses to each prompt, which are compared with each other.
         macro_actions: advantages differ between the macro actions of a response; else all of its tokens have the same.
+        segment_values: values of the states before macro actions, which completions from there measure.
         normalized: advantages are always scaled to mean 0 and variance 1 over all tokens of a rollout.
         reads: flags that this estimator reads and others do not, where they are refused or of no effect.
     """
@@ -23,6 +24,7 @@ class Needs:
     critic: bool = False
     group: bool = False
     macro_actions: bool = False
+    segment_values: bool = False
     normalized: bool = False
     reads: frozenset[str] = frozenset()
 
@@ -68,5 +70,11 @@ NEEDS = {
         "that of grpo, and how much each macro action changes the mean reward of the responses that begin alike",
         group=True,
         macro_actions=True,
+    ),
+    "segment_mc": Needs(
+        "VinePPO by macro actions, without a critic",
+        "how much each macro action changes the mean score of mc_samples completions from where it begins and ends",
+        macro_actions=True,
+        segment_values=True,
     ),
 }

@@ -37,6 +37,27 @@ def fixed_ngram_ends(response_mask: Tensor, ngram: float) -> Tensor:
     return ((position % int(ngram) == 0) & response_mask) | last_true(response_mask)
 
 
+def at_most(ends: Tensor, response_mask: Tensor, most: int) -> Tensor:
+    """Joins neighbours, so that no response has more than ``most`` macro actions.
+
+    Of M macro actions, number m from 0 comes to number ⌊m · most / M⌋: of 5, the first 3 and the last 2 are joined
+    where 2 are left.
+
+    Args:
+        ends, response_mask: (B, R) bool.
+        most: at least 1.
+
+    Returns:
+        ends (B, R) bool.
+    """
+    last = last_true(response_mask)
+    ends = (ends & response_mask) | last
+    number = ends.cumsum(1) - ends.long()
+    count = ends.sum(1, keepdim=True)
+    joined = torch.where(count > most, number * most // count.clamp(min=1), number)
+    return ends & (last | (joined != joined.roll(-1, 1)))
+
+
 def randomized_ngram_ends(
     response_mask: Tensor,
     repeat_times: int,

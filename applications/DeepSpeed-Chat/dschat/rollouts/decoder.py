@@ -92,15 +92,28 @@ class Decoder:
         if low < start:
             self.cache.clear(rows, slice(low, start))
 
-    def prefill(self, rows: slice[int, int], input_ids: Tensor, mask: Tensor, end: int) -> None:
+    def prefill(
+        self,
+        rows: slice[int, int],
+        input_ids: Tensor,
+        mask: Tensor,
+        end: int,
+        copies: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    ) -> None:
         """Runs the model on the prompts of n slots, and draws their first tokens.
 
         `input_ids` (n, P) long are padded on the left, `mask` (n, P) bool; `end` is the column behind the prompts'
-        last tokens.
+        last tokens. `copies` are some of these slots, and others with the same prompts, which get their keys, values
+        and logits.
         """
         start = end - input_ids.shape[1]
         self.cache.window.set(rows, low=start, start=start, end=end)
-        self._forward(rows, input_ids, (mask.cumsum(1) - 1).clamp(min=0), mask.long())
+        logits = self._forward(rows, input_ids, (mask.cumsum(1) - 1).clamp(min=0), mask.long())
+        if copies[0]:
+            source, target = to_device(np.array(copies), self._device)
+            self.cache.move(source, target, slice(start, end))
+            self._draw(target, logits[source - rows.start])  # of a copy: what is drawn from is overwritten
+        self._draw(rows, logits)
 
     def rows_changed(self, live: int, end: int) -> None:
         """To be called before the next step when the first `live` slots have other rows, or these other columns."""
@@ -111,7 +124,8 @@ class Decoder:
         rows = slice(0, live)
         self.cache.window.set(rows, low=low, start=end, end=end + 1)
         self.position[rows] += 1
-        self._forward(rows, self.id[rows, None], self.position[rows, None], self._masks.of_step())
+        logits = self._forward(rows, self.id[rows, None], self.position[rows, None], self._masks.of_step())
+        self._draw(rows, logits)
 
     def ended_slots(self, live: int) -> list[bool]:
         """Which of the first slots' rows have ended; waits for the device."""
@@ -131,7 +145,8 @@ class Decoder:
 
     def _forward(
         self, rows: slice[int, int], input_ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor]
-    ) -> None:
+    ) -> Tensor:
+        """Logits (n, V) behind the last tokens of n slots."""
         with grouped_heads():
             output = self._model(
                 input_ids=input_ids,
@@ -141,9 +156,14 @@ class Decoder:
                 use_cache=True,
                 logits_to_keep=1,
             )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _draw(self, rows: slice[int, int] | Tensor, logits: Tensor) -> None:
+        """Draws the next token of these slots' rows."""
         number, drawn = self.number[rows], self.drawn[rows]
         sampler = self._samplers[self._sampling]
-        ids, logprobs = sampler(output.logits[:, -1], self.uniform[number, drawn])
+        ids, logprobs = sampler(logits, self.uniform[number, drawn])
         self.tokens[number, drawn], self.logprobs[number, drawn] = ids, logprobs
         self.id[rows] = ids
         self.ended[rows] |= sampler.ended(ids)

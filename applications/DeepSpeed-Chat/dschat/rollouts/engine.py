@@ -30,8 +30,18 @@ class Generation:
 class Draw(Protocol):
     """Draws one response to each prompt."""
 
-    def __call__(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Generation:
-        """B prompts as ids without padding, a seed for each, which alone decides its draws → B responses."""
+    def __call__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        *,
+        limits: Sequence[int] | None = None,
+    ) -> Generation:
+        """B prompts as ids without padding, a seed for each, which alone decides its draws → B responses.
+
+        `limits` are the most tokens of each response, where that is fewer than the sampling's.
+        """
 
 
 class RolloutEngine(Protocol):
@@ -76,14 +86,21 @@ def pad_prompts(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.dev
     return ids.to(device), mask.to(device)
 
 
-def assemble(prompts: tuple[Tensor, Tensor], tokens: Tensor, sampling: Sampling) -> Rollout:
-    """A rollout of what was drawn, each row cut behind its first end token.
+def assemble(
+    prompts: tuple[Tensor, Tensor], tokens: Tensor, sampling: Sampling, limits: Sequence[int] | None = None
+) -> Rollout:
+    """A rollout of what was drawn, each row cut behind its first end token, or at its limit.
 
     `prompts` are input_ids (B, P) and attention_mask (B, P), padded on the left; `tokens` (B, T) long are drawn ids,
-    of which anything may follow an end token.
+    of which anything may follow an end token or the limit.
     """
     ended = torch.isin(tokens, torch.tensor(sampling.end_ids, device=tokens.device))
-    mask = (ended.cumsum(1) - ended.long()) == 0
+    within = torch.ones_like(ended)
+    if limits is not None:
+        most = torch.tensor(limits, device=tokens.device)
+        within = torch.arange(tokens.shape[1], device=tokens.device) < most[:, None]
+        ended &= within
+    mask = within & ((ended.cumsum(1) - ended.long()) == 0)
     width = int(mask.sum(1).max())
     mask, tokens = mask[:, :width], tokens[:, :width]
     return Rollout(

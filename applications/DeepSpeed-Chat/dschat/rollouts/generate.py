@@ -5,7 +5,9 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -140,6 +142,8 @@ def sample(
     seeds: Sequence[int],
     slots: int,
     decoder_of: DecoderOf = Decoder,
+    *,
+    limits: Sequence[int] | None = None,
 ) -> Generation:
     """One response to each of B prompts by continuous batching: live rows only, finished ones make room for waiting
     prompts.
@@ -150,7 +154,7 @@ def sample(
     """
     on_gpu = causal_lm.device.type == "cuda"
     with torch.cuda.device(causal_lm.device) if on_gpu else nullcontext():  # graphs and events are of the current one
-        scheduler = BatchScheduler(causal_lm, prompts, sampling, seeds, slots, decoder_of)
+        scheduler = BatchScheduler(causal_lm, prompts, sampling, seeds, slots, decoder_of, limits)
         scheduler.refill()
         while scheduler.live:
             raise_if_stopped_here()
@@ -184,6 +188,8 @@ def generate(
     sampling: Sampling,
     seeds: Sequence[int],
     batch_size: int,
+    *,
+    limits: Sequence[int] | None = None,
 ) -> Generation:
     """One response to each of B prompts by transformers' `generate`, without log-probs; so many of similar length at
     once.
@@ -195,22 +201,30 @@ def generate(
     input_ids, attention_mask = pad_prompts(prompts, sampling.pad_id, device)
     tokens = torch.full((len(prompts), sampling.max_new_tokens), sampling.pad_id, device=device)
     bad_rows = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
+    most = [sampling.max_new_tokens] * len(prompts) if limits is None else limits
+    order = sorted(range(len(prompts)), key=lambda row: (most[row], -len(prompts[row])))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _own_generation_config(causal_lm):
         torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
-        for first in range(0, len(order), batch_size):
+        for chosen in _batches(order, most, batch_size):
             raise_if_stopped_here()
-            rows = torch.tensor(order[first : first + batch_size], device=device)
-            width, watch = len(prompts[order[first]]), FiniteLogits(len(rows), device)
+            rows = torch.tensor(chosen, device=device)
+            width, watch = len(prompts[chosen[0]]), FiniteLogits(len(rows), device)
             sequences = causal_lm.generate(
                 input_ids=input_ids[rows, -width:],
                 attention_mask=attention_mask[rows, -width:].long(),
-                generation_config=sampling.generation_config(),
+                generation_config=replace(sampling, max_new_tokens=most[chosen[0]]).generation_config(),
                 logits_processor=LogitsProcessorList([watch]),
             )
             tokens[rows, : sequences.shape[1] - width] = sequences[:, width:]
             bad_rows[rows] = watch.bad_rows
-    return Generation(assemble((input_ids, attention_mask), tokens, sampling), None, bad_rows)
+    return Generation(assemble((input_ids, attention_mask), tokens, sampling, limits), None, bad_rows)
+
+
+def _batches(order: Sequence[int], limits: Sequence[int], size: int) -> Iterator[list[int]]:
+    """So many rows in this order at a time, of which all have the same limit."""
+    for _, of_limit in groupby(order, key=lambda row: limits[row]):
+        rows = list(of_limit)
+        yield from (rows[first : first + size] for first in range(0, len(rows), size))
 
 
 @contextmanager

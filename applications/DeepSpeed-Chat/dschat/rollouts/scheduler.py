@@ -44,9 +44,18 @@ class BatchScheduler:
         seeds: Sequence[int],
         slots: int,
         decoder_of: DecoderOf = Decoder,
+        limits: Sequence[int] | None = None,
     ) -> None:
-        longest, device = sampling.max_new_tokens, causal_lm.device
-        self._sampling = sampling
+        """Takes what to draw.
+
+        Where there are `limits`, the most tokens of each response, prompts that are the same are read once: their
+        responses are many completions of one text.
+        """
+        device = causal_lm.device
+        self._sampling, self._given = sampling, limits
+        self._limits = [sampling.max_new_tokens] * len(prompts) if limits is None else list(limits)
+        self._same = [tuple(prompt) if limits is not None else number for number, prompt in enumerate(prompts)]
+        longest = max(self._limits)
         self._prompts = pad_prompts(prompts, sampling.pad_id, device)
         self._lengths = [len(prompt) for prompt in prompts]
         # The longest come first: later ones then never begin left of those that live, and what needs most memory fails
@@ -67,15 +76,25 @@ class BatchScheduler:
         numbers = [self._waiting.pop() for _ in range(min(self._slots - taken, len(self._waiting)))]
         if not numbers:
             return
+        firsts = {self._same[number]: number for number in reversed(numbers)}  # of those that are the same
+        read = [number for number in numbers if firsts[self._same[number]] == number]
+        copies = [number for number in numbers if firsts[self._same[number]] != number]
+        numbers = read + copies
+        slot_of = {self._same[number]: taken + place for place, number in enumerate(read)}
+        sources = [slot_of[self._same[number]] for number in copies]
         lengths = [self._lengths[number] for number in numbers]
-        last = self._end + self._sampling.max_new_tokens - 1
-        self.live += [LiveRow(self._end - length, last) for length in lengths]
+        self.live += [
+            LiveRow(self._end - length, self._end + self._limits[number] - 1)
+            for number, length in zip(numbers, lengths, strict=True)
+        ]
         self._decoder.take(slice(taken, len(self.live)), numbers, lengths, self._low(), self._end)
-        for first, behind in prefill_groups(lengths):
+        for first, behind in prefill_groups(lengths[: len(read)]):
             rows, width = slice(taken + first, taken + behind), lengths[first]
             number = self._decoder.number[rows]
             input_ids, mask = (x[number, x.shape[1] - width :] for x in self._prompts)
-            self._decoder.prefill(rows, input_ids, mask, self._end)
+            chosen = [place for place, source in enumerate(sources) if rows.start <= source < rows.stop]
+            targets = [taken + len(read) + place for place in chosen]
+            self._decoder.prefill(rows, input_ids, mask, self._end, ([sources[place] for place in chosen], targets))
         self._rows_changed()
 
     def drop_finished(self) -> bool:
@@ -109,8 +128,8 @@ class BatchScheduler:
 
     def generation(self) -> Generation:
         """Everything, in the order of the prompts."""
-        count, longest = len(self._lengths), self._sampling.max_new_tokens
-        rollout = assemble(self._prompts, self._decoder.tokens[:count, :longest], self._sampling)
+        count, longest = len(self._lengths), max(self._limits)
+        rollout = assemble(self._prompts, self._decoder.tokens[:count, :longest], self._sampling, self._given)
         mask = rollout.response_mask
         logprobs = torch.where(mask, self._decoder.logprobs[:count, : mask.shape[1]], 0.0)
         return Generation(rollout, logprobs, bad_rows=logprobs.isnan().any(1))

@@ -199,7 +199,7 @@ class StaticDecoder(Decoder):
         self.position[slots] += 1
         self.cache.window.set(slots, low=0, start=columns - COLUMN_STEP, end=columns, column=self._column)
         mask = self._masks.of_static_step(self.first[slots], self._column)
-        self._forward(slots, self.id[slots, None], self.position[slots, None], mask)
+        self._draw(slots, self._forward(slots, self.id[slots, None], self.position[slots, None], mask))
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None] | None:
         """A graph's `replay`; None where there can be none."""

@@ -147,30 +147,40 @@ class VllmEngine:
         """What each rank that shares the engine passes, in their order."""
         return [item] if self._share == 1 else gather_objects(item, self._group)
 
-    def _draw(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Generation:
+    def _draw(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        *,
+        limits: Sequence[int] | None = None,
+    ) -> Generation:
         from vllm import SamplingParams
 
         assert self._llm is not None and self._temperature is not None  # a session is open
         self._temperature.value = sampling.temperature or 1.0
-        shared = self._of_neighbours([(list(ids), seed) for ids, seed in zip(prompts, seeds, strict=True)])
+        most = [sampling.max_new_tokens] * len(prompts) if limits is None else limits
+        shared = self._of_neighbours(
+            [(list(ids), seed, limit) for ids, seed, limit in zip(prompts, seeds, most, strict=True)]
+        )
         first = sum(len(rows) for rows in shared[: rank() % self._share])
         rows = [row for of_rank in shared for row in of_rank]
-        parameters = [SamplingParams(**sampling_parameters(sampling, seed)) for _, seed in rows]
-        inputs = [{"prompt_token_ids": ids} for ids, _ in rows]
+        parameters = [SamplingParams(**sampling_parameters(sampling, seed, limit)) for _, seed, limit in rows]
+        inputs = [{"prompt_token_ids": ids} for ids, _, _ in rows]
         outputs = self._llm.generate(inputs, parameters, use_tqdm=False)
         own = outputs[first : first + len(prompts)]
         responses = [(list(r.token_ids), r.logprobs.logprobs) for r in (output.outputs[0] for output in own)]
-        return generation_of(prompts, responses, sampling)
+        return generation_of(prompts, responses, sampling, limits)
 
 
-def sampling_parameters(sampling: Sampling, seed: int) -> dict[str, object]:
-    """Of a row, as vLLM's SamplingParams takes them. The temperature is in the model."""
+def sampling_parameters(sampling: Sampling, seed: int, limit: int) -> dict[str, object]:
+    """Of a row of so many tokens at most, as vLLM's SamplingParams takes them. The temperature is in the model."""
     return {
         "temperature": 1.0 if sampling.temperature else 0.0,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "seed": seed,
-        "max_tokens": sampling.max_new_tokens,
+        "max_tokens": limit,
         "stop_token_ids": list(sampling.end_ids),
         "ignore_eos": True,  # only those ids end a response
         "logit_bias": dict.fromkeys(sampling.forbidden, -math.inf),
@@ -181,11 +191,14 @@ def sampling_parameters(sampling: Sampling, seed: int) -> dict[str, object]:
 
 
 def generation_of(
-    prompts: Sequence[Sequence[int]], responses: Sequence[tuple[list[int], list[float]]], sampling: Sampling
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[tuple[list[int], list[float]]],
+    sampling: Sampling,
+    limits: Sequence[int] | None = None,
 ) -> Generation:
     """Tokens and log-probs of a response to each prompt, as tensors on the device."""
     tokens = pad_sequence([torch.tensor(ids) for ids, _ in responses], True, sampling.end_ids[0])
-    rollout = assemble(pad_prompts(prompts, sampling.pad_id, device()), tokens.to(device()), sampling)
+    rollout = assemble(pad_prompts(prompts, sampling.pad_id, device()), tokens.to(device()), sampling, limits)
     logprobs = pad_sequence([torch.tensor(numbers) for _, numbers in responses], True).to(device())
     bad_rows = ~logprobs.isfinite().all(1)
     return Generation(replace(rollout, drawn_logprobs=logprobs), None, bad_rows)

@@ -83,16 +83,30 @@ class VllmServers:
             self._asked = None
         self._send(actor)
 
-        def draw(prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Generation:
-            return self.begin(prompts, sampling, seeds).finish(actor)
+        def draw(
+            prompts: Sequence[Sequence[int]],
+            sampling: Sampling,
+            seeds: Sequence[int],
+            *,
+            limits: Sequence[int] | None = None,
+        ) -> Generation:
+            return self.begin(prompts, sampling, seeds, limits=limits).finish(actor)
 
         yield draw
 
-    def begin(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Asked:
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        *,
+        limits: Sequence[int] | None = None,
+    ) -> Asked:
         """Lets servers draw, as `dschat.rollouts.engine.Draw`, with the weights of the last session. Does not wait."""
-        numbered = enumerate(zip(prompts, seeds, strict=True))
-        rows = {n: Row(list(prompt), sampling_parameters(sampling, seed)) for n, (prompt, seed) in numbered}
-        self._asked = Asked(self, rows, sampling)
+        most = [sampling.max_new_tokens] * len(prompts) if limits is None else limits
+        parameters = [sampling_parameters(sampling, *row) for row in zip(seeds, most, strict=True)]
+        rows = {n: Row(list(prompts[n]), of_row) for n, of_row in enumerate(parameters)}
+        self._asked = Asked(self, rows, sampling, limits)
         return self._asked
 
     def drawing(self, rows: dict[int, Row]) -> Drawing:
@@ -251,8 +265,10 @@ class VllmServers:
 class Asked:
     """A response to each of this rank's prompts, which servers are drawing."""
 
-    def __init__(self, engine: VllmServers, rows: dict[int, Row], sampling: Sampling) -> None:
-        self._engine, self._rows, self._sampling = engine, rows, sampling
+    def __init__(
+        self, engine: VllmServers, rows: dict[int, Row], sampling: Sampling, limits: Sequence[int] | None
+    ) -> None:
+        self._engine, self._rows, self._sampling, self._limits = engine, rows, sampling, limits
         self.drawing = engine.drawing(rows)  # of all rows, or of those that are left
         self._answers: dict[int, Answer] = {}
 
@@ -285,7 +301,7 @@ class Asked:
 
     def _generation(self) -> Generation:
         answers = [self._answers[n] for n in self._rows]
-        return generation_of([row.prompt for row in self._rows.values()], answers, self._sampling)
+        return generation_of([row.prompt for row in self._rows.values()], answers, self._sampling, self._limits)
 
 
 def on_gpu() -> bool:

@@ -60,6 +60,7 @@ class SeedKind(IntEnum):
     EVALUATION = 1
     SHUFFLE = 2
     SELF_CHECK = 3
+    COMPLETION = 4
 
 
 def derive_seed(*parts: int) -> int:

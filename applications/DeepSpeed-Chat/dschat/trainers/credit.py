@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dschat.config.ppo import PPOConfig
-from dschat.rl.estimators import ESTIMATORS, Estimator, EstimatorSettings
+from dschat.rl.estimators import ESTIMATORS, Estimator, EstimatorSettings, penalised
 from dschat.rl.groups import are_equal
 from dschat.rl.masked import masked_moments, whiten, whiten_rows
 from dschat.rl.rewards import ScoreMoments
@@ -55,7 +55,7 @@ def assign_credit(
         moments: of the scores so far, with --normalize_scores.
         estimator: that of --advantage_estimator when None.
     """
-    given = trajectory
+    given, settings = trajectory, estimator_settings(config, kl_coef, samples)
     if moments is not None:
         own = trajectory.segment_rewards
         trajectory = replace(
@@ -63,7 +63,18 @@ def assign_credit(
             scores=moments.normalised(trajectory.scores),
             segment_rewards=None if own is None else own / moments.deviation,
         )
-    settings = EstimatorSettings(
+    estimator = ESTIMATORS[config.advantage_estimator] if estimator is None else estimator
+    batch = estimator(trajectory, macro, settings)
+    counted = tokens_that_count(batch, samples, config.drop_equal_groups, config.max_token_probability)
+    batch = replace(batch, trajectory=given, counted=counted)
+    if config.normalized_over == "row":
+        return replace(batch, advantages=whiten_rows(batch.advantages, batch.response_mask))
+    return whiten_advantages(batch) if config.normalized_over == "batch" else batch
+
+
+def estimator_settings(config: PPOConfig, kl_coef: float = 0.0, samples: int = 1) -> EstimatorSettings:
+    """What the flags say."""
+    return EstimatorSettings(
         kl_coef=kl_coef if config.kl_in == "reward" else 0.0,
         kl_estimator=config.kl_estimator,
         clip_reward_value=config.clip_reward_value,
@@ -79,13 +90,16 @@ def assign_credit(
         macro_reward=config.macro_reward,
         samples=samples,
     )
-    estimator = ESTIMATORS[config.advantage_estimator] if estimator is None else estimator
-    batch = estimator(trajectory, macro, settings)
-    counted = tokens_that_count(batch, samples, config.drop_equal_groups, config.max_token_probability)
-    batch = replace(batch, trajectory=given, counted=counted)
-    if config.normalized_over == "row":
-        return replace(batch, advantages=whiten_rows(batch.advantages, batch.response_mask))
-    return whiten_advantages(batch) if config.normalized_over == "batch" else batch
+
+
+def trained_scores(
+    scores: Tensor, finished: Tensor, lengths: Tensor, config: PPOConfig, moments: ScoreMoments | None
+) -> Tensor:
+    """Scores (B,) as they are trained on: normalised, less penalties, clamped. Finished and lengths are (B,)."""
+    if moments is not None:
+        scores = moments.normalised(scores)
+    scores, most = penalised(scores, finished, lengths, estimator_settings(config)), config.clip_reward_value
+    return scores if most is None else scores.clamp(-most, most)
 
 
 def tokens_that_count(batch: PPOBatch, samples: int, drop_equal: bool, max_probability: float | None) -> Tensor | None:

@@ -162,5 +162,5 @@ class Clock:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter()
-        self.seconds[f"time/{name}"] = now - self._last
+        self.seconds[f"time/{name}"] = self.seconds.get(f"time/{name}", 0.0) + now - self._last
         self._last = now

@@ -10,26 +10,27 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.conditions.termination import TerminationCondition
+from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.config.macro_actions import reads_logprobs
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
 from dschat.models.tokenizer import end_ids_of
 from dschat.rl.estimators import Estimator
-from dschat.rl.macro_actions import segment
+from dschat.rl.macro_actions import segment, to_tokens
 from dschat.rl.rewards import ScoreMoments, kl_controller
-from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, tensors_of
+from dschat.rl.termination import at_most
+from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, tensors_of
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import is_main, world_size
 from dschat.run.output import Run
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
 from dschat.scoring.segments import segments_of
-from dschat.scoring.source import ResponseTexts
+from dschat.scoring.source import ResponseTexts, scores_of
 from dschat.trainers.ahead import RolloutAhead
 from dschat.trainers.alarms import Alarms
-from dschat.trainers.credit import assign_credit, with_scores
+from dschat.trainers.credit import assign_credit, trained_scores, with_scores
 from dschat.trainers.evaluation import Sample, evaluate_responses, show_samples
 from dschat.trainers.iteration import Clock, Iteration, Metrics, pass_size, state_with
 from dschat.trainers.loop import Algorithm, Work, work_of
@@ -37,6 +38,7 @@ from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import ActorSampler, MovingAverage, PPOModels, response_logprobs
 from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update
 from dschat.trainers.rollout_metrics import Outside, normalised_metrics, outside_metrics, rollout_metrics
+from dschat.trainers.segment_values import SegmentValues
 from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
 
 
@@ -89,6 +91,10 @@ class PPO(Algorithm):
         samples = run.plan.samples_per_prompt
         self.ahead = RolloutAhead(self.sample, samples) if config.rollouts_ahead else None
         self.update_settings = UpdateSettings.from_config(config, run.plan)
+        rows = config.per_device_generation_batch_size * samples
+        self.segment_values = None
+        if config.needs.segment_values:
+            self.segment_values = SegmentValues(self.sample, config.mc_samples, rows)
         self.scoring = pass_size(run.plan).without_gradient
         self.current: Iteration[PPOBatch | PendingBatch] | None = None  # under way, from its first update on
         self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
@@ -103,6 +109,8 @@ class PPO(Algorithm):
             self.current = self.accepted(collected, batch, iteration * updates, clock)
             if self.ahead is not None:
                 self.ahead.accept()
+            if self.segment_values is not None:
+                self.segment_values.forget()
         if self.current is None:
             return {SKIPPED_NONFINITE: float(updates)}
         metrics = self.current.metrics | self.update(self.current, iteration)
@@ -126,6 +134,11 @@ class PPO(Algorithm):
         epoch = iteration // (len(self.prompts) // plan.global_rollout)
         known, macro, outside = self.judge(drawn, texts, epoch, self.credit_is_fused)
         moments = None if self.moments is None else with_scores(self.moments, known)
+        if self.segment_values is not None:
+            clock.lap("scoring")
+            known, tokens = self.with_segment_values(known, macro, prompts, iteration, moments)
+            outside = replace(outside, totals={**outside.totals, "rollout/mc_tokens": tokens})
+            clock.lap("completions")
         return Collected(known, macro, moments, drawn.bad_rows, outside, rates, ahead is not None)
 
     def judge(
@@ -139,7 +152,7 @@ class PPO(Algorithm):
         temperature, found, macro, ref_logprobs = self.config.temperature, None, None, None
         if self.config.segment_rewards is not None:
             unscored = self.unscored(drawn)
-            found, ref_logprobs = self.condition(unscored, epoch), unscored.ref_logprobs
+            found, ref_logprobs = self.ends(unscored, epoch), unscored.ref_logprobs
             macro = segment(found.ends, unscored.response_mask)
             lengths = [[length for length in of_row if length] for of_row in macro.lengths.tolist()]
             how = (drawn.rollout.response_rows(), lengths, self.config.segment_rewards == "prefix")
@@ -151,8 +164,34 @@ class PPO(Algorithm):
         if not fused:
             known = self.complete(known, drawn)
         if found is None:
-            found = self.condition(known, epoch)
+            found = self.ends(known, epoch)
         return known, segment(found.ends, known.response_mask), Outside(auxiliary, found.totals, measured)
+
+    def ends(self, known: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        """Where macro actions end; no more of them than completions are drawn from, where these are."""
+        found = self.condition(known, epoch)
+        if self.segment_values is None:
+            return found
+        return replace(found, ends=at_most(found.ends, known.response_mask, self.config.mc_max_segments))
+
+    def with_segment_values(
+        self,
+        known: Trajectory | ScoredRollout,
+        macro: MacroActions,
+        prompts: Sequence[PromptExample],
+        iteration: int,
+        moments: ScoreMoments | None,
+    ) -> tuple[Trajectory, int]:
+        """The same with the values of the states before macro actions, and the tokens drawn to measure them."""
+        assert self.segment_values is not None and isinstance(known, Trajectory)  # credit is not fused
+        examples = [prompt for prompt in prompts for _ in range(self.plan.samples_per_prompt)]
+
+        def score(rollout: Rollout, texts: ResponseTexts, lengths: Tensor) -> Tensor:
+            scores = scores_of(self.models.reward(rollout, texts)).values.float()
+            return trained_scores(scores, rollout.finished, lengths, self.config, moments)
+
+        values, tokens = self.segment_values(known.rollout, macro, examples, iteration, score)
+        return replace(known, values=to_tokens(values, macro)), tokens
 
     def unscored(self, drawn: Generation) -> Trajectory | ScoredRollout:
         """What a condition reads before there are scores, which are 0: the reference's log-probs and, if it asks for
@@ -274,6 +313,8 @@ class PPO(Algorithm):
     def state_dict(self) -> Progress:
         numbers: Json = {"kl": self.kl.value, "alarms": self.alarms.state_dict()}
         ahead, tensors = ({}, {}) if self.ahead is None else self.ahead.state()
+        if self.segment_values is not None:
+            ahead, tensors = self.segment_values.state()
         state = state_with(numbers | {"scores": self.moments and asdict(self.moments)} | ahead, self.current)
         return replace(state, tensors=state.tensors | tensors)
 
@@ -284,6 +325,8 @@ class PPO(Algorithm):
         self.moments = self.moments and ScoreMoments(**numbers["scores"])
         if self.ahead is not None:
             self.ahead.load(state)
+        if self.segment_values is not None:
+            self.segment_values.load(state)
         if "current" in numbers:
             is_pending = any(name.startswith("batch.scored.") for name in state.tensors)
             self.current = Iteration.from_state(state, PendingBatch if is_pending else PPOBatch)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Completions: responses that may be shorter than others, many of one text, which is read once."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from closeness import assert_near
+from dschat.rollouts import static
+from dschat.rollouts.decoder import Decoder
+from dschat.rollouts.engine import assemble
+from dschat.rollouts.generate import generate, sample
+from dschat.rollouts.static import StaticDecoder
+from factories import EOS, PAD, hf_logprobs, make_causal_lm, random_ids, sampling_of
+from rollout_cases import ENDS, by_hand, model_of, seeds_of
+
+ENGINES = {"continuous": sample, "static": partial(sample, decoder_of=StaticDecoder), "generate": generate}
+# Three texts, one of them the beginning of another; of the second four completions, of the last a single token each.
+TEXTS = [random_ids(12, 1), random_ids(7, 2), random_ids(12, 1)[:5]]
+PROMPTS = [TEXTS[n] for n in (1, 0, 2, 1, 1, 2, 1)]
+LIMITS = [9, 4, 1, 9, 9, 1, 9]
+
+
+@pytest.mark.parametrize("slots", [1, 3, 16])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "llama"])
+@pytest.mark.parametrize("decoder", [Decoder, StaticDecoder])
+def test_completions_are_drawn_as_by_hand(
+    decoder: type[Decoder], family: str, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(static, "COLUMN_STEP", 16)
+    causal_lm, seeds, sampling = model_of(family), seeds_of(len(PROMPTS)), sampling_of(9, ENDS, temperature=0.9)
+    rows = zip(PROMPTS, seeds, LIMITS, strict=True)
+    expected = [by_hand(causal_lm, prompt, sampling, seed)[:limit] for prompt, seed, limit in rows]
+    assert {len(row) for row in expected} > {1} and any(row[-1] not in ENDS for row in expected)
+    drawn = sample(causal_lm, PROMPTS, sampling, seeds, slots, decoder, limits=LIMITS)
+    assert drawn.rollout.response_rows() == expected
+    assert drawn.rollout.finished.tolist() == [row[-1] in ENDS for row in expected]
+    assert drawn.logprobs is not None
+    for row, response in enumerate(expected):
+        own, _ = hf_logprobs(causal_lm, (PROMPTS[row], response), 0.9)
+        assert_near(drawn.logprobs[row, : len(response)], own)
+
+
+def test_a_text_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without limits, as in a rollout, every prompt is read as it always was."""
+    causal_lm: Any = make_causal_lm("llama")
+    read: list[int] = []
+    causal_lm.register_forward_pre_hook(
+        lambda module, args, given: read.append(given["input_ids"].shape[0] * (given["input_ids"].shape[1] > 1)),
+        with_kwargs=True,
+    )
+    sample(causal_lm, PROMPTS, sampling_of(9, ENDS), seeds_of(7), 16, limits=LIMITS)
+    assert sum(read) == 3
+    read.clear()
+    sample(causal_lm, PROMPTS, sampling_of(9, ENDS), seeds_of(7), 16)
+    assert sum(read) == 7
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_engine_goes_beyond_a_limit(engine: str) -> None:
+    drawn = ENGINES[engine](make_causal_lm("llama"), PROMPTS, sampling_of(9), seeds_of(7), 3, limits=LIMITS).rollout
+    rows = drawn.response_rows()
+    assert [len(row) <= limit for row, limit in zip(rows, LIMITS, strict=True)] == [True] * 7
+    assert drawn.finished.tolist() == [row[-1] == EOS for row in rows]
+    assert any(len(row) == limit and row[-1] != EOS for row, limit in zip(rows, LIMITS, strict=True))
+
+
+def test_what_follows_a_limit_ends_nothing() -> None:
+    """Where end tokens pad, they are none of the response: 7 8 cut at 2 has not ended, EOS at its limit has."""
+    prompts = torch.tensor([[5]] * 2), torch.ones(2, 1, dtype=torch.bool)
+    tokens = torch.tensor([[7, 8, EOS, EOS], [7, EOS, EOS, EOS]])
+    rollout = assemble(prompts, tokens, sampling_of(4), [2, 2])
+    assert rollout.response_rows() == [[7, 8], [7, EOS]] and rollout.finished.tolist() == [False, True]
+    assert rollout.input_ids.tolist() == [[5, 7, 8], [5, 7, EOS]] and PAD not in rollout.input_ids
