@@ -126,6 +126,19 @@ def test_a_run_without_a_critic(model, capsys):
     assert main([*words, *flags, "--gpu_memory", "2.51"]) == 1 and "critic" not in capsys.readouterr().out
 
 
+def test_completions_need_more_columns(model, capsys):
+    """A text of 512 + 511 tokens is read beside a prompt whose response still has 512 to come; 64 columns to spare."""
+    flags = ["--actor_model_name_or_path", model, "--reward_model_name_or_path", model]
+    flags += ["--advantage_estimator", "segment_mc", "--mc_samples", "3", "--mc_max_segments", "5"]
+    flags += ["--per_device_generation_batch_size", "8", "--per_device_training_batch_size", "4"]
+    words = ["--step", "3", "--gpus", "2", "--prompts", "100", *flags, "--decode_graphs", "off"]
+    (plan,) = planned(capsys, *words)
+    assert [one["role"] for one in plan["models"]] == ["actor", "reference", "reward model"]
+    parts = plan["phases"][0]["parts"]
+    assert parts["KV cache"] == 8 * (1023 + 512 + 64) * 2 * 2 * 2 * 16 * 2
+    assert main(words) == 0 and "one response each, each completed 15 times at most" in capsys.readouterr().out
+
+
 def test_a_gpu_that_is_too_small(model, capsys):
     """What helps is named, with the peak that it leaves, and the exit status tells a script."""
     words = ["--step", "1", "--model_name_or_path", model, "--per_device_train_batch_size", "64", "--gpu_memory", "4"]

@@ -156,7 +156,9 @@ def _drawn(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -> t
         if config.uses_vllm:
             return _vllm_parts(config, actor, machine), kept
     texts, slots = Texts.of(config), config.per_device_generation_batch_size * plan.samples_per_prompt
-    prompt, logits = texts.tokens - texts.scored, sampling_logits(shape_of(actor.model).head, slots, machine.device)
+    completes = isinstance(config, PPOConfig) and config.needs.segment_values
+    prompt = texts.tokens - 1 if completes else texts.tokens - texts.scored
+    logits = sampling_logits(shape_of(actor.model).head, slots, machine.device)
     rows = min(slots, max(1, PREFILL_TOKENS // prompt)) if config.rollout_engine == "continuous" else slots
     parts = {
         "gathered weights": gathering(weights, plan.world_size),
@@ -174,7 +176,11 @@ def _kv_cache(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -
     """Keys and values of all rows that are drawn together."""
     slots = config.per_device_generation_batch_size * plan.samples_per_prompt
     waiting = config.rollout_engine == "continuous" and plan.rollout_per_rank * plan.samples_per_prompt > slots
-    columns = Texts.of(config).tokens + SPARE_COLUMNS * waiting
+    texts = Texts.of(config)
+    columns = texts.tokens + SPARE_COLUMNS * waiting
+    if isinstance(config, PPOConfig) and config.needs.segment_values:
+        # The longest text that is completed stands beside a short one, whose response is as long as any.
+        columns = texts.tokens - 1 + texts.scored + SPARE_COLUMNS * (config.rollout_engine == "continuous")
     if _graphs(config, machine):
         columns = -(-columns // COLUMN_STEP) * COLUMN_STEP
     return slots * columns * shape_of(actor.model).cached * actor.weights.width

@@ -313,6 +313,9 @@ def _counts(plan: Plan, counts: Counts | None) -> str:
         samples = plan.config.samples_per_prompt
         what = evaluated_on = "prompts, one response each"
         what = what if samples == 1 else f"prompts, {samples} responses each"
+        if plan.config.needs.segment_values:
+            completions = plan.config.mc_samples * plan.config.mc_max_segments
+            what += f", each completed {completions} times at most"
     elif isinstance(plan.config, RefuelOnlineConfig):
         what = evaluated_on = "dialogues"
     trained = f"{counts.examples:,} training rows: {counts.updates:,} updates on {counts.trained:,} {what}"
