@@ -9,7 +9,7 @@ the first two, a word is a token.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -95,14 +95,38 @@ def tldr_rows(count: int, seed: int, kind: synthetic.Kind, split: str = "train")
     return [row for row in made if row is not None]
 
 
-def style(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[object]) -> list[float]:
-    """Distinct complaints in the first half, and distinct praises in the second, as a share of all there are."""
+def style(
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    rows: Sequence[object],
+    segments: Sequence[Sequence[str]] | None = None,
+) -> list[float] | list[list[float]]:
+    """Distinct complaints in the first half, and distinct praises in the second, as a share of all there are.
+
+    Of macro actions, what each adds.
+    """
+    if segments is not None:
+        return [_added(own) for own in segments]
     scores = []
     for words in (response.split() for response in responses):
         half = len(words) // 2
         hits = set(COMPLAINTS) & set(words[:half]), set(PRAISES) & set(words[half:])
         scores.append(sum(map(len, hits)) / (2 * CLASS_SIZE))
     return scores
+
+
+def _added(segments: Sequence[str]) -> list[float]:
+    """The new complaints or praises of each macro action."""
+    words = [text.split() for text in segments]
+    half, place, seen = sum(map(len, words)) // 2, 0, set[tuple[bool, str]]()
+    added = []
+    for own in words:
+        wanted = ((n >= half, word) for n, word in enumerate(own, place))
+        new = {(late, word) for late, word in wanted if word in (PRAISES if late else COMPLAINTS)} - seen
+        seen |= new
+        place += len(own)
+        added.append(len(new) / (2 * CLASS_SIZE))
+    return added
 
 
 def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[object]) -> list[float]:
@@ -116,8 +140,8 @@ reviews = synthetic.gold_scores
 
 def gold_scores(task: Task, responses: Sequence[str]) -> Tensor:
     """Of the task's gold function, (B,) float32."""
-    scores = {"style": style, "opener": opener, "reviews": reviews}[task.kind]([], responses, [])
-    return torch.as_tensor(scores, dtype=torch.float32)
+    functions: dict[str, Callable[..., object]] = {"style": style, "opener": opener, "reviews": reviews}  # type: ignore[explicit-any]
+    return torch.as_tensor(functions[task.kind]([], responses, []), dtype=torch.float32)
 
 
 def demonstration(kind: str, length: int, chance: random.Random) -> list[str]:

@@ -94,7 +94,7 @@ class PPO(Algorithm):
         rows = config.per_device_generation_batch_size * samples
         self.segment_values = None
         if config.needs.segment_values:
-            self.segment_values = SegmentValues(self.sample, config.mc_samples, rows)
+            self.segment_values = SegmentValues(config.mc_samples, rows)
         self.scoring = pass_size(run.plan).without_gradient
         self.current: Iteration[PPOBatch | PendingBatch] | None = None  # under way, from its first update on
         self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
@@ -190,7 +190,7 @@ class PPO(Algorithm):
             scores = scores_of(self.models.reward(rollout, texts)).values.float()
             return trained_scores(scores, rollout.finished, lengths, self.config, moments)
 
-        values, tokens = self.segment_values(known.rollout, macro, examples, iteration, score)
+        values, tokens = self.segment_values(self.sample, known.rollout, macro, examples, iteration, score)
         return replace(known, values=to_tokens(values, macro)), tokens
 
     def unscored(self, drawn: Generation) -> Trajectory | ScoredRollout:

@@ -39,15 +39,16 @@ class SegmentValues:
     weights it draws the same rollout again, and goes on with the next part.
     """
 
-    def __init__(self, sample: ActorSampler, completions: int, rows: int) -> None:
-        """Takes what samples, K, and the responses of a part."""
-        self._sample, self._completions, self._rows = sample, completions, rows
+    def __init__(self, completions: int, rows: int) -> None:
+        """Takes K, and the responses of a part."""
+        self._completions, self._rows = completions, rows
         self._of = (-1, 0)  # iteration and checksum of the rollout that the parts are of
         self._parts: list[Tensor] = []  # (b, M) each
         self._tokens: list[int] = []  # drawn for each
 
     def __call__(
         self,
+        sample: ActorSampler,
         rollout: Rollout,
         macro: MacroActions,
         examples: Sequence[PromptExample],
@@ -57,6 +58,7 @@ class SegmentValues:
         """Every rank must call it, with as many rows.
 
         Args:
+            sample: what draws.
             rollout: B rows.
             macro: their macro actions, M at most.
             examples: the prompt of each row.
@@ -82,7 +84,7 @@ class SegmentValues:
             states = [
                 State(row, n, starts[row][n] if counts[row] else 0) for row in rows for n in range(counts[row] or 1)
             ]
-            means, tokens = self._measured(rollout, ids, states, examples, iteration, score)
+            means, tokens = self._measured(sample, rollout, ids, states, examples, iteration, score)
             part = means.new_zeros(len(rows), max(macro.mask.shape[1], 1))
             part[[state.row - first for state in states], [state.number for state in states]] = means
             self._parts.append(part[:, : macro.mask.shape[1]])
@@ -95,6 +97,7 @@ class SegmentValues:
 
     def _measured(
         self,
+        sample: ActorSampler,
         rollout: Rollout,
         ids: Sequence[Sequence[int]],
         states: Sequence[State],
@@ -103,7 +106,7 @@ class SegmentValues:
         score: Score,
     ) -> tuple[Tensor, int]:
         """The mean score of the completions of each state, (S,), and the tokens of all."""
-        sample, each = self._sample, [state for state in states for _ in range(self._completions)]
+        each = [state for state in states for _ in range(self._completions)]
         numbers = list(range(self._completions)) * len(states)
         samples = [0] * len(ids) if rollout.sample_index is None else rollout.sample_index.tolist()
         asked = [examples[state.row] for state in each]
