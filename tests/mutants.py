@@ -159,6 +159,8 @@ PPL = "test_ppl_by_hand"
 PRESET_RESPONSES = "test_a_rollout_of_a_preset_holds_the_responses_of_an_update"
 PROGRAMS = "test_rewards"
 REASONS = "test_reasons_in_their_order"
+VALUES = "test_values_are_means_of_completions_drawn_by_hand[2]"
+COPIES = "test_completions_are_drawn_as_by_hand[Decoder-llama-16]"
 REFERENCE = "test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature"
 REFUEL_FIT = "test_refuel_online::test_fit_writes_what_it_should"
 REFUEL_LOSS = "test_the_loss_is_the_regression_on_the_replies_alone"
@@ -717,11 +719,31 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("credit takes every response for a prompt's only one", "PPO.credited", "_a.credit(_b, _c, _d, _e)",
      "_a.credit(_b, _c, 1, _e)", "test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline[4]"),
     ("all iterations draw alike", "PPO.collect", "_a.sample(_b, _c, _d, _e)", "_a.sample(_b, _c, 0, _e)", DRAWS),
-    ("termination in epoch 0 always", "PPO.judge", "_a.condition(known, _c)", "_a.condition(known, 0)", EPOCHS),
+    ("termination in epoch 0 always", "PPO.judge", "_a.ends(known, _c)", "_a.ends(known, 0)", EPOCHS),
     ("a rollout's reference at temperature 1", "PPO.judge", "_a.score(_b, _c, _d, _e, _f, _g)",
      "_a.score(_b, _c, 1.0, _e, _f, _g)", REFERENCE),
     ("a prefix's number is its macro action's reward", "Segments.rewards",
      "_a.diff(prepend=_b) if self.of_prefixes else _a", "_a", "test_rewards_of_numbers"),
+    ("completions are as long as responses", "SegmentValues._measured", "_a.max_new_tokens - _b", "_a.max_new_tokens",
+     VALUES),
+    ("completions of a state are all the same", "SegmentValues._measured",
+     "row_seed(_a, _b, _c, _d, _e, _f, _g)", "row_seed(_a, _b, _c, _d, _e, _f, 0)", VALUES),
+    ("completions begin with the prompt", "SegmentValues._measured", "_a[_b.row][:_b.start]",
+     "_a[_b.row][:0]", VALUES),
+    ("parts of another rollout are taken up", "SegmentValues.__call__", "self._of != _a", "False",
+     "test_parts_that_are_done_are_not_drawn_again"),
+    ("a value of the state after the macro action's first token", "segment_mc_batch", "'first'", "'unit'",
+     "test_advantages_by_hand"),
+    ("the KL penalty of a macro action alone", "segment_mc_batch", "gae(_a, _b, _c, _d, _e)  # 2",
+     "gae(_a, _b, _c, _d, 0.0)", "test_advantages_by_hand"),
+    ("the first macro actions are cut off", "at_most", "_a * most // _b", "_a // most",
+     "test_neighbours_are_joined[lengths3-3-joined3]"),
+    ("completions' scores stay as given where scores are normalised", "trained_scores", "moments.normalised(scores)",
+     "scores", "test_completions_are_scored_as_they_are_trained_on"),
+    ("what follows a limit is the response's", "assemble", "within & _a", "_a",
+     "test_what_follows_a_limit_ends_nothing"),
+    ("copies draw from the first text's logits", "Decoder.prefill", "_a[_b - rows.start]", "_a[0 * _b]", COPIES),
+    ("copies have no keys", "Decoder.prefill", "slice(start, end)", "slice(end, end)", COPIES),
     ("macro actions leave the whole score to the end", "token_rewards", "scores - _a", "scores",
      "test_rewards_of_macro_actions_stand_where_they_are_and_leave_the_rest_to_the_end"),
     ("rewards of macro actions stay as given where scores are normalised", "assign_credit", "_a / moments.deviation",

@@ -92,7 +92,7 @@ VARIANT = re.compile(r"_(vanilla|randomized|ppl|parsing|rloo|two_nodes)$")
 MODELS = {"2b": "google/gemma-2b", "7b": "google/gemma-7b", "27b": "google/gemma-2-27b"}
 SETS = {"tldr": TLDR, "hh": HH, "webgpt": WEBGPT, "apps": APPS}
 UNPUBLISHED = ("tldr_llama31_70b", "tldr_gemma_2b_grpo", "tldr_gemma_2b_gspo", "tldr_gemma_2b_vapo")
-EXAMPLES = [("ppo", name) for name in (*UNPUBLISHED, "apps_codegemma_2b_grpo")]  # no published run
+EXAMPLES = [("ppo", name) for name in (*UNPUBLISHED, "apps_codegemma_2b_grpo", "apps_codegemma_2b_segments")]
 # Run in every `make test`; slow are those that differ from one of them in numbers alone, or offload.
 KINDS = ("tldr_gemma_2b", "tldr_gemma_2b_rloo", "tldr_gemma_2b_ppl", "hh_gemma_2b_parsing")
 PUBLISHED = [one for one in PRESETS if one not in EXAMPLES]
