@@ -1,6 +1,6 @@
 # make quickstart   the whole pipeline on this machine, with a report
 # make programs     the same for programs: rewards by execution in a sandbox, pass@1 and pass@5 before and after
-# make learners     DPO, RLOO, GRPO, TEMPO, PPO, MA-PPO and best-of-16 side by side, and REFUEL on dialogues
+# make learners     DPO, PPO, MA-PPO, RLOO, GRPO, GSPO, TEMPO, segment values and the limit side by side, and REFUEL on dialogues
 # make test         the test suite
 # make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 4 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each

@@ -2,6 +2,7 @@
 """The quickstart with --small: every part runs and the report stands."""
 
 import json
+import math
 import os
 import re
 import sys
@@ -102,8 +103,16 @@ def test_learners_small(tmp_path):
     folder = tmp_path / "learners"
     result = run_small("learners.py", folder)
     page = (folder / "README.md").read_text(encoding="utf-8")
-    names = ("SFT", "DPO", "RLOO, K = 4", "GRPO, K = 4", "TEMPO, K = 4, n = 5", "PPO, n = 1", "MA-PPO, n = 5")
-    for name in (*names, "best of 16 of SFT"):
+    names = (
+        "SFT",
+        "DPO",
+        "RLOO, K = 4",
+        "GRPO, K = 4",
+        "GSPO, K = 4",
+        "TEMPO, K = 4, n = 5",
+        "segment values, 2 of 2",
+    )
+    for name in (*names, "PPO, n = 1", "MA-PPO, n = 5", "best of 16 of SFT", "limit"):
         assert f"| {name} " in page and name in result.stdout
     assert "refuel against sft, scores" in page
     assert "published" not in page, "the published rates are of other dialogues"
@@ -114,6 +123,21 @@ def test_learners_small(tmp_path):
     assert not (folder / "rloo" / "critic").exists() and (folder / "ma-ppo" / "critic").exists()
     updates = {record_of(folder / name)["batches"]["total_updates"] for name in ("rloo", "ppo")}
     assert len(updates) == 1, "RLOO draws as many responses as PPO"
+
+
+def test_the_limit_by_hand():
+    """Of 16 responses half have gold 1: at s they have the share e^s / (1 + e^s), and KL ln 2 − H(share)."""
+    from dschat.inference.measure import Answer
+    from dschat.quickstart import learners
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learners, "gold_score", float)
+        points = learners.limit_of([[Answer(str(n % 2), -float(n % 2), 0.0, 5 + n % 2) for n in range(16)]] * 3)
+    assert len(points) == 12, "the better half of 16 is 8"
+    share = math.e**2 / (1 + math.e**2)
+    kl = math.log(2) + share * math.log(share) + (1 - share) * math.log(1 - share)
+    assert points[1].gold == [pytest.approx(share)] * 3 and points[1].kl == [pytest.approx(kl)] * 3
+    assert points[1].score == [pytest.approx(-share)] * 3 and points[1].tokens == [pytest.approx(5 + share)] * 3
 
 
 def test_the_table_of_losses_by_hand():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DPO, RLOO, GRPO, TEMPO, PPO, MA-PPO and best-of-16 on the quickstart's reviews, side by side; REFUEL on dialogues.
+"""DPO, estimators of step 3 and best-of-16 on the quickstart's reviews, beside the limit; REFUEL on dialogues.
 
 Runs the same commands as any training, as processes of their own, on models and data made in code.
 """
@@ -49,18 +49,24 @@ DIALOGUE_GOLD = Path(synthetic_dialogues.__file__)
 PAIRS = 64  # of a round of REFUEL
 ONE = Processes()
 BEST_OF = (2, 4, 8, 16)
+DRAWN = 64  # responses of the SFT model to each prompt, from which the limit follows
+FEWEST = 8  # of these the limit must rest on
 SAVED = 4  # models that each run leaves on its way, its end included
 SAMPLES = 4  # of a group
 NOTE = (
     "Seconds are those of the learner's own run with its evaluations, without the models that it starts from; best of"
-    " 16 draws 16 responses for every answer instead."
+    " 16 draws 16 responses for every answer instead. The limit is the gold score of the best policy of each KL,"
+    f" π ∝ π_SFT · exp(gold / β), from {DRAWN} of the SFT model's responses to each prompt, as far as it rests on"
+    f" {FEWEST}."
 )
 # Name of each learner that trains → its folder.
 TRAINED = {
     "DPO": "dpo",
     "RLOO, K = 4": "rloo",
     "GRPO, K = 4": "grpo",
+    "GSPO, K = 4": "gspo",
     "TEMPO, K = 4, n = 5": "tempo",
+    "segment values, 2 of 2": "segment-mc",
     "PPO, n = 1": "ppo",
     "MA-PPO, n = 5": "ma-ppo",
 }
@@ -113,11 +119,19 @@ def step3_runs(sft: Path, scale: Scale) -> dict[str, list[str]]:
         "--data_split": f"0,{scale.pairs + scale.prompts - prompts},{prompts}",
     }
     grpo = {"--advantage_estimator": "grpo", "--kl_in": "loss", "--kl_estimator": "k3", "--loss_mean": "response"}
+    # Four updates of a rollout, since the ratio of one is 1; each as long as a fourth.
+    gspo = grpo | {"--policy_ratio": "sequence_mean", "--cliprange": 3e-4, "--cliprange_high": 4e-4}
+    gspo |= {"--per_device_training_batch_size": share, "--global_batch_size": share, "--actor_learning_rate": 2.5e-4}
+    # A response of two macro actions with two completions of each is about four responses.
+    values = group | {"--samples_per_prompt": 1, "--per_device_training_batch_size": share}
+    values |= {"--advantage_estimator": "segment_mc", "--ngram": 5, "--mc_samples": 2, "--mc_max_segments": 2}
     return {
         "ppo": [*saved, *critic_flags(sft), "--ngram", "1"],
         "ma-ppo": [*saved, *critic_flags(sft), "--ngram", "5"],
         "rloo": [*saved, *as_arguments(group | {"--advantage_estimator": "rloo"})],
         "grpo": [*saved, *as_arguments(group | grpo)],
+        "gspo": [*saved, *as_arguments(group | gspo)],
+        "segment-mc": [*saved, *as_arguments(values)],
         "tempo": [*saved, *as_arguments(group | {"--advantage_estimator": "tempo", "--ngram": 5})],
     }
 
@@ -126,12 +140,12 @@ def measure_all(folder: Path, pairs: Path, seed: int, scale: Scale) -> list[Lear
     """Every learner's models answer the same held-out prompts with the same draws."""
     print("== every model answers the held-out prompts", flush=True)
     measure = Measure(folder / "sft", folder / "reward", pairs, scale.data_split, seed)
-    first, best = measure.best_of(BEST_OF)
+    first, best, limit = measure.sft(BEST_OF)
     found = [Learner("SFT", [first])]
     for name, place in TRAINED.items():
         points = [measure(Path(model.path)) for model in run_models(folder / place)]
         found.append(Learner(name, points, seconds_of(folder / place)))
-    return [*found, Learner(f"best of {max(BEST_OF)} of SFT", best, bound=True)]
+    return [*found, Learner(f"best of {max(BEST_OF)} of SFT", best, bound=True), Learner("limit", limit)]
 
 
 def seconds_of(run: Path) -> float:
@@ -168,11 +182,11 @@ class Measure:
         """One answer of the model to each prompt."""
         return _point([answers[0] for answers in self._answers(self._open(model), 1)])
 
-    def best_of(self, counts: Sequence[int]) -> tuple[Point, list[Point]]:
-        """The SFT model's first answers, and the best by the reward model of so many."""
-        drawn = self._answers(self._reference, max(counts))
+    def sft(self, counts: Sequence[int]) -> tuple[Point, list[Point], list[Point]]:
+        """The SFT model's first answers, the best by the reward model of so many, and the limit at some KLs."""
+        drawn = self._answers(self._reference, DRAWN)
         best = [_point([best_of(answers, count) for answers in drawn]) for count in counts]
-        return _point([answers[0] for answers in drawn]), best
+        return _point([answers[0] for answers in drawn]), best, limit_of(drawn)
 
     def _answers(self, policy: PolicyModel, draws: int) -> list[list[Answer]]:
         return measure(
@@ -189,6 +203,25 @@ class Measure:
 
     def _open(self, model: Path) -> PolicyModel:
         return PolicyModel(load_causal_lm(str(model), "model", torch.float32, self._tokenizer)).eval()
+
+
+def limit_of(drawn: Sequence[Sequence[Answer]]) -> list[Point]:
+    """The gold score of the best policy at some KLs: π ∝ π_SFT · exp(s · gold) for s = 1, 2, 4, …
+
+    Responses of the SFT model to each prompt are weighted so, as long as they are `FEWEST` in effect: 1 / Σ w², in the
+    mean over the prompts.
+    """
+    gold = torch.tensor([[gold_score(answer.text) for answer in answers] for answers in drawn], dtype=torch.float64)
+    others = torch.tensor([[(answer.score, answer.tokens) for answer in answers] for answers in drawn]).double()
+    points: list[Point] = []
+    for steepness in (2.0**n for n in range(12)):
+        weights = (steepness * gold).softmax(1)
+        if float((1 / weights.square().sum(1)).mean()) < FEWEST:
+            break
+        kl = (weights * (weights * gold.shape[1]).log()).sum(1)
+        scores, tokens = (weights[:, :, None] * others).sum(1).unbind(1)
+        points.append(Point((weights * gold).sum(1).tolist(), scores.tolist(), kl.tolist(), tokens.tolist()))
+    return points
 
 
 def _point(answers: Sequence[Answer]) -> Point:
