@@ -3,8 +3,9 @@
 
 Of all policies with a KL this one has the highest mean score (the Gibbs variational principle). It is not trained:
 its mean score and its KL are those of the SFT model's own responses, weighted by exp(r / β). With N responses that
-holds up to a KL of about ln N − 3; beyond it the weights rest on too few of them. Prompts are part of what is drawn,
-so that the limit may also choose among them: it is an upper one.
+holds up to a KL of about ln N − 3; beyond it the weights rest on too few of them. Where the first word alone decides
+the score, its probabilities are known, and the limit is exact at every KL. Prompts are part of what is drawn, so that
+the limit may also choose among them: it is an upper one.
 """
 
 from __future__ import annotations
@@ -43,6 +44,43 @@ class Point:
     responses: float  # effective sample size: 1 / Σ w²
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Gold scores of the SFT model's responses.
+
+    Attributes:
+        gold: (N,).
+        mass: (N,) their probabilities, where these are known; else all are 1 / N, and the scores are drawn ones.
+    """
+
+    gold: Tensor
+    mass: Tensor | None = None
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(N,) float64, together 1."""
+        even = torch.full((len(self.gold),), 1 / len(self.gold), dtype=torch.float64)
+        return even if self.mass is None else self.mass.double()
+
+    @property
+    def mean(self) -> float:
+        """That of the SFT model."""
+        return float(self.probabilities @ self.gold.double())
+
+
+@torch.no_grad()
+def first_word_scores(task: Task, start: Start, seed: int, count: int = BATCH) -> Scores:
+    """Every id of the vocabulary as a first word: its gold score, and its probability in the mean over prompts."""
+    tokenizer = load_tokenizer(start.sft, "sft")
+    model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
+    prompts, _ = prompt_examples(task.rows(count, seed, "limit"), tokenizer, task.max_prompt)
+    logits = model(torch.tensor([prompt.prompt_ids for prompt in prompts])).logits[:, -1].double()
+    logits[:, [tokenizer.pad_token_id, tokenizer.bos_token_id]] = -torch.inf  # which are never drawn
+    words = [str(tokenizer.decode([n])) for n in range(logits.shape[1])]
+    mass = logits.softmax(1).mean(0)
+    return Scores(gold_scores(task, words)[mass > 0], mass[mass > 0])
+
+
 def sft_scores(task: Task, start: Start, seed: int, count: int = RESPONSES) -> Tensor:
     """(count,): gold scores of the SFT model's responses, each to a prompt of its own."""
     tokenizer = load_tokenizer(start.sft, "sft")
@@ -60,22 +98,24 @@ def sft_scores(task: Task, start: Start, seed: int, count: int = RESPONSES) -> T
     return torch.cat(found)
 
 
-def kept_scores(folder: Path, task: Task, start: Start, seed: int) -> Tensor:
-    """`sft_scores`, drawn once and then read from the folder."""
+def kept_scores(folder: Path, task: Task, start: Start, seed: int) -> Scores:
+    """Exact ones of `opener`; else `sft_scores`, drawn once and then read from the folder."""
+    if task.kind == "opener":
+        return first_word_scores(task, start, seed)
     file = folder / f"{task.name}-seed{seed}.npy"
     if not file.exists():
         with writing(file) as beside, open(beside, "wb") as out:
             np.save(out, sft_scores(task, start, seed).numpy())
-    return torch.from_numpy(np.load(file))
+    return Scores(torch.from_numpy(np.load(file)))
 
 
-def limit_table(task: Task, settings: Mapping[str, Runs], scores: Mapping[int, Tensor]) -> str:
+def limit_table(task: Task, settings: Mapping[str, Runs], scores: Mapping[int, Scores]) -> str:
     """The limit at some KL, the best of as many SFT responses, and which share of the limit each setting has there.
 
     Shares are of what is above the SFT model's mean: means over the seeds of `scores` with their 95 % intervals.
     """
-    limits = {kl: {seed: limit_at(gold, kl) for seed, gold in scores.items()} for kl in LEVELS}
-    means = {seed: float(gold.mean()) for seed, gold in scores.items()}
+    limits = {kl: {seed: limit_at(found, kl) for seed, found in scores.items()} for kl in LEVELS}
+    means = {seed: found.mean for seed, found in scores.items()}
     known = {kl: {seed: point for seed, point in of.items() if point is not None} for kl, of in limits.items()}
     rows = [["limit", *(_mean([point.gold for point in of.values()]) for of in known.values())]]
     rows.append(["its responses", *(_mean([point.responses for point in of.values()], 0) for of in known.values())])
@@ -91,36 +131,40 @@ def limit_table(task: Task, settings: Mapping[str, Runs], scores: Mapping[int, T
     return table([f"{task.name}, {len(scores)} seeds", *(f"KL {kl:g}" for kl in LEVELS)], rows)
 
 
-def best_at(gold: Tensor, kl: float) -> Point:
+def best_at(scores: Scores, kl: float) -> Point:
     """The best of so many SFT responses that the KL is not above this one."""
-    n = max(n for n in range(1, len(gold)) if math.log(n) - (n - 1) / n <= kl)
-    return best_of(gold, n)
+    most = len(scores.gold) if scores.mass is None else RESPONSES
+    n = max(n for n in range(1, most) if math.log(n) - (n - 1) / n <= kl)
+    return best_of(scores, n)
 
 
 def _mean(numbers: Sequence[float], digits: int = 3) -> str:
     return f"{np.mean(numbers):,.{digits}f}" if numbers else "–"
 
 
-def tilted(gold: Tensor, steepness: float) -> Point:
-    """π ∝ π_SFT exp(steepness · gold), from the scores (N,) of SFT responses."""
-    weights = (steepness * gold.double()).softmax(0)
-    kl = (weights * (weights * len(gold)).clamp(min=1e-300).log()).sum()
-    return Point(float(kl), float((weights * gold).sum()), float(1 / weights.square().sum()))
+def tilted(scores: Scores, steepness: float) -> Point:
+    """π ∝ π_SFT exp(steepness · gold)."""
+    gold, base = scores.gold.double(), scores.probabilities
+    weights = (steepness * gold + base.log()).softmax(0)
+    kl = (weights * (weights / base).clamp(min=1e-300).log()).sum()
+    responses = math.inf if scores.mass is not None else float(1 / weights.square().sum())
+    return Point(float(kl), float((weights * gold).sum()), responses)
 
 
-def limit_at(gold: Tensor, kl: float) -> Point | None:
+def limit_at(scores: Scores, kl: float) -> Point | None:
     """The limit at a KL, by bisection; None where it rests on too few responses, or no policy has that KL."""
-    low, high = 0.0, STEEPEST / float(gold.double().std())
+    low, high = 0.0, STEEPEST / float(scores.gold.double().std())
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if tilted(gold, middle).kl < kl else (low, middle)
-    point = tilted(gold, high)
+        low, high = (middle, high) if tilted(scores, middle).kl < kl else (low, middle)
+    point = tilted(scores, high)
     return point if point.responses >= FEWEST and abs(point.kl - kl) < 1e-3 else None
 
 
-def best_of(gold: Tensor, n: int) -> Point:
+def best_of(scores: Scores, n: int) -> Point:
     """The best of n SFT responses: its mean gold score, and a KL that it does not exceed, ln n − (n − 1) / n."""
-    ordered = gold.double().sort().values
-    ranks = torch.arange(1, len(gold) + 1, dtype=torch.float64) / len(gold)
+    ordered, order = scores.gold.double().sort()
+    ranks = scores.probabilities[order].cumsum(0)
     weights = ranks**n - torch.cat([torch.zeros(1, dtype=torch.float64), ranks[:-1]]) ** n
-    return Point(math.log(n) - (n - 1) / n, float((weights * ordered).sum()), len(gold) / n)
+    responses = math.inf if scores.mass is not None else len(ordered) / n
+    return Point(math.log(n) - (n - 1) / n, float((weights * ordered).sum()), responses)
