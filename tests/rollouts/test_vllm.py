@@ -99,6 +99,19 @@ def test_the_rollout(pair):
     assert rollout.prompt_index.tolist() == [0, 1, 2, 3, 4]
 
 
+def test_a_limit_cuts_a_row_and_nothing_else(pair):
+    """Of rows that may be as long as any, those are the beginnings; one that is cut has not ended."""
+    actor, engine = pair("llama")
+    limits = [1, 3, 12, 5, 2]
+    with engine.session(actor) as draw:
+        whole = draw(PROMPTS, sampling_of(12), SEEDS).rollout.response_rows()
+        drawn = draw(PROMPTS, sampling_of(12), SEEDS, limits=limits)
+    rows = drawn.rollout.response_rows()
+    assert rows == [row[:limit] for row, limit in zip(whole, limits, strict=True)]
+    assert drawn.rollout.finished.tolist() == [row[-1] == EOS for row in rows]
+    assert largest_gap(actor, PROMPTS, drawn, 1.0) < FORWARD * EPS and not drawn.bad_rows.any()
+
+
 @pytest.mark.parametrize("name", ["gemma", "llama"])
 def test_a_row_is_the_same_alone_and_in_another_order(name, pair):
     actor, engine = pair(name)

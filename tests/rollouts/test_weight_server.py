@@ -75,6 +75,21 @@ def test_weights_arrive_to_the_bit_and_rows_are_dealt_out(actor, servers):
     assert both[0].paths.count("/init_weight_transfer_engine") == 1
 
 
+def test_limits_of_rows_are_asked_for(actor, servers):
+    """And kept to, whatever a server answers; a row that is cut has not ended, though others that are longer go on."""
+    server, asked, limits = servers(), {}, [1, 2, 1, 2, 1]
+    draw_of_server = server.draw
+    server.draw = lambda ids, given: (asked.update({tuple(ids): given["max_tokens"]}), draw_of_server(ids, given))[1]
+    with VllmServers([server.url], NEEDS).session(actor) as draw:
+        drawn = draw(PROMPTS, sampling_of(4), SEEDS, limits=limits).rollout
+        draw(PROMPTS[:1], sampling_of(4), SEEDS[:1])
+    assert drawn.response_rows() == [row[:limit] for row, limit in zip(EXPECTED, limits, strict=True)]
+    assert not drawn.finished.any()
+    assert [asked[tuple(prompt)] for prompt in PROMPTS] == [4, *limits[1:]], (
+        "the first was asked for again, without one"
+    )
+
+
 def test_pieces_of_a_weight():
     weight = torch.arange(10, dtype=torch.bfloat16).view(2, 5)
     server = WeightServer()
