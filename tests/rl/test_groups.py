@@ -4,6 +4,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -51,6 +52,12 @@ def test_grpo_by_hand(scores, expected) -> None:
 def test_dr_grpo_by_hand() -> None:
     x = torch.tensor([[1.0, 2.0, 6.0], [math.nan, 2.0, 6.0], [math.nan, math.nan, 1.0]])
     assert_near(dr_grpo(x, x.isfinite()), [[-2.0, -1.0, 3.0], [0.0, -2.0, 2.0], [0.0, 0.0, 0.0]])
+
+
+def test_an_unknown_mean_raises() -> None:
+    for function in (loss_weights, partial(loss_count, longest=3)):
+        with pytest.raises(ValueError, match="token, macro, response, length, not 'sum'"):
+            function("sum", whole(ALL), ALL)
 
 
 @PROPERTY

@@ -14,6 +14,8 @@ from dschat.rl.types import MacroActions
 
 Stats = dict[str, Tensor]
 
+LOSS_MEANS = ("token", "macro", "response", "length")
+
 
 def policy_loss(
     new_logprobs: Tensor,
@@ -80,7 +82,12 @@ def loss_weights(mean: str, macro: MacroActions, counted: Tensor) -> Tensor | No
         mean: one of the four.
         macro: of the rows.
         counted: (B, R) bool, tokens that the loss is of.
+
+    Raises:
+        ValueError: unknown mean.
     """
+    if mean not in LOSS_MEANS:
+        raise ValueError(f"mean must be one of {', '.join(LOSS_MEANS)}, not {mean!r}")
     tokens = counted.float()
     if mean == "macro":
         sizes = to_tokens(pool_rewards(tokens, macro), macro)
@@ -99,7 +106,12 @@ def loss_count(mean: str, macro: MacroActions, counted: Tensor, longest: int) ->
         macro: of the rows.
         counted: (B, R) bool, tokens that the loss is of.
         longest: ``length``: the constant length of a response, in tokens.
+
+    Raises:
+        ValueError: unknown mean.
     """
+    if mean not in LOSS_MEANS:
+        raise ValueError(f"mean must be one of {', '.join(LOSS_MEANS)}, not {mean!r}")
     if mean == "token":
         return counted.sum().float()
     if mean == "macro":
