@@ -22,23 +22,22 @@ def test_sft_on_prompt_with_an_own_end_token(run, sft, sft_flags, tmp_path):
     assert training_rows(tmp_path / "out")[-1]["loss/sft"] < training_rows(tmp_path / "out")[0]["loss/sft"]
 
 
-@pytest.mark.parametrize("step", ["sft", "reward", "dpo"])
-def test_accumulation_and_checkpointing_change_nothing(step, request, run, tmp_path):
-    plain = training_rows(request.getfixturevalue(step))
+def test_accumulation_and_checkpointing_change_nothing(sft, sft_flags, run, tmp_path):
+    """The other losses: tests/trainers, and test_equivalence.py."""
+    plain = training_rows(sft)
     changed = {"per_device_train_batch_size": 2, "global_batch_size": 8, "gradient_checkpointing": True}
-    run(step, request.getfixturevalue(f"{step}_flags") | changed).expect(0)
+    run("sft", sft_flags | changed).expect(0)
     rows = training_rows(tmp_path / "out")
     assert len(rows) == len(plain) == 4
     for row, other in zip(rows, plain, strict=True):
         assert row["samples"] == other["samples"] and row["lr"] == other["lr"]
-        for key in (f"loss/{step}", "grad_norm"):
+        for key in ("loss/sft", "grad_norm"):
             assert row[key] == near(other[key], 16 * UPDATE, scale=0), key
     batches = json.loads((tmp_path / "out" / "run.json").read_text())["batches"]
     assert (batches["micro_batch"], batches["accumulation"], batches["global_batch"]) == (2, 4, 8)
 
 
-@pytest.mark.parametrize("step", ["sft", "reward"])
-def test_clipping_schedule_and_evaluation(step, request, run, tmp_path):
+def test_clipping_schedule_and_evaluation(sft_flags, run, tmp_path):
     flags = {
         "gradient_clipping": 0.001,
         "lr_scheduler_type": "linear",
@@ -49,7 +48,7 @@ def test_clipping_schedule_and_evaluation(step, request, run, tmp_path):
         "per_device_eval_batch_size": 4,
         "weight_decay": 0,
     }
-    run(step, request.getfixturevalue(f"{step}_flags") | flags).expect(0)
+    run("sft", sft_flags | flags).expect(0)
     rows = training_rows(tmp_path / "out")
     # 8 updates, warm-up over 4, the rate of the first is 0
     assert [row["lr"] for row in rows] == pytest.approx(
@@ -70,12 +69,10 @@ def test_bf16_on_a_cpu(step, request, run, tmp_path):
     assert json.loads((tmp_path / "out" / "train_config.json").read_text())["dtype"] == "bf16"
 
 
-@pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
-def test_no_self_checks_and_inert_flags(step, request, run):
+def test_no_self_checks_and_inert_flags(run, ppo_flags):
     inert = {"print_loss": True, "num_padding_at_beginning": 0, "enable_hybrid_engine": True, "inference_tp_size": 1}
     extra = {"no_self_checks": True, "deepspeed": True, "local_rank": 0}
-    flags = request.getfixturevalue(f"{step}_flags") | inert | extra
-    screen = run(step, flags).expect(0).stderr
+    screen = run("ppo", ppo_flags | inert | extra).expect(0).stderr
     assert all(screen.count(f"--{name} does nothing here") == 1 for name in inert)
 
 

@@ -4,7 +4,6 @@
 import gzip
 import json
 
-import pytest
 from transformers import AutoTokenizer
 
 from cli_runs import copy_model, evaluation_rows, read_jsonl, training_rows, write_jsonl
@@ -53,7 +52,7 @@ def talk(text, column):
     return [{"role": role, "content": content} for role, content in said]
 
 
-def test_parquet_in_all_steps(run, sft_flags, reward_flags, ppo_flags, texts, tmp_path):
+def test_parquet_with_other_columns(run, reward_flags, ppo_flags, texts, tmp_path):
     import pyarrow
     from pyarrow import parquet
 
@@ -65,26 +64,22 @@ def test_parquet_in_all_steps(run, sft_flags, reward_flags, ppo_flags, texts, tm
     parquet.write_table(table.slice(48), folder / "test-00000-of-00001.parquet")
     names = {"prompt_key": "question", "chosen_key": "good", "rejected_key": "bad"}
     common = {"data_path": folder, "data_split": "1,1,1", **names}
-    for step, flags in (("sft", sft_flags), ("reward", reward_flags), ("ppo", ppo_flags)):
+    for step, flags in (("reward", reward_flags), ("ppo", ppo_flags)):
         run(step, flags | common | {"output_dir": tmp_path / step}).expect(0)
         sources = json.loads((tmp_path / step / "run.json").read_text())["data"]["sources"]
         assert [source["name"] for source in sources] == ["tables"] and sources[0]["train"] == 16
     assert training_rows(tmp_path / "ppo")[-1]["samples"] == 16
 
 
-@pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
-def test_two_sources(step, request, run, texts, tmp_path):
-    flags = request.getfixturevalue(f"{step}_flags")
+def test_two_sources(run, ppo_flags, texts, tmp_path):
     own = write_jsonl(tmp_path / "own.jsonl", texts)
-    split = {"sft": "1,0,0", "reward": "0,32,32", "ppo": "0,32,32"}[step]
-    paths = {"data_path": [flags["data_path"], own], "data_split": split}
-    run(step, flags | paths).expect(0)
+    run("ppo", ppo_flags | {"data_path": [ppo_flags["data_path"], own]}).expect(0)
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     first, second = record["data"]["sources"]
     assert (first["train"], second["name"]) == (32, "own")
-    assert second["train"] in ({"sft": (60, 61)}.get(step, (30, 31)))
+    assert second["train"] in (30, 31)
     assert len(record["data"]["sha256"]) == 3
-    card = (tmp_path / "out" / ("actor" if step == "ppo" else ".") / "README.md").read_text()
+    card = (tmp_path / "out" / "actor" / "README.md").read_text()
     assert "- `own`:" in card and f"- `{first['name']}`:" in card
 
 

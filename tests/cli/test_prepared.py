@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import cache_from_the_first_byte, run_forked, run_process, training_rows
+from cli_runs import cache_from_the_first_byte, run_forked, training_rows
 from data_cases import look_at_data as main
 from data_fixtures import write_all
 
@@ -57,11 +57,12 @@ def test_step_3(run, ppo_flags, sft, tmp_path):
     assert len(training_rows(tmp_path / "folder")) > 0
 
 
-def test_step_1_on_four_sets_at_once(sft_flags, tmp_path):
+def test_step_1_on_four_sets_at_once(run, sft_flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path / "copies"))
     write_all(tmp_path / "copies", rows=20, eval_rows=6)
     names = ["openai/summarize_from_feedback", "hh-rlhf", "webgpt", "apps"]
-    flags = sft_flags | {"data_path": names, "max_seq_len": 400, "output_dir": tmp_path / "out"}
-    run_process("sft", flags, MA_RLHF_DATA=str(tmp_path / "copies")).expect(0)
+    flags = sft_flags | {"data_path": names, "max_seq_len": 400}
+    run("sft", flags).expect(0)
     data = json.loads((tmp_path / "out" / "run.json").read_text())["data"]
     assert [(source["name"], source["train"], source["eval"]) for source in data["sources"]] == [
         ("tldr", 20, 6),

@@ -2,15 +2,17 @@
 """The presets: every training script against the published settings, and a run of two updates with its own flags."""
 
 import json
+import os
 import re
 
 import pytest
 
 from cli_runs import STEPS, arguments, run_forked, training_rows
 from data_fixtures import EVAL_SPLITS, MAKERS, write_rows
+from dschat.config.presets import preset_names
 from dschat.errors import UserError
 from real_size import as_large_as
-from script_runs import GEMMA, PRESETS, SCRIPTS, called, preset
+from script_runs import GEMMA, PRESETS, SCRIPTS, SHIM, called, preset
 
 # The paper's tables.
 TLDR, HH, WEBGPT, APPS = (
@@ -133,11 +135,19 @@ def test_every_published_row_has_a_preset_and_a_script():
 
 
 def test_scripts_hold_no_settings():
-    """Three lines each: the flags are in the presets."""
+    """Three lines each, of which the last names subcommand and preset: the flags are in the presets."""
     for script in SCRIPTS:
-        lines = script.read_text(encoding="utf-8").splitlines()
-        assert len(lines) == 3 and lines[0] == "#!/usr/bin/env bash" and script.stat().st_mode & 0o111, script
-        assert re.findall("--[a-z_]+", lines[2]) == ["--config"], script
+        first, licence, last = script.read_text(encoding="utf-8").splitlines()
+        assert first == "#!/usr/bin/env bash" and licence.startswith("# SPDX") and SHIM.fullmatch(last), script
+        assert os.access(script, os.X_OK), script
+        command, name = called(script)
+        assert name in preset_names(command), script
+
+
+@pytest.mark.parametrize(("step", "name"), [one for one in EXAMPLES if "70b" not in one[1]])
+def test_an_unpublished_preset_is_read(step, name, tmp_path):
+    """That of 70 billion weights is refused where vLLM is missing; tests/plan reads it."""
+    assert preset(step, name, processes=8, PROJ_PATH=str(tmp_path)).config.plan_batches(8).global_batch > 0
 
 
 @every_preset

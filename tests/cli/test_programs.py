@@ -2,7 +2,6 @@
 """Step 3 with --reward_source programs: problems in APPS's columns, scores by execution."""
 
 import json
-import sys
 
 import pytest
 
@@ -13,10 +12,10 @@ from cli_runs import (
     evaluation_rows,
     message_of,
     read_jsonl,
-    run_command,
     training_rows,
     write_jsonl,
 )
+from data_cases import look_at_data
 from data_fixtures import make_rows
 from dschat.common.glossary import CRITIC, PROGRAMS
 from dschat.scoring.programs.levels import weakness
@@ -75,9 +74,9 @@ def test_rows_without_the_column_are_named(run, flags, tmp_path):
     message_of(run("ppo", flags | {"data_path": tmp_path / "plain"}), "train.jsonl", "input_output", "needs tests")
 
 
-def test_reference_solutions_are_run_before_training(flags, tmp_path):
-    command = [sys.executable, "-m", "dschat.data", "check", flags["data_path"], "--data_split", "0,0,1"]
-    printed = run_command([*command, "--run_solutions", 6]).expect(0).stdout
+def test_reference_solutions_are_run_before_training(flags, capsys):
+    assert look_at_data(["check", str(flags["data_path"]), "--data_split", "0,0,1", "--run_solutions", "6"]) == 0
+    printed = capsys.readouterr().out
     report = printed[printed.index("reference solutions, sandbox level") :].splitlines()
     assert report[1:4] == [
         "  6 rows: 1 without tests, 1 without a solution",

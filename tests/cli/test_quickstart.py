@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command
+from dschat.quickstart.reward_losses import table
 from dschat.scoring.programs.levels import weakness
 
 
@@ -142,13 +143,9 @@ def test_the_limit_by_hand():
 
 def test_the_table_of_losses_by_hand():
     """Accuracies of 0.5 and 0.7 have the mean 0.6 and, of two, the standard error 0.1."""
-    code = (
-        "from dschat.quickstart.reward_losses import table\n"
-        "print(table({'end': [{'eval/accuracy': 0.5}, {'eval/accuracy': 0.7}],"
-        " 'average': [{'eval/accuracy': 0.5, 'eval/end_accuracy': 0.25, 'eval/mean_accuracy': 0.75}]}))"
-    )
-    done = run_command([sys.executable, "-c", code], cwd=TRAINING / "quickstart").expect(0)
-    assert done.stdout.splitlines()[2:] == [
+    average = {"eval/accuracy": 0.5, "eval/end_accuracy": 0.25, "eval/mean_accuracy": 0.75}
+    printed = table({"end": [{"eval/accuracy": 0.5}, {"eval/accuracy": 0.7}], "average": [average]})
+    assert printed.splitlines()[2:] == [
         "| `end` |  | 60.0 ± 10.0 % | 60.0 ± 10.0 % |",
         "| `average` | 75.0 % | 50.0 % | 25.0 % |",
     ]

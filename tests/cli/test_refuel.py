@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from cli_runs import check_names, evaluation_rows, message_of, read_jsonl, training_rows, write_jsonl
+from cli_runs import (
+    TRAINING,
+    arguments,
+    check_names,
+    evaluation_rows,
+    message_of,
+    read_jsonl,
+    run_forked,
+    training_rows,
+    write_jsonl,
+)
 from closeness import UPDATE, near
 from dialogue_cases import chat_tokenizer
 from factories import make_causal_lm, save_folder
@@ -16,6 +26,7 @@ from kills import kill_when, rows_kept
 from launches import launch
 from real_size import as_large_as
 from refuel_cases import REFUEL, command, forked, make_models, make_prompts, script, small_pairs
+from script_runs import called, preset
 
 SLOW_SCORE = """
 import time
@@ -145,3 +156,45 @@ def test_kept_log_probs_of_another_policy_are_refused(place):
     save_folder(place / "policy", make_causal_lm("llama", 8, len(chat_tokenizer())), chat_tokenizer("llama-3"))
     result = forked("refuel", flags | {"output_dir": "out2"}, place)
     message_of(result, "pairs_box.safetensors", "the model differ", "Remove")
+
+
+# -- the script of the published run, and a run with its flags
+
+
+SCRIPT = TRAINING / "refuel" / "training_scripts" / "llama_3_8b_it.sh"
+PUBLISHED = {
+    **{"model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "max_seq_len": 2048, "temperature": 0.8},
+    **{"eta": 1000.0, "learning_rate": 3e-7, "weight_decay": 1e-6, "optimizer": "adamw", "seed": 555134},
+    **{"lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "total_episodes": 64000, "gradient_clipping": 0.0},
+    **{"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "eval_interval": 100, "zero_stage": 3},
+    **{"dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_the_published_settings(gpus, tmp_path):
+    """They are written down here once more."""
+    assert called(SCRIPT) == ("refuel", "llama_3_8b_it")
+    config = preset("refuel", "llama_3_8b_it", processes=gpus, PROJ_PATH=str(tmp_path)).config
+    assert {name: getattr(config, name) for name in PUBLISHED} == PUBLISHED
+    assert config.plan_batches(gpus).global_batch == 128
+    assert config.total_iterations(500, 128) == 500 and config.cluster is None
+    assert config.data_path == [str(tmp_path / "data" / "refuel" / "llama-3-8b-it" / "pairs")]
+
+
+def test_variables_and_flags_win():
+    config = preset("refuel", "llama_3_8b_it", ["--lr", "1e-6"], MODEL="mine", DATA="pairs", CLUSTER="h100").config
+    assert (config.model_name_or_path, config.data_path, config.cluster) == ("mine", ["pairs"], "h100")
+    assert config.learning_rate == 1e-6
+
+
+@pytest.mark.slow
+def test_two_updates_of_the_published_run(place):
+    write_jsonl(place / "pairs" / "train.jsonl", small_pairs(8))
+    flags = {"global_batch_size": 4, "total_episodes": 8, "dtype": "fp32"}
+    words = arguments(flags | {"deepspeed_config": as_large_as(7e9, place / "policy")})
+    variables = {"PROJ_PATH": str(place), "MODEL": str(place / "policy"), "DATA": str(place / "pairs")}
+    told = preset("refuel", "llama_3_8b_it", words, **variables).words()
+    run_forked(REFUEL / "refuel.py", told, place / "printed").expect(0)
+    (folder,) = place.glob("models/*/refuel")
+    assert len(training_rows(folder)) == 2

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from cli_runs import STEPS, built_once, environment, files_under, run_command, training_rows
+from dschat.cli import main
 from launches import free_port
-from script_runs import GEMMA, SCRIPTS, SHIM, VARIABLES, called, false_launcher, recorded, run_recorded
+from script_runs import GEMMA, SCRIPTS, VARIABLES, called, false_launcher, recorded, run_recorded
 
 SMALL = {
     "sft": "--data_split 1,0,0 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
@@ -131,16 +132,15 @@ def test_one_rank_that_fails_ends_the_others_at_once(inputs, sft, tmp_path):
     assert "[rank 1]" in last and "the judge is gone" in last and str(function) in last
 
 
-# That of 70 billion weights is refused where vLLM is missing.
+# One of each command; tests/cli/test_presets.py reads all of them.
 @pytest.mark.parametrize(
-    "script", [s for s in SCRIPTS if "70b" not in s.stem], ids=lambda script: "-".join(called(script))
+    "script", {called(script)[0]: script for script in reversed(SCRIPTS)}.values(), ids=lambda s: "-".join(called(s))
 )
 def test_what_a_script_starts(script, tmp_path):
     """Through DeepSpeed's launcher; flags given to it win, and words are passed on as they are."""
-    nodes = {"NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1"} if "two_nodes" in script.stem else {}
     (tmp_path / "scratch").mkdir()
     given = ["--output_dir", "two words", "--data_path", "a", "b*"]
-    variables = {"TMPDIR": str(tmp_path / "scratch"), "RECORDER_STATUS": "7", "NUM_GPUS": "4", **nodes}
+    variables = {"TMPDIR": str(tmp_path / "scratch"), "RECORDER_STATUS": "7", "NUM_GPUS": "4"}
     run_recorded(script, tmp_path, *given, **variables).expect(7)
     options, words, environment = recorded(tmp_path)
     assert options[-2:] == ["--module", "--no_local_rank"] and words[:2] == [called(script)[0], "--deepspeed"]
@@ -176,33 +176,33 @@ def test_machines_without_ssh_get_a_list_of_their_own(tmp_path):
     assert "--zero_stage=3" in words and "--per_device_generation_batch_size=16" in words
 
 
-# That of 70 billion weights is refused where vLLM is missing.
-@pytest.mark.parametrize(
-    "script", [s for s in SCRIPTS if "70b" not in s.stem], ids=lambda script: "-".join(called(script))
-)
-def test_no_settings_stand_in_a_script(script):
-    """Three lines, of which the last names subcommand and preset."""
-    first, licence, last = script.read_text(encoding="utf-8").splitlines()
-    assert first == "#!/usr/bin/env bash" and licence.startswith("# SPDX") and SHIM.fullmatch(last)
-    assert os.access(script, os.X_OK)
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """printed(words, variables): what `dschat sft` prints of its smallest preset, in place of training."""
+
+    def print_config(*words, **variables):
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit, match="0"):
+            main(["sft", "--config", "tldr_gemma_2b", "--print_config", *words])
+        return capsys.readouterr().out
+
+    return print_config
 
 
-def dschat_of_preset(*words, **variables):
-    """What `dschat sft` with its smallest preset prints."""
-    command = [sys.executable, "-m", "dschat", "sft", "--config", "tldr_gemma_2b", *words]
-    return run_command(command, **(dict.fromkeys(VARIABLES) | variables)).expect(0).stdout
-
-
-def test_what_is_printed_are_the_sizes_for_all_processes():
+def test_what_is_printed_are_the_sizes_for_all_processes(printed):
     """512 examples on 128 processes are 4 for each, on 256 they are 2."""
-    printed = dschat_of_preset("--num_gpus", "256", "--print_config")
-    assert re.search(r"^per_device_train_batch_size: 2 .*# preset, 256 processes", printed, re.MULTILINE)
+    assert re.search(
+        r"^per_device_train_batch_size: 2 .*# preset, 256 processes", printed("--num_gpus", "256"), re.MULTILINE
+    )
 
 
-def test_a_preset_below_another_launcher():
+def test_a_preset_below_another_launcher(printed):
     """Takes the run's variables, and leaves that launcher's own to it."""
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
-    printed = dschat_of_preset("--print_config", MODEL="mine/base", DATA="rows.jsonl", PROJ_PATH="/p", **rank)
-    lines = {line.split("#")[0].strip() for line in printed.splitlines()}
+    told = printed(MODEL="mine/base", DATA="rows.jsonl", PROJ_PATH="/p", **rank)
+    lines = {line.split("#")[0].strip() for line in told.splitlines()}
     assert {"model_name_or_path: mine/base", "data_path: [rows.jsonl]", "master_addr: null"} <= lines
     assert "output_dir: /p/models/rows-base/sft" in lines

@@ -8,7 +8,8 @@ import sys
 import time
 from functools import partial
 
-from cli_runs import environment, message_of, run_command, write_jsonl
+from cli_runs import environment, write_jsonl
+from dschat.cli import main
 from dschat.errors import UserError
 from dschat.main import run_script
 from judges import EVALUATION, rows_of
@@ -34,12 +35,11 @@ def test_how_scripts_end(caplog):
     assert kept.startswith("interrupted; ") and kept.endswith("the same command goes on from there")
 
 
-def test_the_sampler_knows_all_names_of_a_data_set(tmp_path):
+def test_the_sampler_knows_all_names_of_a_data_set(tmp_path, capsys, caplog):
     file = write_jsonl(tmp_path / "a.jsonl", rows_of(["one", "two"]))
-    script = EVALUATION / "tools" / "sample_from_dataset.py"
-    command = [sys.executable, script, "--data_file", file, "--save_file", tmp_path / "s.jsonl", "--dataset"]
-    assert "subreddits" in run_command([*command, "tldr"]).expect(0).stdout
-    message_of(run_command([*command, "apps"]), "--dataset apps: unknown")
+    words = ["sample", "--data_file", str(file), "--save_file", str(tmp_path / "s.jsonl"), "--dataset"]
+    assert main([*words, "tldr"]) == 0 and "subreddits" in capsys.readouterr().out
+    assert main([*words, "apps"]) == 2 and "--dataset apps: unknown" in caplog.text
 
 
 def test_ctrl_c_ends_the_report_without_a_traceback(tmp_path):

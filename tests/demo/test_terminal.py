@@ -10,6 +10,7 @@ import pytest
 
 from cli_runs import environment, message_of, run_command
 from demo_cases import as_run, make_session, save_endless, save_reward, save_taught
+from dschat.cli import main
 from dschat.demo.__main__ import TerminalChat
 from dschat.demo.session import ShownAnswer
 from dschat.errors import UserError
@@ -110,10 +111,11 @@ def command(*words):
     return [sys.executable, "-m", "dschat.demo", *map(str, words)]
 
 
-def test_a_missing_gradio_is_named_with_its_extra(tmp_path):
-    (tmp_path / "gradio.py").write_text("raise ModuleNotFoundError(\"No module named 'gradio'\", name='gradio')\n")
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    message_of(run_command(command("chat"), PYTHONPATH=path), "demo chat needs Gradio", "pip install 'ma-rlhf[ui]'")
+def test_a_missing_gradio_is_named_with_its_extra(monkeypatch, caplog):
+    """As a process: `evaluation/human-eval.py --web`, tests/evaluation/human."""
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["demo", "chat"]) == 2
+    assert "demo chat needs Gradio" in caplog.text and "pip install 'ma-rlhf[ui]'" in caplog.text
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGTERM and Ctrl-C in the middle of things: the run ends, says how to go on, and does so exactly."""
 
+import json
 import runpy
 import signal
 from functools import partial
@@ -35,6 +36,7 @@ def test_a_run_stops_and_goes_on(sent, step, moment, trial, whole, inputs, monke
         first = partial(runpy.run_path, str(inputs / "own.py")) if step == "sft" else None
         stopped(run.ended(run.start(first), 30), sent)
     assert not (run.out / ".writing").exists() and not (run.out / ".lock").exists()
+    assert json.loads((run.out / "run.json").read_text())["finished"] is False
     run.run(**RESUME).expect(0)
     expect_same(whole(step), outcome(run.out))
 

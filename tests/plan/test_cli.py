@@ -10,17 +10,9 @@ from transformers import BertConfig, GemmaConfig
 
 from cli_runs import STEPS, TRAINING
 from dschat.cli import main as dschat
-from script_runs import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 ONLINE = TRAINING / "refuel" / "training_scripts" / "hh_llama3_8b_online.sh"
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch, tmp_path):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(name="model")

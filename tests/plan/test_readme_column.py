@@ -12,7 +12,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.plan.__main__ import plan_step
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan
-from script_runs import SCRIPTS, VARIABLES
+from script_runs import SCRIPTS
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 ROW = re.compile(r"^\| (`\w+\.sh`.*?) \| ([\d, ]+) \| (.+?) \|", re.MULTILINE)
@@ -25,13 +25,6 @@ def rows() -> dict[str, tuple[list[int], str]]:
         for name in re.findall(r"`(\w+)\.sh`", scripts):
             found[name] = [int(step) for step in steps.split(",")], memory
     return found
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch, tmp_path):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
 
 
 def test_every_published_script_has_a_row():

@@ -17,7 +17,6 @@ from dschat.plan.__main__ import plan_step
 from dschat.plan.models import find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.recommend import Recommendation, recommend
-from script_runs import VARIABLES
 
 
 def main(words):
@@ -27,13 +26,6 @@ def main(words):
 
 PPO = STEPS["ppo"] / "training_scripts"
 OURS, COLOCATED, SERVERS = range(3)
-
-
-@pytest.fixture(autouse=True)
-def _no_variables(monkeypatch, tmp_path):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
 
 
 def ppo_flags(model: str, *more: str) -> list[str]:
@@ -58,7 +50,7 @@ def fed_back(capsys, words: list[str], way: dict) -> dict:
     ("model", "gpus", "memory", "best", "engine"),
     [
         ("meta-llama/Llama-3.1-8B", "4", "40", OURS, 2),
-        ("google/gemma-2-27b", "8", "80", OURS, 2),
+        pytest.param("google/gemma-2-27b", "8", "80", OURS, 2, marks=pytest.mark.slow),
         ("meta-llama/Llama-3.1-70B", "16", "80", COLOCATED, 4),
     ],
 )
@@ -171,7 +163,10 @@ def test_other_steps_are_refused(model, caplog):
     assert "--recommend is for step 3 alone: add --step 3, or leave it out" in caplog.messages[-1]
 
 
-@pytest.mark.parametrize(("script", "processes", "parts"), [("tldr_gemma2_27b", 8, 2), ("tldr_llama31_70b", 16, 4)])
+@pytest.mark.parametrize(
+    ("script", "processes", "parts"),
+    [("tldr_gemma2_27b", 8, 2), pytest.param("tldr_llama31_70b", 16, 4, marks=pytest.mark.slow)],
+)
 def test_the_scripts_with_tensor_parallelism(script, processes, parts):
     """The flags in the head of the one, and those of the other, fit 80 GB, with what the heads say of memory."""
     head = find_preset("ppo", script).read_text(encoding="utf-8")
