@@ -1028,8 +1028,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_one_in_ten_is_held_out_at_most"),
     ("text metrics: padding is read", "read_and_answer", "_a['attention_mask']", "None", BATCHES),
     ("text metrics: padding is counted", "read_and_answer", "torch.where(_a, _b, 0.0)", "_b", BATCHES),
-    ("text metrics: responses are drawn, not the likeliest", "_measure.prepare",
-     "load_policy(*_a, 0.0, _b, _c)", "load_policy(*_a, 1.0, _b, _c)",
+    ("text metrics: responses are drawn, not the likeliest", "text._part.prepare",
+     "load_policy(*_a, 0.0, _b)", "load_policy(*_a, 1.0, _b)",
      "test_responses_are_greedy_and_compared_with_the_data"),
     # evaluation
     ("verdicts of another rubric are gone on with", "_judge", "{'rubric': _a}", "{'rubric': ''}",

@@ -7,7 +7,7 @@ from datasets import load_dataset
 
 from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.inference.runner import select_prompts, shuffled
+from dschat.inference.prompts import select_prompts, shuffled
 
 
 def texts_of(selection):

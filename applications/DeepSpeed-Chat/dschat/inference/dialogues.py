@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.chat_servers import Endpoint, ServerFlags, checked_address, checked_key
@@ -21,19 +20,20 @@ from dschat.data.encoding import turn_end
 from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
 from dschat.errors import UserError
-from dschat.inference.policy import choose_device, load_sampler, locate_policy
-from dschat.inference.refuel import GenerateOptions, Place, described_function, digest, make_rows
+from dschat.inference.datasets import Place, described_function, digest, make_rows
+from dschat.inference.policy import Compute, load_sampler, locate_policy
+from dschat.inference.refuel import GenerateOptions
 from dschat.inference.runner import (
     LARGER,
     BatchFunction,
+    Concluded,
     Entry,
-    computed_on,
+    Part,
     enough_memory,
     in_batches,
     settings_of,
 )
 from dschat.models.limits import position_limit, trained_length
-from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out
 from dschat.rollouts.sampling import row_seed
@@ -52,22 +52,21 @@ def run_generate(options: GenerateOptions) -> str:
 
     Raises UserError for bad models or data, or a data set that is there with other settings.
     """
-    device = choose_device(device=options.device)
-    dtype = choose_dtype(options.dtype, device)
+    where = Compute.chosen(options)
     path = locate_policy(options.model)
     tokenizer = load_tokenizer(path, "--model", may_add_pad=True)
     endpoint = _endpoint(options)
     firsts, repeated = first_messages(options.prompts, tokenizer, options.num_data)
-    settings = _settings(options, path, computed_on(device, dtype))
+    settings = _settings(options, path, where)
     settings |= {"prompts": f"{options.prompts} (rows {digest(firsts)})"}
 
     def prepare() -> BatchFunction:
         with enough_memory("--model, --user_model: the GPU's memory does not hold both", f"--user_server, {LARGER}"):
-            assistant = _open_assistant(path, "--model", tokenizer, options, device, dtype)
-            user = _open_user(options, endpoint, device, dtype) if options.num_turns > 1 else UserFromData([])
+            assistant = _open_assistant(path, "--model", tokenizer, options, where)
+            user = _open_user(options, endpoint, where) if options.num_turns > 1 else UserFromData([])
         return partial(_in_memory, Drawing(assistant, user, options.num_turns, options.seed), firsts)
 
-    def conclude(entries: Sequence[Entry]) -> tuple[list[dict[str, Any]], str]:
+    def conclude(entries: list[Entry]) -> Concluded:
         rows = [entry["row"] for entry in entries if entry["row"] is not None]
         reasons = Counter(entry["reason"] for entry in entries if entry["row"] is None)
         if not rows:
@@ -78,7 +77,8 @@ def run_generate(options: GenerateOptions) -> str:
         left_out = f", {reasons.total()} left out ({in_words(reasons)})" if reasons else ""
         return rows, f"{len(rows)} dialogues of {options.num_turns} turns{left_out}, {repeated} prompts were repeated"
 
-    return make_rows(options, settings, in_batches(range(len(firsts)), options.batch_size), prepare, conclude)
+    part = Part(batches=in_batches(range(len(firsts)), options.batch_size), prepare=prepare, unit="dialogue")
+    return make_rows(options, settings, part, conclude)
 
 
 @dataclass(frozen=True)
@@ -138,20 +138,15 @@ def _in_memory(drawing: Drawing, firsts: Sequence[Message], numbers: list[int]) 
 
 
 def _open_assistant(
-    path: str,
-    flag: str,
-    tokenizer: PreTrainedTokenizerBase,
-    options: GenerateOptions,
-    device: torch.device,
-    dtype: torch.dtype,
+    path: str, flag: str, tokenizer: PreTrainedTokenizerBase, options: GenerateOptions, where: Compute
 ) -> PolicyAssistant:
-    parts = (tokenizer, options, options.temperature, device, dtype, [turn_end(tokenizer).token_id])
-    causal_lm, sampling, draw = load_sampler(path, flag, *parts)
+    ends = [turn_end(tokenizer).token_id]
+    causal_lm, sampling, draw = load_sampler(path, flag, tokenizer, options, options.temperature, where, ends)
     most = position_limit(causal_lm) or trained_length(causal_lm.config)
     return PolicyAssistant(draw, tokenizer, sampling, most, may_end=True)
 
 
-def _open_user(options: GenerateOptions, endpoint: Endpoint | None, device: torch.device, dtype: torch.dtype) -> User:
+def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compute) -> User:
     if options.user_function:
         return FunctionUser(load_function(options.user_function, "--user_function"), "--user_function")
     if endpoint is not None:
@@ -159,7 +154,7 @@ def _open_user(options: GenerateOptions, endpoint: Endpoint | None, device: torc
         return SimulatedUser(writer)
     path = locate_policy(options.user_model)
     tokenizer = load_tokenizer(path, "--user_model", may_add_pad=True)
-    return SimulatedUser(ModelWriter(_open_assistant(path, "--user_model", tokenizer, options, device, dtype)))
+    return SimulatedUser(ModelWriter(_open_assistant(path, "--user_model", tokenizer, options, where)))
 
 
 def _endpoint(options: GenerateOptions) -> Endpoint | None:
@@ -172,11 +167,11 @@ def _endpoint(options: GenerateOptions) -> Endpoint | None:
     return Endpoint(*parts, checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY", bare), SERVER)
 
 
-def _settings(options: GenerateOptions, path: str, where: dict[str, Any]) -> dict[str, Any]:
+def _settings(options: GenerateOptions, path: str, where: Compute) -> dict[str, Any]:
     """What the rows depend on, by flag; an interrupted run goes on only with the same."""
     names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
     names += ["batch_size"] if options.rollout_engine == "generate" else []  # then the draws depend on it
-    settings = settings_of(options, names) | where | {"model": folder_stamp(path)}
+    settings = settings_of(options, names) | where.settings | {"model": folder_stamp(path)}
     if options.num_turns == 1:
         return settings
     if options.user_function:

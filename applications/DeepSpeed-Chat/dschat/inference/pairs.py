@@ -29,20 +29,12 @@ from dschat.data.encoding import turn_end
 from dschat.data.rows import in_words
 from dschat.data.sources import open_data
 from dschat.errors import UserError
-from dschat.inference.policy import choose_device, locate_policy
-from dschat.inference.refuel import RECORD, MaskOptions, Place, RankOptions, described_function, digest, make_rows
-from dschat.inference.runner import (
-    LARGER,
-    BatchFunction,
-    Entry,
-    computed_on,
-    enough_memory,
-    in_batches,
-    settings_of,
-)
-from dschat.models.opening import choose_dtype
+from dschat.inference.datasets import RECORD, Place, described_function, digest, make_rows
+from dschat.inference.policy import Compute, locate_policy
+from dschat.inference.refuel import MaskOptions, RankOptions
+from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, in_batches, settings_of
 from dschat.models.tokenizer import load_tokenizer
-from dschat.scoring.reward_reader import NOT_FINITE, RewardReader, load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_reader import NOT_FINITE, load_reward_model, load_reward_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow
@@ -63,14 +55,14 @@ def run_rank(options: RankOptions) -> str:
     """
     raws = list(open_data(options.prompts, PROMPTS).train)
     pairs = [read_dialogue_pair(raw, origin, scored=False) for origin, raw in raws]
-    settings = {"prompts": f"{options.prompts} (rows {digest(raw for _, raw in raws)})"} | _scorer_settings(options)
-    open_scorer = _scorer(options)
+    scorer_settings, open_scorer = _scorer(options)
+    settings = {"prompts": f"{options.prompts} (rows {digest(raw for _, raw in raws)})"} | scorer_settings
 
     def prepare() -> BatchFunction:
         score = open_scorer()
         return lambda numbers: _entries([pairs[n] for n in numbers], numbers, score, options.batch_size)
 
-    def conclude(entries: Sequence[Entry]) -> tuple[list[dict[str, Any]], str]:
+    def conclude(entries: list[Entry]) -> Concluded:
         failures = sum((Counter(entry["failures"]) for entry in entries), Counter[str]())
         scored = sum(len(numbers) for entry in entries for numbers in entry["rewards"].values())
         if failures.total() == scored:
@@ -79,7 +71,8 @@ def run_rank(options: RankOptions) -> str:
         rows = [{**raw, **entry["rewards"]} for (_, raw), entry in zip(raws, entries, strict=True)]
         return rows, f"{scored} rewards of {len(pairs)} pairs of dialogues{failed}"
 
-    return make_rows(options, settings, in_batches(range(len(pairs)), AT_ONCE), prepare, conclude)
+    part = Part(batches=in_batches(range(len(pairs)), AT_ONCE), prepare=prepare, unit="dialogue")
+    return make_rows(options, settings, part, conclude)
 
 
 def _entries(pairs: Sequence[DialoguePair], numbers: Sequence[int], score: Score, batch_size: int) -> list[Entry]:
@@ -113,39 +106,26 @@ def _key(dialogue: Dialogue) -> str:
     return "\0".join(message["content"] for message in dialogue)
 
 
-def _scorer_settings(options: RankOptions) -> dict[str, Any]:
-    """What the rewards depend on, by flag; an interrupted run goes on only with the same."""
-    if options.reward_function is not None:
-        return {"reward-function": described_function(options.reward_function)}
-    device = choose_device(device=options.device)
-    where = computed_on(device, choose_dtype(options.dtype, device))
-    return {"reward-model": folder_stamp(options.reward_model or "")} | settings_of(options, ["max_length"]) | where
-
-
-def _scorer(options: RankOptions) -> Callable[[], Score]:
-    """What opens the reward model; looks at its tokenizer, or at the function, at once."""
+def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
+    """What the rewards depend on, by flag, and what opens the reward model, whose tokenizer is looked at at once."""
     if options.reward_function is not None:
         function = load_function(options.reward_function, FUNCTION)
-        return lambda: partial(function_scores, function)
-    path = options.reward_model or ""
+        settings = {"reward-function": described_function(options.reward_function)}
+        return settings, lambda: partial(function_scores, function)
+    path, where = options.reward_model or "", Compute.chosen(options)
     tokenizer = load_reward_tokenizer(path, rm_template=False)
     if tokenizer.chat_template is None:
         raise UserError(
             f"--reward_model {path}: its tokenizer has no chat template, so that it cannot read dialogues. Give a "
             f"reward model whose folder holds chat_template.jinja, or {FUNCTION} module.py:function."
         )
-    device = choose_device(device=options.device)
 
     def opened() -> Score:
-        with enough_memory("--reward_model: the GPU's memory does not hold it", LARGER):
-            reader = load_reward_model(path, tokenizer, True, device, choose_dtype(options.dtype, device))
-        return partial(_read, reader, options.max_length)
+        with enough_memory("--reward_model: the GPU's memory does not hold it"):
+            reader = load_reward_model(path, tokenizer, True, where.device, where.dtype)
+        return lambda dialogues: reader.score_dialogues(dialogues, options.max_length)
 
-    return opened
-
-
-def _read(reader: RewardReader, max_length: int, dialogues: Sequence[Dialogue]) -> list[float | str]:
-    return reader.score_dialogues(dialogues, max_length)
+    return {"reward-model": folder_stamp(path)} | settings_of(options, ["max_length"]) | where.settings, opened
 
 
 def function_scores(function: Callable[..., Any], dialogues: Sequence[Dialogue]) -> list[float | str]:

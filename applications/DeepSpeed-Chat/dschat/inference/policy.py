@@ -14,10 +14,11 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
-from dschat.inference.options import PolicyOptions, TextOptions
+from dschat.inference.options import ComputeFlags, PolicyOptions, PromptFlags, TextOptions
 from dschat.inference.refuel import GenerateOptions
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
+from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import own_end_ids
 from dschat.rollouts.engine import Draw
 from dschat.rollouts.generate import choose_engine
@@ -28,6 +29,26 @@ logger = logging.getLogger(__name__)
 ACTOR = "actor"  # folder of the policy below a step-3 output folder
 FLAGS_FILE = "train_config.json"  # which every run writes
 STEP = re.compile(r"step-(\d+)")  # folder of a model that was kept along the way
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and in what models compute."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def chosen(cls, options: ComputeFlags) -> "Compute":
+        """What the flags say; see `choose_device` and `choose_dtype`."""
+        gpu = options.gpu if isinstance(options, PromptFlags) else None
+        device = choose_device(gpu, options.device)
+        return cls(device, choose_dtype(options.dtype, device))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """For the settings of a run."""
+        return {"device": self.device.type, "dtype": str(self.dtype).removeprefix("torch.")}
 
 
 @dataclass(frozen=True)
@@ -95,11 +116,10 @@ def load_policy(
     tokenizer: PreTrainedTokenizerBase,
     options: PolicyOptions | TextOptions,
     temperature: float,
-    device: torch.device,
-    dtype: torch.dtype,
+    where: Compute,
 ) -> SamplingPolicy:
     """Opens the policy at a path from `locate_policy`; raises UserError where there is no such model."""
-    causal_lm, sampling, draw = load_sampler(path, "--model", tokenizer, options, temperature, device, dtype)
+    causal_lm, sampling, draw = load_sampler(path, "--model", tokenizer, options, temperature, where)
     return SamplingPolicy(causal_lm, tokenizer, sampling, options.seed or 0, draw)
 
 
@@ -109,8 +129,7 @@ def load_sampler(
     tokenizer: PreTrainedTokenizerBase,
     options: PolicyOptions | TextOptions | GenerateOptions,
     temperature: float,
-    device: torch.device,
-    dtype: torch.dtype,
+    where: Compute,
     ends: Collection[int] = (),
 ) -> tuple[PreTrainedModel, Sampling, Draw]:
     """Opens a causal LM to draw from.
@@ -121,13 +140,13 @@ def load_sampler(
         tokenizer: of the model.
         options: how it draws.
         temperature: of the draws; 0 = greedy.
-        device, dtype: of the model.
+        where: the model computes.
         ends: ids that end a response beside EOS and the checkpoint's own.
 
     Returns:
         The model, how it draws, and what draws.
     """
-    causal_lm = load_causal_lm(path, flag, dtype, tokenizer).to(device).eval()
+    causal_lm = load_causal_lm(path, flag, where.dtype, tokenizer).to(where.device).eval()
     sampling = Sampling(
         max_new_tokens=options.max_new_tokens,
         end_ids=tuple(sorted({tokenizer.eos_token_id, *ends, *own_end_ids(path)})),

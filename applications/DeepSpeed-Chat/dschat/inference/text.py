@@ -7,7 +7,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import folder_stamp
-from dschat.common.journal import Journal
 from dschat.common.jsonl import read_object
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
@@ -29,31 +27,12 @@ from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.evaluation.text import policy_result, reward_result, rouge, without_nan
 from dschat.inference.options import TRAINING_SEED, TextOptions, model_name
-from dschat.inference.policy import (
-    ACTOR,
-    FLAGS_FILE,
-    STEP,
-    SamplingPolicy,
-    choose_device,
-    load_policy,
-    locate_policy,
-)
-from dschat.inference.runner import (
-    LARGER,
-    BatchFunction,
-    Entry,
-    Selection,
-    computed_on,
-    digest_of,
-    enough_memory,
-    run_batches,
-    settings_of,
-    shuffled,
-)
+from dschat.inference.policy import ACTOR, FLAGS_FILE, STEP, Compute, SamplingPolicy, load_policy, locate_policy
+from dschat.inference.prompts import Selection, digest_of, shuffled
+from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, run_batches, settings_of
 from dschat.models.limits import check_length
 from dschat.models.load import load_scalar
 from dschat.models.lora import base_of, load_adapter
-from dschat.models.opening import choose_dtype
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel, last_scores, warn_of_reward_loss
 from dschat.models.tokenizer import end_token_id, load_tokenizer
@@ -107,23 +86,32 @@ def run_text(options: TextOptions) -> str:
 
     Raises UserError for bad models or data, a finished report, or an interrupted run with other settings.
     """
-    subjects, device = subjects_of(options), choose_device(options.gpu, options.device)
+    subjects, where = subjects_of(options), Compute.chosen(options)
     options = replace(options, seed=split_seed(options))
-    dtype = choose_dtype(options.dtype, device)
     path = options.output / ROWS
     if path.exists() and not options.overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
     rows = _rows(options)
-    settings = settings_of(options, RECORDED) | computed_on(device, dtype)
+    settings = settings_of(options, RECORDED) | where.settings
     settings |= {"data": f"{options.data} (rows {digest_of(rows)})"}
     settings |= {"models": [f"{each.name}: {folder_stamp(each.path)}" for each in subjects]}
-    with closing(Journal(path, settings, options.overwrite)) as journal:
-        written = {each.name: _measure(each, rows, options, journal, device, dtype) for each in subjects}
+
+    def conclude(entries: list[Entry]) -> Concluded:
+        written: dict[str, list[dict[str, Any]]] = {each.name: [] for each in subjects}
+        updates = {each.name: each.update for each in subjects}
+        for entry in entries:
+            name = entry["model"]
+            written[name].append({"model": name, "update": updates[name]} | entry["row"])
+        for each in subjects:
+            say_not_finite(each, written[each.name])
         policies = [policy_result(written[each.name]) for each in subjects if each.kind == "policy"]
         rewards = [reward_result(written[each.name]) for each in subjects if each.kind == "reward"]
-        table = write_text_report(policies, rewards, options.output)  # before the file that says: finished
-        journal.finish(without_nan(row) for each in subjects for row in written[each.name])
-    return f"{table}\n\n{path}, and beside it report.md, .json and .png"
+        table = write_text_report(policies, rewards, options.output)
+        rows = [without_nan(row) for of_model in written.values() for row in of_model]
+        return rows, f"{table}\n\n{path}, and beside it report.md, .json and .png"
+
+    parts = (_part(each, rows, options, where) for each in subjects)
+    return run_batches(path, settings, options.overwrite, parts, conclude)
 
 
 def _rows(options: TextOptions) -> list[Row]:
@@ -141,15 +129,8 @@ def _rows(options: TextOptions) -> list[Row]:
     return [rows[number] for number in shuffled(len(rows))[: options.num_samples]]
 
 
-def _measure(
-    subject: Subject,
-    rows: list[Row],
-    options: TextOptions,
-    journal: Journal,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> list[dict[str, Any]]:
-    """The rows of one model, those that the journal holds and the others."""
+def _part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
+    """What one model does."""
     path = locate_policy(subject.path) if subject.kind == "policy" else subject.path
     tokenizer = load_tokenizer(path, subject.flag, may_add_pad=True)
     texts = choose_texts(subject, rows, tokenizer, options)
@@ -158,26 +139,23 @@ def _measure(
     answers = subject.kind == "policy" and not options.no_rouge
 
     def prepare() -> BatchFunction:
-        with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}", LARGER):
+        with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
             if subject.kind == "reward":
-                classifier = load_scalar(weights, subject.flag, dtype, tokenizer, may_be_new=adapter is not None)
+                classifier = load_scalar(weights, subject.flag, where.dtype, tokenizer, may_be_new=adapter is not None)
                 if adapter is not None:
                     load_adapter(classifier, adapter, subject.flag, weights)
                 warn_of_reward_loss(classifier.config, f"{subject.flag} {path}")
-                model = ScalarModel(classifier.to(device).eval())
+                model = ScalarModel(classifier.to(where.device).eval())
                 return texts.selection.of_batch(partial(score_pairs, model, texts, tokenizer.pad_token_id))
-            policy = load_policy(path, tokenizer, options, 0.0, device, dtype)
+            policy = load_policy(path, tokenizer, options, 0.0, where)
         if answers:
             policy.check_lengths(texts.selection.longest)
         work = partial(read_and_answer, policy, texts, tokenizer.pad_token_id, options.all_tokens, answers)
         return texts.selection.of_batch(work)
 
-    lengths = texts.lengths(options.max_new_tokens if answers else 0)
-    batches, part = texts.selection.batches(options.batch_size, lengths), ("model", subject.name)
-    entries = run_batches(journal, batches, prepare, shown, part, subject.name)
-    rows_of_model = [{"model": subject.name, "update": subject.update} | entry["row"] for entry in entries]
-    say_not_finite(subject, rows_of_model)
-    return rows_of_model
+    batches = texts.selection.batches(options.batch_size, texts.lengths(options.max_new_tokens if answers else 0))
+    column = ("model", subject.name)
+    return Part(batches=batches, prepare=prepare, shown=shown, column=column, title=subject.name)
 
 
 def subjects_of(options: TextOptions) -> list[Subject]:
