@@ -106,7 +106,7 @@ COMMANDS: dict[str, Command] = {
         goes_on=True,
     ),
     "sample": Command(
-        "the rows that judges and people compare", "evaluation.options:SampleOptions", "evaluation.commands:sample"
+        "the rows that judges and people compare", "evaluation.options:SampleOptions", "evaluation.sampling:sample"
     ),
     "judge": Command(
         "a judge model compares two models",
@@ -121,7 +121,7 @@ COMMANDS: dict[str, Command] = {
         goes_on=True,
     ),
     "vote": Command(
-        "people compare two models", "evaluation.options:VoteOptions", "evaluation.commands:vote", goes_on=True
+        "people compare two models", "evaluation.options:VoteOptions", "evaluation.voting:vote", goes_on=True
     ),
     "report": Command(
         "win rates, agreement, pass@k, best of N", "evaluation.options:ReportOptions", "reports.evaluations:report"

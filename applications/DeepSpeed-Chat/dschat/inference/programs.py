@@ -25,7 +25,7 @@ def run_programs(options: ProgramOptions) -> str:
     other settings.
     """
     refuse_finished(options)
-    pool = ProgramPool(options.level, options.sandbox_workers, max_tests=options.max_tests)
+    pool = ProgramPool(options.sandbox_level, options.sandbox_workers, max_tests=options.max_tests)
     given = Answering.find(options)
     selection, untested = _with_tests(given.selection)
     left_out = selection.dropped + untested

@@ -17,12 +17,12 @@ from dschat.evaluation.options import AskingOptions
 from dschat.inference.options import (
     MODEL_HELP,
     TEMPERATURE,
-    CheckedFlags,
     ComputeFlags,
     Engine,
     InferenceOptions,
     PolicyOptions,
     PromptFlags,
+    QuietFlags,
     ScoredOptions,
 )
 
@@ -31,7 +31,7 @@ LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
 
 
 @dataclass(kw_only=True)
-class OutputFlags(CheckedFlags):
+class OutputFlags(QuietFlags):
     """Where a command that makes REFUEL's data puts them."""
 
     output_repo: str = flag("gets the data set: a folder, or owner/name on the Hugging Face hub")
@@ -46,7 +46,6 @@ class OutputFlags(CheckedFlags):
     overwrite: bool = like(PolicyOptions, "overwrite")
 
     def __post_init__(self) -> None:
-        """The place has a name."""
         super().__post_init__()
         if not self.output_repo.strip("/"):
             raise UserError("--output_repo is empty: give a folder, or owner/name on the hub.")
@@ -88,7 +87,6 @@ class GenerateOptions(OutputFlags, ComputeFlags):
     top_k = 0  # all
 
     def __post_init__(self) -> None:
-        """One plays the user."""
         super().__post_init__()
         if self.user_server and self.user_function:
             raise UserError("--user_server and --user_function both play the user: drop one of them.")
@@ -121,7 +119,6 @@ class RankOptions(OutputFlags, ComputeFlags):
     batch_size: int = like(PromptFlags, "batch_size", 8, "dialogues that the reward model reads at once")
 
     def __post_init__(self) -> None:
-        """One of the two scores."""
         super().__post_init__()
         if (self.reward_model is None) == (self.reward_function is None):
             raise UserError("give either --reward_model or --reward_function: one of them scores the dialogues.")
