@@ -1032,7 +1032,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "load_policy(*_a, 0.0, _b)", "load_policy(*_a, 1.0, _b)",
      "test_responses_are_greedy_and_compared_with_the_data"),
     # evaluation
-    ("verdicts of another rubric are gone on with", "_judge", "{'rubric': _a}", "{'rubric': ''}",
+    ("verdicts of another rubric are gone on with", "run.judge", "{'rubric': _a}", "{'rubric': ''}",
      "test_verdicts_of_another_rubric_are_not_gone_on_with"),
     ("the best of N with replacement", "expected_best", "math.comb(_a, _b - 1) / _c",
      "((_a + 1) ** _b - _a ** _b) / len(rewards) ** _b", BEST_OF_N),

@@ -41,10 +41,9 @@ class Place:
         return self.options.output_dir or Path(own)
 
     def finished(self, files: Sequence[str], settings: Mapping[str, Any]) -> str | None:
-        """What was written, where an earlier run of the same settings finished it; hands it over again.
+        """What was written, where an earlier run finished it; hands it over again.
 
-        Raises:
-            UserError: it was made with other settings.
+        Raises UserError where that run had other settings.
         """
         record = self.folder / RECORD
         if self.options.overwrite or not record.exists() or not (self.folder / files[0]).exists():
@@ -79,15 +78,9 @@ class Place:
 
 
 def make_rows(options: OutputFlags, settings: Mapping[str, Any], part: Part, conclude: Conclusion) -> str:
-    """Makes train.jsonl and hands it over, or what was finished before; the line that sums it up.
+    """Makes train.jsonl, see `run_batches`, and hands it over, or what was finished before; the line that sums it up.
 
-    Args:
-        options: where.
-        settings: what the rows depend on, by flag.
-        part, conclude: see `run_batches`.
-
-    Raises:
-        UserError: the data set is there, or begun, with other settings.
+    Raises UserError where the data set is there, or begun, with other settings.
     """
     place = Place(options)
     done = place.finished([ROWS], settings)

@@ -4,8 +4,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,14 @@ def run_generate(options: GenerateOptions) -> str:
         with enough_memory("--model, --user_model: the GPU's memory does not hold both", f"--user_server, {LARGER}"):
             assistant = _open_assistant(path, "--model", tokenizer, options, where)
             user = _open_user(options, endpoint, where) if options.num_turns > 1 else UserFromData([])
-        return partial(_in_memory, Drawing(assistant, user, options.num_turns, options.seed), firsts)
+        drawing = Drawing(assistant, user, options.num_turns, options.seed)
+
+        def of_numbers(numbers: list[int]) -> list[Entry]:
+            problem = f"--batch_size: the GPU's memory does not suffice for {len(numbers)} dialogues"
+            with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
+                return drawing.draw(numbers, [firsts[number] for number in numbers])
+
+        return of_numbers
 
     def conclude(entries: list[Entry]) -> Concluded:
         rows = [entry["row"] for entry in entries if entry["row"] is not None]
@@ -91,12 +97,7 @@ class Drawing:
     seed: int  # of the run
 
     def draw(self, numbers: Sequence[int], firsts: Sequence[Message]) -> list[Entry]:
-        """Draws each dialogue twice: from its first message, and again from one of its turns on.
-
-        Args:
-            numbers: of the dialogues, which decide their draws.
-            firsts: their first messages.
-        """
+        """Draws each dialogue, by its number, twice: from its first message, and again from one of its turns on."""
         first = self._roll_out(self.seed, numbers, [[message] for message in firsts])
         reasons = {number: said.ended for number, said in zip(numbers, first, strict=True) if said.ended}
         whole = {number: said.messages for number, said in zip(numbers, first, strict=True) if not said.ended}
@@ -118,23 +119,13 @@ class Drawing:
 
 
 def sampled_turns(seed: int, number: int, turns: int) -> tuple[int, int]:
-    """(L, h) of a dialogue: L ~ Uniform{0, …, H−1}, the last turn that is scored; h ~ Uniform{0, …, L}, the turn whose
-    replies are compared.
+    """(L, h) of a dialogue with H turns, from the run's seed and its number.
 
-    Args:
-        seed: of the run.
-        number: of the dialogue.
-        turns: H.
+    L ~ Uniform{0, …, H−1} is the last turn that is scored, h ~ Uniform{0, …, L} the turn whose replies are compared.
     """
     random = np.random.default_rng((seed, number))
     last = int(random.integers(turns))
     return last, int(random.integers(last + 1))
-
-
-def _in_memory(drawing: Drawing, firsts: Sequence[Message], numbers: list[int]) -> list[Entry]:
-    problem = f"--batch_size: the GPU's memory does not suffice for {len(numbers)} dialogues"
-    with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
-        return drawing.draw(numbers, [firsts[number] for number in numbers])
 
 
 def _open_assistant(
@@ -162,13 +153,13 @@ def _endpoint(options: GenerateOptions) -> Endpoint | None:
     if options.user_server is None:
         return None
     url = checked_address(options.user_server, SERVER.url)
-    parts = (options.user_model, url, options.max_new_tokens, options.timeout, options.max_tries)
-    bare = Endpoint(*parts, flags=SERVER)
-    return Endpoint(*parts, checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY", bare), SERVER)
+    limits = (options.max_new_tokens, options.timeout, options.max_tries)
+    endpoint = Endpoint(options.user_model, url, *limits, flags=SERVER)
+    return replace(endpoint, key=checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY", endpoint))
 
 
 def _settings(options: GenerateOptions, path: str, where: Compute) -> dict[str, Any]:
-    """What the rows depend on, by flag; an interrupted run goes on only with the same."""
+    """What the rows depend on, by flag."""
     names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
     names += ["batch_size"] if options.rollout_engine == "generate" else []  # then the draws depend on it
     settings = settings_of(options, names) | where.settings | {"model": folder_stamp(path)}
@@ -182,17 +173,10 @@ def _settings(options: GenerateOptions, path: str, where: Compute) -> dict[str, 
 
 
 def first_messages(name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> tuple[list[Message], int]:
-    """The first message of each dialogue, and how many others were the same.
+    """So many first messages of a data set (0 = all), and how many others were the same.
 
-    Two are the same where the policy's chat template makes the same tokens of them.
-
-    Args:
-        name: data set, see `dschat.data.sources.open_data`.
-        tokenizer: of the policy, with a chat template.
-        most: messages to take, 0 = all.
-
-    Raises:
-        UserError: there is no such data set, or a row has no message to begin with; names the row.
+    Two are the same where the policy's chat template makes the same tokens of them. Raises UserError where there is no
+    such data set, or a row, which it names, has no message to begin with.
     """
     found: list[Message] = []
     seen: set[tuple[int, ...]] = set()

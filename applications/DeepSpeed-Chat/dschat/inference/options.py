@@ -124,6 +124,11 @@ class PolicyOptions(PromptFlags):
         super().prepare()
         os.environ.setdefault("MA_RLHF_DATA", str(self.proj_path / "data"))
 
+    @property
+    def samples(self) -> int | None:
+        """Number of prompts to take; None = all."""
+        return self.num_samples
+
     def path_of(self, dataset: str, folder: str, name: str) -> Path:
         """The result file: results/{dataset}/{folder}/{name}.jsonl below `proj_path`."""
         return self.proj_path / "results" / dataset / folder / f"{self.name or name}.jsonl"
@@ -179,10 +184,8 @@ class ScoredOptions(PolicyOptions):
 
     @property
     def samples(self) -> int | None:
-        """Number of prompts to take; None = all."""
-        if self.num_samples is not None:
-            return self.num_samples
-        return None if self.dataset == UNSHUFFLED else PROTOCOL_SAMPLES
+        """See `PolicyOptions.samples`; without --num_samples those of the protocol."""
+        return PROTOCOL_SAMPLES if self.num_samples is None and self.dataset != UNSHUFFLED else self.num_samples
 
 
 @dataclass(kw_only=True)
@@ -280,11 +283,6 @@ class ProgramOptions(TemperatureOptions):
     sandbox_level: SandboxLevel = like(ProgramFlags, "sandbox_level")
     sandbox_workers: int = like(ProgramFlags, "sandbox_workers", help="programs that are run at a time")
     max_tests: int | None = like(ProgramFlags, "max_tests")
-
-    @property
-    def samples(self) -> int | None:
-        """Number of problems to take; None = all."""
-        return self.num_samples
 
     @property
     def result_path(self) -> Path:

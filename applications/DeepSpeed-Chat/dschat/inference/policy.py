@@ -60,19 +60,15 @@ class SampledResponse:
     finished: bool  # whether it ended by itself; else it was cut at --max_new_tokens
 
 
+@dataclass(frozen=True)
 class SamplingPolicy:
     """A causal LM with its tokenizer and way of sampling."""
 
-    def __init__(
-        self,
-        causal_lm: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        sampling: Sampling,
-        seed: int,
-        draw: Draw,
-    ) -> None:
-        self.causal_lm, self._tokenizer, self._sampling, self._seed = causal_lm, tokenizer, sampling, seed
-        self._draw = draw
+    causal_lm: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    sampling: Sampling
+    seed: int
+    sampler: Draw  # what draws from the model
 
     def respond(self, examples: Sequence[PromptExample], draws: int = 1) -> list[list[SampledResponse]]:
         """So many responses to each prompt, all drawn in one pool.
@@ -84,22 +80,21 @@ class SamplingPolicy:
         """
         wanted = [(draw, example) for draw in range(draws) for example in examples]
         prompts = [example.prompt_ids for _, example in wanted]
-        seeds = [row_seed(self._seed, example.index, draw) for draw, example in wanted]
-        rollout = self._draw(prompts, self._sampling, seeds).rollout
+        seeds = [row_seed(self.seed, example.index, draw) for draw, example in wanted]
+        rollout = self.sampler(prompts, self.sampling, seeds).rollout
         responses = []
         for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
-            text = decode_response(self._tokenizer, ids[:-1] if finished else ids)
+            text = decode_response(self.tokenizer, ids[:-1] if finished else ids)
             responses.append(SampledResponse(text, len(ids), finished))
         return [responses[first : first + len(examples)] for first in range(0, len(responses), len(examples))]
 
     def at(self, temperature: float) -> "SamplingPolicy":
         """The same model, drawing at another temperature."""
-        sampling = replace(self._sampling, temperature=temperature)
-        return SamplingPolicy(self.causal_lm, self._tokenizer, sampling, self._seed, self._draw)
+        return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     def check_lengths(self, longest_prompt: int) -> None:
         """Raises UserError where the longest prompt and response together are longer than the model can read."""
-        limit, longest_response = position_limit(self.causal_lm), self._sampling.max_new_tokens
+        limit, longest_response = position_limit(self.causal_lm), self.sampling.max_new_tokens
         if limit is None or longest_prompt + longest_response <= limit:
             return
         remedy = "Lower --max_new_tokens"
@@ -132,16 +127,9 @@ def load_sampler(
     where: Compute,
     ends: Collection[int] = (),
 ) -> tuple[PreTrainedModel, Sampling, Draw]:
-    """Opens a causal LM to draw from.
+    """Opens the causal LM at a path from `locate_policy`, which a flag named, to draw from.
 
-    Args:
-        path: from `locate_policy`.
-        flag: that named it, for messages.
-        tokenizer: of the model.
-        options: how it draws.
-        temperature: of the draws; 0 = greedy.
-        where: the model computes.
-        ends: ids that end a response beside EOS and the checkpoint's own.
+    `ends` are ids that end a response beside EOS and the checkpoint's own; at temperature 0 draws are greedy.
 
     Returns:
         The model, how it draws, and what draws.

@@ -8,7 +8,6 @@ from typing import Any
 
 from dschat.data.examples import PromptExample
 from dschat.data.hub import find_known
-from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.inference.options import ProgramOptions
 from dschat.inference.policy import SamplingPolicy
@@ -50,31 +49,30 @@ def run_programs(options: ProgramOptions) -> str:
 
 
 def respond_and_run(
-    policy: SamplingPolicy, pool: ProgramPool, num_return: int, examples: list[PromptExample], rows: list[Row]
+    policy: SamplingPolicy, pool: ProgramPool, num_return: int, examples: list[PromptExample]
 ) -> list[Entry]:
     """Draws so many programs for each problem and runs them on its tests."""
     draws = policy.respond(examples, num_return)
-    tests, origins = [tests_of(row) for row in rows], [row.origin for row in rows]
+    tests, origins = [tests_of(each.row) for each in examples], [each.row.origin for each in examples]
     outcomes = [pool.run([program_of(response.text) for response in draw], tests, origins) for draw in draws]
     entries = []
-    for place, (example, row) in enumerate(zip(examples, rows, strict=True)):
+    for place, example in enumerate(examples):
         samples: list[dict[str, Any]] = []
         for draw, found in zip(draws, outcomes, strict=True):
             response, outcome = draw[place], found[place]
             sample = {"response": response.text, "finished": response.finished, "status": outcome.status}
             samples.append(sample | {"passed": outcome.passed, "total": outcome.total})
-        written = example.columns | {"difficulty": str(row.extra.get("difficulty") or "")}
+        written = example.columns | {"difficulty": str(example.row.extra.get("difficulty") or "")}
         entries.append({"number": example.index, "row": written | {"samples": samples}})
     return entries
 
 
 def _with_tests(selection: Selection) -> tuple[Selection, int]:
     """The problems that have tests, and how many have none."""
-    kept = [place for place, row in enumerate(selection.rows) if has_tests(row)]
+    kept = [example for example in selection.examples if has_tests(example.row)]
     if not kept:
         raise UserError("--data_path: no problem has tests in its column input_output.")
-    examples, rows = [selection.examples[i] for i in kept], [selection.rows[i] for i in kept]
-    return replace(selection, examples=examples, rows=rows), len(selection.rows) - len(rows)
+    return replace(selection, examples=kept), len(selection.examples) - len(kept)
 
 
 def _shown(entries: list[Entry]) -> dict[str, str]:

@@ -30,7 +30,7 @@ RECORDED = (
 )
 PROTOCOL_SEED = 1234  # of the shuffle and of a split that has to be made; --seed changes the draws only
 
-PromptFunction = Callable[[list[PromptExample], list[Row]], list[Entry]]  # prompts of a batch, their rows → entries
+PromptFunction = Callable[[list[PromptExample]], list[Entry]]  # prompts of a batch → their entries
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class Selection:
     """The prompts of a run, in the order of the file."""
 
     examples: list[PromptExample]  # prompts as token ids; `index` is the number in the data set's order
-    rows: list[Row]  # of the examples
     dropped: int  # rows left out, whose prompt was too long or empty
     digest: str  # of all rows, also of those left out
 
@@ -53,17 +52,17 @@ class Selection:
         return in_batches(numbers, size, lengths or [len(example) for example in self.examples])
 
     def of_batch(self, function: PromptFunction) -> BatchFunction:
-        """A function of prompts and rows as one of their numbers; raises UserError where memory does not suffice."""
-        places = {example.index: place for place, example in enumerate(self.examples)}
+        """A function of prompts as one of their numbers; raises UserError where memory does not suffice."""
+        numbered = {example.index: example for example in self.examples}
 
         def of_numbers(numbers: list[int]) -> list[Entry]:
-            examples = [self.examples[places[number]] for number in numbers]
+            examples = [numbered[number] for number in numbers]
             problem = (
                 f"--batch_size: the GPU's memory does not suffice for {len(examples)} prompts of up to "
                 f"{max(map(len, examples))} tokens"
             )
             with enough_memory(problem, "a smaller --batch_size, or --max_new_tokens"):
-                return function(examples, [self.rows[places[number]] for number in numbers])
+                return function(examples)
 
         return of_numbers
 
@@ -90,7 +89,7 @@ def select_prompts(options: ScoredOptions | ProgramOptions, tokenizer: PreTraine
         )
     if dropped:
         logger.warning("%s: %d of %d prompts left out (%s)", path, dropped.total(), len(rows), reasons)
-    return Selection(examples, [rows[example.index] for example in examples], dropped.total(), digest_of(rows))
+    return Selection(examples, dropped.total(), digest_of(rows))
 
 
 def shuffled(count: int) -> list[int]:

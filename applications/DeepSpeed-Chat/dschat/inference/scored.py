@@ -12,7 +12,6 @@ from dschat.common.fingerprints import folder_stamp
 from dschat.common.statistics import mean_estimate
 from dschat.data.encoding import encode_responses
 from dschat.data.examples import PromptExample
-from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.evaluation.best_of import sweep_of
 from dschat.inference.options import BestOfOptions, InferenceOptions
@@ -122,21 +121,14 @@ def respond_and_score(
     draws: int,
     keep: Callable[[Sequence[Candidate]], Entry],
     examples: list[PromptExample],
-    rows: list[Row],
 ) -> list[Entry]:
     """Draws so many responses to each prompt and scores them.
 
-    Args:
-        policy: draws.
-        reader: scores.
-        draws: responses to a prompt.
-        keep: makes an entry of the responses to a prompt, which come in the order of their numbers.
-        examples: the prompts.
-        rows: of the data set.
+    `keep` makes an entry of the responses to a prompt, which come in the order of their numbers.
     """
     drawn = []
     for responses in policy.respond(examples, draws):
-        rewards = _rewards(reader, examples, [response.text for response in responses], rows)
+        rewards = _rewards(reader, examples, [response.text for response in responses])
         drawn.append(list(zip(rewards, responses, strict=True)))
     entries = []
     for example, candidates in zip(examples, zip(*drawn, strict=True), strict=True):
@@ -162,10 +154,10 @@ def all_of(temperature: float, candidates: Sequence[Candidate]) -> Entry:
     return {"row": row, "temperature": temperature}
 
 
-def score_references(reader: RewardReader, examples: list[PromptExample], rows: list[Row]) -> list[Entry]:
+def score_references(reader: RewardReader, examples: list[PromptExample]) -> list[Entry]:
     """Scores the data set's own responses."""
-    chosen, rejected = _references(rows)
-    scores = (_rewards(reader, examples, texts, rows) for texts in (chosen, rejected))
+    chosen, rejected = _references(examples)
+    scores = (_rewards(reader, examples, texts) for texts in (chosen, rejected))
     entries = []
     for example, better, worse, *rewards in zip(examples, chosen, rejected, *scores, strict=True):
         row = example.columns | {"response": better, "reward": rewards[0]}
@@ -174,14 +166,14 @@ def score_references(reader: RewardReader, examples: list[PromptExample], rows: 
     return entries
 
 
-def _rewards(
-    reader: RewardReader, examples: list[PromptExample], responses: list[str], rows: list[Row]
-) -> list[float]:
-    return reader(ResponseTexts([example.prompt_text for example in examples], responses, rows)).tolist()
+def _rewards(reader: RewardReader, examples: list[PromptExample], responses: list[str]) -> list[float]:
+    prompts, rows = [example.prompt_text for example in examples], [example.row for example in examples]
+    return reader(ResponseTexts(prompts, responses, rows)).tolist()
 
 
-def _references(rows: list[Row]) -> tuple[list[str], list[str]]:
+def _references(examples: list[PromptExample]) -> tuple[list[str], list[str]]:
     """The data set's chosen and rejected responses."""
+    rows = [example.row for example in examples]
     for row in rows:
         if row.chosen is None or row.rejected is None:
             missing = "chosen" if row.chosen is None else "rejected"
@@ -193,7 +185,7 @@ def _lengths(selection: Selection, options: InferenceOptions, tokenizer: PreTrai
     """Tokens that the reward model, or the policy before it draws, reads of each example."""
     lengths = [len(example) for example in selection.examples]
     if options.ref_scores:
-        texts = _references(selection.rows)
+        texts = _references(selection.examples)
         longer = map(max, *(map(len, encode_responses(tokenizer, some)) for some in texts))
         lengths = [length + more for length, more in zip(lengths, longer, strict=True)]
     return lengths

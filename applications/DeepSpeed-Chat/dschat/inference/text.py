@@ -150,8 +150,7 @@ def _part(subject: Subject, rows: list[Row], options: TextOptions, where: Comput
             policy = load_policy(path, tokenizer, options, 0.0, where)
         if answers:
             policy.check_lengths(texts.selection.longest)
-        work = partial(read_and_answer, policy, texts, tokenizer.pad_token_id, options.all_tokens, answers)
-        return texts.selection.of_batch(work)
+        return texts.selection.of_batch(partial(read_and_answer, policy, texts, options.all_tokens, answers))
 
     batches = texts.selection.batches(options.batch_size, texts.lengths(options.max_new_tokens if answers else 0))
     column = ("model", subject.name)
@@ -225,7 +224,7 @@ def choose_texts(subject: Subject, rows: list[Row], tokenizer: PreTrainedTokeniz
     demonstrations: dict[int, SFTExample] = {}
     pairs: dict[int, PairExample] = {}
     for prompt in prompts:
-        own = [rows[prompt.index]]
+        own = [prompt.row]
         if subject.kind == "policy":
             texts, reasons = sft_examples(own, tokenizer, options.max_seq_len, end_id, held_out=True)
             demonstrations.update((prompt.index, text) for text in texts)
@@ -235,31 +234,32 @@ def choose_texts(subject: Subject, rows: list[Row], tokenizer: PreTrainedTokeniz
         dropped += reasons
     known: set[int] = {*demonstrations, *pairs}
     kept = [prompt for prompt in prompts if prompt.index in known]
-    _say_dropped(subject, dropped, len(rows), len(kept))
-    selection = Selection(kept, [rows[each.index] for each in kept], dropped.total(), "")
-    return Texts(subject.name, selection, demonstrations, pairs)
+    if not kept:
+        raise UserError(
+            f"--data: none of the {len(rows)} texts is left for {subject.name} ({in_words(dropped)}). Give a larger "
+            "--max_seq_len or --max_prompt_len, or other data."
+        )
+    if dropped:
+        left_out = f"{dropped.total()} of {len(rows)} texts left out ({in_words(dropped)})"
+        logger.warning("%s: %s", subject.name, left_out)
+    return Texts(subject.name, Selection(kept, dropped.total(), ""), demonstrations, pairs)
 
 
 @torch.no_grad()
 def read_and_answer(
-    policy: SamplingPolicy,
-    texts: Texts,
-    pad_id: int,
-    all_tokens: bool,
-    answers: bool,
-    prompts: list[PromptExample],
-    rows: list[Row],
+    policy: SamplingPolicy, texts: Texts, all_tokens: bool, answers: bool, prompts: list[PromptExample]
 ) -> list[Entry]:
     """The loss of each text in nats, summed over its tokens; and, if wanted, the greedy response and its ROUGE."""
     model, examples = PolicyModel(policy.causal_lm), [texts.demonstrations[prompt.index] for prompt in prompts]
-    batch = {name: x.to(policy.causal_lm.device) for name, x in collate_sft(examples, pad_id, all_tokens).items()}
+    batch = collate_sft(examples, policy.tokenizer.pad_token_id, all_tokens)
+    batch = {name: x.to(policy.causal_lm.device) for name, x in batch.items()}
     mask = batch["response_mask"]
     logprobs, _ = model(batch["input_ids"], batch["attention_mask"], mask.shape[1], with_entropy=False)
     losses, counts = -torch.where(mask, logprobs, 0.0).double().sum(1), mask.sum(1)
     drawn = policy.respond(prompts)[0] if answers else None
     entries = []
-    for place, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-        reference = row.chosen or ""
+    for place, prompt in enumerate(prompts):
+        reference = prompt.row.chosen or ""
         written = prompt.columns | {"reference": reference}
         written |= {"loss_sum": float(losses[place]), "loss_tokens": int(counts[place])}
         if drawn is not None:
@@ -271,16 +271,14 @@ def read_and_answer(
 
 
 @torch.no_grad()
-def score_pairs(
-    model: ScalarModel, texts: Texts, pad_id: int, prompts: list[PromptExample], rows: list[Row]
-) -> list[Entry]:
+def score_pairs(model: ScalarModel, texts: Texts, pad_id: int, prompts: list[PromptExample]) -> list[Entry]:
     """The reward model's score of both responses of each pair, at its last token."""
     tokens = collate_pairs([texts.pairs[prompt.index] for prompt in prompts], pad_id)
     tokens = {name: x.to(model.inner.device) for name, x in tokens.items()}
     chosen, rejected = last_scores(model(**tokens), tokens["attention_mask"]).chunk(2)
     entries = []
-    for prompt, row, better, worse in zip(prompts, rows, chosen.tolist(), rejected.tolist(), strict=True):
-        written = prompt.columns | {"chosen": row.chosen, "rejected": row.rejected}
+    for prompt, better, worse in zip(prompts, chosen.tolist(), rejected.tolist(), strict=True):
+        written = prompt.columns | {"chosen": prompt.row.chosen, "rejected": prompt.row.rejected}
         written |= {"chosen_score": better, "rejected_score": worse}
         entries.append({"model": texts.model, "number": prompt.index, "row": written})
     return entries
@@ -298,26 +296,13 @@ def shown(entries: list[Entry]) -> Mapping[str, str]:
 
 def say_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None:
     """Warns of texts whose loss or scores are no finite numbers: the means are none, then."""
-    names = ("loss_sum",) if subject.kind == "policy" else ("chosen_score", "rejected_score")
+    names, what, more = ["loss_sum"], "the loss", ""
+    if subject.kind == "reward":
+        names, what, more = ["chosen_score", "rejected_score"], "a score", ", and such pairs count as ranked wrong"
     count = sum(not all(math.isfinite(row[name]) for name in names) for row in rows)
     if count:
         logger.warning(
             "%s: %s of %d of %d texts is not finite, so the mean loss is no number%s. Compute in --dtype bf16 or fp32;"
             " if it stays so, the model is damaged.",
-            subject.name,
-            "the loss" if subject.kind == "policy" else "a score",
-            count,
-            len(rows),
-            "" if subject.kind == "policy" else ", and such pairs count as ranked wrong",
+            *(subject.name, what, count, len(rows), more),
         )
-
-
-def _say_dropped(subject: Subject, dropped: Counter[str], total: int, kept: int) -> None:
-    reasons = in_words(dropped)
-    if not kept:
-        raise UserError(
-            f"--data: none of the {total} texts is left for {subject.name} ({reasons}). Give a larger --max_seq_len "
-            "or --max_prompt_len, or other data."
-        )
-    if dropped:
-        logger.warning("%s: %d of %d texts left out (%s)", subject.name, dropped.total(), total, reasons)

@@ -12,7 +12,7 @@ from dschat.common.statistics import BOOTSTRAP, Rate, Tally, WinRates
 from dschat.errors import UserError
 from dschat.evaluation.results import RaterResult, SectionResult, section_result
 from dschat.evaluation.votes import read_votes, sections_of
-from dschat.reports.plots import INK, Bar, Bars, Look, draw_bars
+from dschat.reports.plots import INK, LOSS, NO_DIFFERENCE, TIE, WIN, Bar, Bars, Look, draw_bars
 from dschat.reports.report import NAME, OUTPUT, Report, Table, write_report
 
 REMARKS = (
@@ -22,11 +22,8 @@ REMARKS = (
     "κ: 1 is full agreement, 0 what chance gives at the raters' own rates. Decided: neither rater said tie.",
 )
 POOLED = "All humans: every vote counts, and all intervals are bootstraps over items, whose votes hang together."
-# Okabe-Ito: told apart with any colour vision, and by their brightness in print. Behind each what is written on it.
-WIN, TIE, LOSS = ("#0072b2", "white"), ("#d9d9d9", INK), ("#e69f00", INK)
 HALF: Look = {"marker": "D", "markerfacecolor": "white", "markersize": 7}
 EQUAL_LENGTH: Look = {"marker": "o", "markerfacecolor": INK, "markersize": 7}
-NO_DIFFERENCE: Look = {"color": INK, "linestyle": (0, (4, 3)), "linewidth": 1}
 
 
 def build_evaluation_report(
@@ -62,9 +59,7 @@ def draw_comparisons(sections: Sequence[SectionResult]) -> bytes:
         first, second = (short(name) for name in section.names)
         dataset = f" · {section.dataset}" if section.dataset else ""
         title = f"{first} against {second}{dataset} · {section.items} items"
-        bars = [_bar(rater) for rater in section.raters]
-        words = ("% of the verdicts counted", bars, (WIN, TIE, LOSS), "no verdict that counts", NO_DIFFERENCE)
-        panels.append(Bars(title, *words))
+        panels.append(Bars(title, list(map(_bar, section.raters))))
     first, second = sections[0].names if len(sections) == 1 else ("the first model", "the second model")
     whisker: Look = {"color": INK, "linewidth": 1.8}
     legend: list[tuple[str, str] | Look] = [

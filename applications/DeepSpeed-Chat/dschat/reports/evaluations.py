@@ -14,24 +14,19 @@ from dschat.common.statistics import BOOTSTRAP, MeanInterval, Tally
 from dschat.data.hub import compared_set, find_known
 from dschat.errors import UserError
 from dschat.evaluation import programs
-from dschat.evaluation.best_of import BestOf, Sweep, best_of_n, holds_sweep, published_numbers, read_sweep
+from dschat.evaluation.best_of import BestOf, Sweep, best_of_n, published_numbers, sweep_of
 from dschat.evaluation.judge.run import judge_turns
 from dschat.evaluation.options import PassOptions, ReportOptions, TurnOptions
 from dschat.evaluation.pairs import FILE, model_names
-from dschat.evaluation.programs import PassRates, holds_programs, pass_rates
+from dschat.evaluation.programs import PassRates, pass_rates
 from dschat.evaluation.text import PolicyResult, RewardResult, without_nan
-from dschat.evaluation.turns import (
-    Published,
-    TurnRates,
-    holds_turns,
-    published_mean,
-    published_rates,
-    rates_by_turn,
-)
+from dschat.evaluation.turns import Published, TurnRates, published_mean, published_rates, rates_by_turn
 from dschat.reports.comparisons import build_evaluation_report
 from dschat.reports.plots import INK, Chart, Line, Look, draw_charts, look_of, place_of
 from dschat.reports.report import NAME, OUTPUT, Report, Table, write_report
 
+# Of rows of programs that were run, of sweeps, and of verdicts by turn.
+COLUMNS = ({"samples"}, {"temperature", "responses", "rewards"}, {"verdict", "number", "turn"})
 BEST_OF = (
     "Mean over the prompts of the reward model's score, with a 95 % interval (Student's t over prompts). All subsets: "
     "the mean over all choices of N of the responses drawn; first N: the best of the first N drawn, as published. "
@@ -55,7 +50,7 @@ def report(options: ReportOptions) -> str:
     """Writes the report of whatever the files hold; returns its tables."""
     files, output = options.files, options.output
     rows = [next(iterate_rows(file, FILE))[1] for file in files]  # the first ones tell what the files hold
-    of_programs, sweeps, turns = (list(map(holds, rows)) for holds in (holds_programs, holds_sweep, holds_turns))
+    of_programs, sweeps, turns = ([columns <= set(row) for row in rows] for columns in COLUMNS)
     if all(of_programs):
         return f"{write_pass_report(files, output, options.dataset)}\nreport: {output / 'report.json'}"
     if all(sweeps):
@@ -82,7 +77,7 @@ def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_
     `numbers` of responses to choose from are the published ones that were drawn, and all, where they are None. Raises
     UserError where a file holds something else, other prompts than the first, or fewer responses than they say.
     """
-    sweeps = [read_sweep(file, name) for file, name in zip(files, model_names(files), strict=True)]
+    sweeps = [sweep_of(name, iterate_rows(file, FILE)) for file, name in zip(files, model_names(files), strict=True)]
     for file, sweep in zip(files, sweeps, strict=True):
         if sweep.prompts != sweeps[0].prompts:
             raise UserError(
