@@ -125,13 +125,13 @@ def build(study: Study, rater: str) -> Any:
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
         with gr.Column(elem_id="human-entry", visible=False) as parts["entry"]:
             html(f"<h1>{TITLE}</h1>")
-            html(_html().guidelines(guidelines(study.dataset)))
+            html(page_html().guidelines(guidelines(study.dataset)))
             name = gr.Textbox(rater, label="Your name", max_length=LONGEST_NAME, elem_id="human-name", autofocus=True)
             start = gr.Button("Start", variant="primary", elem_id="human-start")
         parts["progress"], parts["note"] = html(visible=False), html(visible=False)
         with gr.Column(visible=False) as parts["ballot"]:
             with gr.Accordion("Guidelines (?)", open=False, elem_id="human-guidelines"):
-                html(_html().guidelines(guidelines(study.dataset)))
+                html(page_html().guidelines(guidelines(study.dataset)))
             parts["item_text"] = html()
             with gr.Column(elem_id="human-bar"):
                 parts["comment"] = gr.Textbox(
@@ -191,16 +191,16 @@ def _connect(
 def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
     """A screen as values of the components."""
     view = screen.view
-    values = {"note": gr.update(value=_html().note(screen.note), visible=bool(screen.note))}
+    values = {"note": gr.update(value=page_html().note(screen.note), visible=bool(screen.note))}
     if view is not None:
         values |= {
             "entry": gr.update(visible=False),
-            "progress": gr.update(value=_html().progress(view, screen.rater), visible=True),
+            "progress": gr.update(value=page_html().progress(view, screen.rater), visible=True),
             "ballot": gr.update(visible=view.item is not None),
-            "item_text": _html().item(view),
+            "item_text": page_html().item(view),
             "comment": screen.comment,
             "end": gr.update(visible=view.item is None),
-            "thanks": _html().done(view),
+            "thanks": page_html().done(view),
             "rater": screen.rater,
             "item": view.item.pair.id if view.item else "",
             "last": view.last or "",
@@ -211,7 +211,7 @@ def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
 
 
 @cache
-def _html() -> Any:
+def page_html() -> Any:
     """What the page shows as HTML: the macros of human.html. Every text in them is `escaped`."""
 
     def safe(value: object) -> Markup:
