@@ -3,8 +3,9 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,8 @@ def first_messages(name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> 
     found: list[Message] = []
     seen: set[tuple[int, ...]] = set()
     repeated = 0
-    for chunk in _chunks(name):
+    messages = (_first(raw, origin) for origin, raw in open_data(name, PROMPTS).train)
+    while chunk := list(islice(messages, CHUNK)):
         states = encode_states(tokenizer, [[message] for message in chunk], f"{PROMPTS} {name}")
         for message, ids in zip(chunk, map(tuple, states), strict=True):
             if most and len(found) == most:
@@ -191,17 +193,6 @@ def first_messages(name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> 
                 found.append(message)
                 seen.add(ids)
     return found, repeated
-
-
-def _chunks(name: str) -> Iterator[list[Message]]:
-    chunk: list[Message] = []
-    for origin, raw in open_data(name, PROMPTS).train:
-        chunk.append(_first(raw, origin))
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _first(raw: Any, origin: str) -> Message:

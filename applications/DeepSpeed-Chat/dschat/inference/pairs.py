@@ -5,10 +5,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 from dschat.common.atomic import reporting, writing
 from dschat.common.fingerprints import folder_stamp
@@ -35,9 +36,6 @@ from dschat.inference.refuel import MaskOptions, RankOptions
 from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, in_batches, settings_of
 from dschat.models.tokenizer import load_tokenizer
 from dschat.scoring.reward_reader import NOT_FINITE, load_reward_model, load_reward_tokenizer
-
-if TYPE_CHECKING:
-    import pyarrow
 
 PROMPTS, FUNCTION, INPUT = "--prompts", "--reward_function", "--input_repo"
 NO_NUMBER = "the reward function gave no number"
@@ -148,7 +146,6 @@ def run_masks(options: MaskOptions) -> str:
 
     Raises UserError for a bad tokenizer or bad data, or a data set that is there with other settings.
     """
-    place = Place(options)
     path = locate_policy(options.model)
     tokenizer = load_tokenizer(path, "--model", may_add_pad=True)
     end = turn_end(tokenizer)
@@ -158,7 +155,7 @@ def run_masks(options: MaskOptions) -> str:
         "model": f"{path} (template and vocabulary {digest([tokenizer.chat_template, tokenizer.get_vocab()])})",
     }
     settings |= settings_of(options, ("total_length", "test_rows", "seed"))
-    done = place.finished([TRAIN, TEST], settings)
+    done = Place(options).finished([TRAIN, TEST], settings)
     if done is not None:
         return done
     tables, left_out = [], Counter[str]()
@@ -168,7 +165,7 @@ def run_masks(options: MaskOptions) -> str:
         rows, reasons = tokenize_pairs(pairs, tokenizer, end, options.total_length)
         left_out += reasons
         tables.append(_table(rows))
-    return _write(place, settings, tables, left_out, options)
+    return _write(pa.concat_tables(tables), left_out, settings, options)
 
 
 def held_out_rows(count: int, wanted: int, seed: int) -> list[int]:
@@ -177,25 +174,16 @@ def held_out_rows(count: int, wanted: int, seed: int) -> list[int]:
     return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> "pyarrow.Table":
-    import pyarrow as pa
-
+def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     messages = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     kinds = {"": messages, "_token": pa.list_(pa.int32()), "_mask": pa.list_(pa.int8()), "_reward": pa.float64()}
     schema = pa.schema([(name + part, kind) for part, kind in kinds.items() for name in ("chosen", "reject")])
     return pa.Table.from_pylist(list(rows), schema=schema)
 
 
-def _write(
-    place: Place,
-    settings: dict[str, Any],
-    tables: Sequence["pyarrow.Table"],
-    left_out: Counter[str],
-    options: MaskOptions,
-) -> str:
-    import pyarrow as pa
-
-    whole = pa.concat_tables(tables)
+def _write(whole: pa.Table, left_out: Counter[str], settings: dict[str, Any], options: MaskOptions) -> str:
+    """Writes both parts of the pairs, so that a kill leaves no data set that passes for finished; hands them over."""
+    place = Place(options)
     if not whole.num_rows:
         raise UserError(f"{INPUT} {options.input_repo}: no pair is left ({in_words(left_out)}).")
     held_out = held_out_rows(whole.num_rows, options.test_rows, options.seed)
@@ -204,18 +192,12 @@ def _write(
     summary = f"{len(kept)} pairs to train on and {len(held_out)} held out{out}"
     make_writable(place.folder, f"{place.folder}")
     (place.folder / RECORD).unlink(missing_ok=True)
-    if held_out:
-        _write_parquet(whole.take(held_out), place.folder / TEST)
-    else:
-        (place.folder / TEST).unlink(missing_ok=True)
-    _write_parquet(whole.take(kept), place.folder / TRAIN)
+    for name, rows in ((TEST, held_out), (TRAIN, kept)):
+        file = place.folder / name
+        if not len(rows):
+            file.unlink(missing_ok=True)
+            continue
+        with reporting(str(file)), writing(file) as beside:
+            parquet.write_table(whole.take(rows), beside)
     place.record(settings, summary)
     return f"{summary}: {place.hand_over([TRAIN, *([TEST] if held_out else [])])}"
-
-
-def _write_parquet(table: "pyarrow.Table", file: Path) -> None:
-    """Writes a file at once; raises UserError where the place cannot be written."""
-    from pyarrow import parquet
-
-    with reporting(str(file)), writing(file) as beside:
-        parquet.write_table(table, beside)
