@@ -1028,7 +1028,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_one_in_ten_is_held_out_at_most"),
     ("text metrics: padding is read", "read_and_answer", "_a['attention_mask']", "None", BATCHES),
     ("text metrics: padding is counted", "read_and_answer", "torch.where(_a, _b, 0.0)", "_b", BATCHES),
-    ("text metrics: responses are drawn, not the likeliest", "text._part.prepare",
+    ("text metrics: responses are drawn, not the likeliest", "_policy_part.prepare",
      "load_policy(*_a, 0.0, _b)", "load_policy(*_a, 1.0, _b)",
      "test_responses_are_greedy_and_compared_with_the_data"),
     # evaluation

@@ -26,7 +26,7 @@ class Work:
         if (letter, number) == self.stops_at:
             raise KeyboardInterrupt
         self.done.append((letter, number))
-        return {"letter": letter, "number": number, "row": {"text": f"{letter}{number}"}}
+        return {"number": number, "row": {"text": f"{letter}{number}"}}
 
     def run(self, path, conclude=None, **settings):
         def rows_of(entries):

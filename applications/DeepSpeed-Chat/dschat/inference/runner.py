@@ -60,14 +60,14 @@ def run_batches(
 
 def _entries(journal: Journal, part: Part) -> list[Entry]:
     """Those that the journal holds and, once they are kept there as well, the others."""
-    kept = [entry for entry in journal.rows if part.column is None or entry.get(part.column[0]) == part.column[1]]
-    done = {entry["number"]: entry for entry in kept}
+    column = {} if part.column is None else dict([part.column])
+    done = {entry["number"]: entry for entry in journal.rows if column.items() <= entry.items()}
     pending = [batch for batch in part.batches if any(number not in done for number in batch)]
     if pending:
         function, total = part.prepare(), sum(map(len, part.batches))
         with progress(total, part.title, total - sum(map(len, pending)), unit=part.unit) as bar:
             for batch in pending:
-                new = [entry for entry in function(batch) if entry["number"] not in done]
+                new = [column | entry for entry in function(batch) if entry["number"] not in done]
                 journal.append(new)
                 done.update((entry["number"], entry) for entry in new)
                 bar.update(len(batch))

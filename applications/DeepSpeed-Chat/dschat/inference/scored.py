@@ -151,7 +151,7 @@ def all_of(temperature: float, candidates: Sequence[Candidate]) -> Entry:
     rewards, responses = zip(*candidates, strict=True)
     row = {"temperature": temperature, "responses": [response.text for response in responses]}
     row |= {"rewards": list(rewards), "finished": [response.finished for response in responses]}
-    return {"row": row, "temperature": temperature}
+    return {"row": row}
 
 
 def score_references(reader: RewardReader, examples: list[PromptExample]) -> list[Entry]:

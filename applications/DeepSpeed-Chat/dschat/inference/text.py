@@ -6,12 +6,12 @@ import logging
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -47,6 +47,9 @@ RECORDED = (
     *("max_prompt_len", "end_of_conversation_token", "batch_size", "rollout_engine", "prompt_key", "chosen_key"),
     *("rejected_key", "response_key", "messages_key"),
 )
+LONGEST = "the longest text (--max_seq_len cuts it)"
+
+E = TypeVar("E", SFTExample, PairExample)
 Kind = Literal["policy", "reward"]
 
 
@@ -59,26 +62,6 @@ class Subject:
     path: str  # folder or hub id
     flag: str  # that named it
     update: int | None = None  # optimiser updates it had; None if that is not known
-
-
-@dataclass(frozen=True)
-class Texts:
-    """What a model is measured on: the prompts, and by their `index` the texts or the pairs."""
-
-    model: str  # its name
-    selection: Selection
-    demonstrations: dict[int, SFTExample]
-    pairs: dict[int, PairExample]
-
-    def lengths(self, new_tokens: int) -> list[int]:
-        """Tokens that are computed at a time for each prompt, of which so many are drawn."""
-        known: dict[int, SFTExample] | dict[int, PairExample] = self.demonstrations or self.pairs
-        return [max(len(known[prompt.index]), len(prompt) + new_tokens) for prompt in self.selection.examples]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest text."""
-        return max([*map(len, self.demonstrations.values()), *map(len, self.pairs.values())])
 
 
 def run_text(options: TextOptions) -> str:
@@ -110,7 +93,8 @@ def run_text(options: TextOptions) -> str:
         rows = [without_nan(row) for of_model in written.values() for row in of_model]
         return rows, f"{table}\n\n{path}, and beside it report.md, .json and .png"
 
-    parts = (_part(each, rows, options, where) for each in subjects)
+    part_of = {"policy": _policy_part, "reward": _reward_part}
+    parts = (part_of[each.kind](each, rows, options, where) for each in subjects)
     return run_batches(path, settings, options.overwrite, parts, conclude)
 
 
@@ -129,32 +113,46 @@ def _rows(options: TextOptions) -> list[Row]:
     return [rows[number] for number in shuffled(len(rows))[: options.num_samples]]
 
 
-def _part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
-    """What one model does."""
-    path = locate_policy(subject.path) if subject.kind == "policy" else subject.path
+def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
+    path = locate_policy(subject.path)
     tokenizer = load_tokenizer(path, subject.flag, may_add_pad=True)
-    texts = choose_texts(subject, rows, tokenizer, options)
-    weights, adapter = base_of(path, subject.flag) if subject.kind == "reward" else (path, None)
-    check_length(weights, subject.flag, texts.longest, "the longest text (--max_seq_len cuts it)")
-    answers = subject.kind == "policy" and not options.no_rouge
+    selection, texts = choose_texts(subject, rows, tokenizer, options, sft_examples)
+    check_length(path, subject.flag, max(map(len, texts.values())), LONGEST)
+    answers = not options.no_rouge
 
     def prepare() -> BatchFunction:
         with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
-            if subject.kind == "reward":
-                classifier = load_scalar(weights, subject.flag, where.dtype, tokenizer, may_be_new=adapter is not None)
-                if adapter is not None:
-                    load_adapter(classifier, adapter, subject.flag, weights)
-                warn_of_reward_loss(classifier.config, f"{subject.flag} {path}")
-                model = ScalarModel(classifier.to(where.device).eval())
-                return texts.selection.of_batch(partial(score_pairs, model, texts, tokenizer.pad_token_id))
             policy = load_policy(path, tokenizer, options, 0.0, where)
         if answers:
-            policy.check_lengths(texts.selection.longest)
-        return texts.selection.of_batch(partial(read_and_answer, policy, texts, options.all_tokens, answers))
+            policy.check_lengths(selection.longest)
+        return selection.of_batch(partial(read_and_answer, policy, texts, options.all_tokens, answers))
 
-    batches = texts.selection.batches(options.batch_size, texts.lengths(options.max_new_tokens if answers else 0))
-    column = ("model", subject.name)
-    return Part(batches=batches, prepare=prepare, shown=shown, column=column, title=subject.name)
+    drawn = options.max_new_tokens if answers else 0
+    lengths = [max(len(texts[prompt.index]), len(prompt) + drawn) for prompt in selection.examples]
+    return _part(subject, selection.batches(options.batch_size, lengths), prepare)
+
+
+def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
+    tokenizer = load_tokenizer(subject.path, subject.flag, may_add_pad=True)
+    selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)
+    weights, adapter = base_of(subject.path, subject.flag)
+    check_length(weights, subject.flag, max(map(len, texts.values())), LONGEST)
+
+    def prepare() -> BatchFunction:
+        with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
+            classifier = load_scalar(weights, subject.flag, where.dtype, tokenizer, may_be_new=adapter is not None)
+            if adapter is not None:
+                load_adapter(classifier, adapter, subject.flag, weights)
+            warn_of_reward_loss(classifier.config, f"{subject.flag} {subject.path}")
+            model = ScalarModel(classifier.to(where.device).eval())
+        return selection.of_batch(partial(score_pairs, model, texts, tokenizer.pad_token_id))
+
+    lengths = [max(len(texts[prompt.index]), len(prompt)) for prompt in selection.examples]
+    return _part(subject, selection.batches(options.batch_size, lengths), prepare)
+
+
+def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> Part:
+    return Part(batches=batches, prepare=prepare, shown=shown, column=("model", subject.name), title=subject.name)
 
 
 def subjects_of(options: TextOptions) -> list[Subject]:
@@ -217,24 +215,25 @@ def _model_in(folder: Path) -> Path:
     return folder / ACTOR if (folder / ACTOR).is_dir() else folder
 
 
-def choose_texts(subject: Subject, rows: list[Row], tokenizer: PreTrainedTokenizerBase, options: TextOptions) -> Texts:
-    """Token ids as training has them; what is left out is counted and said. Raises UserError if nothing is left."""
+def choose_texts(
+    subject: Subject,
+    rows: list[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    options: TextOptions,
+    encode: Callable[..., tuple[list[E], Counter[str]]],
+) -> tuple[Selection, dict[int, E]]:
+    """The prompts, and by their `index` the token ids that training makes of their rows with `encode`.
+
+    What is left out is counted and said. Raises UserError if nothing is left.
+    """
     limit, end_id = options.max_prompt_len or sys.maxsize, end_token_id(tokenizer, options.end_of_conversation_token)
     prompts, dropped = prompt_examples(rows, tokenizer, limit, held_out=True)
-    demonstrations: dict[int, SFTExample] = {}
-    pairs: dict[int, PairExample] = {}
+    texts: dict[int, E] = {}
     for prompt in prompts:
-        own = [prompt.row]
-        if subject.kind == "policy":
-            texts, reasons = sft_examples(own, tokenizer, options.max_seq_len, end_id, held_out=True)
-            demonstrations.update((prompt.index, text) for text in texts)
-        else:
-            compared, reasons = pair_examples(own, tokenizer, options.max_seq_len, end_id, held_out=True)
-            pairs.update((prompt.index, pair) for pair in compared)
+        made, reasons = encode([prompt.row], tokenizer, options.max_seq_len, end_id, held_out=True)
+        texts.update((prompt.index, text) for text in made)
         dropped += reasons
-    known: set[int] = {*demonstrations, *pairs}
-    kept = [prompt for prompt in prompts if prompt.index in known]
-    if not kept:
+    if not texts:
         raise UserError(
             f"--data: none of the {len(rows)} texts is left for {subject.name} ({in_words(dropped)}). Give a larger "
             "--max_seq_len or --max_prompt_len, or other data."
@@ -242,15 +241,19 @@ def choose_texts(subject: Subject, rows: list[Row], tokenizer: PreTrainedTokeniz
     if dropped:
         left_out = f"{dropped.total()} of {len(rows)} texts left out ({in_words(dropped)})"
         logger.warning("%s: %s", subject.name, left_out)
-    return Texts(subject.name, Selection(kept, dropped.total(), ""), demonstrations, pairs)
+    return Selection([prompt for prompt in prompts if prompt.index in texts], dropped.total(), ""), texts
 
 
 @torch.no_grad()
 def read_and_answer(
-    policy: SamplingPolicy, texts: Texts, all_tokens: bool, answers: bool, prompts: list[PromptExample]
+    policy: SamplingPolicy,
+    texts: Mapping[int, SFTExample],
+    all_tokens: bool,
+    answers: bool,
+    prompts: list[PromptExample],
 ) -> list[Entry]:
     """The loss of each text in nats, summed over its tokens; and, if wanted, the greedy response and its ROUGE."""
-    model, examples = PolicyModel(policy.causal_lm), [texts.demonstrations[prompt.index] for prompt in prompts]
+    model, examples = PolicyModel(policy.causal_lm), [texts[prompt.index] for prompt in prompts]
     batch = collate_sft(examples, policy.tokenizer.pad_token_id, all_tokens)
     batch = {name: x.to(policy.causal_lm.device) for name, x in batch.items()}
     mask = batch["response_mask"]
@@ -266,21 +269,23 @@ def read_and_answer(
             answer = drawn[place]
             written |= {"response": answer.text, "response_tokens": answer.tokens, "finished": answer.finished}
             written |= rouge(answer.text, reference)
-        entries.append({"model": texts.model, "number": prompt.index, "row": written})
+        entries.append({"number": prompt.index, "row": written})
     return entries
 
 
 @torch.no_grad()
-def score_pairs(model: ScalarModel, texts: Texts, pad_id: int, prompts: list[PromptExample]) -> list[Entry]:
+def score_pairs(
+    model: ScalarModel, texts: Mapping[int, PairExample], pad_id: int, prompts: list[PromptExample]
+) -> list[Entry]:
     """The reward model's score of both responses of each pair, at its last token."""
-    tokens = collate_pairs([texts.pairs[prompt.index] for prompt in prompts], pad_id)
+    tokens = collate_pairs([texts[prompt.index] for prompt in prompts], pad_id)
     tokens = {name: x.to(model.inner.device) for name, x in tokens.items()}
     chosen, rejected = last_scores(model(**tokens), tokens["attention_mask"]).chunk(2)
     entries = []
     for prompt, better, worse in zip(prompts, chosen.tolist(), rejected.tolist(), strict=True):
         written = prompt.columns | {"chosen": prompt.row.chosen, "rejected": prompt.row.rejected}
         written |= {"chosen_score": better, "rejected_score": worse}
-        entries.append({"model": texts.model, "number": prompt.index, "row": written})
+        entries.append({"number": prompt.index, "row": written})
     return entries
 
 
