@@ -20,7 +20,7 @@ class Work:
             self.opened.append(letter)
             return lambda numbers: [self.row(letter, number) for number in numbers]
 
-        return Part(batches=[[3, 1], [2, 0]], prepare=prepare, column=("letter", letter))
+        return Part(batches=[[3, 1], [2, 0]], prepare=prepare, columns={"letter": letter})
 
     def row(self, letter, number):
         if (letter, number) == self.stops_at:

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,7 @@ class Part:
     batches: Sequence[list[int]]  # numbers of the rows in each
     prepare: Callable[[], BatchFunction]  # opens the models, if there is anything left to do
     shown: Callable[[list[Entry]], Mapping[str, str]] | None = None  # what stands beside the progress, by name
-    column: tuple[str, Any] | None = (
-        None  # of one among several: the name of a column, and what its entries hold there
-    )
+    columns: Mapping[str, Any] = field(default_factory=dict)  # of its entries, which tell one part from the others
     title: str = ""  # before the progress
     unit: str = "prompt"  # what a row is called there
 
@@ -60,14 +58,13 @@ def run_batches(
 
 def _entries(journal: Journal, part: Part) -> list[Entry]:
     """Those that the journal holds and, once they are kept there as well, the others."""
-    column = {} if part.column is None else dict([part.column])
-    done = {entry["number"]: entry for entry in journal.rows if column.items() <= entry.items()}
+    done = {entry["number"]: entry for entry in journal.rows if part.columns.items() <= entry.items()}
     pending = [batch for batch in part.batches if any(number not in done for number in batch)]
     if pending:
         function, total = part.prepare(), sum(map(len, part.batches))
         with progress(total, part.title, total - sum(map(len, pending)), unit=part.unit) as bar:
             for batch in pending:
-                new = [column | entry for entry in function(batch) if entry["number"] not in done]
+                new = [{**part.columns, **entry} for entry in function(batch) if entry["number"] not in done]
                 journal.append(new)
                 done.update((entry["number"], entry) for entry in new)
                 bar.update(len(batch))

@@ -91,7 +91,7 @@ def run_best_of_n(options: BestOfOptions) -> str:
             batches=selection.batches(options.batch_size),
             prepare=partial(prepare, temperature),
             shown=_mean_and_best,
-            column=("temperature", temperature),
+            columns={"temperature": temperature},
             title=f"temperature {temperature:g}",
         )
         for temperature in draws

@@ -152,7 +152,7 @@ def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where:
 
 
 def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> Part:
-    return Part(batches=batches, prepare=prepare, shown=shown, column=("model", subject.name), title=subject.name)
+    return Part(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
 
 
 def subjects_of(options: TextOptions) -> list[Subject]:
