@@ -11,7 +11,7 @@ from cli_runs import ROOT, arguments, read_jsonl, run_command
 from closeness import near
 from dschat.config.parse import parse as parse_flags
 from dschat.errors import UserError
-from dschat.inference import scored
+from dschat.inference import prompts, scored
 from dschat.inference.options import BestOfOptions
 from dschat.inference.scored import run_best_of_n, run_inference
 from kills import kill_when, rows_kept
@@ -70,7 +70,7 @@ def test_draws_are_those_of_single_runs(sweep, options):
 
 
 def test_models_are_opened_once_and_not_for_a_finished_sweep(sweep, interrupt):
-    opened = interrupt(scored, "load_policy")
+    opened = interrupt(prompts, "load_policy")
     chosen, again = sweep(num_samples=2), sweep(num_samples=2, overwrite=True)
     run_best_of_n(chosen)
     assert len(opened) == 1

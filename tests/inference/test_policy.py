@@ -10,14 +10,14 @@ import torch
 
 from dschat.errors import UserError
 from dschat.inference.options import Engine
-from dschat.inference.policy import load_policy, locate_policy
+from dschat.inference.policy import Compute, load_policy, locate_policy
 from dschat.models.tokenizer import load_tokenizer
 from factories import BOS, EOS, PAD, make_causal_lm, make_prompt, random_ids, save_folder
 
 
 def policy_of(path, options):
     tokenizer, temperature = load_tokenizer(path, "--model", may_add_pad=True), options.temperature_value
-    return load_policy(path, tokenizer, options, temperature, torch.device("cpu"), torch.float32)
+    return load_policy(path, tokenizer, options, temperature, Compute(torch.device("cpu"), torch.float32))
 
 
 def examples_of(lengths):

@@ -7,7 +7,7 @@ from datasets import load_dataset
 
 from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.inference.runner import select_prompts, shuffled
+from dschat.inference.prompts import select_prompts, shuffled
 
 
 def texts_of(selection):
@@ -82,7 +82,7 @@ def test_renamed_columns(options, tmp_path, bytes_tokenizer):
     with pytest.raises(UserError, match=r"rows.jsonl:1: no column 'prompt' .*--prompt_key"):
         select_prompts(options(data_path=str(file)), bytes_tokenizer)
     keys = {"prompt_key": "q", "chosen_key": "good", "rejected_key": "bad"}
-    (row,) = select_prompts(options(data_path=str(file), **keys), bytes_tokenizer).rows
+    row = select_prompts(options(data_path=str(file), **keys), bytes_tokenizer).examples[0].row
     assert row.prompt.startswith("Question") and (row.chosen, row.rejected) == (" yes", " no")
 
 

@@ -8,8 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from cli_runs import ROOT, arguments, read_jsonl
+from dschat.common.journal import Journal
 from dschat.errors import UserError
-from dschat.inference import scored
+from dschat.inference import prompts, scored
 from dschat.inference.scored import run_inference
 from factories import make_causal_lm, save_folder
 from kills import kill_when, rows_kept
@@ -90,11 +91,11 @@ def test_the_journal_holds_the_longest_prompts_first(interrupted, project):
 
 def test_a_run_that_was_killed_before_its_last_step_loads_no_model(interrupted, options, interrupt, monkeypatch):
     flags, expected, path = interrupted
-    interrupt(scored.Journal, "finish", 0)
+    interrupt(Journal, "finish", 0)
     with pytest.raises(KeyboardInterrupt):
         run_inference(options(**flags))
-    interrupt(scored.Journal, "finish")
-    monkeypatch.setattr(scored, "load_policy", None)
+    interrupt(Journal, "finish")
+    monkeypatch.setattr(prompts, "load_policy", None)
     monkeypatch.setattr(scored, "load_reward_model", None)
     run_inference(options(**flags))
     assert path.read_bytes() == expected

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dschat.errors import UserError
-from dschat.inference import scored as run_module
+from dschat.inference import prompts, scored
 from dschat.inference.scored import run_inference
 from factories import BOS, EOS, make_classifier, make_tokenizer, save_folder
 
@@ -165,7 +165,7 @@ def test_conversations_go_through_the_chat_template(run, project, tmp_path):
 def test_a_finished_file_is_refused_before_anything_is_read(options, project, monkeypatch, run):
     path = run(num_samples=2)
     before = path.read_bytes()
-    monkeypatch.setattr(run_module, "select_prompts", None)
+    monkeypatch.setattr(prompts, "select_prompts", None)
     with pytest.raises(UserError, match=r"run.jsonl exists, finished.*--overwrite.* --name"):
         run_inference(options(num_samples=2))
     assert path.read_bytes() == before
@@ -179,10 +179,10 @@ def test_too_little_memory_names_the_flag(options, monkeypatch):
     def too_much(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(run_module, "respond_and_score", too_much)
+    monkeypatch.setattr(scored, "respond_and_score", too_much)
     with pytest.raises(UserError, match=r"--batch_size: .*16 prompts of up to \d+ tokens.*smaller --batch_size"):
         run_inference(options())
-    monkeypatch.setattr(run_module, "load_policy", too_much)
+    monkeypatch.setattr(prompts, "load_policy", too_much)
     with pytest.raises(UserError, match=r"--model, --reward_model: .*--dtype bf16"):
         run_inference(options())
 

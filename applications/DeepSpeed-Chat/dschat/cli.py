@@ -106,7 +106,7 @@ COMMANDS: dict[str, Command] = {
         goes_on=True,
     ),
     "sample": Command(
-        "the rows that judges and people compare", "evaluation.options:SampleOptions", "evaluation.commands:sample"
+        "the rows that judges and people compare", "evaluation.options:SampleOptions", "evaluation.sampling:sample"
     ),
     "judge": Command(
         "a judge model compares two models",
@@ -121,13 +121,13 @@ COMMANDS: dict[str, Command] = {
         goes_on=True,
     ),
     "vote": Command(
-        "people compare two models", "evaluation.options:VoteOptions", "evaluation.commands:vote", goes_on=True
+        "people compare two models", "evaluation.options:VoteOptions", "evaluation.voting:vote", goes_on=True
     ),
     "report": Command(
-        "win rates, agreement, pass@k, best of N", "evaluation.options:ReportOptions", "reports.commands:report"
+        "win rates, agreement, pass@k, best of N", "evaluation.options:ReportOptions", "reports.evaluations:report"
     ),
     "pass-at-k": Command(
-        "pass@k of programs that were run", "evaluation.options:PassOptions", "reports.commands:pass_at_k"
+        "pass@k of programs that were run", "evaluation.options:PassOptions", "reports.evaluations:run_pass_at_k"
     ),
     "demo chat": Command("talk with a model", "demo.options:ChatOptions", "demo.__main__:run"),
     "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.__main__:run"),

@@ -11,8 +11,9 @@ from statistics import fmean
 import pytest
 
 from cli_runs import ROOT, message_of, run_command, write_jsonl
+from dschat.common.jsonl import read_rows
 from dschat.errors import UserError
-from dschat.evaluation.best_of import best_of_first, best_of_n, expected_best, read_sweep
+from dschat.evaluation.best_of import best_of_first, best_of_n, expected_best, sweep_of
 from dschat.reports import evaluations
 from dschat.reports.evaluations import best_of_report
 
@@ -60,7 +61,7 @@ def test_the_first_n_in_the_order_of_the_draws():
 
 def test_the_means_of_a_file_by_hand(file):
     """Prompt 1 holds 1, 2, 3, 4, prompt 2 −1, 0, 2, 6; the interval of two numbers is ± 12.706 · half their gap."""
-    found = {(each.temperature, each.n): each for each in best_of_n(read_sweep(file, "ours"), [2, 4])}
+    found = {(each.temperature, each.n): each for each in best_of_n(sweep_of("ours", read_rows(file, "FILE")), [2, 4])}
     assert list(found) == [(0.0, 1), (0.5, 1), (0.5, 2), (0.5, 4)]
     pairs = found[0.5, 2]
     second = (0 * 1 + 2 * 2 + 6 * 3) / 6
@@ -97,7 +98,7 @@ def test_a_report_on_several_models(file, tmp_path):
 
 
 def test_curves_show_the_mean_over_all_subsets(file, monkeypatch):
-    found = best_of_n(read_sweep(file, "ours"), [2, 4])
+    found = best_of_n(sweep_of("ours", read_rows(file, "FILE")), [2, 4])
     assert evaluations.draw_best_of(found) == evaluations.draw_best_of(found)
     charts = []
     monkeypatch.setattr(evaluations, "draw_charts", lambda given, *_, **__: charts.extend(given))
@@ -122,7 +123,7 @@ def test_other_files_are_refused(change, message, tmp_path):
     rows = rows_of(TWO_PROMPTS)
     rows[1] |= change
     with pytest.raises(UserError, match=message):
-        read_sweep(write_jsonl(tmp_path / "m.jsonl", rows), "ours")
+        sweep_of("ours", read_rows(write_jsonl(tmp_path / "m.jsonl", rows), "FILE"))
 
 
 def test_the_report_script(file, tmp_path):

@@ -5,13 +5,22 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.human import VoteFile, guidelines, items_for, rater_name
-from dschat.evaluation.human_page import NAME_NEEDED, NOT_COUNTED, NOT_UNDONE, UNDONE, Screens, escaped
+from dschat.evaluation.human import View, VoteFile, guidelines, items_for, rater_name
+from dschat.evaluation.human_page import (
+    NAME_NEEDED,
+    NOT_COUNTED,
+    NOT_UNDONE,
+    UNDONE,
+    Screens,
+    escaped,
+    page_html,
+)
 from dschat.evaluation.pairs import comparison_of, read_pairs
 from human_runs import make_study, places, votes, write_responses
 
@@ -69,6 +78,17 @@ def test_html_holds_no_character_that_a_template_or_a_browser_could_obey():
     assert escaped(text) == html
 
 
+def test_the_page_escapes_every_text_that_it_shows():
+    text, html = "<b>${x}", "&#60;b&#62;&#36;&#123;x&#125;"
+    pair = SimpleNamespace(id="0f", prompt=text)
+    view = View(SimpleNamespace(pair=pair, responses=(text, text)), voted=1, total=3, last=None)
+    macros = page_html()
+    shown = [macros.item(view), macros.progress(view, text), macros.note(text), macros.guidelines([(text, text)])]
+    assert [part.count(html) for part in shown] == [3, 1, 1, 2]
+    assert not any("<b>" in part or "$" in part for part in shown)
+    assert macros.note("") == macros.item(View(None, 3, 3, None)).strip() == ""
+
+
 @pytest.mark.parametrize("name", ["", "  ", "x" * 61, "a\x1b[2J", "a\u202eb"])
 def test_a_rater_needs_a_name(name):
     with pytest.raises(UserError, match="--rater"):
@@ -92,7 +112,7 @@ def test_guidelines_are_of_the_data_set():
 
 def test_the_terminal_needs_no_gradio_and_no_torch():
     modules = "{'gradio', 'torch', 'transformers', 'datasets'}"
-    program = f"import sys, dschat.evaluation.human; assert not {modules} & set(sys.modules)"
+    program = f"import sys, dschat.evaluation.voting; assert not {modules} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

@@ -10,7 +10,10 @@ import pytest
 
 from cli_runs import message_of, read_jsonl, run_command, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.pairs import Response, group_of, read_pairs, sample_file, sample_responses
+from dschat.evaluation import sampling
+from dschat.evaluation.options import SampleOptions
+from dschat.evaluation.pairs import Response, read_pairs
+from dschat.evaluation.sampling import group_of, sample_responses
 from judges import EVALUATION
 
 SCRIPT = EVALUATION / "tools" / "sample_from_dataset.py"
@@ -29,9 +32,13 @@ def rows(sizes, model="a"):
     return [{"prompt": prompt, "response": f" {model} {i}", "reward": i / 4} for i, prompt in enumerate(prompts)]
 
 
+def sample_file(source, target, **options):
+    options = {"dataset": "summarize", "num": 50, "seed": 42} | options
+    return sampling.sample(SampleOptions(data_path=source, save_path=target, **options))
+
+
 def sample(tmp_path, content, name="a", **options):
     file = write_jsonl(tmp_path / f"{name}.jsonl", content)
-    options = {"dataset": "summarize", "number": 50, "seed": 42} | options
     line = sample_file(file, tmp_path / f"{name}-sampled.jsonl", **options)
     return read_jsonl(tmp_path / f"{name}-sampled.jsonl"), line
 
@@ -117,7 +124,7 @@ def test_the_seed_decides(tmp_path):
     assert sample(tmp_path, content, dataset="hh-rlhf", seed=42)[0] == first
     other, _ = sample(tmp_path, content, dataset="hh-rlhf", seed=43)
     assert 0 <= len({r["prompt"] for r in first} & {r["prompt"] for r in other}) < 20  # five expected
-    assert len(sample(tmp_path, content, dataset="hh-rlhf", number=7)[0]) == 7
+    assert len(sample(tmp_path, content, dataset="hh-rlhf", num=7)[0]) == 7
 
 
 def test_uniform():
@@ -129,10 +136,10 @@ def test_uniform():
 
 def test_rows_with_the_same_prompt_are_different_rows_and_columns_are_kept(tmp_path):
     content = [{"prompt": "p", "response": str(i)} for i in range(8)]
-    sampled, _ = sample(tmp_path, content, dataset="hh-rlhf", number=5)
+    sampled, _ = sample(tmp_path, content, dataset="hh-rlhf", num=5)
     assert len({row["response"] for row in sampled}) == 5
     content = [{"prompt": "ü\u2028", "response": "", "reward": -1.25, "finished": True, "more": {"x": [1]}}]
-    sample_file(write_jsonl(tmp_path / "a.jsonl", content), tmp_path / "a-sampled.jsonl", "summarize", 50, 42)
+    sample_file(write_jsonl(tmp_path / "a.jsonl", content), tmp_path / "a-sampled.jsonl")
     line = (tmp_path / "a-sampled.jsonl").read_text(encoding="utf-8").removesuffix("\n")
     assert json.loads(line) == content[0]
 
@@ -161,6 +168,6 @@ def test_bad_input(tmp_path):
     with pytest.raises(UserError, match=r"bad\.jsonl:2: no column 'response'"):
         sample(tmp_path, [{"prompt": "p", "response": "r"}, {"prompt": "p"}], "bad")
     with pytest.raises(UserError, match="--data_path .*none.jsonl: there is no such file"):
-        sample_file(tmp_path / "none.jsonl", tmp_path / "x.jsonl", "summarize", 50, 42)
+        sample_file(tmp_path / "none.jsonl", tmp_path / "x.jsonl")
     with pytest.raises(UserError, match="--save_path .*bad.jsonl is the file of --data_path"):
-        sample_file(tmp_path / "bad.jsonl", tmp_path / "bad.jsonl", "summarize", 50, 42)
+        sample_file(tmp_path / "bad.jsonl", tmp_path / "bad.jsonl")

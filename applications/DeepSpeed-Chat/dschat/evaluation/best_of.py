@@ -4,13 +4,12 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from dschat.common.jsonl import iterate_rows, text_of
+from dschat.common.jsonl import text_of
 from dschat.common.statistics import MeanInterval, mean_interval
 from dschat.errors import UserError
-from dschat.evaluation.pairs import FILE, number_of, numbers_of
+from dschat.evaluation.pairs import number_of, numbers_of
 
 PUBLISHED = (4, 8, 16, 32)  # numbers of responses to choose from in Chai et al., ICLR 2025, section 4.4
 
@@ -52,16 +51,6 @@ def published_numbers(sweeps: Sequence[Sweep]) -> list[int]:
     """How many responses to choose from: the published numbers that were drawn, and all."""
     most = max(sweep.most_draws for sweep in sweeps)
     return [*(n for n in PUBLISHED if n < most), most]
-
-
-def holds_sweep(row: dict[str, Any]) -> bool:
-    """Whether a row is that of a sweep."""
-    return {"temperature", "responses", "rewards"} <= set(row)
-
-
-def read_sweep(file: Path, model: str) -> Sweep:
-    """The sweep of a file; raises UserError where it is missing or holds something else."""
-    return sweep_of(model, iterate_rows(file, FILE))
 
 
 def sweep_of(model: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:

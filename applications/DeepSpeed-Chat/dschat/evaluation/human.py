@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""People as judges: guidelines, sessions, the file of votes, and a terminal that asks."""
+"""People as judges: guidelines, sessions and the file of votes."""
 
-import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.common.display import for_reading, wrapped
 from dschat.common.fingerprints import content_hash
 from dschat.common.journal import make_writable
 from dschat.common.jsonl import read_rows, write_rows
@@ -21,8 +19,6 @@ FLAG = "--output"
 LONGEST_NAME = 60  # characters
 # What a rater types → the verdict, where the first model's response stands at the first place.
 CHOICES: dict[str, Verdict] = {"1": "A", "2": "B", "3": "tie", "4": "skip"}
-KEYS = "1 A is better   2 B is better   3 equal   4 pass   |   u undo   c comment   ? guidelines   q quit"
-WIDEST = 100  # characters
 
 Point = tuple[str, *tuple[str, ...]]  # a guideline, and what it consists of
 OPENING: Point = ("Read the prompt and both responses, then choose the response you would rather be given.",)
@@ -250,69 +246,3 @@ class HumanSession:
 def _draw(seed: int, rater: str, text: str) -> str:
     """A hash to sort by; the same on every machine."""
     return content_hash(f"{seed}\0{rater.casefold()}\0{text}")
-
-
-class TerminalRating:
-    """Asks one rater until everything has a vote, the rater quits or the input ends."""
-
-    def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
-        """Takes the rater's session and the two ends of a terminal; EOFError of `ask`, or Ctrl-C, ends the session."""
-        self._session, self._ask, self._say = session, ask, say
-        self._comment = ""
-
-    def run(self) -> None:
-        """Asks item after item; every vote is saved before the next. Raises UserError where that is not possible."""
-        self._say(self._guidelines())
-        view: View | None = self._session.view()
-        try:
-            while view is not None and view.item is not None:
-                self._show(view, view.item)
-                view = self._answer(view, view.item)
-        except (EOFError, KeyboardInterrupt):
-            self._say("")
-        self._say(self._session.summary())
-
-    def _answer(self, view: View, item: ShownPair) -> View | None:
-        """Asks until something else is to be shown; None to quit."""
-        while True:
-            word, _, rest = self._ask("> ").strip().partition(" ")
-            key = word.lower()
-            if key in CHOICES and not rest:
-                if not self._session.vote(item.pair.id, key, self._comment):
-                    self._say("You have voted on this one already, elsewhere; that vote stays.")
-                self._comment = ""
-                return self._session.view()
-            if key == "q":
-                return None
-            if key == "u":
-                taken = self._session.undo(view.last) if view.last is not None else None
-                if taken is not None:
-                    self._comment = str(taken.details.get("comment") or "")
-                    self._say("Taken back; this was your last vote:")
-                    return self._session.view(taken.id)
-                self._say("There is no vote to take back.")
-            elif key == "c":
-                asked = "Comment (kept with your vote; empty removes it): "
-                self._comment = rest.strip() or self._ask(asked).strip()
-                self._say("Comment noted; now vote." if self._comment else "No comment.")
-            else:
-                self._say(self._guidelines() if key == "?" else f"Type one of the keys, then Enter. {KEYS}")
-
-    def _show(self, view: View, item: ShownPair) -> None:
-        first, second = item.responses
-        width = self._width()
-        self._say(f"\n{f'== Item {view.voted + 1} of {view.total} '.ljust(width, '=')}")
-        for title, text in (("PROMPT", item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
-            self._say(f"{f'-- {title} '.ljust(width, '-')}\n{wrapped(for_reading(text), width)}\n")
-        if self._comment:
-            self._say(f"Comment: {for_reading(self._comment)}")
-        self._say(KEYS)
-
-    def _guidelines(self) -> str:
-        lines = []
-        for text, *parts in guidelines(self._session.study.dataset):
-            lines += [f"* {text}", *(f"  - {part}" for part in parts)]
-        return "\n".join(wrapped(line, self._width()) for line in lines)
-
-    def _width(self) -> int:
-        return min(shutil.get_terminal_size().columns, WIDEST)

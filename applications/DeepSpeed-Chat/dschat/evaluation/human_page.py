@@ -3,20 +3,24 @@
 
 The browser keeps nothing that matters. Each vote comes with the rater's name and the item that was shown, and undo
 with the vote that was the last; the session decides whether that still holds. So two tabs, a double click, a reload
-and a new server on the same port do no harm. Every text that is not ours goes through `escaped`.
+and a new server on the same port do no harm.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from importlib import resources
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from dschat.common.display import HOST, Component, check_address, for_reading, gradio, launch
 from dschat.errors import UserError
 from dschat.evaluation.human import LONGEST_NAME, HumanSession, Study, View, guidelines, rater_name
 
+FOLDER = Path(__file__).parent  # of human.html, human.css and human.js
 TITLE = "Which response is better?"
 BUTTONS = (("1", "A is better"), ("2", "B is better"), ("3", "Equal"), ("4", "Pass"), ("u", "Undo"))
 LONGEST_COMMENT = 2000  # characters
@@ -106,8 +110,7 @@ def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
     if port is not None:
         check_address(HOST, port)
     page = build(study, rater)
-    texts = resources.files("dschat.evaluation")
-    css, js = ((texts / name).read_text(encoding="utf-8") for name in ("human.css", "human.js"))
+    css, js = ((FOLDER / name).read_text(encoding="utf-8") for name in ("human.css", "human.js"))
     return page, launch(page, css, js, port)
 
 
@@ -122,13 +125,13 @@ def build(study: Study, rater: str) -> Any:
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
         with gr.Column(elem_id="human-entry", visible=False) as parts["entry"]:
             html(f"<h1>{TITLE}</h1>")
-            html(guidelines_html(study.dataset))
+            html(page_html().guidelines(guidelines(study.dataset)))
             name = gr.Textbox(rater, label="Your name", max_length=LONGEST_NAME, elem_id="human-name", autofocus=True)
             start = gr.Button("Start", variant="primary", elem_id="human-start")
         parts["progress"], parts["note"] = html(visible=False), html(visible=False)
         with gr.Column(visible=False) as parts["ballot"]:
             with gr.Accordion("Guidelines (?)", open=False, elem_id="human-guidelines"):
-                html(guidelines_html(study.dataset))
+                html(page_html().guidelines(guidelines(study.dataset)))
             parts["item_text"] = html()
             with gr.Column(elem_id="human-bar"):
                 parts["comment"] = gr.Textbox(
@@ -188,16 +191,16 @@ def _connect(
 def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
     """A screen as values of the components."""
     view = screen.view
-    values = {"note": gr.update(value=note_html(screen.note), visible=bool(screen.note))}
+    values = {"note": gr.update(value=page_html().note(screen.note), visible=bool(screen.note))}
     if view is not None:
         values |= {
             "entry": gr.update(visible=False),
-            "progress": gr.update(value=progress_html(view, screen.rater), visible=True),
+            "progress": gr.update(value=page_html().progress(view, screen.rater), visible=True),
             "ballot": gr.update(visible=view.item is not None),
-            "item_text": item_html(view),
+            "item_text": page_html().item(view),
             "comment": screen.comment,
             "end": gr.update(visible=view.item is None),
-            "thanks": done_html(view),
+            "thanks": page_html().done(view),
             "rater": screen.rater,
             "item": view.item.pair.id if view.item else "",
             "last": view.last or "",
@@ -207,59 +210,21 @@ def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
     return {parts[kind]: value for kind, value in values.items()}
 
 
+@cache
+def page_html() -> Any:
+    """What the page shows as HTML: the macros of human.html. Every text in them is `escaped`."""
+
+    def safe(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escaped(str(value)))
+
+    loader = FileSystemLoader(FOLDER)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=safe
+    )
+    environment.filters["for_reading"] = for_reading
+    return environment.get_template("human.html").module
+
+
 def escaped(text: str) -> str:
     """The text as HTML that shows it, character for character."""
     return text.translate(SPECIAL)
-
-
-def item_html(view: View) -> str:
-    """Prompt and the two responses side by side; nothing if there is no item."""
-    if view.item is None:
-        return ""
-    first, second = (
-        _text("response", f"Response {name}", text) for name, text in zip("AB", view.item.responses, strict=True)
-    )
-    return (
-        f'<article class="human-item" data-item="{view.item.pair.id}">'
-        f'{_text("prompt", "Prompt", view.item.pair.prompt)}<div class="human-pair">{first}{second}</div></article>'
-    )
-
-
-def progress_html(view: View, rater: str) -> str:
-    """Where the rater stands, and who it is."""
-    place = f"{view.voted + 1} of {view.total}" if view.item else f"{view.total} of {view.total}"
-    return (
-        f'<div class="human-progress"><span class="human-place">{place}</span>'
-        f'<progress value="{view.voted}" max="{view.total}" aria-label="voted"></progress>'
-        f'<span class="human-rater">{escaped(rater)} <a href="?">change rater</a></span></div>'
-    )
-
-
-def guidelines_html(dataset: str) -> str:
-    """The guidelines as a list, of which some are lists."""
-    points = (escaped(text) + (_list(map(escaped, parts)) if parts else "") for text, *parts in guidelines(dataset))
-    return f'<div class="human-guidelines">{_list(points)}</div>'
-
-
-def note_html(text: str) -> str:
-    """A message to the rater, read aloud by screen readers."""
-    return f'<p class="human-note" role="status">{escaped(text)}</p>' if text else ""
-
-
-def done_html(view: View) -> str:
-    """What is said at the end. Who won is not said: other raters may still be voting."""
-    return (
-        f'<div class="human-done"><h2>All {view.total} done. Thank you!</h2>'
-        "<p>Every vote is saved; you can close this page.</p></div>"
-    )
-
-
-def _list(items: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
-
-
-def _text(kind: str, title: str, text: str) -> str:
-    return (
-        f'<section class="human-{kind}"><h2>{title}</h2>'
-        f'<pre dir="auto" tabindex="0" aria-label="{title}">{escaped(for_reading(text))}</pre></section>'
-    )

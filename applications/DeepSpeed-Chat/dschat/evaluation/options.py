@@ -25,18 +25,22 @@ COUNT: Rule = (lambda number: 1 <= number <= 1_000_000, "a whole number of at le
 SECONDS: Rule = (lambda value: 0 < value < math.inf, "a number of seconds above 0")
 
 
+class CheckedFlags:
+    """Flags that are checked when they are made: UserError names the flag whose value makes no sense."""
+
+    def __post_init__(self) -> None:
+        """Looks at each flag by itself; subclasses add what is about several of them."""
+        check_flags(self)
+
+
 @dataclass(kw_only=True)
-class ComparedFlags:
+class ComparedFlags(CheckedFlags):
     """Two files of responses, and where what is found goes."""
 
     model_name_a: Path = flag("responses of the first model (.jsonl)", aliases=["--model_a"])
     model_name_b: Path = flag("responses of the second model (.jsonl)", aliases=["--model_b"])
     output: Path = like(PrepareOptions, "output", help="verdicts, as JSON Lines in the order of the first file")
     seed: int = like(OptimisationFlags, "seed", 42, "of the choice of sides and rows", AT_LEAST_0)
-
-    def __post_init__(self) -> None:
-        """Refuses values that mean nothing. Raises UserError, which names the flag."""
-        check_flags(self)
 
 
 @dataclass(kw_only=True)
@@ -65,7 +69,6 @@ class AskingOptions(ComparedFlags):
     max_tries: int = flag("times to send a request", 8, COUNT)
 
     def __post_init__(self) -> None:
-        """Refuses values that mean nothing. Raises UserError, which names the flag."""
         super().__post_init__()
         for name, file in (("model_name_a", self.model_name_a), ("model_name_b", self.model_name_b)):
             if file.resolve() == self.output.resolve():
@@ -107,7 +110,6 @@ class JudgeOptions(AskingOptions):
     rubric: Path | None = flag("file of your own rubric (.toml or .json), see docs/evaluation.md", None)
 
     def __post_init__(self) -> None:
-        """Refuses values that mean nothing. Raises UserError, which names the flag."""
         super().__post_init__()
         remedy = "for data of your own any name, with --rubric FILE, which says how they are compared"
         self.dataset = compared_set(self.dataset, self.rubric is not None, remedy)
@@ -130,7 +132,6 @@ class TurnOptions(AskingOptions):
     by_scores: bool = flag("no judge: the higher number of the rows' column scores wins each turn", False)
 
     def __post_init__(self) -> None:
-        """Refuses values that mean nothing. Raises UserError, which names the flag."""
         super().__post_init__()
         if self.by_scores and self.dry_run:
             raise UserError(f"{BY_SCORES} asks no judge and costs nothing: leave --dry_run out.")
@@ -164,19 +165,15 @@ class SampleOptions:
 
 
 @dataclass(kw_only=True)
-class PassOptions:
+class PassOptions(CheckedFlags):
     """pass@k of files that `dschat programs` wrote, by difficulty, with 95 % intervals over problems."""
 
     files: Sequence[Path] = flag("one per model", positional=True)
     k: Sequence[int] = flag("programs that are looked at", (1, 5), AT_LEAST_1)
 
-    def __post_init__(self) -> None:
-        """Raises UserError, which names the flag."""
-        check_flags(self)
-
 
 @dataclass(kw_only=True)
-class ReportOptions:
+class ReportOptions(CheckedFlags):
     """Win rates, position, length and agreement, from files of verdicts and of scored responses: table, JSON, plot.
 
     Files of programs that were run (`dschat programs`) give pass@1 and pass@5 instead; sweeps (`dschat best-of-n`),
@@ -204,7 +201,3 @@ class ReportOptions:
         None,
         AT_LEAST_1,
     )
-
-    def __post_init__(self) -> None:
-        """Raises UserError, which names the flag."""
-        check_flags(self)

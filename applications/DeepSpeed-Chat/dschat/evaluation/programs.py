@@ -72,11 +72,6 @@ def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> l
     return found
 
 
-def holds_programs(row: dict[str, Any]) -> bool:
-    """Whether a row is that of a problem."""
-    return "samples" in row
-
-
 def _problem(row: dict[str, Any], dataset: str, origin: str) -> SolvedProblem:
     samples = row.get("samples")
     if not isinstance(samples, list) or not all(isinstance(s, dict) and "status" in s for s in samples):

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import multimode
 from typing import Any
 
 from dschat.common.statistics import (
@@ -104,10 +105,8 @@ def majority(votes: Mapping[JudgedItem, Iterable[Verdict]]) -> dict[JudgedItem, 
     """
     verdicts: dict[JudgedItem, Verdict] = {}
     for item, given in votes.items():
-        counted = [vote for vote in given if vote in POINTS]
-        most = max(map(counted.count, CATEGORIES))
-        leaders = [category for category in CATEGORIES if counted.count(category) == most]
-        if most:
+        leaders = multimode(vote for vote in given if vote in POINTS)
+        if leaders:
             verdicts[item] = leaders[0] if len(leaders) == 1 else "tie"
     return verdicts
 

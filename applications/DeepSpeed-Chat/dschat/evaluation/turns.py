@@ -137,11 +137,6 @@ class TurnRates:
         return f"{self.models[0]} against {self.models[1]}, {self.rater}"
 
 
-def holds_turns(row: dict[str, Any]) -> bool:
-    """Whether a row is a verdict at a turn."""
-    return {"verdict", "number", "turn"} <= set(row)
-
-
 def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
     """The win rates of the verdicts of one file, each with its place "file:line".
 

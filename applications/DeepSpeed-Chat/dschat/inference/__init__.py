@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses of a trained policy to held-out prompts, scored by a reward model; `run.run_inference` is the way in."""
+"""What finished models answer, and what that is worth: each command is a function of its flags, for one runner."""

@@ -3,13 +3,12 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.chat_servers import Endpoint, ServerFlags, checked_address, checked_key
@@ -21,19 +20,20 @@ from dschat.data.encoding import turn_end
 from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
 from dschat.errors import UserError
-from dschat.inference.policy import choose_device, load_sampler, locate_policy
-from dschat.inference.refuel import GenerateOptions, Place, described_function, digest, make_rows
+from dschat.inference.datasets import Place, described_function, digest, make_rows
+from dschat.inference.policy import Compute, load_sampler, locate_policy
+from dschat.inference.refuel import GenerateOptions
 from dschat.inference.runner import (
     LARGER,
     BatchFunction,
+    Concluded,
     Entry,
-    computed_on,
+    Part,
     enough_memory,
     in_batches,
     settings_of,
 )
 from dschat.models.limits import position_limit, trained_length
-from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out
 from dschat.rollouts.sampling import row_seed
@@ -52,22 +52,28 @@ def run_generate(options: GenerateOptions) -> str:
 
     Raises UserError for bad models or data, or a data set that is there with other settings.
     """
-    device = choose_device(device=options.device)
-    dtype = choose_dtype(options.dtype, device)
+    where = Compute.chosen(options)
     path = locate_policy(options.model)
     tokenizer = load_tokenizer(path, "--model", may_add_pad=True)
     endpoint = _endpoint(options)
     firsts, repeated = first_messages(options.prompts, tokenizer, options.num_data)
-    settings = _settings(options, path, computed_on(device, dtype))
+    settings = _settings(options, path, where)
     settings |= {"prompts": f"{options.prompts} (rows {digest(firsts)})"}
 
     def prepare() -> BatchFunction:
         with enough_memory("--model, --user_model: the GPU's memory does not hold both", f"--user_server, {LARGER}"):
-            assistant = _open_assistant(path, "--model", tokenizer, options, device, dtype)
-            user = _open_user(options, endpoint, device, dtype) if options.num_turns > 1 else UserFromData([])
-        return partial(_in_memory, Drawing(assistant, user, options.num_turns, options.seed), firsts)
+            assistant = _open_assistant(path, "--model", tokenizer, options, where)
+            user = _open_user(options, endpoint, where) if options.num_turns > 1 else UserFromData([])
+        drawing = Drawing(assistant, user, options.num_turns, options.seed)
 
-    def conclude(entries: Sequence[Entry]) -> tuple[list[dict[str, Any]], str]:
+        def of_numbers(numbers: list[int]) -> list[Entry]:
+            problem = f"--batch_size: the GPU's memory does not suffice for {len(numbers)} dialogues"
+            with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
+                return drawing.draw(numbers, [firsts[number] for number in numbers])
+
+        return of_numbers
+
+    def conclude(entries: list[Entry]) -> Concluded:
         rows = [entry["row"] for entry in entries if entry["row"] is not None]
         reasons = Counter(entry["reason"] for entry in entries if entry["row"] is None)
         if not rows:
@@ -78,7 +84,8 @@ def run_generate(options: GenerateOptions) -> str:
         left_out = f", {reasons.total()} left out ({in_words(reasons)})" if reasons else ""
         return rows, f"{len(rows)} dialogues of {options.num_turns} turns{left_out}, {repeated} prompts were repeated"
 
-    return make_rows(options, settings, in_batches(range(len(firsts)), options.batch_size), prepare, conclude)
+    part = Part(batches=in_batches(range(len(firsts)), options.batch_size), prepare=prepare, unit="dialogue")
+    return make_rows(options, settings, part, conclude)
 
 
 @dataclass(frozen=True)
@@ -91,12 +98,7 @@ class Drawing:
     seed: int  # of the run
 
     def draw(self, numbers: Sequence[int], firsts: Sequence[Message]) -> list[Entry]:
-        """Draws each dialogue twice: from its first message, and again from one of its turns on.
-
-        Args:
-            numbers: of the dialogues, which decide their draws.
-            firsts: their first messages.
-        """
+        """Draws each dialogue, by its number, twice: from its first message, and again from one of its turns on."""
         first = self._roll_out(self.seed, numbers, [[message] for message in firsts])
         reasons = {number: said.ended for number, said in zip(numbers, first, strict=True) if said.ended}
         whole = {number: said.messages for number, said in zip(numbers, first, strict=True) if not said.ended}
@@ -118,40 +120,25 @@ class Drawing:
 
 
 def sampled_turns(seed: int, number: int, turns: int) -> tuple[int, int]:
-    """(L, h) of a dialogue: L ~ Uniform{0, …, H−1}, the last turn that is scored; h ~ Uniform{0, …, L}, the turn whose
-    replies are compared.
+    """(L, h) of a dialogue with H turns, from the run's seed and its number.
 
-    Args:
-        seed: of the run.
-        number: of the dialogue.
-        turns: H.
+    L ~ Uniform{0, …, H−1} is the last turn that is scored, h ~ Uniform{0, …, L} the turn whose replies are compared.
     """
     random = np.random.default_rng((seed, number))
     last = int(random.integers(turns))
     return last, int(random.integers(last + 1))
 
 
-def _in_memory(drawing: Drawing, firsts: Sequence[Message], numbers: list[int]) -> list[Entry]:
-    problem = f"--batch_size: the GPU's memory does not suffice for {len(numbers)} dialogues"
-    with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
-        return drawing.draw(numbers, [firsts[number] for number in numbers])
-
-
 def _open_assistant(
-    path: str,
-    flag: str,
-    tokenizer: PreTrainedTokenizerBase,
-    options: GenerateOptions,
-    device: torch.device,
-    dtype: torch.dtype,
+    path: str, flag: str, tokenizer: PreTrainedTokenizerBase, options: GenerateOptions, where: Compute
 ) -> PolicyAssistant:
-    parts = (tokenizer, options, options.temperature, device, dtype, [turn_end(tokenizer).token_id])
-    causal_lm, sampling, draw = load_sampler(path, flag, *parts)
+    ends = [turn_end(tokenizer).token_id]
+    causal_lm, sampling, draw = load_sampler(path, flag, tokenizer, options, options.temperature, where, ends)
     most = position_limit(causal_lm) or trained_length(causal_lm.config)
     return PolicyAssistant(draw, tokenizer, sampling, most, may_end=True)
 
 
-def _open_user(options: GenerateOptions, endpoint: Endpoint | None, device: torch.device, dtype: torch.dtype) -> User:
+def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compute) -> User:
     if options.user_function:
         return FunctionUser(load_function(options.user_function, "--user_function"), "--user_function")
     if endpoint is not None:
@@ -159,7 +146,7 @@ def _open_user(options: GenerateOptions, endpoint: Endpoint | None, device: torc
         return SimulatedUser(writer)
     path = locate_policy(options.user_model)
     tokenizer = load_tokenizer(path, "--user_model", may_add_pad=True)
-    return SimulatedUser(ModelWriter(_open_assistant(path, "--user_model", tokenizer, options, device, dtype)))
+    return SimulatedUser(ModelWriter(_open_assistant(path, "--user_model", tokenizer, options, where)))
 
 
 def _endpoint(options: GenerateOptions) -> Endpoint | None:
@@ -167,16 +154,16 @@ def _endpoint(options: GenerateOptions) -> Endpoint | None:
     if options.user_server is None:
         return None
     url = checked_address(options.user_server, SERVER.url)
-    parts = (options.user_model, url, options.max_new_tokens, options.timeout, options.max_tries)
-    bare = Endpoint(*parts, flags=SERVER)
-    return Endpoint(*parts, checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY", bare), SERVER)
+    limits = (options.max_new_tokens, options.timeout, options.max_tries)
+    endpoint = Endpoint(options.user_model, url, *limits, flags=SERVER)
+    return replace(endpoint, key=checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY", endpoint))
 
 
-def _settings(options: GenerateOptions, path: str, where: dict[str, Any]) -> dict[str, Any]:
-    """What the rows depend on, by flag; an interrupted run goes on only with the same."""
+def _settings(options: GenerateOptions, path: str, where: Compute) -> dict[str, Any]:
+    """What the rows depend on, by flag."""
     names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
     names += ["batch_size"] if options.rollout_engine == "generate" else []  # then the draws depend on it
-    settings = settings_of(options, names) | where | {"model": folder_stamp(path)}
+    settings = settings_of(options, names) | where.settings | {"model": folder_stamp(path)}
     if options.num_turns == 1:
         return settings
     if options.user_function:
@@ -187,22 +174,16 @@ def _settings(options: GenerateOptions, path: str, where: dict[str, Any]) -> dic
 
 
 def first_messages(name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> tuple[list[Message], int]:
-    """The first message of each dialogue, and how many others were the same.
+    """So many first messages of a data set (0 = all), and how many others were the same.
 
-    Two are the same where the policy's chat template makes the same tokens of them.
-
-    Args:
-        name: data set, see `dschat.data.sources.open_data`.
-        tokenizer: of the policy, with a chat template.
-        most: messages to take, 0 = all.
-
-    Raises:
-        UserError: there is no such data set, or a row has no message to begin with; names the row.
+    Two are the same where the policy's chat template makes the same tokens of them. Raises UserError where there is no
+    such data set, or a row, which it names, has no message to begin with.
     """
     found: list[Message] = []
     seen: set[tuple[int, ...]] = set()
     repeated = 0
-    for chunk in _chunks(name):
+    messages = (_first(raw, origin) for origin, raw in open_data(name, PROMPTS).train)
+    while chunk := list(islice(messages, CHUNK)):
         states = encode_states(tokenizer, [[message] for message in chunk], f"{PROMPTS} {name}")
         for message, ids in zip(chunk, map(tuple, states), strict=True):
             if most and len(found) == most:
@@ -212,17 +193,6 @@ def first_messages(name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> 
                 found.append(message)
                 seen.add(ids)
     return found, repeated
-
-
-def _chunks(name: str) -> Iterator[list[Message]]:
-    chunk: list[Message] = []
-    for origin, raw in open_data(name, PROMPTS).train:
-        chunk.append(_first(raw, origin))
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _first(raw: Any, origin: str) -> Message:

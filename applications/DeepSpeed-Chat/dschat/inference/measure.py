@@ -40,18 +40,9 @@ def measure(
     draws: int = 1,
     rows: int = 64,
 ) -> list[list[Answer]]:
-    """So many responses of the policy to each prompt, the same draws whatever policy it is.
+    """So many responses of the policy to each prompt, the same draws whatever policy it is, `rows` at a time.
 
-    Args:
-        policy: that answers.
-        reference: of the KL.
-        score: a source of scores, (B,).
-        tokenizer: of both policies.
-        prompts: to be answered.
-        sampling: how.
-        seed: of the draws.
-        draws: responses to a prompt.
-        rows: computed together.
+    Scores are (B,). The KL is to the reference, which has the same tokenizer.
 
     Returns:
         Per prompt its answers.

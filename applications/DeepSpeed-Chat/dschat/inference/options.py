@@ -12,22 +12,13 @@ from dschat.config.commands import ResultFlags, ServeOptions, ServerFlags
 from dschat.config.common import DataFlags, EngineFlags, LogprobFlags, OptimisationFlags
 from dschat.config.rewards import ProgramFlags, RewardFlags, SandboxLevel
 from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import (
-    AT_LEAST_1,
-    REQUIRED,
-    Rule,
-    check_flags,
-    default_of,
-    engine_name,
-    flag,
-    like,
-)
+from dschat.config.rules import AT_LEAST_1, REQUIRED, Rule, default_of, engine_name, flag, like
 from dschat.config.supervised import OneModelConfig
 from dschat.data.hub import COMPARED_SETS, compared_set
 from dschat.data.rows import DataKeys
 from dschat.errors import UserError
 from dschat.evaluation.best_of import PUBLISHED
-from dschat.evaluation.options import ComparedFlags, JudgeOptions, ReportOptions
+from dschat.evaluation.options import CheckedFlags, ComparedFlags, JudgeOptions, ReportOptions
 
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets
@@ -46,15 +37,10 @@ def _is_temperature(value: float | str) -> bool:
 
 
 TEMPERATURE: Rule = (_is_temperature, "0 (greedy) or a positive number, such as 0.8")
-SECONDS: Rule = (lambda value: 0 < value < math.inf, "a number of seconds above 0")
 
 
-class CheckedFlags:
-    """Flags that refuse values that make no sense when they are made: UserError names the flag and what to change."""
-
-    def __post_init__(self) -> None:
-        """Looks at each flag by itself; subclasses add what is about several of them."""
-        check_flags(self)
+class QuietFlags(CheckedFlags):
+    """Flags of a command that opens models or tokenizers."""
 
     def prepare(self) -> None:
         """Leaves the screen to our own bar and messages."""
@@ -65,7 +51,7 @@ class CheckedFlags:
 
 
 @dataclass(kw_only=True)
-class ComputeFlags(CheckedFlags):
+class ComputeFlags(QuietFlags):
     """Where models compute."""
 
     device: str | None = like(ServeOptions, "device")
@@ -128,7 +114,6 @@ class PolicyOptions(PromptFlags):
     overwrite: bool = like(ResultFlags, "overwrite")
 
     def __post_init__(self) -> None:
-        """Looks at the name of the file as well."""
         super().__post_init__()
         stem = self.name
         if stem is not None and (stem in ("", "..") or Path(stem).name != stem or stem.endswith(".jsonl")):
@@ -138,6 +123,11 @@ class PolicyOptions(PromptFlags):
         """Looks for data sets below --proj_path."""
         super().prepare()
         os.environ.setdefault("MA_RLHF_DATA", str(self.proj_path / "data"))
+
+    @property
+    def samples(self) -> int | None:
+        """Number of prompts to take; None = all."""
+        return self.num_samples
 
     def path_of(self, dataset: str, folder: str, name: str) -> Path:
         """The result file: results/{dataset}/{folder}/{name}.jsonl below `proj_path`."""
@@ -153,7 +143,6 @@ class TemperatureOptions(PolicyOptions):
     num_return: int = flag("responses to a prompt", 1, AT_LEAST_1)
 
     def __post_init__(self) -> None:
-        """Greedy responses are all the same."""
         super().__post_init__()
         if self.num_return > 1 and self.temperature_value == 0:
             raise UserError(
@@ -189,17 +178,14 @@ class ScoredOptions(PolicyOptions):
     )
 
     def __post_init__(self) -> None:
-        """Takes the data set by its name in the registry."""
         remedy = "for data of your own any name, with --data_path FILE"
         self.dataset = compared_set(self.dataset, self.data_path is not None, remedy)
         super().__post_init__()
 
     @property
     def samples(self) -> int | None:
-        """Number of prompts to take; None = all."""
-        if self.num_samples is not None:
-            return self.num_samples
-        return None if self.dataset == UNSHUFFLED else PROTOCOL_SAMPLES
+        """See `PolicyOptions.samples`; without --num_samples those of the protocol."""
+        return PROTOCOL_SAMPLES if self.num_samples is None and self.dataset != UNSHUFFLED else self.num_samples
 
 
 @dataclass(kw_only=True)
@@ -217,7 +203,6 @@ class InferenceOptions(ScoredOptions, TemperatureOptions):
     )
 
     def __post_init__(self) -> None:
-        """A policy draws, or nothing is drawn."""
         super().__post_init__()
         if self.model is None and not self.ref_scores:
             raise UserError("--model is missing: give the policy's folder, or --ref_scores to score the data set.")
@@ -253,13 +238,12 @@ class BestOfOptions(ScoredOptions):
     )
 
     def __post_init__(self) -> None:
-        """Numbers and temperatures ascend, and greedy responses are not chosen among."""
         super().__post_init__()
         for name in ("best_of", "temperatures", "single_temperatures"):
             values: Sequence[float] = getattr(self, name)
             if any(value >= following for value, following in zip(values, values[1:], strict=False)):
                 given = " ".join(f"{value:g}" for value in values)
-                raise UserError(f"{flag_of(name)} {given}: give each number once, the smallest first.")
+                raise UserError(f"--{name} {given}: give each number once, the smallest first.")
         if not self.temperatures and not self.single_temperatures:
             raise UserError("--temperatures and --single_temperatures: give at least one of them a number.")
         if 0 in self.temperatures and max(self.best_of) > 1:
@@ -299,16 +283,6 @@ class ProgramOptions(TemperatureOptions):
     sandbox_level: SandboxLevel = like(ProgramFlags, "sandbox_level")
     sandbox_workers: int = like(ProgramFlags, "sandbox_workers", help="programs that are run at a time")
     max_tests: int | None = like(ProgramFlags, "max_tests")
-
-    @property
-    def level(self) -> SandboxLevel:
-        """The minimum isolation level."""
-        return self.sandbox_level
-
-    @property
-    def samples(self) -> int | None:
-        """Number of problems to take; None = all."""
-        return self.num_samples
 
     @property
     def result_path(self) -> Path:
@@ -359,15 +333,9 @@ class TextOptions(PromptFlags):
     top_p = 1.0
 
     def __post_init__(self) -> None:
-        """There is something to measure."""
         super().__post_init__()
         if not (self.model or self.reward_model or self.checkpoints):
             raise UserError("Nothing to measure: give --model, --reward_model or --checkpoints.")
-
-
-def flag_of(field: str) -> str:
-    """`num_return` → `--num_return`."""
-    return f"--{field}"
 
 
 def model_name(path: str) -> str:

@@ -5,10 +5,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 from dschat.common.atomic import reporting, writing
 from dschat.common.fingerprints import folder_stamp
@@ -29,23 +30,12 @@ from dschat.data.encoding import turn_end
 from dschat.data.rows import in_words
 from dschat.data.sources import open_data
 from dschat.errors import UserError
-from dschat.inference.policy import choose_device, locate_policy
-from dschat.inference.refuel import RECORD, MaskOptions, Place, RankOptions, described_function, digest, make_rows
-from dschat.inference.runner import (
-    LARGER,
-    BatchFunction,
-    Entry,
-    computed_on,
-    enough_memory,
-    in_batches,
-    settings_of,
-)
-from dschat.models.opening import choose_dtype
+from dschat.inference.datasets import RECORD, Place, described_function, digest, make_rows
+from dschat.inference.policy import Compute, locate_policy
+from dschat.inference.refuel import MaskOptions, RankOptions
+from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, in_batches, settings_of
 from dschat.models.tokenizer import load_tokenizer
-from dschat.scoring.reward_reader import NOT_FINITE, RewardReader, load_reward_model, load_reward_tokenizer
-
-if TYPE_CHECKING:
-    import pyarrow
+from dschat.scoring.reward_reader import NOT_FINITE, load_reward_model, load_reward_tokenizer
 
 PROMPTS, FUNCTION, INPUT = "--prompts", "--reward_function", "--input_repo"
 NO_NUMBER = "the reward function gave no number"
@@ -63,14 +53,14 @@ def run_rank(options: RankOptions) -> str:
     """
     raws = list(open_data(options.prompts, PROMPTS).train)
     pairs = [read_dialogue_pair(raw, origin, scored=False) for origin, raw in raws]
-    settings = {"prompts": f"{options.prompts} (rows {digest(raw for _, raw in raws)})"} | _scorer_settings(options)
-    open_scorer = _scorer(options)
+    scorer_settings, open_scorer = _scorer(options)
+    settings = {"prompts": f"{options.prompts} (rows {digest(raw for _, raw in raws)})"} | scorer_settings
 
     def prepare() -> BatchFunction:
         score = open_scorer()
         return lambda numbers: _entries([pairs[n] for n in numbers], numbers, score, options.batch_size)
 
-    def conclude(entries: Sequence[Entry]) -> tuple[list[dict[str, Any]], str]:
+    def conclude(entries: list[Entry]) -> Concluded:
         failures = sum((Counter(entry["failures"]) for entry in entries), Counter[str]())
         scored = sum(len(numbers) for entry in entries for numbers in entry["rewards"].values())
         if failures.total() == scored:
@@ -79,7 +69,8 @@ def run_rank(options: RankOptions) -> str:
         rows = [{**raw, **entry["rewards"]} for (_, raw), entry in zip(raws, entries, strict=True)]
         return rows, f"{scored} rewards of {len(pairs)} pairs of dialogues{failed}"
 
-    return make_rows(options, settings, in_batches(range(len(pairs)), AT_ONCE), prepare, conclude)
+    part = Part(batches=in_batches(range(len(pairs)), AT_ONCE), prepare=prepare, unit="dialogue")
+    return make_rows(options, settings, part, conclude)
 
 
 def _entries(pairs: Sequence[DialoguePair], numbers: Sequence[int], score: Score, batch_size: int) -> list[Entry]:
@@ -113,39 +104,26 @@ def _key(dialogue: Dialogue) -> str:
     return "\0".join(message["content"] for message in dialogue)
 
 
-def _scorer_settings(options: RankOptions) -> dict[str, Any]:
-    """What the rewards depend on, by flag; an interrupted run goes on only with the same."""
-    if options.reward_function is not None:
-        return {"reward-function": described_function(options.reward_function)}
-    device = choose_device(device=options.device)
-    where = computed_on(device, choose_dtype(options.dtype, device))
-    return {"reward-model": folder_stamp(options.reward_model or "")} | settings_of(options, ["max_length"]) | where
-
-
-def _scorer(options: RankOptions) -> Callable[[], Score]:
-    """What opens the reward model; looks at its tokenizer, or at the function, at once."""
+def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
+    """What the rewards depend on, by flag, and what opens the reward model, whose tokenizer is looked at at once."""
     if options.reward_function is not None:
         function = load_function(options.reward_function, FUNCTION)
-        return lambda: partial(function_scores, function)
-    path = options.reward_model or ""
+        settings = {"reward-function": described_function(options.reward_function)}
+        return settings, lambda: partial(function_scores, function)
+    path, where = options.reward_model or "", Compute.chosen(options)
     tokenizer = load_reward_tokenizer(path, rm_template=False)
     if tokenizer.chat_template is None:
         raise UserError(
             f"--reward_model {path}: its tokenizer has no chat template, so that it cannot read dialogues. Give a "
             f"reward model whose folder holds chat_template.jinja, or {FUNCTION} module.py:function."
         )
-    device = choose_device(device=options.device)
 
     def opened() -> Score:
-        with enough_memory("--reward_model: the GPU's memory does not hold it", LARGER):
-            reader = load_reward_model(path, tokenizer, True, device, choose_dtype(options.dtype, device))
-        return partial(_read, reader, options.max_length)
+        with enough_memory("--reward_model: the GPU's memory does not hold it"):
+            reader = load_reward_model(path, tokenizer, True, where.device, where.dtype)
+        return lambda dialogues: reader.score_dialogues(dialogues, options.max_length)
 
-    return opened
-
-
-def _read(reader: RewardReader, max_length: int, dialogues: Sequence[Dialogue]) -> list[float | str]:
-    return reader.score_dialogues(dialogues, max_length)
+    return {"reward-model": folder_stamp(path)} | settings_of(options, ["max_length"]) | where.settings, opened
 
 
 def function_scores(function: Callable[..., Any], dialogues: Sequence[Dialogue]) -> list[float | str]:
@@ -168,7 +146,6 @@ def run_masks(options: MaskOptions) -> str:
 
     Raises UserError for a bad tokenizer or bad data, or a data set that is there with other settings.
     """
-    place = Place(options)
     path = locate_policy(options.model)
     tokenizer = load_tokenizer(path, "--model", may_add_pad=True)
     end = turn_end(tokenizer)
@@ -178,7 +155,7 @@ def run_masks(options: MaskOptions) -> str:
         "model": f"{path} (template and vocabulary {digest([tokenizer.chat_template, tokenizer.get_vocab()])})",
     }
     settings |= settings_of(options, ("total_length", "test_rows", "seed"))
-    done = place.finished([TRAIN, TEST], settings)
+    done = Place(options).finished([TRAIN, TEST], settings)
     if done is not None:
         return done
     tables, left_out = [], Counter[str]()
@@ -188,7 +165,7 @@ def run_masks(options: MaskOptions) -> str:
         rows, reasons = tokenize_pairs(pairs, tokenizer, end, options.total_length)
         left_out += reasons
         tables.append(_table(rows))
-    return _write(place, settings, tables, left_out, options)
+    return _write(pa.concat_tables(tables), left_out, settings, options)
 
 
 def held_out_rows(count: int, wanted: int, seed: int) -> list[int]:
@@ -197,25 +174,16 @@ def held_out_rows(count: int, wanted: int, seed: int) -> list[int]:
     return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> "pyarrow.Table":
-    import pyarrow as pa
-
+def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     messages = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     kinds = {"": messages, "_token": pa.list_(pa.int32()), "_mask": pa.list_(pa.int8()), "_reward": pa.float64()}
     schema = pa.schema([(name + part, kind) for part, kind in kinds.items() for name in ("chosen", "reject")])
     return pa.Table.from_pylist(list(rows), schema=schema)
 
 
-def _write(
-    place: Place,
-    settings: dict[str, Any],
-    tables: Sequence["pyarrow.Table"],
-    left_out: Counter[str],
-    options: MaskOptions,
-) -> str:
-    import pyarrow as pa
-
-    whole = pa.concat_tables(tables)
+def _write(whole: pa.Table, left_out: Counter[str], settings: dict[str, Any], options: MaskOptions) -> str:
+    """Writes both parts of the pairs, so that a kill leaves no data set that passes for finished; hands them over."""
+    place = Place(options)
     if not whole.num_rows:
         raise UserError(f"{INPUT} {options.input_repo}: no pair is left ({in_words(left_out)}).")
     held_out = held_out_rows(whole.num_rows, options.test_rows, options.seed)
@@ -224,18 +192,12 @@ def _write(
     summary = f"{len(kept)} pairs to train on and {len(held_out)} held out{out}"
     make_writable(place.folder, f"{place.folder}")
     (place.folder / RECORD).unlink(missing_ok=True)
-    if held_out:
-        _write_parquet(whole.take(held_out), place.folder / TEST)
-    else:
-        (place.folder / TEST).unlink(missing_ok=True)
-    _write_parquet(whole.take(kept), place.folder / TRAIN)
+    for name, rows in ((TEST, held_out), (TRAIN, kept)):
+        file = place.folder / name
+        if not len(rows):
+            file.unlink(missing_ok=True)
+            continue
+        with reporting(str(file)), writing(file) as beside:
+            parquet.write_table(whole.take(rows), beside)
     place.record(settings, summary)
     return f"{summary}: {place.hand_over([TRAIN, *([TEST] if held_out else [])])}"
-
-
-def _write_parquet(table: "pyarrow.Table", file: Path) -> None:
-    """Writes a file at once; raises UserError where the place cannot be written."""
-    from pyarrow import parquet
-
-    with reporting(str(file)), writing(file) as beside:
-        parquet.write_table(table, beside)

@@ -14,10 +14,11 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
-from dschat.inference.options import PolicyOptions, TextOptions
+from dschat.inference.options import ComputeFlags, PolicyOptions, PromptFlags, TextOptions
 from dschat.inference.refuel import GenerateOptions
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
+from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import own_end_ids
 from dschat.rollouts.engine import Draw
 from dschat.rollouts.generate import choose_engine
@@ -31,6 +32,26 @@ STEP = re.compile(r"step-(\d+)")  # folder of a model that was kept along the wa
 
 
 @dataclass(frozen=True)
+class Compute:
+    """Where and in what models compute."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def chosen(cls, options: ComputeFlags) -> "Compute":
+        """What the flags say; see `choose_device` and `choose_dtype`."""
+        gpu = options.gpu if isinstance(options, PromptFlags) else None
+        device = choose_device(gpu, options.device)
+        return cls(device, choose_dtype(options.dtype, device))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """For the settings of a run."""
+        return {"device": self.device.type, "dtype": str(self.dtype).removeprefix("torch.")}
+
+
+@dataclass(frozen=True)
 class SampledResponse:
     """What the policy drew."""
 
@@ -39,19 +60,15 @@ class SampledResponse:
     finished: bool  # whether it ended by itself; else it was cut at --max_new_tokens
 
 
+@dataclass(frozen=True)
 class SamplingPolicy:
     """A causal LM with its tokenizer and way of sampling."""
 
-    def __init__(
-        self,
-        causal_lm: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        sampling: Sampling,
-        seed: int,
-        draw: Draw,
-    ) -> None:
-        self.causal_lm, self._tokenizer, self._sampling, self._seed = causal_lm, tokenizer, sampling, seed
-        self._draw = draw
+    causal_lm: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    sampling: Sampling
+    seed: int
+    sampler: Draw  # what draws from the model
 
     def respond(self, examples: Sequence[PromptExample], draws: int = 1) -> list[list[SampledResponse]]:
         """So many responses to each prompt, all drawn in one pool.
@@ -63,22 +80,21 @@ class SamplingPolicy:
         """
         wanted = [(draw, example) for draw in range(draws) for example in examples]
         prompts = [example.prompt_ids for _, example in wanted]
-        seeds = [row_seed(self._seed, example.index, draw) for draw, example in wanted]
-        rollout = self._draw(prompts, self._sampling, seeds).rollout
+        seeds = [row_seed(self.seed, example.index, draw) for draw, example in wanted]
+        rollout = self.sampler(prompts, self.sampling, seeds).rollout
         responses = []
         for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
-            text = decode_response(self._tokenizer, ids[:-1] if finished else ids)
+            text = decode_response(self.tokenizer, ids[:-1] if finished else ids)
             responses.append(SampledResponse(text, len(ids), finished))
         return [responses[first : first + len(examples)] for first in range(0, len(responses), len(examples))]
 
     def at(self, temperature: float) -> "SamplingPolicy":
         """The same model, drawing at another temperature."""
-        sampling = replace(self._sampling, temperature=temperature)
-        return SamplingPolicy(self.causal_lm, self._tokenizer, sampling, self._seed, self._draw)
+        return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     def check_lengths(self, longest_prompt: int) -> None:
         """Raises UserError where the longest prompt and response together are longer than the model can read."""
-        limit, longest_response = position_limit(self.causal_lm), self._sampling.max_new_tokens
+        limit, longest_response = position_limit(self.causal_lm), self.sampling.max_new_tokens
         if limit is None or longest_prompt + longest_response <= limit:
             return
         remedy = "Lower --max_new_tokens"
@@ -95,11 +111,10 @@ def load_policy(
     tokenizer: PreTrainedTokenizerBase,
     options: PolicyOptions | TextOptions,
     temperature: float,
-    device: torch.device,
-    dtype: torch.dtype,
+    where: Compute,
 ) -> SamplingPolicy:
     """Opens the policy at a path from `locate_policy`; raises UserError where there is no such model."""
-    causal_lm, sampling, draw = load_sampler(path, "--model", tokenizer, options, temperature, device, dtype)
+    causal_lm, sampling, draw = load_sampler(path, "--model", tokenizer, options, temperature, where)
     return SamplingPolicy(causal_lm, tokenizer, sampling, options.seed or 0, draw)
 
 
@@ -109,25 +124,17 @@ def load_sampler(
     tokenizer: PreTrainedTokenizerBase,
     options: PolicyOptions | TextOptions | GenerateOptions,
     temperature: float,
-    device: torch.device,
-    dtype: torch.dtype,
+    where: Compute,
     ends: Collection[int] = (),
 ) -> tuple[PreTrainedModel, Sampling, Draw]:
-    """Opens a causal LM to draw from.
+    """Opens the causal LM at a path from `locate_policy`, which a flag named, to draw from.
 
-    Args:
-        path: from `locate_policy`.
-        flag: that named it, for messages.
-        tokenizer: of the model.
-        options: how it draws.
-        temperature: of the draws; 0 = greedy.
-        device, dtype: of the model.
-        ends: ids that end a response beside EOS and the checkpoint's own.
+    `ends` are ids that end a response beside EOS and the checkpoint's own; at temperature 0 draws are greedy.
 
     Returns:
         The model, how it draws, and what draws.
     """
-    causal_lm = load_causal_lm(path, flag, dtype, tokenizer).to(device).eval()
+    causal_lm = load_causal_lm(path, flag, where.dtype, tokenizer).to(where.device).eval()
     sampling = Sampling(
         max_new_tokens=options.max_new_tokens,
         end_ids=tuple(sorted({tokenizer.eos_token_id, *ends, *own_end_ids(path)})),

@@ -2,45 +2,22 @@
 """Responses of a policy scored by a reward model: the best of some at one temperature, or all of a sweep."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
 from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import folder_stamp
-from dschat.common.journal import Journal
 from dschat.common.statistics import mean_estimate
 from dschat.data.encoding import encode_responses
 from dschat.data.examples import PromptExample
-from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.evaluation.best_of import sweep_of
-from dschat.inference.options import BestOfOptions, InferenceOptions, ScoredOptions
-from dschat.inference.policy import (
-    SampledResponse,
-    SamplingPolicy,
-    choose_device,
-    load_policy,
-    locate_policy,
-)
-from dschat.inference.runner import (
-    LARGER,
-    BatchFunction,
-    Entry,
-    Selection,
-    enough_memory,
-    prompt_settings,
-    refuse_finished,
-    run_batches,
-    select_prompts,
-    settings_of,
-)
-from dschat.models.opening import choose_dtype
-from dschat.models.tokenizer import load_tokenizer
+from dschat.inference.options import BestOfOptions, InferenceOptions
+from dschat.inference.policy import SampledResponse, SamplingPolicy
+from dschat.inference.prompts import Answering, Selection, refuse_finished
+from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, run_batches, settings_of
 from dschat.reports.evaluations import write_best_of
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
@@ -50,79 +27,32 @@ BOTH = "--model, --reward_model: the GPU's memory does not hold both"
 Candidate = tuple[float, SampledResponse]  # a response behind its reward
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What a run knows before it opens the models."""
-
-    options: ScoredOptions
-    device: torch.device
-    dtype: torch.dtype
-    policy_path: str | None  # None: nothing is drawn
-    tokenizer: PreTrainedTokenizerBase  # of the prompts: the policy's
-    reward_tokenizer: PreTrainedTokenizerBase
-    selection: Selection
-
-    @classmethod
-    def find(cls, options: ScoredOptions, model: str | None) -> "Inputs":
-        """Finds the policy, if there is one, and reads tokenizers and prompts; UserError where one is missing."""
-        device = choose_device(options.gpu, options.device)
-        reward_tokenizer = load_reward_tokenizer(options.reward_model, options.rm_template)
-        path = None if model is None else locate_policy(model)
-        tokenizer = load_tokenizer(path, "--model", may_add_pad=True) if path else reward_tokenizer
-        selection = select_prompts(options, tokenizer)
-        dtype = choose_dtype(options.dtype, device)
-        return cls(options, device, dtype, path, tokenizer, reward_tokenizer, selection)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What the rows of every command with a reward model depend on."""
-        reward = {"reward-model": folder_stamp(self.options.reward_model), "rm-template": self.options.rm_template}
-        return reward | prompt_settings(self.options, self.policy_path, self.selection, self.device, self.dtype)
-
-    def open_reader(self) -> RewardReader:
-        """Opens the reward model."""
-        options = self.options
-        parts = (options.reward_model, self.reward_tokenizer, options.rm_template, self.device, self.dtype)
-        return load_reward_model(*parts)
-
-    def open_models(self, temperature: float) -> tuple[SamplingPolicy, RewardReader]:
-        """Opens the policy, to draw at a temperature, and the reward model."""
-        with enough_memory(BOTH, LARGER):
-            reader, path = self.open_reader(), str(self.policy_path)
-            policy = load_policy(path, self.tokenizer, self.options, temperature, self.device, self.dtype)
-        policy.check_lengths(self.selection.longest)
-        return policy, reader
-
-
 def run_inference(options: InferenceOptions) -> str:
     """Generates and scores, or with `ref_scores` only scores; writes `options.result_path` and returns the last line.
 
     Raises UserError for bad models or data, a finished file, or an interrupted run with other settings.
     """
-    path = options.result_path
-    refuse_finished(path, options.overwrite)  # before the data set is read
-    given = Inputs.find(options, options.model)
+    given, settings, open_reader = _find(options)
     selection = given.selection
 
     def prepare() -> BatchFunction:
-        if options.ref_scores or given.policy_path is None:
-            with enough_memory(BOTH, LARGER):
-                return selection.of_batch(partial(score_references, given.open_reader()))
-        policy, reader = given.open_models(options.temperature_value)
+        with enough_memory(BOTH):
+            reader = open_reader()
+            if options.ref_scores or given.path is None:
+                return selection.of_batch(partial(score_references, reader))
+            policy = given.open_policy(options.temperature_value)
+        policy.check_lengths(selection.longest)
         return selection.of_batch(partial(respond_and_score, policy, reader, options.num_return, best_of))
 
+    def conclude(entries: list[Entry]) -> Concluded:
+        left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
+        line = f"mean {_means(entries)}, {len(entries)} rows{left_out}: {options.result_path}"
+        return [entry["row"] for entry in entries], line
+
+    settings |= {"num-return": options.num_return, "temperature": options.temperature_value}
     batches = selection.batches(options.batch_size, _lengths(selection, options, given.tokenizer))
-    settings = given.settings | {"num-return": options.num_return, "temperature": options.temperature_value}
-    with closing(Journal(path, settings, options.overwrite)) as journal:
-        entries = run_batches(
-            journal,
-            batches,
-            prepare,
-            lambda some: {"reward": f"{fmean(entry['row']['reward'] for entry in some):.3f}"},
-        )
-        journal.finish(entry["row"] for entry in entries)
-    left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
-    return f"mean {_means(entries)}, {len(entries)} rows{left_out}: {path}"
+    part = Part(batches=batches, prepare=prepare, shown=_mean)
+    return run_batches(options.result_path, settings, options.overwrite, [part], conclude)
 
 
 def run_best_of_n(options: BestOfOptions) -> str:
@@ -133,30 +63,56 @@ def run_best_of_n(options: BestOfOptions) -> str:
     settings.
     """
     path = options.result_path
-    refuse_finished(path, options.overwrite)  # before the data set is read
-    given = Inputs.find(options, options.model)
+    given, settings, open_reader = _find(options)
     selection, draws = given.selection, options.draws
-    models = cache(partial(given.open_models, next(iter(draws))))
+
+    @cache
+    def models() -> tuple[SamplingPolicy, RewardReader]:
+        with enough_memory(BOTH):
+            reader, policy = open_reader(), given.open_policy(next(iter(draws)))
+        policy.check_lengths(selection.longest)
+        return policy, reader
 
     def prepare(temperature: float) -> BatchFunction:
         policy, reader = models()
         policy, count = policy.at(temperature), draws[temperature]
         return selection.of_batch(partial(respond_and_score, policy, reader, count, partial(all_of, temperature)))
 
-    batches = selection.batches(options.batch_size)
-    settings = given.settings | settings_of(options, ("best_of", "temperatures", "single_temperatures"))
-    with closing(Journal(path, settings, options.overwrite)) as journal:
-        rows = []
-        for temperature in draws:
-            part, title = ("temperature", temperature), f"temperature {temperature:g}"
-            entries = run_batches(journal, batches, partial(prepare, temperature), _mean_and_best, part, title)
-            rows += [entry["row"] for entry in entries]
+    def conclude(entries: list[Entry]) -> Concluded:
+        rows = [entry["row"] for entry in entries]
         with_places = ((f"{path}:{number}", row) for number, row in enumerate(rows, start=1))
-        # Before the file is there, which says that the run is over.
         table = write_best_of([sweep_of(path.stem, with_places)], options.best_of, path.parent, path.stem)
-        journal.finish(rows)
-    left_out = f", {selection.dropped} prompts left out" if selection.dropped else ""
-    return f"{table}\n{len(selection.examples)} prompts{left_out}: {path} and beside it .md, .json and .png"
+        left_out = f", {selection.dropped} prompts left out" if selection.dropped else ""
+        return rows, f"{table}\n{len(selection.examples)} prompts{left_out}: {path} and beside it .md, .json and .png"
+
+    settings |= settings_of(options, ("best_of", "temperatures", "single_temperatures"))
+    parts = [
+        Part(
+            batches=selection.batches(options.batch_size),
+            prepare=partial(prepare, temperature),
+            shown=_mean_and_best,
+            columns={"temperature": temperature},
+            title=f"temperature {temperature:g}",
+        )
+        for temperature in draws
+    ]
+    return run_batches(path, settings, options.overwrite, parts, conclude)
+
+
+def _find(
+    options: InferenceOptions | BestOfOptions,
+) -> tuple[Answering, dict[str, Any], Callable[[], RewardReader]]:
+    """The prompts and who answers them, what the rows depend on, and what opens the reward model."""
+    refuse_finished(options)
+    model, template = options.reward_model, options.rm_template
+    tokenizer = load_reward_tokenizer(model, template)
+    given = Answering.find(options, tokenizer)
+    settings = {"reward-model": folder_stamp(model), "rm-template": template} | given.settings
+    return (
+        given,
+        settings,
+        lambda: load_reward_model(model, tokenizer, template, given.where.device, given.where.dtype),
+    )
 
 
 def respond_and_score(
@@ -165,21 +121,14 @@ def respond_and_score(
     draws: int,
     keep: Callable[[Sequence[Candidate]], Entry],
     examples: list[PromptExample],
-    rows: list[Row],
 ) -> list[Entry]:
     """Draws so many responses to each prompt and scores them.
 
-    Args:
-        policy: draws.
-        reader: scores.
-        draws: responses to a prompt.
-        keep: makes an entry of the responses to a prompt, which come in the order of their numbers.
-        examples: the prompts.
-        rows: of the data set.
+    `keep` makes an entry of the responses to a prompt, which come in the order of their numbers.
     """
     drawn = []
     for responses in policy.respond(examples, draws):
-        rewards = _rewards(reader, examples, [response.text for response in responses], rows)
+        rewards = _rewards(reader, examples, [response.text for response in responses])
         drawn.append(list(zip(rewards, responses, strict=True)))
     entries = []
     for example, candidates in zip(examples, zip(*drawn, strict=True), strict=True):
@@ -202,13 +151,13 @@ def all_of(temperature: float, candidates: Sequence[Candidate]) -> Entry:
     rewards, responses = zip(*candidates, strict=True)
     row = {"temperature": temperature, "responses": [response.text for response in responses]}
     row |= {"rewards": list(rewards), "finished": [response.finished for response in responses]}
-    return {"row": row, "temperature": temperature}
+    return {"row": row}
 
 
-def score_references(reader: RewardReader, examples: list[PromptExample], rows: list[Row]) -> list[Entry]:
+def score_references(reader: RewardReader, examples: list[PromptExample]) -> list[Entry]:
     """Scores the data set's own responses."""
-    chosen, rejected = _references(rows)
-    scores = (_rewards(reader, examples, texts, rows) for texts in (chosen, rejected))
+    chosen, rejected = _references(examples)
+    scores = (_rewards(reader, examples, texts) for texts in (chosen, rejected))
     entries = []
     for example, better, worse, *rewards in zip(examples, chosen, rejected, *scores, strict=True):
         row = example.columns | {"response": better, "reward": rewards[0]}
@@ -217,14 +166,14 @@ def score_references(reader: RewardReader, examples: list[PromptExample], rows: 
     return entries
 
 
-def _rewards(
-    reader: RewardReader, examples: list[PromptExample], responses: list[str], rows: list[Row]
-) -> list[float]:
-    return reader(ResponseTexts([example.prompt_text for example in examples], responses, rows)).tolist()
+def _rewards(reader: RewardReader, examples: list[PromptExample], responses: list[str]) -> list[float]:
+    prompts, rows = [example.prompt_text for example in examples], [example.row for example in examples]
+    return reader(ResponseTexts(prompts, responses, rows)).tolist()
 
 
-def _references(rows: list[Row]) -> tuple[list[str], list[str]]:
+def _references(examples: list[PromptExample]) -> tuple[list[str], list[str]]:
     """The data set's chosen and rejected responses."""
+    rows = [example.row for example in examples]
     for row in rows:
         if row.chosen is None or row.rejected is None:
             missing = "chosen" if row.chosen is None else "rejected"
@@ -236,7 +185,7 @@ def _lengths(selection: Selection, options: InferenceOptions, tokenizer: PreTrai
     """Tokens that the reward model, or the policy before it draws, reads of each example."""
     lengths = [len(example) for example in selection.examples]
     if options.ref_scores:
-        texts = _references(selection.rows)
+        texts = _references(selection.examples)
         longer = map(max, *(map(len, encode_responses(tokenizer, some)) for some in texts))
         lengths = [length + more for length, more in zip(lengths, longer, strict=True)]
     return lengths
@@ -252,6 +201,10 @@ def _means(entries: list[Entry]) -> str:
         return f"{reward}, rejected {rejected}, chosen above rejected {higher:.1%}"
     length = fmean(entry["tokens"] for entry in entries)
     return f"{reward}, length {length:.1f} tokens, EOS rate {fmean(row['finished'] for row in rows):.1%}"
+
+
+def _mean(entries: list[Entry]) -> dict[str, str]:
+    return {"reward": f"{fmean(entry['row']['reward'] for entry in entries):.3f}"}
 
 
 def _mean_and_best(entries: list[Entry]) -> dict[str, str]:

@@ -6,19 +6,17 @@ import logging
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import folder_stamp
-from dschat.common.journal import Journal
 from dschat.common.jsonl import read_object
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
@@ -29,31 +27,12 @@ from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.evaluation.text import policy_result, reward_result, rouge, without_nan
 from dschat.inference.options import TRAINING_SEED, TextOptions, model_name
-from dschat.inference.policy import (
-    ACTOR,
-    FLAGS_FILE,
-    STEP,
-    SamplingPolicy,
-    choose_device,
-    load_policy,
-    locate_policy,
-)
-from dschat.inference.runner import (
-    LARGER,
-    BatchFunction,
-    Entry,
-    Selection,
-    computed_on,
-    digest_of,
-    enough_memory,
-    run_batches,
-    settings_of,
-    shuffled,
-)
+from dschat.inference.policy import ACTOR, FLAGS_FILE, STEP, Compute, SamplingPolicy, load_policy, locate_policy
+from dschat.inference.prompts import Selection, digest_of, shuffled
+from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, run_batches, settings_of
 from dschat.models.limits import check_length
 from dschat.models.load import load_scalar
 from dschat.models.lora import base_of, load_adapter
-from dschat.models.opening import choose_dtype
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel, last_scores, warn_of_reward_loss
 from dschat.models.tokenizer import end_token_id, load_tokenizer
@@ -68,6 +47,9 @@ RECORDED = (
     *("max_prompt_len", "end_of_conversation_token", "batch_size", "rollout_engine", "prompt_key", "chosen_key"),
     *("rejected_key", "response_key", "messages_key"),
 )
+LONGEST = "the longest text (--max_seq_len cuts it)"
+
+E = TypeVar("E", SFTExample, PairExample)
 Kind = Literal["policy", "reward"]
 
 
@@ -82,48 +64,38 @@ class Subject:
     update: int | None = None  # optimiser updates it had; None if that is not known
 
 
-@dataclass(frozen=True)
-class Texts:
-    """What a model is measured on: the prompts, and by their `index` the texts or the pairs."""
-
-    model: str  # its name
-    selection: Selection
-    demonstrations: dict[int, SFTExample]
-    pairs: dict[int, PairExample]
-
-    def lengths(self, new_tokens: int) -> list[int]:
-        """Tokens that are computed at a time for each prompt, of which so many are drawn."""
-        known: dict[int, SFTExample] | dict[int, PairExample] = self.demonstrations or self.pairs
-        return [max(len(known[prompt.index]), len(prompt) + new_tokens) for prompt in self.selection.examples]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest text."""
-        return max([*map(len, self.demonstrations.values()), *map(len, self.pairs.values())])
-
-
 def run_text(options: TextOptions) -> str:
     """Measures every model on every text; writes rows and report into `options.output`, and returns the tables.
 
     Raises UserError for bad models or data, a finished report, or an interrupted run with other settings.
     """
-    subjects, device = subjects_of(options), choose_device(options.gpu, options.device)
+    subjects, where = subjects_of(options), Compute.chosen(options)
     options = replace(options, seed=split_seed(options))
-    dtype = choose_dtype(options.dtype, device)
     path = options.output / ROWS
     if path.exists() and not options.overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
     rows = _rows(options)
-    settings = settings_of(options, RECORDED) | computed_on(device, dtype)
+    settings = settings_of(options, RECORDED) | where.settings
     settings |= {"data": f"{options.data} (rows {digest_of(rows)})"}
     settings |= {"models": [f"{each.name}: {folder_stamp(each.path)}" for each in subjects]}
-    with closing(Journal(path, settings, options.overwrite)) as journal:
-        written = {each.name: _measure(each, rows, options, journal, device, dtype) for each in subjects}
+
+    def conclude(entries: list[Entry]) -> Concluded:
+        written: dict[str, list[dict[str, Any]]] = {each.name: [] for each in subjects}
+        updates = {each.name: each.update for each in subjects}
+        for entry in entries:
+            name = entry["model"]
+            written[name].append({"model": name, "update": updates[name]} | entry["row"])
+        for each in subjects:
+            say_not_finite(each, written[each.name])
         policies = [policy_result(written[each.name]) for each in subjects if each.kind == "policy"]
         rewards = [reward_result(written[each.name]) for each in subjects if each.kind == "reward"]
-        table = write_text_report(policies, rewards, options.output)  # before the file that says: finished
-        journal.finish(without_nan(row) for each in subjects for row in written[each.name])
-    return f"{table}\n\n{path}, and beside it report.md, .json and .png"
+        table = write_text_report(policies, rewards, options.output)
+        rows = [without_nan(row) for of_model in written.values() for row in of_model]
+        return rows, f"{table}\n\n{path}, and beside it report.md, .json and .png"
+
+    part_of = {"policy": _policy_part, "reward": _reward_part}
+    parts = (part_of[each.kind](each, rows, options, where) for each in subjects)
+    return run_batches(path, settings, options.overwrite, parts, conclude)
 
 
 def _rows(options: TextOptions) -> list[Row]:
@@ -141,43 +113,46 @@ def _rows(options: TextOptions) -> list[Row]:
     return [rows[number] for number in shuffled(len(rows))[: options.num_samples]]
 
 
-def _measure(
-    subject: Subject,
-    rows: list[Row],
-    options: TextOptions,
-    journal: Journal,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> list[dict[str, Any]]:
-    """The rows of one model, those that the journal holds and the others."""
-    path = locate_policy(subject.path) if subject.kind == "policy" else subject.path
+def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
+    path = locate_policy(subject.path)
     tokenizer = load_tokenizer(path, subject.flag, may_add_pad=True)
-    texts = choose_texts(subject, rows, tokenizer, options)
-    weights, adapter = base_of(path, subject.flag) if subject.kind == "reward" else (path, None)
-    check_length(weights, subject.flag, texts.longest, "the longest text (--max_seq_len cuts it)")
-    answers = subject.kind == "policy" and not options.no_rouge
+    selection, texts = choose_texts(subject, rows, tokenizer, options, sft_examples)
+    check_length(path, subject.flag, max(map(len, texts.values())), LONGEST)
+    answers = not options.no_rouge
 
     def prepare() -> BatchFunction:
-        with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}", LARGER):
-            if subject.kind == "reward":
-                classifier = load_scalar(weights, subject.flag, dtype, tokenizer, may_be_new=adapter is not None)
-                if adapter is not None:
-                    load_adapter(classifier, adapter, subject.flag, weights)
-                warn_of_reward_loss(classifier.config, f"{subject.flag} {path}")
-                model = ScalarModel(classifier.to(device).eval())
-                return texts.selection.of_batch(partial(score_pairs, model, texts, tokenizer.pad_token_id))
-            policy = load_policy(path, tokenizer, options, 0.0, device, dtype)
+        with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
+            policy = load_policy(path, tokenizer, options, 0.0, where)
         if answers:
-            policy.check_lengths(texts.selection.longest)
-        work = partial(read_and_answer, policy, texts, tokenizer.pad_token_id, options.all_tokens, answers)
-        return texts.selection.of_batch(work)
+            policy.check_lengths(selection.longest)
+        return selection.of_batch(partial(read_and_answer, policy, texts, options.all_tokens, answers))
 
-    lengths = texts.lengths(options.max_new_tokens if answers else 0)
-    batches, part = texts.selection.batches(options.batch_size, lengths), ("model", subject.name)
-    entries = run_batches(journal, batches, prepare, shown, part, subject.name)
-    rows_of_model = [{"model": subject.name, "update": subject.update} | entry["row"] for entry in entries]
-    say_not_finite(subject, rows_of_model)
-    return rows_of_model
+    drawn = options.max_new_tokens if answers else 0
+    lengths = [max(len(texts[prompt.index]), len(prompt) + drawn) for prompt in selection.examples]
+    return _part(subject, selection.batches(options.batch_size, lengths), prepare)
+
+
+def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
+    tokenizer = load_tokenizer(subject.path, subject.flag, may_add_pad=True)
+    selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)
+    weights, adapter = base_of(subject.path, subject.flag)
+    check_length(weights, subject.flag, max(map(len, texts.values())), LONGEST)
+
+    def prepare() -> BatchFunction:
+        with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
+            classifier = load_scalar(weights, subject.flag, where.dtype, tokenizer, may_be_new=adapter is not None)
+            if adapter is not None:
+                load_adapter(classifier, adapter, subject.flag, weights)
+            warn_of_reward_loss(classifier.config, f"{subject.flag} {subject.path}")
+            model = ScalarModel(classifier.to(where.device).eval())
+        return selection.of_batch(partial(score_pairs, model, texts, tokenizer.pad_token_id))
+
+    lengths = [max(len(texts[prompt.index]), len(prompt)) for prompt in selection.examples]
+    return _part(subject, selection.batches(options.batch_size, lengths), prepare)
+
+
+def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> Part:
+    return Part(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
 
 
 def subjects_of(options: TextOptions) -> list[Subject]:
@@ -240,71 +215,77 @@ def _model_in(folder: Path) -> Path:
     return folder / ACTOR if (folder / ACTOR).is_dir() else folder
 
 
-def choose_texts(subject: Subject, rows: list[Row], tokenizer: PreTrainedTokenizerBase, options: TextOptions) -> Texts:
-    """Token ids as training has them; what is left out is counted and said. Raises UserError if nothing is left."""
+def choose_texts(
+    subject: Subject,
+    rows: list[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    options: TextOptions,
+    encode: Callable[..., tuple[list[E], Counter[str]]],
+) -> tuple[Selection, dict[int, E]]:
+    """The prompts, and by their `index` the token ids that training makes of their rows with `encode`.
+
+    What is left out is counted and said. Raises UserError if nothing is left.
+    """
     limit, end_id = options.max_prompt_len or sys.maxsize, end_token_id(tokenizer, options.end_of_conversation_token)
     prompts, dropped = prompt_examples(rows, tokenizer, limit, held_out=True)
-    demonstrations: dict[int, SFTExample] = {}
-    pairs: dict[int, PairExample] = {}
+    texts: dict[int, E] = {}
     for prompt in prompts:
-        own = [rows[prompt.index]]
-        if subject.kind == "policy":
-            texts, reasons = sft_examples(own, tokenizer, options.max_seq_len, end_id, held_out=True)
-            demonstrations.update((prompt.index, text) for text in texts)
-        else:
-            compared, reasons = pair_examples(own, tokenizer, options.max_seq_len, end_id, held_out=True)
-            pairs.update((prompt.index, pair) for pair in compared)
+        made, reasons = encode([prompt.row], tokenizer, options.max_seq_len, end_id, held_out=True)
+        texts.update((prompt.index, text) for text in made)
         dropped += reasons
-    known: set[int] = {*demonstrations, *pairs}
-    kept = [prompt for prompt in prompts if prompt.index in known]
-    _say_dropped(subject, dropped, len(rows), len(kept))
-    selection = Selection(kept, [rows[each.index] for each in kept], dropped.total(), "")
-    return Texts(subject.name, selection, demonstrations, pairs)
+    if not texts:
+        raise UserError(
+            f"--data: none of the {len(rows)} texts is left for {subject.name} ({in_words(dropped)}). Give a larger "
+            "--max_seq_len or --max_prompt_len, or other data."
+        )
+    if dropped:
+        left_out = f"{dropped.total()} of {len(rows)} texts left out ({in_words(dropped)})"
+        logger.warning("%s: %s", subject.name, left_out)
+    return Selection([prompt for prompt in prompts if prompt.index in texts], dropped.total(), ""), texts
 
 
 @torch.no_grad()
 def read_and_answer(
     policy: SamplingPolicy,
-    texts: Texts,
-    pad_id: int,
+    texts: Mapping[int, SFTExample],
     all_tokens: bool,
     answers: bool,
     prompts: list[PromptExample],
-    rows: list[Row],
 ) -> list[Entry]:
     """The loss of each text in nats, summed over its tokens; and, if wanted, the greedy response and its ROUGE."""
-    model, examples = PolicyModel(policy.causal_lm), [texts.demonstrations[prompt.index] for prompt in prompts]
-    batch = {name: x.to(policy.causal_lm.device) for name, x in collate_sft(examples, pad_id, all_tokens).items()}
+    model, examples = PolicyModel(policy.causal_lm), [texts[prompt.index] for prompt in prompts]
+    batch = collate_sft(examples, policy.tokenizer.pad_token_id, all_tokens)
+    batch = {name: x.to(policy.causal_lm.device) for name, x in batch.items()}
     mask = batch["response_mask"]
     logprobs, _ = model(batch["input_ids"], batch["attention_mask"], mask.shape[1], with_entropy=False)
     losses, counts = -torch.where(mask, logprobs, 0.0).double().sum(1), mask.sum(1)
     drawn = policy.respond(prompts)[0] if answers else None
     entries = []
-    for place, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-        reference = row.chosen or ""
+    for place, prompt in enumerate(prompts):
+        reference = prompt.row.chosen or ""
         written = prompt.columns | {"reference": reference}
         written |= {"loss_sum": float(losses[place]), "loss_tokens": int(counts[place])}
         if drawn is not None:
             answer = drawn[place]
             written |= {"response": answer.text, "response_tokens": answer.tokens, "finished": answer.finished}
             written |= rouge(answer.text, reference)
-        entries.append({"model": texts.model, "number": prompt.index, "row": written})
+        entries.append({"number": prompt.index, "row": written})
     return entries
 
 
 @torch.no_grad()
 def score_pairs(
-    model: ScalarModel, texts: Texts, pad_id: int, prompts: list[PromptExample], rows: list[Row]
+    model: ScalarModel, texts: Mapping[int, PairExample], pad_id: int, prompts: list[PromptExample]
 ) -> list[Entry]:
     """The reward model's score of both responses of each pair, at its last token."""
-    tokens = collate_pairs([texts.pairs[prompt.index] for prompt in prompts], pad_id)
+    tokens = collate_pairs([texts[prompt.index] for prompt in prompts], pad_id)
     tokens = {name: x.to(model.inner.device) for name, x in tokens.items()}
     chosen, rejected = last_scores(model(**tokens), tokens["attention_mask"]).chunk(2)
     entries = []
-    for prompt, row, better, worse in zip(prompts, rows, chosen.tolist(), rejected.tolist(), strict=True):
-        written = prompt.columns | {"chosen": row.chosen, "rejected": row.rejected}
+    for prompt, better, worse in zip(prompts, chosen.tolist(), rejected.tolist(), strict=True):
+        written = prompt.columns | {"chosen": prompt.row.chosen, "rejected": prompt.row.rejected}
         written |= {"chosen_score": better, "rejected_score": worse}
-        entries.append({"model": texts.model, "number": prompt.index, "row": written})
+        entries.append({"number": prompt.index, "row": written})
     return entries
 
 
@@ -320,26 +301,13 @@ def shown(entries: list[Entry]) -> Mapping[str, str]:
 
 def say_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None:
     """Warns of texts whose loss or scores are no finite numbers: the means are none, then."""
-    names = ("loss_sum",) if subject.kind == "policy" else ("chosen_score", "rejected_score")
+    names, what, more = ["loss_sum"], "the loss", ""
+    if subject.kind == "reward":
+        names, what, more = ["chosen_score", "rejected_score"], "a score", ", and such pairs count as ranked wrong"
     count = sum(not all(math.isfinite(row[name]) for name in names) for row in rows)
     if count:
         logger.warning(
             "%s: %s of %d of %d texts is not finite, so the mean loss is no number%s. Compute in --dtype bf16 or fp32;"
             " if it stays so, the model is damaged.",
-            subject.name,
-            "the loss" if subject.kind == "policy" else "a score",
-            count,
-            len(rows),
-            "" if subject.kind == "policy" else ", and such pairs count as ranked wrong",
+            *(subject.name, what, count, len(rows), more),
         )
-
-
-def _say_dropped(subject: Subject, dropped: Counter[str], total: int, kept: int) -> None:
-    reasons = in_words(dropped)
-    if not kept:
-        raise UserError(
-            f"--data: none of the {total} texts is left for {subject.name} ({reasons}). Give a larger --max_seq_len "
-            "or --max_prompt_len, or other data."
-        )
-    if dropped:
-        logger.warning("%s: %d of %d texts left out (%s)", subject.name, dropped.total(), total, reasons)

@@ -2,18 +2,18 @@
 """The report on verdicts of judges, people and reward models: which of two models is better, how surely."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 from dschat.common.pictures import short
-from dschat.common.statistics import BOOTSTRAP, MeanInterval, Rate, Tally, WinRates
+from dschat.common.statistics import BOOTSTRAP, Rate, Tally, WinRates
 from dschat.errors import UserError
 from dschat.evaluation.results import RaterResult, SectionResult, section_result
 from dschat.evaluation.votes import read_votes, sections_of
-from dschat.reports.plots import INK, Bar, Bars, Look, draw_bars
-from dschat.reports.report import NAME, NONE, OUTPUT, Report, Table, rate_text, write_report
+from dschat.reports.plots import INK, LOSS, NO_DIFFERENCE, TIE, WIN, Bar, Bars, Look, draw_bars
+from dschat.reports.report import NAME, OUTPUT, Report, Table, write_report
 
 REMARKS = (
     "Rates are per cent of the verdicts counted: wins, ties and losses, without invalid answers and passes.",
@@ -22,11 +22,8 @@ REMARKS = (
     "κ: 1 is full agreement, 0 what chance gives at the raters' own rates. Decided: neither rater said tie.",
 )
 POOLED = "All humans: every vote counts, and all intervals are bootstraps over items, whose votes hang together."
-# Okabe-Ito: told apart with any colour vision, and by their brightness in print. Behind each what is written on it.
-WIN, TIE, LOSS = ("#0072b2", "white"), ("#d9d9d9", INK), ("#e69f00", INK)
 HALF: Look = {"marker": "D", "markerfacecolor": "white", "markersize": 7}
 EQUAL_LENGTH: Look = {"marker": "o", "markerfacecolor": INK, "markersize": 7}
-NO_DIFFERENCE: Look = {"color": INK, "linestyle": (0, (4, 3)), "linewidth": 1}
 
 
 def build_evaluation_report(
@@ -62,9 +59,7 @@ def draw_comparisons(sections: Sequence[SectionResult]) -> bytes:
         first, second = (short(name) for name in section.names)
         dataset = f" · {section.dataset}" if section.dataset else ""
         title = f"{first} against {second}{dataset} · {section.items} items"
-        bars = [_bar(rater) for rater in section.raters]
-        words = ("% of the verdicts counted", bars, (WIN, TIE, LOSS), "no verdict that counts", NO_DIFFERENCE)
-        panels.append(Bars(title, *words))
+        panels.append(Bars(title, list(map(_bar, section.raters))))
     first, second = sections[0].names if len(sections) == 1 else ("the first model", "the second model")
     whisker: Look = {"color": INK, "linewidth": 1.8}
     legend: list[tuple[str, str] | Look] = [
@@ -101,32 +96,30 @@ def _section_tables(section: SectionResult) -> list[Table]:
     remarks = [f"At equal length, {rater}: {length.remark}." for rater, length in lengths if length.remark]
     aspects = [(f"{rater.rater}: {name}", rates) for rater in raters for name, rates in rater.aspects.items()]
     places = [
-        [rater.rater, place.both_orders, rate_text(place.consistent), place.decided, rate_text(place.first_place)]
+        [rater.rater, place.both_orders, place.consistent, place.decided, place.first_place]
         for rater in raters
         if (place := rater.position) is not None
     ]
     tables = [
         Table(
             ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"],
-            _cells(
-                [r.rater, r.items, r.rates.tally.given, r.rates.tally.counted, *astuple(r.rates.tally)] for r in raters
-            ),
+            [[r.rater, r.items, r.rates.tally.given, r.rates.tally.counted, *astuple(r.rates.tally)] for r in raters],
             heading=f"{first} against {second}{dataset}: {section.items} items",
             caption=f"win: {first} is better; loss: {second} is better",
         ),
         Table(
             ["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"],
-            [[r.rater, *_shares(r.rates), rate_text(r.length_controlled.rate)] for r in raters],
+            [[r.rater, *_shares(r.rates), r.length_controlled.rate] for r in raters],
             note="\n".join(remarks),
         ),
         _means(section),
         Table(
             ["by criterion, in %", "counted", "win", "tie", "loss", "win + ½ tie"],
-            _cells([name, rates.tally.counted, *_shares(rates)] for name, rates in aspects),
+            [[name, rates.tally.counted, *_shares(rates)] for name, rates in aspects],
         ),
         Table(
             ["place, in %", "items in both orders", "same verdict in both", "wins by place", "of first place"],
-            _cells(places),
+            places,
         ),
         _agreements(section),
         _groups(section),
@@ -160,20 +153,20 @@ def _agreements(section: SectionResult) -> Table:
     shown = [one for one in section.agreement if len(people) < 2 or len(people.intersection(one.raters)) != 1]
     rows = []
     for one in shown:
-        decided = NONE if one.same_decided is None else f"{100 * one.same_decided.value:.1f} of {one.decided}"
-        rows.append([" – ".join(one.raters), one.items, rate_text(one.same), _kappa(one.kappa), decided])
+        decided = one.same_decided and f"{100 * one.same_decided.value:.1f} of {one.decided}"
+        rows.append([" – ".join(one.raters), one.items, one.same, one.kappa and one.kappa.text(2), decided])
     less = "Each person by themselves against judges and reward model: report.json."
     head = ["agreement, in %", "common items", "same verdict", "Cohen's κ", "same where decided"]
-    return Table(head, _cells(rows), note=less if len(shown) < len(section.agreement) else "")
+    return Table(head, rows, note=less if len(shown) < len(section.agreement) else "")
 
 
 def _groups(section: SectionResult) -> Table:
     rows = []
     for group in section.group_agreement:
         same = None if group.same is None else Rate(group.same)
-        kappa = None if group.kappa is None else MeanInterval(group.kappa)
-        rows.append([f"{group.name} ({len(group.raters)})", group.items, rate_text(same), _kappa(kappa)])
-    return Table(["agreement of groups, in %", "common items", "same verdict", "Fleiss' κ"], _cells(rows))
+        kappa = None if group.kappa is None else f"{group.kappa:.2f}"
+        rows.append([f"{group.name} ({len(group.raters)})", group.items, same, kappa])
+    return Table(["agreement of groups, in %", "common items", "same verdict", "Fleiss' κ"], rows)
 
 
 def _means(section: SectionResult) -> Table:
@@ -183,16 +176,8 @@ def _means(section: SectionResult) -> Table:
             digits = 3 if name == "reward" else 1
             estimates = (means.first, means.second, means.difference)
             rows.append([name, *(estimate.text(digits) for estimate in estimates), means.items])
-    return Table(["mean ± standard error", *section.names, "difference", "items"], _cells(rows))
+    return Table(["mean ± standard error", *section.names, "difference", "items"], rows)
 
 
-def _shares(rates: WinRates) -> list[str]:
-    return [rate_text(rate) for rate in (rates.win, rates.tie, rates.loss, rates.half)]
-
-
-def _kappa(kappa: MeanInterval | None) -> str:
-    return NONE if kappa is None else kappa.text(2)
-
-
-def _cells(rows: Iterable[Sequence[object]]) -> list[list[str]]:
-    return [list(map(str, row)) for row in rows]
+def _shares(rates: WinRates) -> list[object]:
+    return [rates.win, rates.tie, rates.loss, rates.half]

@@ -8,22 +8,25 @@ from typing import Any
 
 import matplotlib
 
-from dschat.common.jsonl import read_rows
+from dschat.common.jsonl import iterate_rows, read_rows
 from dschat.common.pictures import GREY, legend_label, short
-from dschat.common.statistics import BOOTSTRAP, MeanInterval, WinRates
-from dschat.data.hub import find_known
+from dschat.common.statistics import BOOTSTRAP, MeanInterval, Tally
+from dschat.data.hub import compared_set, find_known
 from dschat.errors import UserError
 from dschat.evaluation import programs
-from dschat.evaluation.best_of import BestOf, Sweep, best_of_n, published_numbers, read_sweep
+from dschat.evaluation.best_of import BestOf, Sweep, best_of_n, published_numbers, sweep_of
 from dschat.evaluation.judge.run import judge_turns
-from dschat.evaluation.options import TurnOptions
+from dschat.evaluation.options import PassOptions, ReportOptions, TurnOptions
 from dschat.evaluation.pairs import FILE, model_names
 from dschat.evaluation.programs import PassRates, pass_rates
 from dschat.evaluation.text import PolicyResult, RewardResult, without_nan
 from dschat.evaluation.turns import Published, TurnRates, published_mean, published_rates, rates_by_turn
+from dschat.reports.comparisons import build_evaluation_report
 from dschat.reports.plots import INK, Chart, Line, Look, draw_charts, look_of, place_of
-from dschat.reports.report import NAME, NONE, OUTPUT, Report, Table, rate_text, write_report
+from dschat.reports.report import NAME, OUTPUT, Report, Table, write_report
 
+# Of rows of programs that were run, of sweeps, and of verdicts by turn.
+COLUMNS = ({"samples"}, {"temperature", "responses", "rewards"}, {"verdict", "number", "turn"})
 BEST_OF = (
     "Mean over the prompts of the reward model's score, with a 95 % interval (Student's t over prompts). All subsets: "
     "the mean over all choices of N of the responses drawn; first N: the best of the first N drawn, as published. "
@@ -43,13 +46,38 @@ DASHES = ("--", ":", "-.")
 APART_IN_DOUBLINGS, APART_IN_TEMPERATURE, APART_IN_TURNS = 0.05, 0.012, 0.06
 
 
+def report(options: ReportOptions) -> str:
+    """Writes the report of whatever the files hold; returns its tables."""
+    files, output = options.files, options.output
+    rows = [next(iterate_rows(file, FILE))[1] for file in files]  # the first ones tell what the files hold
+    of_programs, sweeps, turns = ([columns <= set(row) for row in rows] for columns in COLUMNS)
+    if all(of_programs):
+        return f"{write_pass_report(files, output, options.dataset)}\nreport: {output / 'report.json'}"
+    if all(sweeps):
+        tables = best_of_report(files, options.best_of, output)
+    elif all(turns):
+        tables = turns_report(files, output, options.dataset)
+    elif any(of_programs + sweeps + turns):
+        kinds = "Files of programs, of sweeps, of verdicts by turn, and of verdicts or rewards"
+        raise UserError(f"{kinds}: give each kind in a report of its own.")
+    else:
+        dataset = compared_set(options.dataset, own=True) if options.dataset else ""
+        tables = build_evaluation_report(files, output, options.reward_margin, dataset).text()
+    return f"{tables}\nreport: {output / 'report.json'}, {output / 'report.png'}"
+
+
+def run_pass_at_k(options: PassOptions) -> str:
+    """The table."""
+    return pass_table(pass_rates(options.files, options.k))
+
+
 def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_dir: Path) -> str:
     """Writes `report.json`, `report.md` and `report.png` on finished sweeps, one file per model; returns the tables.
 
     `numbers` of responses to choose from are the published ones that were drawn, and all, where they are None. Raises
     UserError where a file holds something else, other prompts than the first, or fewer responses than they say.
     """
-    sweeps = [read_sweep(file, name) for file, name in zip(files, model_names(files), strict=True)]
+    sweeps = [sweep_of(name, iterate_rows(file, FILE)) for file, name in zip(files, model_names(files), strict=True)]
     for file, sweep in zip(files, sweeps, strict=True):
         if sweep.prompts != sweeps[0].prompts:
             raise UserError(
@@ -66,7 +94,8 @@ def write_best_of(sweeps: Sequence[Sweep], numbers: Sequence[int], folder: Path,
     """Writes name.json, name.md and name.png into a folder; returns the tables. Raises UserError where it cannot."""
     found = [each for sweep in sweeps for each in best_of_n(sweep, numbers)]
     content = {"intervals": {"level": 0.95, "method": "Student's t over prompts"}, "rows": list(map(asdict, found))}
-    return _written(folder, name, content, Report("", _best_of_tables(found), remarks=[BEST_OF]), draw_best_of(found))
+    report = Report("", _best_of_tables(found), remarks=[BEST_OF])
+    return write_report(folder, name, content, report, draw_best_of(found))
 
 
 def turns_report(files: Sequence[Path], output_dir: Path, dataset: str = "") -> str:
@@ -88,7 +117,7 @@ def write_turns(found: Sequence[TurnRates], folder: Path, name: str, published: 
         },
     }
     report = Report("", _turn_tables(found, published), remarks=[TURNS])
-    return _written(folder, name, content, report, draw_turns(found, published))
+    return write_report(folder, name, content, report, draw_turns(found, published))
 
 
 def run_turns(options: TurnOptions) -> str:
@@ -111,7 +140,8 @@ def write_text_report(policies: Sequence[PolicyResult], rewards: Sequence[Reward
     }
     tables = [*([_policy_table(policies)] if policies else []), *([_reward_table(rewards)] if rewards else [])]
     report = Report("", tables, remarks=[TEXTS])
-    return _written(folder, NAME, without_nan(content), report, draw_texts(policies, rewards), OUTPUT).rstrip("\n")
+    picture = draw_texts(policies, rewards)
+    return write_report(folder, NAME, without_nan(content), report, picture, OUTPUT).rstrip("\n")
 
 
 def write_pass_report(files: Sequence[Path], output_dir: Path, dataset: str = "") -> str:
@@ -131,27 +161,18 @@ def write_pass_report(files: Sequence[Path], output_dir: Path, dataset: str = ""
 def pass_table(found: Sequence[PassRates]) -> str:
     """The rates in per cent with 95 % intervals; below them, where all are on APPS, what is published."""
     ks = list(found[0].rates)
-    rows = [[each.model, each.difficulty, str(each.problems), *map(rate_text, each.rates.values())] for each in found]
+    rows = [[each.model, each.difficulty, each.problems, *each.rates.values()] for each in found]
     tables = [Table(["model", "difficulty", "problems", *(f"pass@{k}, %" for k in ks)], rows)]
     if all(each.dataset == programs.APPS for each in found):
         numbers = programs.NUMBERS | {"all": sum(programs.NUMBERS.values())}
         published = [
-            [model, difficulty, str(numbers[difficulty]), *(f"{rates[k][difficulty]:.2f}" for k in (1, 5))]
+            [model, difficulty, numbers[difficulty], *(f"{rates[k][difficulty]:.2f}" for k in (1, 5))]
             for model, rates in programs.PUBLISHED.items()
             for difficulty in numbers
         ]
         title = "published by the paper, not measured here"
         tables.append(Table([title, "difficulty", "problems", "pass@1, %", "pass@5, %"], published))
     return Report("", tables).text().rstrip("\n")
-
-
-def _written(
-    folder: Path, name: str, content: Mapping[str, Any], report: Report, picture: bytes, flag: str = ""
-) -> str:
-    """Writes name.json, name.md and name.png; returns the tables."""
-    text = report.markdown()
-    write_report(folder, name, content, text, picture, flag)
-    return text
 
 
 def _best_of_tables(found: Sequence[BestOf]) -> list[Table]:
@@ -163,12 +184,11 @@ def _best_of_tables(found: Sequence[BestOf]) -> list[Table]:
         rows.setdefault((each.model, each.temperature), []).append(each)
 
     def table(caption: str, mean: Callable[[BestOf], MeanInterval]) -> Table:
-        written = []
-        for (model, temperature), cells in rows.items():
-            means = {each.n: mean(each).text() for each in cells}
-            start = [model, f"{temperature:g}", str(cells[0].prompts), str(cells[0].draws)]
-            written.append([*start, *(means.get(n, NONE) for n in numbers)])
-        return Table(head, written, caption=caption)
+        cells = []
+        for (model, temperature), row in rows.items():
+            means = {each.n: mean(each) for each in row}
+            cells.append([model, f"{temperature:g}", row[0].prompts, row[0].draws, *map(means.get, numbers)])
+        return Table(head, cells, caption=caption)
 
     all_subsets = table("Best of N, all subsets", lambda each: each.expected)
     return [all_subsets, table("Best of the first N", lambda each: each.first)]
@@ -211,13 +231,13 @@ def _turn_tables(found: Sequence[TurnRates], published: Published) -> list[Table
     rates, counts = [], []
     for each in found:
         columns = [*(each.turns.get(turn) for turn in numbers), each.overall]
-        rates.append([each.title, *(rate_text(None if one is None else one.half) for one in columns)])
-        counts.append([each.title, *(_counts(one) for one in columns)])
+        rates.append([each.title, *(one and one.half for one in columns)])
+        counts.append([each.title, *(one and _counts(one.tally) for one in columns)])
     last = [*(f"turn {turn}" for turn in range(1, 6)), "mean"]
     others = [
         [title, *(f"{rate:.1f}" for rate in row), f"{published_mean(row):.2f}"] for title, row in published.items()
     ]
-    tables = [Table(["win rate of the first, in %", *head], rows=rates)]
+    tables = [Table(["win rate of the first, in %", *head], rates)]
     tables.append(Table(["wins – ties – losses – invalid", *head], counts))
     title = "published, against Llama-3-8B-it; not measured here"
     return [*tables, *([Table([title, *last], others)] if others else [])]
@@ -246,24 +266,22 @@ def _policy_table(results: Sequence[PolicyResult]) -> Table:
     head = ["texts", "tokens", "loss", "perplexity", *([*ROUGES.values(), "length"] if drawn else [])]
     rows = []
     for each in results:
-        cells = [str(each.rows), str(each.tokens), each.loss.text(4), each.perplexity.text(2)]
-        cells += [*(score.text() for score in each.rouge.values()), f"{each.length:.1f}"] if drawn else []
-        rows.append(cells)
+        cells = [each.rows, each.tokens, each.loss.text(4), each.perplexity.text(2)]
+        rows.append([*cells, *([*each.rouge.values(), f"{each.length:.1f}"] if drawn else [])])
     return _of_models("policy", results, head, rows)
 
 
 def _reward_table(results: Sequence[RewardResult]) -> Table:
-    rows = [[str(each.rows), each.loss.text(4), each.accuracy.text()] for each in results]
+    rows = [[each.rows, each.loss.text(4), each.accuracy] for each in results]
     return _of_models("reward model", results, ["pairs", "loss", "accuracy, %"], rows)
 
 
 def _of_models(
-    kind: str, results: Sequence[PolicyResult | RewardResult], head: Sequence[str], rows: Sequence[Sequence[str]]
+    kind: str, results: Sequence[PolicyResult | RewardResult], head: Sequence[str], rows: Sequence[Sequence[object]]
 ) -> Table:
     """Names before the cells, and updates where they are known of a model."""
     known = any(each.update is not None for each in results)
-    updates = [NONE if each.update is None else str(each.update) for each in results]
-    starts = [[each.model, *([update] if known else [])] for each, update in zip(results, updates, strict=True)]
+    starts = [[each.model, each.update] if known else [each.model] for each in results]
     whole = [[*start, *cells] for start, cells in zip(starts, rows, strict=True)]
     return Table([kind, *(["updates"] if known else []), *head], whole)
 
@@ -307,8 +325,5 @@ def _turns_row(rates: TurnRates) -> dict[str, Any]:
     return {"model_a": first, "model_b": second, "rater": rates.rater, "turns": turns, "all": asdict(rates.overall)}
 
 
-def _counts(rates: WinRates | None) -> str:
-    if rates is None:
-        return NONE
-    tally = rates.tally
+def _counts(tally: Tally) -> str:
     return f"{tally.wins} – {tally.ties} – {tally.losses} – {tally.invalid}"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from dschat.common.display import pictures
@@ -29,24 +30,9 @@ PALETTE = (
 COLOURS = (153, 223, 115, 182, 229)
 RESET = "\x1b[0m"
 
-_COLOURS = "\n".join(
+STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8") + "\n".join(
     f".ma{index} {{ background: {fill}; border-left-color: {edge}; }}" for index, (fill, edge) in enumerate(PALETTE)
 )
-
-STYLE = f"""
-.ma-text {{ white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.75; }}
-.ma {{ color: #1a1a1a; border-left: 2px solid #888; border-radius: 3px; padding: 0.1em 0; unicode-bidi: isolate; }}
-.tk {{ cursor: help; padding: 0.1em 0; border-radius: 2px; }}
-.tk:hover {{ outline: 1.5px solid #1a1a1a; }}
-.tk-empty::before {{ content: "\\00b7"; color: #555; }}
-.nl::before {{ content: "\\21b5"; color: #555; }}
-.ma-legend {{ line-height: 1.9; }}
-.ma-panels {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); gap: 0.75rem; }}
-.ma-panel {{ border: 1px solid #d5d5d5; border-radius: 6px; padding: 0.6rem 0.75rem; min-width: 0; background: #fff; }}
-.ma-panel h4 {{ margin: 0 0 0.15rem; }}
-.ma-caption {{ margin: 0 0 0.5rem; color: #555; font-size: 0.85em; }}
-{_COLOURS}
-""".strip()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ INK = "#1a1a1a"
 BAR = 0.62  # height of a bar, where rows are 1 apart
 ROW_INCHES, HEAD_INCHES = 0.62, 1.0
 Look = Mapping[str, Any]  # how matplotlib draws a line
+# Okabe-Ito: told apart with any colour vision, and by their brightness in print. Behind each what is written on it.
+WIN, TIE, LOSS = ("#0072b2", "white"), ("#d9d9d9", INK), ("#e69f00", INK)
+NO_DIFFERENCE: Look = {"color": INK, "linestyle": (0, (4, 3)), "linewidth": 1}
 
 
 def look_of(number: int, label: str) -> Look:
@@ -126,7 +129,7 @@ def draw_charts(
 
 @dataclass(frozen=True)
 class Bar:
-    """Shares of a whole beside each other, and estimates of a share drawn over them."""
+    """Shares of wins, ties and losses beside each other, and estimates of a share drawn over them."""
 
     label: str
     shares: Sequence[MeanInterval]  # in per cent; none where there is nothing to show
@@ -138,11 +141,7 @@ class Bars:
     """Bars below each other."""
 
     title: str
-    x: str
     bars: Sequence[Bar]
-    inks: Sequence[tuple[str, str]]  # colour of each share, and of the text on it
-    empty: str  # said in place of a bar without shares
-    middle: Look  # the line at 50 %
 
     @property
     def height(self) -> float:
@@ -153,22 +152,22 @@ class Bars:
         """Draws them into axes."""
         for row, bar in enumerate(self.bars):
             self._draw_bar(ax, row, bar)
-        ax.axvline(50, zorder=2.5, **self.middle)
+        ax.axvline(50, zorder=2.5, **NO_DIFFERENCE)
         ax.set_xlim(0, 100)
         ax.set_ylim(len(self.bars) - 0.35, -0.5)
         ax.set_yticks(range(len(self.bars)), [bar.label for bar in self.bars], fontsize=10)
         show_as_it_is(ax.get_yticklabels())
         ax.tick_params(axis="y", length=0, pad=10)
         ax.set_xticks(range(0, 101, 10))
-        ax.set_xlabel(self.x)
+        ax.set_xlabel("% of the verdicts counted")
         ax.set_title(self.title, fontsize=12, fontweight="bold", loc="left", pad=10, parse_math=False)
         ax.spines[["top", "right", "left"]].set_visible(False)
 
     def _draw_bar(self, ax: Axes, row: int, bar: Bar) -> None:
         if not bar.shares:
-            ax.text(1, row, self.empty, ha="left", va="center", color="#666666", fontsize=10)
+            ax.text(1, row, "no verdict that counts", ha="left", va="center", color="#666666", fontsize=10)
         left = 0.0
-        for share, (colour, ink) in zip(bar.shares, self.inks, strict=False):
+        for share, (colour, ink) in zip(bar.shares, (WIN, TIE, LOSS), strict=False):
             width = share.value
             ax.barh(row, width, BAR, left=left, color=colour, edgecolor="white", linewidth=1)
             if width >= 4:

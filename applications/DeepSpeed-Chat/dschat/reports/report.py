@@ -10,7 +10,7 @@ from typing import Any
 
 from dschat.common.atomic import reporting, write_file
 from dschat.common.display import markdown_table, text_table, text_width
-from dschat.common.statistics import MeanInterval
+from dschat.common.statistics import Estimate, MeanInterval
 from dschat.reports.macro_actions import STYLE, MacroToken, legend_html, macro_spans
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -21,14 +21,19 @@ NONE = "–"  # in a cell for which there is no number
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text, and what stands around them."""
+    """Cells, and what stands around them."""
 
     headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    cells: Sequence[Sequence[object]]  # text, whole numbers, estimates, rates (written in per cent), None
     kind: str = ""  # its class on a page
     heading: str = ""  # before the first table of several on one subject
     caption: str = ""  # a line above it
     note: str = ""  # lines below it
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The cells as they are written."""
+        return [[_written(cell) for cell in row] for row in self.cells]
 
 
 @dataclass(frozen=True)
@@ -99,13 +104,13 @@ class Report:
 
     def text(self) -> str:
         """Tables and sentences as plain text for a terminal."""
-        return self._written(text_table)
+        return self._drawn(text_table)
 
     def markdown(self) -> str:
         """The same with tables of Markdown."""
-        return self._written(markdown_table)
+        return self._drawn(markdown_table)
 
-    def _written(self, drawn: Callable[[Sequence[str], Sequence[Sequence[str]]], str]) -> str:
+    def _drawn(self, drawn: Callable[[Sequence[str], Sequence[Sequence[str]]], str]) -> str:
         parts = [self.title]
         for table in self.tables:
             heading = f"{table.heading}\n{'=' * text_width(table.heading)}" if table.heading else ""
@@ -125,21 +130,26 @@ class Report:
         return environment.get_template(TEMPLATE.name).render(report=self, style=Markup(STYLE), **drawn)
 
 
-def rate_text(rate: MeanInterval | None) -> str:
-    """In per cent with its interval."""
-    return NONE if rate is None else rate.text()
+def _written(cell: object) -> str:
+    return NONE if cell is None else cell.text() if isinstance(cell, Estimate | MeanInterval) else str(cell)
 
 
 def write_report(
-    folder: Path, name: str, content: Mapping[str, Any], text: str = "", picture: bytes = b"", flag: str = ""
-) -> None:
-    """Writes name.json into a folder, name.md and name.png where there is something for them.
+    folder: Path,
+    name: str,
+    content: Mapping[str, Any],
+    report: Report | None = None,
+    picture: bytes = b"",
+    flag: str = "",
+) -> str:
+    """Writes name.json into a folder, name.md and name.png where there is something for them; returns the second.
 
     Raises UserError, which begins with the flag, where that is not possible.
     """
-    numbers = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    numbers, text = json.dumps(content, indent=1, allow_nan=False) + "\n", "" if report is None else report.markdown()
     files: dict[str, str | bytes] = {"json": numbers, "md": text, "png": picture}
     with reporting(f"{flag}{folder}"):
         for ending, inside in files.items():
             if inside:
                 write_file(folder / f"{name}.{ending}", inside)
+    return text

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,10 +151,8 @@ def _sample(row: Mapping[str, Any], origin: str, metric: str | None) -> Sample:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    try:
+    with _readable(path):
         content = parse_json(path.read_bytes(), str(path))
-    except OSError as error:
-        raise _unreadable(path, error) from error
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a JSON object.")
     return content
@@ -163,19 +162,22 @@ def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Objects of a JSON Lines file, each with its place; a last line that a running job has cut short is skipped."""
     rows = []
     try:
-        for origin, row in json_lines(path):
-            if not isinstance(row, dict):
-                raise UserError(f"{origin} does not hold a JSON object.")
-            rows.append((origin, row))
+        with _readable(path):
+            for origin, row in json_lines(path):
+                if not isinstance(row, dict):
+                    raise UserError(f"{origin} does not hold a JSON object.")
+                rows.append((origin, row))
     except CutLine as error:
         logger.warning("%s The line is skipped: the run may still be writing.", error)
-    except OSError as error:
-        raise _unreadable(path, error) from error
     if not rows:
         raise UserError(f"{path} holds no complete row yet: wait for the run, or start it again.")
     return rows
 
 
-def _unreadable(path: Path, error: OSError) -> UserError:
-    reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-    return UserError(f"{path} {reason}: give the output_dir of a run of step 3.")
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise UserError(f"{path} {reason}: give the output_dir of a run of step 3.") from error

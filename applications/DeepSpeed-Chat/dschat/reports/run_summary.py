@@ -19,7 +19,7 @@ from dschat.common.statistics import (
     unpaired_error,
     win_rates,
 )
-from dschat.reports.report import NONE, Report, Table
+from dschat.reports.report import Report, Table
 from dschat.reports.run_data import EVAL_NAMES, HeldOut, RunData
 
 Numbers = npt.NDArray[np.float64]
@@ -77,7 +77,7 @@ def updates_to(run: RunData, name: str, level: float) -> int | None:
     return None if place is None else updates[place]
 
 
-def speed_rows(runs: Sequence[RunData], labels: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+def speed_rows(runs: Sequence[RunData], labels: Mapping[str, str]) -> tuple[list[str], list[list[object]]]:
     """Head and rows of the table that sets every run beside the first one; no rows for a single run.
 
     `labels` are those of what says which response is better, see `judges_of`.
@@ -90,11 +90,11 @@ def speed_rows(runs: Sequence[RunData], labels: Mapping[str, str]) -> tuple[list
     base = {name: updates_to(baseline, name, level) for name, level in levels.items()}
     rows = []
     for run in others if levels else ():
-        cells = [run.name]
+        cells: list[object] = [run.name]
         for name, level in levels.items():
             needed, theirs = updates_to(run, name, level), base[name]
             assert theirs is not None  # it ends there
-            cells += ["not reached", NONE] if needed is None else [str(needed), f"{theirs / needed:.2f}"]
+            cells += ["not reached", None] if needed is None else [needed, f"{theirs / needed:.2f}"]
         rows.append(cells)
     return head, rows
 
@@ -203,10 +203,10 @@ def _sft_models(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[_Mod
     return [_model(f"SFT, start of {run.name}", run.first, labels) for run in runs]
 
 
-def _cells(model: _Model) -> list[str]:
+def _cells(model: _Model) -> list[object]:
     formats = {"length": (1, 1.0), "eos_rate": (1, 100.0)}
     cells = [estimate.text(*formats.get(name, (3, 1.0))) for name, estimate in model.estimates.items()]
-    return [model.name, *cells, NONE if model.prompts is None else str(model.prompts)]
+    return [model.name, *cells, model.prompts]
 
 
 def _training_cells(run: RunData) -> list[str]:
@@ -263,7 +263,7 @@ def _remarks(models: Sequence[_Model], num_runs: int) -> list[str]:
     return remarks
 
 
-def win_rows(runs: Sequence[RunData], judges: Mapping[str, str]) -> list[list[str]]:
+def win_rows(runs: Sequence[RunData], judges: Mapping[str, str]) -> list[list[object]]:
     """Rows of the table of win rates, under WIN_HEADERS, of at least one run.
 
     The run that ended highest by the first judge against each other one, then each run against SFT. A judge, a score
@@ -276,14 +276,14 @@ def win_rows(runs: Sequence[RunData], judges: Mapping[str, str]) -> list[list[st
         return (-mean if math.isfinite(mean) else math.inf), end.model
 
     best, *others = sorted((run.last for run in runs), key=rank)
-    rows = []
+    rows: list[list[object]] = []
     for one, other in [*((best, other) for other in others), *((run.last, run.first) for run in runs)]:
         for name, label in judges.items():
             rates = _rates(name, one, other)
             if rates is not None:
                 tie = None if rates.tie is None else Rate(rates.tie.value)
-                shares = [NONE if rate is None else rate.text() for rate in (rates.win, tie, rates.loss, rates.half)]
-                rows.append([f"{one.model} against {other.model}", label, *shares, str(rates.tally.counted)])
+                shares = (rates.win, tie, rates.loss, rates.half)
+                rows.append([f"{one.model} against {other.model}", label, *shares, rates.tally.counted])
     return rows
 
 

@@ -9,24 +9,23 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dschat.common.chat_servers import Endpoint, checked_key
+from dschat.common.chat_servers import checked_key
 from dschat.common.journal import Journal
-from dschat.common.progress import progress
 from dschat.common.statistics import score_verdict
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Spending, estimated_tokens
-from dschat.evaluation.judge.rubrics import DIALOGUES, RUBRICS, Form, read_rubric
-from dschat.evaluation.judge.verdicts import Setup, control_question, judge_pairs, questions_of
+from dschat.evaluation.judge.rubrics import DIALOGUES, RUBRICS, Form, question_of, read_rubric
+from dschat.evaluation.judge.verdicts import Setup, judge_pairs, questions_of
 from dschat.evaluation.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
 from dschat.evaluation.pairs import Pair, compared, read_pairs
 from dschat.evaluation.turns import TurnRates, rates_by_turn, turn_pairs
 
-if TYPE_CHECKING:
-    from dschat.evaluation.judge.client import JudgeClient  # which needs the openai library
-
 logger = logging.getLogger(__name__)
+
+# No server has a reason to refuse to judge it: a prompt and two responses.
+HARMLESS = ("When is the library open?", "From nine to five, on weekdays.", "From nine to five.")
 
 
 def run_judge(options: JudgeOptions) -> str:
@@ -54,8 +53,20 @@ def judge(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> tuple[
         from dschat.evaluation.judge.client import JudgeClient
     except ImportError as error:
         raise UserError("The judge needs the openai library: pip install 'ma-rlhf[judge]'.") from error
-    client = JudgeClient(endpoint, options.replies(), spending, control_question(setup.rubric))
-    rows = _judge(pairs, setup, endpoint, client, options)
+    client = JudgeClient(endpoint, options.replies(), spending, question_of(setup.rubric, *HARMLESS))
+    settings = {  # that the verdicts depend on
+        "dataset": setup.rubric.dataset,
+        "judge-model": setup.rater,
+        "base-url": endpoint.base_url,
+        "max-tokens": endpoint.max_tokens,
+        "single-order": setup.single_order,
+        "seed": setup.seed if setup.single_order else None,
+        "model_name_a": setup.models[0],
+        "model_name_b": setup.models[1],
+        **({"rubric": setup.rubric.digest} if setup.rubric.digest else {}),
+    }
+    with closing(Journal(options.output, settings, options.overwrite)) as journal:
+        rows = judge_pairs(pairs, setup, client, journal, options.concurrency)
     counts = Counter(row["verdict"] for row in rows)
     _report_invalid(rows, options)
     lost = f" and {spending.lost} whose answers did not arrive, by estimate" if spending.lost else ""
@@ -81,26 +92,6 @@ def _report_invalid(rows: Sequence[dict[str, Any]], options: AskingOptions) -> N
             "--judge_model or --max_tokens with --overwrite."
         )
     logger.warning("%d of %d pairs got no verdict: %s", len(invalid), len(rows), told)
-
-
-def _judge(
-    pairs: Sequence[Pair], setup: Setup, endpoint: Endpoint, client: "JudgeClient", options: AskingOptions
-) -> list[dict[str, Any]]:
-    """Judges with a bar on the screen; an interrupted run goes on only with the settings that the verdicts hang on."""
-    settings = {
-        "dataset": setup.rubric.dataset,
-        "judge-model": setup.rater,
-        "base-url": endpoint.base_url,
-        "max-tokens": endpoint.max_tokens,
-        "single-order": setup.single_order,
-        "seed": setup.seed if setup.single_order else None,
-        "model_name_a": setup.models[0],
-        "model_name_b": setup.models[1],
-        **({"rubric": setup.rubric.digest} if setup.rubric.digest else {}),
-    }
-    bar = progress(len({pair.id for pair in pairs}), "judged", unit="pair")
-    with closing(Journal(options.output, settings, options.overwrite)) as journal, bar:
-        return judge_pairs(pairs, setup, client, journal, options.concurrency, bar.update)
 
 
 def estimate(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> str:

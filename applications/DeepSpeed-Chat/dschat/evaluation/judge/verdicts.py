@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dschat.common.chat_servers import Reply, Unanswered
 from dschat.common.fingerprints import content_hash
 from dschat.common.journal import Journal
+from dschat.common.progress import progress
 from dschat.errors import UserError
 from dschat.evaluation.judge.rubrics import (
     PLACES,
@@ -45,7 +46,6 @@ VERDICT_LINE = re.compile(
 )
 OBJECT_START = re.compile(r"\{\s*\"")
 QUOTED = 2000  # characters of an unreadable answer that go into the repair request
-HARMLESS = ("When is the library open?", "From nine to five, on weekdays.", "From nine to five.")
 Ask = Callable[[Question], Reply]
 
 
@@ -178,11 +178,6 @@ def questions_of(pair: Pair, setup: Setup) -> dict[Side, Question]:
     return questions
 
 
-def control_question(rubric: Rubric) -> Question:
-    """A question that no server has a reason to refuse: a short prompt and two responses."""
-    return question_of(rubric, *HARMLESS)
-
-
 def has_verdict(reply: Reply) -> bool:
     """Whether an answer can be read as a verdict."""
     try:
@@ -207,24 +202,18 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
 
 
 def judge_pairs(
-    pairs: Sequence[Pair],
-    setup: Setup,
-    client: "JudgeClient",
-    journal: Journal,
-    concurrency: int,
-    progress: Callable[[int], object],
+    pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", journal: Journal, concurrency: int
 ) -> list[dict[str, Any]]:
     """Judges the pairs that the journal does not hold yet, several at a time; writes and returns the rows of all.
 
-    A verdict is in the journal as soon as it is there; `progress` is called with the number of new ones. Raises
-    UserError, which says what is kept, where the judge cannot go on or gives no answer on some of the pairs.
+    A verdict is in the journal as soon as it is there. Raises UserError, which says what is kept, where the judge
+    cannot go on or gives no answer on some of the pairs.
     """
     wanted = {pair.id: pair for pair in pairs}
     rows = {row["id"]: row for row in journal.rows if row.get("id") in wanted}
-    progress(len(rows))
     failures: list[UserError] = []
     unanswered: list[tuple[Pair, Unanswered]] = []
-    with ThreadPoolExecutor(concurrency) as pool:
+    with progress(len(wanted), "judged", len(rows), unit="pair") as bar, ThreadPoolExecutor(concurrency) as pool:
         left = [pair for id, pair in wanted.items() if id not in rows]
         waiting = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in left}
         try:
@@ -240,7 +229,7 @@ def judge_pairs(
                 else:
                     rows[row["id"]] = row
                     journal.append([row])
-                    progress(1)
+                    bar.update(1)
         except BaseException:  # also Ctrl-C: nothing more is sent, what is on its way is kept in the cache
             client.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
