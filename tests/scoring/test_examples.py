@@ -49,4 +49,4 @@ def test_the_documented_fields_are_all_there_are():
     rollout = {field.name for field in fields(Rollout)} - {"response_mask"}
     rollout |= {"prompt_width", "response_ids", "response_rows"}
     assert documented >= own | {f"rollout.{name}" for name in rollout}
-    assert documented - own - {f"rollout.{name}" for name in rollout} <= {"stop", "retry", "skip"}
+    assert documented - own - {f"rollout.{name}" for name in rollout} <= {"stop", "retry", "skip", "each", "prefix"}

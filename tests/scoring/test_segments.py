@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from closeness import assert_near, near
+from dschat.conditions.token_text import TokenReader, TokenText, texts_of_macro_actions
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.function import FunctionScores
@@ -16,7 +17,7 @@ from dschat.scoring.programs.run import ProgramOutcome, ProgramPool
 from dschat.scoring.programs.scores import ProgramScores, end_of, rewards_by_segment, rewards_of_tests
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
-from dschat.scoring.segments import Segments, segments_of
+from dschat.scoring.segments import Segments
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
 from dschat.scoring.url import UrlScores, UrlSettings
@@ -45,15 +46,18 @@ def test_rewards_of_numbers():
     scores, rewards = segments.rewards(numbers)
     assert scores[:3].tolist() == [6.0, 4.0, 5.0] and scores[3].isnan()
     assert rewards.tolist() == [[1, 3, 2], [0, 0, 0], [5, 0, 0], [0, 0, 0]]
+    for bad in (math.nan, 1e308, math.inf):
+        scores, rewards = replace(segments, of_prefixes=True).rewards([[1.0, bad, 3.0]])
+        assert scores.isnan().all() and not rewards.any(), "in the middle, though the last number is the score"
     scores, rewards = replace(segments, of_prefixes=True).rewards(numbers)
-    assert scores.tolist() == [2.0, 4.0, 5.0, 1.0] and rewards[0].tolist() == [1, 2, -1]
+    assert scores[:3].tolist() == [2.0, 4.0, 5.0] and scores[3].isnan() and rewards[0].tolist() == [1, 2, -1]
 
 
 def test_texts_of_macro_actions_make_up_the_response(bytes_tokenizer):
-    """The three bytes of € are two macro actions: the character is the second's."""
-    ids = bytes_tokenizer.encode("a €.", add_special_tokens=False)
-    found = segments_of(bytes_tokenizer, ["a €."], [[*ids, EOS]], [[3, 3, 1]], False)
-    assert found.texts == [["a ", "€.", ""]] and found.lengths == [[3, 3, 1]]
+    """The three bytes of € are two macro actions: the character is the second's. Also by decoding prefixes."""
+    ids = [*bytes_tokenizer.encode("a €.", add_special_tokens=False), EOS]
+    for reader in (TokenReader(bytes_tokenizer), lambda row: TokenText("", ())):
+        assert texts_of_macro_actions(reader, bytes_tokenizer.decode, "a €.", ids, [3, 3, 1]) == ["a ", "€.", ""]
 
 
 def test_a_function_gets_the_macro_actions_and_gives_each_a_number():
@@ -68,7 +72,9 @@ def test_a_function_gets_the_macro_actions_and_gives_each_a_number():
     assert found.values.tolist() == [3.0, 8.0] and found.segments.tolist() == [[1, 2], [3, 5]]
     found = of_function(function, PREFIX)
     assert found.values.tolist() == [2.0, 5.0] and found.segments.tolist() == [[1, 1], [3, 2]]
-    found = of_function(lambda *_: [7.0, [1.0, 2.0]])
+    found = of_function(lambda *_: torch.tensor([[1.0, 2], [3, 5]]).numpy())
+    assert found.values.tolist() == [3.0, 8.0]
+    found = of_function(lambda *_: (7.0, (1.0, 2.0)))
     assert found.values.tolist() == [7.0, 3.0] and found.segments.tolist() == [[0, 0], [1, 2]]
 
 
@@ -84,6 +90,17 @@ def test_a_function_gets_the_macro_actions_and_gives_each_a_number():
 def test_another_number_of_them_is_refused(result, said):
     with pytest.raises(UserError, match=said):
         of_function(lambda *_: result)
+
+
+def test_a_function_of_three_arguments_is_refused_and_one_number_each_is_said(caplog):
+    with pytest.raises(UserError, match="--segment_rewards calls f with a fourth argument.*rows, segments"):
+
+        def f(prompts, responses, rows):
+            return [0.0] * len(prompts)
+
+        of_function(f)
+    assert of_function(lambda *_: [1, None], on_error="skip").values[0] == 1
+    assert "gives one number for each response, and none for its macro actions" in caplog.text
 
 
 def test_a_function_that_fails_leaves_the_response_out():
@@ -179,11 +196,17 @@ PROGRAM = "def f(x):\n    return 2 * x\n\n    # of f\ndef g(x):\n    return x + 
 
 def test_where_functions_of_a_program_end():
     response = f"So:\n```python\n{PROGRAM}```\nDone."
-    assert response[: end_of(response, "f")].endswith("# of f")
+    assert response[: end_of(response, "f")].endswith("return 2 * x")
     assert response[: end_of(response, "g")].endswith("return x + 1")
     assert response[: end_of(response, None)].endswith("print(1)") and end_of(response, "h") == end_of(response, None)
     method = "class Solution:\n    def f(self):\n        return 1\n    def g(self):\n        pass"
     assert method[: end_of(method, "f")].endswith("return 1")
+    long = 'def f(\n    a,\n):\n    """Of\nf.\n    """\n# here\n    return a\nx = f(1)\ndef g(): return 1\ny = 2\n'
+    assert long[: end_of(long, "f")].endswith("return a") and long[: end_of(long, "g")].endswith("return 1")
+    again = "def f():\n  return 1\ndef f():\n  return 2\nprint(f())"
+    assert again[: end_of(again, "f")].endswith("return 2"), "the last one is called"
+    broken = "def f():\n  return (1\n"
+    assert 0 < end_of(broken, "f") <= len(broken)
 
 
 def test_what_tests_are_worth():
@@ -195,7 +218,7 @@ def test_what_tests_are_worth():
     assert rewards_of_tests(error, "paper") == [(1, -0.6)]
     assert rewards_of_tests(replace(error, tests=("compile_error",)), "paper") == [(None, -1.0)]
     found = rewards_by_segment([(0, 0.5), (1, -0.15), (None, 2.0)], ["f", "g"], PROGRAM.splitlines(True))
-    assert found == [0, 0, 0, 0.5, 0, -0.15, 2.0]  # the comment is the last line of f
+    assert found == [0, 0.5, 0, 0, 0, -0.15, 2.0]
 
 
 def test_tests_of_two_functions_are_run_and_stand_where_these_end():
@@ -208,4 +231,4 @@ def test_tests_of_two_functions_are_run_and_stand_where_these_end():
     texts = ResponseTexts(["p"], [PROGRAM], [row], Segments([lines], [[1] * len(lines)], True))
     found = ProgramScores(ProgramPool("rlimits"), "ratio")(make_rollout(ROWS[:1]), texts)
     assert found.values.tolist() == near([2 / 3])
-    assert_near(found.segments, torch.tensor([[0, 0, 0, 2 / 3, 0, 0, 0]]))
+    assert_near(found.segments, torch.tensor([[0, 2 / 3, 0, 0, 0, 0, 0]]))

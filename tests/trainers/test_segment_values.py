@@ -19,6 +19,7 @@ from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import Weighted, WeightedScores
 from dschat.trainers.iteration import Clock
+from dschat.trainers.segment_values import SegmentValues
 from factories import EOS, make_causal_lm, make_prompts, ppo_config, ppo_loop
 from rl_cases import credit_of, mask_of, trajectory_of
 from rollout_cases import by_hand
@@ -184,6 +185,23 @@ def test_a_response_without_a_score_has_no_advantage(group: Any, tmp_path: Any) 
     assert not batch.advantages[2].any() and batch.advantages[:2].any()
 
 
+def test_completions_without_a_score_are_left_out(group: Any, tmp_path: Any) -> None:
+    """Scores that are all 2: V is 2 where most completions have none, and by the others where all have none."""
+
+    def some(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float | None]:
+        calls.append(len(prompts))
+        if len(calls) == 1:
+            return [2.0] * len(prompts)
+        return [2.0 if n % 5 == 0 else None for n in range(len(prompts))]
+
+    calls: list[int] = []
+    source = WeightedScores([Weighted("", 1.0, FunctionScores(some, "--f", "skip"))], skips=True)
+    batch, _ = batch_of(trainer_of(tmp_path, source, on_reward_error="skip"))
+    assert batch.trajectory.values is not None
+    assert_near(batch.trajectory.values, 2.0 * batch.response_mask.float())
+    assert_near(batch.advantages, torch.zeros_like(batch.advantages))
+
+
 # -- runs
 
 
@@ -215,6 +233,10 @@ def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monk
     batch, outside = batch_of(again)
     assert sizes == [rollout, second] and first > 0
     assert torch.equal(batch.advantages, whole.advantages) and outside.totals["rollout/mc_tokens"] > 0
+    # What is done grows with every part, so that a run that is stopped again writes it down again.
+    assert state.numbers["completions"] == [1, 1]
+    monkeypatch.setattr(SegmentValues, "forget", lambda values: None)
+    assert again.algorithm.state_dict().numbers["completions"] == [1, 2]
     # Of another iteration, nothing is left.
     sizes.clear()
     again.algorithm.load_state_dict(state)
@@ -232,7 +254,7 @@ def test_a_run_learns_and_says_what_it_drew(group: Any, tmp_path: Any) -> None:
     assert all(row["rollout/mc_tokens"] > 0 and row["time/completions"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("flag", ["--segment_rewards each", "--gamma 0.9"])
+@pytest.mark.parametrize("flag", ["--segment_rewards each", "--gamma 0.9", "--isolate_last_token"])
 def test_refused(flag: str) -> None:
     given = ["--actor_model_name_or_path", "m", "--data_path", "d", "--output_dir", "o", "--reward_url", "http://h/s"]
     with pytest.raises(UserError, match=f"{flag.split()[0]}.*--advantage_estimator segment_mc"):

@@ -70,6 +70,28 @@ class TokenReader:
         return self._piece_bytes(piece) if piece else b""
 
 
+def texts_of_macro_actions(
+    reader: Callable[[Sequence[int]], TokenText],
+    decode: Callable[[Sequence[int]], str],
+    response: str,
+    ids: Sequence[int],
+    lengths: Sequence[int],
+) -> list[str]:
+    """Cuts the text of a response into those of its macro actions, of so many tokens each.
+
+    A character that a macro action begins and the next one ends belongs to the next; the last one has the rest. The
+    reader knows the characters of each token; where its text is another one, every prefix is decoded.
+    """
+    places, read = [0], reader(ids)
+    for end in list(accumulate(lengths))[:-1]:
+        if read.text == response:
+            said = read.spans[end][0]
+        else:
+            said = len(decode(ids[:end]).rstrip("\ufffd"))
+        places.append(min(max(said, places[-1]), len(response)))
+    return [response[a:b] for a, b in zip(places, [*places[1:], len(response)], strict=True)]
+
+
 def _characters(offsets: list[int], first: int, last: int) -> tuple[int, int]:
     """Bytes [first, last) as characters, given the byte where each character starts (and where the text ends)."""
     start = max(bisect_right(offsets, first) - 1, 0)

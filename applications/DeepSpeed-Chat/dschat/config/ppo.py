@@ -167,6 +167,11 @@ class PPOConfig(
                 f"--normalize_advantages row: --advantage_estimator {self.advantage_estimator} gives all tokens of a"
                 " response the same advantage, of which nothing would be left. Use batch."
             )
+        if self.needs.segment_values and self.mc_max_segments == 1:
+            raise UserError(
+                "--normalize_advantages row with --mc_max_segments 1: a response is one macro action, all of it with"
+                " the same advantage, of which nothing would be left. Use batch."
+            )
         if self.ngram == math.inf and self.termination_condition == "fixed":
             raise UserError(
                 "--normalize_advantages row with --ngram inf: a response is one macro action, all of it with the"
@@ -214,6 +219,11 @@ class PPOConfig(
 
     def _check_segments(self) -> None:
         """Rewards and values of macro actions."""
+        if self.needs.segment_values and self.isolate_last_token:
+            raise UserError(
+                f"--isolate_last_token with --advantage_estimator {self.advantage_estimator}, which joins macro"
+                " actions where there are more than --mc_max_segments: drop it."
+            )
         if self.needs.segment_values:
             for name in ("segment_rewards", "rollouts_ahead"):
                 if getattr(self, name):

@@ -218,7 +218,7 @@ def limit_of(drawn: Sequence[Sequence[Answer]]) -> list[Point]:
         weights = (steepness * gold).softmax(1)
         if float((1 / weights.square().sum(1)).mean()) < FEWEST:
             break
-        kl = (weights * (weights * gold.shape[1]).log()).sum(1)
+        kl = (weights * (weights * gold.shape[1]).clamp(min=1e-300).log()).sum(1)
         scores, tokens = (weights[:, :, None] * others).sum(1).unbind(1)
         points.append(Point((weights * gold).sum(1).tolist(), scores.tolist(), kl.tolist(), tokens.tolist()))
     return points

@@ -70,8 +70,8 @@ class Decoder:
         self._sampling, self._used = sampling, slots
         if sampling not in self._samplers:
             self._samplers[sampling] = TokenSampler(sampling, self._model.config.vocab_size, self._device)
-        numbers = uniforms(torch.tensor(seeds, device=self._device), sampling.max_new_tokens)
-        self.uniform[: len(seeds), : sampling.max_new_tokens] = numbers
+        width = min(sampling.max_new_tokens, self.capacity.tokens)  # of limits, fewer
+        self.uniform[: len(seeds), :width] = uniforms(torch.tensor(seeds, device=self._device), width)
         self.tokens.fill_(sampling.pad_id)
         self.number.fill_(self.capacity.prompts)
 

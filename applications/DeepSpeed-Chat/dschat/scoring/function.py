@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores from a user's Python function, which reads texts or whole dialogues."""
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from dschat.errors import UserError
 from dschat.rl.types import Rollout
 from dschat.run.stop import stopping_together
 from dschat.scoring.segments import Numbers, is_finite
-from dschat.scoring.source import ResponseTexts, Scores
+from dschat.scoring.source import ResponseTexts, Scores, with_segments
 from dschat.scoring.url import pause
 
 logger = logging.getLogger(__name__)
@@ -53,10 +55,7 @@ class FunctionScores:
             found = self._as_far_as_possible(texts)
         else:
             found = self._numbers(texts)
-        if texts.segments is None:
-            return torch.tensor(found, device=rollout.input_ids.device)
-        scores, rewards = (x.to(rollout.input_ids.device) for x in texts.segments.rewards(found))
-        return Scores(scores, segments=rewards)
+        return with_segments(found, texts, rollout.input_ids.device, f"{self._flag}: {self.name}")
 
     def _tried_again(self, texts: ResponseTexts) -> list[Numbers]:
         for wait in WAITS:
@@ -93,19 +92,34 @@ class FunctionScores:
         """Of each response; None in a list is NaN."""
         rows, name = [row.extra for row in texts.rows], f"{self._flag}: {self.name}"
         segments = [] if texts.segments is None else [texts.segments.texts]
+        if segments:
+            self._require_four_arguments()
         result = call_function(self._function, self._flag, texts.prompts, texts.responses, rows, *segments)
-        if texts.segments is None or not _is_nested(result):
+        if texts.segments is not None:
+            result = _plain(result)
+        if texts.segments is None or not isinstance(result, list) or not any(isinstance(x, list) for x in result):
             return _checked(_with_nan(result), len(texts.responses), "response", name).tolist()
         if len(result) != len(texts.responses):
             raise UserError(f"{name} returned {len(result)} lists for {len(texts.responses)} responses.")
         found: list[Numbers] = []
         for row, (of_row, lengths) in enumerate(zip(result, texts.segments.lengths, strict=True)):
-            if _is_list(of_row):
+            if isinstance(of_row, list):
                 of_response = f"{name}, response {row} of the call,"
                 found.append(_checked(_with_nan(of_row), len(lengths), "macro action", of_response).tolist())
             else:
                 found += _checked(_with_nan([of_row]), 1, "response", name).tolist()
         return found
+
+    def _require_four_arguments(self) -> None:
+        try:
+            inspect.signature(self._function).bind(*range(4))
+        except TypeError as error:
+            raise UserError(
+                f"{self._flag}: --segment_rewards calls {self.name} with a fourth argument, texts of macro actions:"
+                f" make it def {self.name}(prompts, responses, rows, segments)."
+            ) from error
+        except ValueError:  # a function without a signature
+            return
 
 
 class FunctionDialogueScores:
@@ -120,13 +134,11 @@ class FunctionDialogueScores:
         return _checked(result, len(dialogues), "dialogue", f"{self._flag}: {name}")
 
 
-def _is_list(result: object) -> bool:
-    return isinstance(result, list | tuple) or (isinstance(result, Tensor) and result.dim() > 0)
-
-
-def _is_nested(result: object) -> bool:
-    """Whether a response has a list of its own."""
-    return isinstance(result, list | tuple) and any(map(_is_list, result))
+def _plain(result: object) -> object:
+    """Tensors, arrays and tuples as lists, those inside of a list too."""
+    if isinstance(result, Tensor | np.ndarray):
+        result = result.tolist()
+    return [_plain(one) for one in result] if isinstance(result, list | tuple) else result
 
 
 def _with_nan(result: object) -> object:

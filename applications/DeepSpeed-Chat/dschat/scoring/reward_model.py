@@ -20,7 +20,7 @@ from dschat.models.layout import PassSize, layouts
 from dschat.rl.types import Rollout
 from dschat.run.distributed import largest_over_ranks
 from dschat.scoring.reward_reader import ClassifierReader, RewardReader, encode_dialogues
-from dschat.scoring.source import ResponseTexts, Scores, prefix_texts
+from dschat.scoring.source import ResponseTexts, Scores, prefix_texts, with_segments
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,7 @@ class RewardModelScores:
             return scores
         ends = [[end - 1 for end in accumulate(lengths)] for lengths in texts.segments.lengths]
         found = [[of_row[end] for end in row] for of_row, row in zip(at_tokens.tolist(), ends, strict=True)]
-        values, rewards = (x.to(scores.device) for x in texts.segments.rewards(found))
-        return Scores(values, segments=rewards)
+        return with_segments(found, texts, scores.device, "the reward model")
 
 
 class TextRewardScores:
@@ -76,8 +75,7 @@ class TextRewardScores:
         if texts.segments is None:
             return scores.to(rollout.input_ids.device)
         found = [of_row.tolist() for of_row in scores.split([len(row) for row in texts.segments.lengths])]
-        values, rewards = (x.to(rollout.input_ids.device) for x in texts.segments.rewards(found))
-        return Scores(values, segments=rewards)
+        return with_segments(found, texts, rollout.input_ids.device, "the reward model")
 
 
 class RewardModelDialogueScores:

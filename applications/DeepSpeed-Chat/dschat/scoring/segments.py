@@ -6,13 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
-
-from dschat.data.encoding import decode_response
 
 # Of a response: one number, or one for each of its macro actions.
 Numbers = float | Sequence[float]
@@ -41,7 +37,8 @@ class Segments:
         """From what a source says of each response to its score and the rewards of its macro actions.
 
         Example: numbers 1, 3, 2 are rewards 1, 3, 2 and a score of 6; of prefixes, rewards 1, 2, −1 and a score of 2.
-        One number for a response is its score, and no macro action has a reward of its own.
+        One number for a response is its score, and no macro action has a reward of its own. A response of which a
+        number is not finite has no score: NaN.
 
         Returns:
             scores (B,) and rewards (B, M) float32, on the CPU; a score is the sum of the rewards where there are any.
@@ -55,30 +52,11 @@ class Segments:
                 scores[row] = own[-1] if self.of_prefixes else own.sum()
             else:
                 scores[row] = found
-        return scores.float(), torch.where(scores.isfinite()[:, None], rewards, 0.0).float()
+        scores, rewards = scores.float(), rewards.float()
+        bad = ~(scores.isfinite() & rewards.isfinite().all(1))
+        return torch.where(bad, torch.nan, scores), torch.where(bad[:, None], 0.0, rewards)
 
 
 def is_finite(numbers: Numbers) -> bool:
     """Whether all of a response's numbers are."""
     return all(map(math.isfinite, numbers if isinstance(numbers, Sequence) else [numbers]))
-
-
-def segments_of(
-    tokenizer: PreTrainedTokenizerBase,
-    responses: Sequence[str],
-    ids: Sequence[Sequence[int]],
-    lengths: Sequence[Sequence[int]],
-    of_prefixes: bool,
-) -> Segments:
-    """Cuts B responses into the texts of their macro actions, of so many tokens each.
-
-    A character that a macro action begins and the next one ends belongs to the next; the last one has the rest.
-    """
-    texts = []
-    for response, row, of_row in zip(responses, ids, lengths, strict=True):
-        places = [0]
-        for end in list(accumulate(of_row))[:-1]:
-            said = decode_response(tokenizer, row[:end]).rstrip("\ufffd")
-            places.append(min(max(len(said), places[-1]), len(response)))
-        texts.append([response[a:b] for a, b in zip(places, [*places[1:], len(response)], strict=True)])
-    return Segments(texts, [list(of_row) for of_row in lengths], of_prefixes)

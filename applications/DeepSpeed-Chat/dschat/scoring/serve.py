@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
@@ -35,6 +35,7 @@ logger = logging.getLogger("dschat.scoring.serve")  # also where the module is _
 
 T = TypeVar("T")
 LARGEST_REQUEST = 32 << 20  # bytes
+LARGEST_READING = 256 << 20  # characters of all responses up to the end of each of their macro actions
 SILENCE = 60  # seconds that a connection may say nothing
 
 
@@ -102,7 +103,12 @@ def _are_segments(segments: object, responses: list[str]) -> bool:
     if not isinstance(segments, list) or len(segments) != len(responses):
         return False
     texts = all(isinstance(own, list) and own and all(isinstance(text, str) for text in own) for own in segments)
-    return texts and list(map("".join, segments)) == responses
+    if not texts or list(map("".join, segments)) != responses:
+        return False
+    if sum(sum(accumulate(map(len, own))) for own in segments) > LARGEST_READING:
+        most = f"{LARGEST_READING >> 20} million characters"
+        raise BadRequest(f"all responses up to all of their segments are more than {most}: lower --reward_batch")
+    return True
 
 
 class Scorer:
@@ -122,14 +128,16 @@ class Scorer:
             for n, (prompt, messages) in enumerate(zip(request.prompts, request.messages, strict=True))
         ]
         texts, finished = ResponseTexts(request.prompts, request.responses, rows), request.finished
+        owner = list(range(len(rows)))
         if request.segments is not None:
+            owner = [n for n, own in enumerate(request.segments) for _ in own]
             segments = Segments(request.segments, [])
             texts, finished = prefix_texts(replace(texts, segments=segments), finished)
         with self._lock:
             scores, problems = self._read(texts, finished)
         for n, score in enumerate(scores):
             if not math.isfinite(score):
-                problems.setdefault(n, f"the score of response {n} is {score}")
+                problems.setdefault(n, f"the score of response {owner[n]} is {score}")
         numbers = [None if n in problems else x for n, x in enumerate(scores)]
         answer: dict[str, object] = {"scores": numbers}
         if request.segments is not None:

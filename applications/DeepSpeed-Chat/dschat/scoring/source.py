@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -16,7 +17,9 @@ from dschat.data.rows import Row
 from dschat.models.engines import Scalar
 from dschat.rl.types import Rollout
 from dschat.run.distributed import sum_over_ranks
-from dschat.scoring.segments import Segments
+from dschat.scoring.segments import Numbers, Segments
+
+logger = logging.getLogger(__name__)
 
 UNSCORED = "unscored"  # the number of a response, 1 where it has no score; its mean is their share
 
@@ -88,6 +91,16 @@ class ScoreSource(Protocol):
 def scores_of(found: Tensor | Scores) -> Scores:
     """What a source says, in its long form."""
     return found if isinstance(found, Scores) else Scores(found)
+
+
+def with_segments(found: Sequence[Numbers], texts: ResponseTexts, device: torch.device, name: str) -> Tensor | Scores:
+    """What the source of this name says of B responses: a number of each or, where texts have segments, of these."""
+    if texts.segments is None:
+        return torch.tensor(found, device=device)
+    if not any(isinstance(numbers, Sequence) for numbers in found):
+        logger.warning("%s gives one number for each response, and none for its macro actions.", name)
+    scores, rewards = (x.to(device) for x in texts.segments.rewards(found))
+    return Scores(scores, segments=rewards)
 
 
 class DialogueScores(Protocol):

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import httpx2
-import torch
 from torch import Tensor
 
 from dschat.config.rewards import VERSION
@@ -29,7 +28,7 @@ from dschat.errors import UserError
 from dschat.rl.types import Rollout
 from dschat.run.stop import raise_if_stopped_here, stopping_together
 from dschat.scoring.segments import Numbers, is_finite
-from dschat.scoring.source import ResponseTexts, Scores
+from dschat.scoring.source import ResponseTexts, Scores, with_segments
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +90,7 @@ class UrlScores:
                     numbers += [math.nan] * len(rows)
                     # The next requests are sent once, rather than waited for as long again.
                     given_up = given_up or isinstance(error.__cause__, Unanswered)
-        if texts.segments is None:
-            return torch.tensor(numbers, device=rollout.input_ids.device)
-        scores, rewards = (x.to(rollout.input_ids.device) for x in texts.segments.rewards(numbers))
-        return Scores(scores, segments=rewards)
+        return with_segments(numbers, texts, rollout.input_ids.device, f"{FLAG} {self._settings.url}")
 
     def _asked(self, body: str, counts: Sequence[int], patience: float | None) -> list[Numbers]:
         """Asks until there is an answer, or no hope of one, for responses of so many macro actions."""
@@ -112,10 +108,15 @@ class UrlScores:
                     "Start the server again (dschat serve) and go on with --resume_from_checkpoint, "
                     "or raise --reward_patience."
                 )
+                if any(counts):
+                    remedy += " Macro actions are many texts: lower --reward_batch, or raise --reward_timeout."
             except WrongAnswer as error:
                 wrong += 1
                 cause, is_last = error, wrong >= TRIES
-                remedy = 'It must answer {"scores": [one finite number for each response]}, see docs/rewards.md.'
+                each = ", or a list with one for each of its segments" if any(counts) else ""
+                remedy = (
+                    f'It must answer {{"scores": [one finite number for each response{each}]}}, see docs/rewards.md.'
+                )
             if is_last:
                 remedy = "" if self._settings.skips else f" {remedy}"
                 raise UserError(f"{FLAG} {url}: {cause}. Asked {tries} times.{remedy}") from cause

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.conditions.termination import Ends, TerminationCondition
+from dschat.conditions.token_text import TokenReader, texts_of_macro_actions
 from dschat.config.macro_actions import reads_logprobs
 from dschat.config.ppo import PPOConfig
+from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
 from dschat.models.tokenizer import end_ids_of
@@ -26,7 +29,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import is_main, world_size
 from dschat.run.output import Run
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
-from dschat.scoring.segments import segments_of
+from dschat.scoring.segments import Segments
 from dschat.scoring.source import ResponseTexts, scores_of
 from dschat.trainers.ahead import RolloutAhead
 from dschat.trainers.alarms import Alarms
@@ -84,13 +87,17 @@ class PPO(Algorithm):
         self.lengths: Sequence[int] = lengths_of(prompts)
         self.work_batch = config.per_device_generation_batch_size
         self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
-        self.nonfinite = NonFinite(config.on_nonfinite, run, config.score_remedies)
+        remedies = config.score_remedies
+        if config.needs.segment_values:  # which are scores
+            remedies = remedies | {"values": " ".join(remedies.values())}
+        self.nonfinite = NonFinite(config.on_nonfinite, run, remedies)
         self.alarms = Alarms.from_config(config, run.plan)
         sampling = Sampling.from_config(config, tokenizer, end_ids_of(models.actor.module.inner.generation_config))
         self.sample = ActorSampler(models.actor, tokenizer, sampling, config.seed, models.rollouts)
         samples = run.plan.samples_per_prompt
         self.ahead = RolloutAhead(self.sample, samples) if config.rollouts_ahead else None
         self.update_settings = UpdateSettings.from_config(config, run.plan)
+        self.reader = TokenReader(tokenizer)
         rows = config.per_device_generation_batch_size * samples
         self.segment_values = None
         if config.needs.segment_values:
@@ -155,8 +162,12 @@ class PPO(Algorithm):
             found, ref_logprobs = self.ends(unscored, epoch), unscored.ref_logprobs
             macro = segment(found.ends, unscored.response_mask)
             lengths = [[length for length in of_row if length] for of_row in macro.lengths.tolist()]
-            how = (drawn.rollout.response_rows(), lengths, self.config.segment_rewards == "prefix")
-            texts = replace(texts, segments=segments_of(self.tokenizer, texts.responses, *how))
+            decode = partial(decode_response, self.tokenizer)
+            said = [
+                texts_of_macro_actions(self.reader, decode, *one)
+                for one in zip(texts.responses, drawn.rollout.response_rows(), lengths, strict=True)
+            ]
+            texts = replace(texts, segments=Segments(said, lengths, self.config.segment_rewards == "prefix"))
         known: Trajectory | ScoredRollout
         known, auxiliary, measured = self.models.score(
             drawn.rollout, texts, temperature, self.scoring, ref_logprobs, macro
@@ -186,9 +197,10 @@ class PPO(Algorithm):
         assert self.segment_values is not None and isinstance(known, Trajectory)  # credit is not fused
         examples = [prompt for prompt in prompts for _ in range(self.plan.samples_per_prompt)]
 
-        def score(rollout: Rollout, texts: ResponseTexts, lengths: Tensor) -> Tensor:
-            scores = scores_of(self.models.reward(rollout, texts)).values.float()
-            return trained_scores(scores, rollout.finished, lengths, self.config, moments)
+        def score(rollout: Rollout, texts: ResponseTexts, lengths: Tensor) -> tuple[Tensor, Tensor | None]:
+            found = scores_of(self.models.reward(rollout, texts))
+            scores = trained_scores(found.values.float(), rollout.finished, lengths, self.config, moments)
+            return scores, found.missing
 
         values, tokens = self.segment_values(self.sample, known.rollout, macro, examples, iteration, score)
         return replace(known, values=to_tokens(values, macro)), tokens

@@ -19,8 +19,9 @@ from dschat.run.state import Json, Progress, SeedKind
 from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo_models import ActorSampler
 
-# Completed responses, their texts, and their lengths in tokens → a score of each, (N,), as it is trained on.
-Score = Callable[[Rollout, ResponseTexts, Tensor], Tensor]
+# Completed responses, their texts, and their lengths in tokens → a score of each, (N,), as it is trained on, and which
+# could not be scored, (N,) bool, if any.
+Score = Callable[[Rollout, ResponseTexts, Tensor], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class State:
 
 class SegmentValues:
     """V̂(s) = the mean score of K completions from s (Kazemnejad et al. 2024, "VinePPO").
+
+    Completions without a score are left out; of a state that has none left, it is the mean over the part.
 
     They are drawn part by part of a rollout. A run that is stopped keeps the parts that are done: with the same
     weights it draws the same rollout again, and goes on with the next part.
@@ -131,21 +134,26 @@ class SegmentValues:
         padded = torch.tensor([*range(len(asked)), *[0] * more], device=lengths.device)
         whole = lengths + torch.tensor([state.start for state in each], device=lengths.device)
         completed = select_rows(replace(drawn.rollout, prompt_index=index), padded)
-        scores = score(completed, texts.repeated(more), whole[padded])[: len(asked)]
-        scores = torch.where(drawn.bad_rows, torch.nan, scores)
-        return scores.view(-1, self._completions).mean(1), int(lengths.sum())
+        scores, missing = score(completed, texts.repeated(more), whole[padded])
+        counted = torch.ones_like(lengths, dtype=torch.bool) if missing is None else ~missing[: len(asked)]
+        # Of logits that are not finite: that stops the run, or leaves the rollout out.
+        scores = torch.where(drawn.bad_rows, torch.nan, torch.where(counted, scores[: len(asked)], 0.0))
+        by_state, count = scores.view(-1, self._completions).sum(1), counted.view(-1, self._completions).sum(1)
+        mean = scores.sum() / counted.sum().clamp(min=1)
+        return torch.where(count > 0, by_state / count.clamp(min=1), mean), int(lengths.sum())
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """What a checkpoint holds of the parts that are done."""
-        if not self._parts:
+        """What a checkpoint holds of the parts that are done on all ranks. Every rank must call it."""
+        done = -largest_over_ranks(-len(self._parts))
+        if not done:
             return {}, {}
-        tensors = {f"completions.{n}": part for n, part in enumerate(self._parts)}
-        known = torch.tensor([*self._of, *self._tokens])
-        return {"completions": world_size()}, tensors | {"completions.of": known}
+        tensors = {f"completions.{n}": part for n, part in enumerate(self._parts[:done])}
+        known = torch.tensor([*self._of, *self._tokens[:done]])
+        return {"completions": [world_size(), done]}, tensors | {"completions.of": known}
 
     def load(self, state: Progress) -> None:
         """Takes that up, unless ranks have other prompts now."""
-        if state.numbers.get("completions") == world_size() and "completions.of" in state.tensors:
+        if state.numbers.get("completions", [0])[0] == world_size():
             iteration, checksum, *self._tokens = state.tensors["completions.of"].tolist()
             self._of = iteration, checksum
             self._parts = [state.tensors[f"completions.{n}"].to(device()) for n in range(len(self._tokens))]

@@ -6,11 +6,14 @@ from __future__ import annotations
 import logging
 import re
 import time
+import tokenize
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate
+from io import StringIO
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -27,6 +30,7 @@ logger = logging.getLogger(__name__)
 COLUMN = "input_output"
 # Fenced blocks, each with the first word behind its fence; one that is never closed goes to the end.
 BLOCK = re.compile(r"^```[ \t]*([^\s`]*)[^\n]*\n(.*?)(?:^```[ \t]*\r?$|\Z)", re.MULTILINE | re.DOTALL)
+SILENT = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT, tokenize.ENDMARKER)
 PYTHON = re.compile(r"(python|py)?[\d.]*", re.IGNORECASE)
 
 
@@ -46,12 +50,34 @@ def _span(response: str) -> tuple[int, int]:
 def end_of(response: str, function: str | None) -> int:
     """The character behind the function of this name in a response's program; without one, behind the program."""
     begin, program = _span(response)[0], program_of(response)
-    if function is not None:
-        name = re.escape(function)
-        found = re.search(rf"^([ \t]*)(async )?def {name}\b.*(\n(\1[ \t]+.*|[ \t]*$))*", program, re.MULTILINE)
-        if found is not None:
-            return begin + found.start() + len(found[0].rstrip())
-    return begin + len(program.rstrip())
+    ends = [] if function is None else _ends_of(program, function)
+    return begin + (ends[-1] if ends else len(program.rstrip()))
+
+
+def _ends_of(program: str, function: str) -> list[int]:
+    """Where the functions of this name end, as far as Python can tell words and blocks apart. Nothing is compiled."""
+    lines = [0, *accumulate(len(line) + 1 for line in program.split("\n"))]
+    tokens: list[tokenize.TokenInfo] = []
+    with suppress(tokenize.TokenError, SyntaxError):
+        tokens.extend(tokenize.generate_tokens(StringIO(program).readline))
+    ends = []
+    for place, (word, name) in enumerate(pairwise(tokens)):
+        if (word.type, word.string, name.string) != (tokenize.NAME, "def", function):
+            continue
+        depth, last, has_body = 0, name, False
+        for token in tokens[place + 2 :]:
+            depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
+            has_body = has_body or token.type == tokenize.INDENT
+            if token.type in SILENT:
+                if has_body and not depth:
+                    break
+            elif not has_body and last.type == tokenize.NEWLINE:  # the next statement, of a body in the same line
+                break
+            else:
+                last = token
+        (row, column) = last.start if last.type == tokenize.NEWLINE else last.end
+        ends.append(lines[row - 1] + column)
+    return ends
 
 
 def rewards_of_tests(outcome: ProgramOutcome, reward: str) -> list[tuple[int | None, float]]:
