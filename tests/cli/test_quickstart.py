@@ -134,11 +134,11 @@ def test_the_limit_by_hand():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learners, "gold_score", float)
         points = learners.limit_of([[Answer(str(n % 2), -float(n % 2), 0.0, 5 + n % 2) for n in range(16)]] * 3)
-    assert len(points) == 12, "the better half of 16 is 8"
+    assert len(points) == 24, "the better half of 16 is 8"
     share = math.e**2 / (1 + math.e**2)
     kl = math.log(2) + share * math.log(share) + (1 - share) * math.log(1 - share)
-    assert points[1].gold == [pytest.approx(share)] * 3 and points[1].kl == [pytest.approx(kl)] * 3
-    assert points[1].score == [pytest.approx(-share)] * 3 and points[1].tokens == [pytest.approx(5 + share)] * 3
+    assert points[2].gold == [pytest.approx(share)] * 3 and points[2].kl == [pytest.approx(kl)] * 3
+    assert points[2].score == [pytest.approx(-share)] * 3 and points[2].tokens == [pytest.approx(5 + share)] * 3
 
 
 def test_the_table_of_losses_by_hand():

@@ -130,7 +130,7 @@ def step3_runs(sft: Path, scale: Scale) -> dict[str, list[str]]:
         "ma-ppo": [*saved, *critic_flags(sft), "--ngram", "5"],
         "rloo": [*saved, *as_arguments(group | {"--advantage_estimator": "rloo"})],
         "grpo": [*saved, *as_arguments(group | grpo)],
-        "gspo": [*saved, *as_arguments(group | gspo)],
+        "gspo": ["--save_models", str(max(1, 4 * scale.iterations // SAVED)), *as_arguments(group | gspo)],
         "segment-mc": [*saved, *as_arguments(values)],
         "tempo": [*saved, *as_arguments(group | {"--advantage_estimator": "tempo", "--ngram": 5})],
     }
@@ -206,7 +206,7 @@ class Measure:
 
 
 def limit_of(drawn: Sequence[Sequence[Answer]]) -> list[Point]:
-    """The gold score of the best policy at some KLs: π ∝ π_SFT · exp(s · gold) for s = 1, 2, 4, …
+    """The gold score of the best policy at some KLs: π ∝ π_SFT · exp(s · gold) for s = 1, √2, 2, …
 
     Responses of the SFT model to each prompt are weighted so, as long as they are `FEWEST` in effect: 1 / Σ w², in the
     mean over the prompts.
@@ -214,7 +214,7 @@ def limit_of(drawn: Sequence[Sequence[Answer]]) -> list[Point]:
     gold = torch.tensor([[gold_score(answer.text) for answer in answers] for answers in drawn], dtype=torch.float64)
     others = torch.tensor([[(answer.score, answer.tokens) for answer in answers] for answers in drawn]).double()
     points: list[Point] = []
-    for steepness in (2.0**n for n in range(12)):
+    for steepness in (2.0 ** (n / 2) for n in range(24)):
         weights = (steepness * gold).softmax(1)
         if float((1 / weights.square().sum(1)).mean()) < FEWEST:
             break

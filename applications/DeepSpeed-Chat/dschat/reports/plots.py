@@ -26,8 +26,9 @@ NO_DIFFERENCE: Look = {"color": INK, "linestyle": (0, (4, 3)), "linewidth": 1}
 
 
 def look_of(number: int, label: str) -> Look:
-    """Colour and marker of a line by its number; they repeat after six."""
-    return {"label": label, "color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    """Colour and marker of a line by its number; after six they come again, dashed and hollow."""
+    look = {"label": label, "color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    return look if number < len(COLOURS) else look | {"linestyle": "--", "markerfacecolor": "white"}
 
 
 def place_of(number: int, of: Sequence[object]) -> float:
