@@ -160,7 +160,7 @@ PRESET_RESPONSES = "test_a_rollout_of_a_preset_holds_the_responses_of_an_update"
 PROGRAMS = "test_rewards"
 REASONS = "test_reasons_in_their_order"
 VALUES = "test_values_are_means_of_completions_drawn_by_hand[2]"
-COPIES = "test_completions_are_drawn_as_by_hand[Decoder-llama-16]"
+COPIES = "test_completions_are_drawn_as_by_hand[Decoder-llama-16-8192]"
 REFERENCE = "test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature"
 REFUEL_FIT = "test_refuel_online::test_fit_writes_what_it_should"
 REFUEL_LOSS = "test_the_loss_is_the_regression_on_the_replies_alone"
@@ -728,6 +728,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      VALUES),
     ("completions of a state are all the same", "SegmentValues._measured",
      "row_seed(_a, _b, _c, _d, _e, _f, _g)", "row_seed(_a, _b, _c, _d, _e, _f, 0)", VALUES),
+    ("completions without a score count in the mean", "SegmentValues._measured", "count.clamp(min=1)",
+     "self._completions", "test_completions_without_a_score_are_left_out"),
     ("completions begin with the prompt", "SegmentValues._measured", "_a[_b.row][:_b.start]",
      "_a[_b.row][:0]", VALUES),
     ("parts of another rollout are taken up", "SegmentValues.__call__", "self._of != _a", "False",

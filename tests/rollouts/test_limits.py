@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from closeness import assert_near
-from dschat.rollouts import static
+from dschat.rollouts import scheduler, static
 from dschat.rollouts.decoder import Decoder
 from dschat.rollouts.engine import assemble
 from dschat.rollouts.generate import generate, sample
@@ -23,12 +23,14 @@ PROMPTS = [TEXTS[n] for n in (1, 0, 2, 1, 1, 2, 1)]
 LIMITS = [9, 4, 1, 9, 9, 1, 9]
 
 
-@pytest.mark.parametrize("slots", [1, 3, 16])
+@pytest.mark.parametrize("slots, prefill", [(1, 8192), (3, 8192), (16, 8192), (16, 14)])
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "llama"])
 @pytest.mark.parametrize("decoder", [Decoder, StaticDecoder])
 def test_completions_are_drawn_as_by_hand(
-    decoder: type[Decoder], family: str, slots: int, monkeypatch: pytest.MonkeyPatch
+    decoder: type[Decoder], family: str, slots: int, prefill: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where texts with copies are read in several forward passes."""
+    monkeypatch.setattr(scheduler, "PREFILL_TOKENS", prefill)
     monkeypatch.setattr(static, "COLUMN_STEP", 16)
     causal_lm, seeds, sampling = model_of(family), seeds_of(len(PROMPTS)), sampling_of(9, ENDS, temperature=0.9)
     rows = zip(PROMPTS, seeds, LIMITS, strict=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from closeness import assert_near, near
+from dschat.builders.scores import function_scores
 from dschat.conditions.token_text import TokenReader, TokenText, texts_of_macro_actions
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
@@ -19,7 +20,7 @@ from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.segments import Segments
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
-from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
+from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores, _tell_of_whole_responses
 from dschat.scoring.url import UrlScores, UrlSettings
 from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
 from score_server import StandIn
@@ -92,15 +93,22 @@ def test_another_number_of_them_is_refused(result, said):
         of_function(lambda *_: result)
 
 
-def test_a_function_of_three_arguments_is_refused_and_one_number_each_is_said(caplog):
-    with pytest.raises(UserError, match="--segment_rewards calls f with a fourth argument.*rows, segments"):
+def test_a_function_of_three_arguments_is_refused_before_training(tmp_path):
+    (tmp_path / "f.py").write_text("def f(prompts, responses, rows): pass\ndef g(*texts): pass\n", "utf-8")
+    for on_error in ("stop", "retry", "skip"):
+        with pytest.raises(UserError, match="f.py:f: --segment_rewards calls it with a fourth argument.*segments"):
+            function_scores(f"{tmp_path / 'f.py'}:f", "--reward_function", on_error, with_segments=True)
+    function_scores(f"{tmp_path / 'f.py'}:f", "--reward_function")
+    function_scores(f"{tmp_path / 'f.py'}:g", "--reward_function", with_segments=True)
 
-        def f(prompts, responses, rows):
-            return [0.0] * len(prompts)
 
-        of_function(f)
+def test_one_number_for_each_response_is_said_once(caplog):
+    assert of_function(lambda *_: [1, 2]).values.tolist() == [1, 2]
+    caplog.clear()
+    _tell_of_whole_responses.cache_clear()
     assert of_function(lambda *_: [1, None], on_error="skip").values[0] == 1
-    assert "gives one number for each response, and none for its macro actions" in caplog.text
+    of_function(lambda *_: [1, 2])
+    assert caplog.text.count("gives one number for each response, and none for its macro actions") == 1
 
 
 def test_a_function_that_fails_leaves_the_response_out():
@@ -206,7 +214,7 @@ def test_where_functions_of_a_program_end():
     again = "def f():\n  return 1\ndef f():\n  return 2\nprint(f())"
     assert again[: end_of(again, "f")].endswith("return 2"), "the last one is called"
     broken = "def f():\n  return (1\n"
-    assert 0 < end_of(broken, "f") <= len(broken)
+    assert broken[: end_of(broken, "f")].endswith("(1"), "as far as it can be read"
 
 
 def test_what_tests_are_worth():

@@ -18,7 +18,7 @@ from dschat.models.load import load_classifier, load_scalar, open_config, reads_
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import same_ids
 from dschat.run.distributed import device
-from dschat.scoring.function import FunctionDialogueScores, FunctionScores
+from dschat.scoring.function import FunctionDialogueScores, FunctionScores, require_segments
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.reward_model import RewardModelDialogueScores, RewardModelScores, TextRewardScores
@@ -63,7 +63,8 @@ def reward_source(
     skips = config.on_reward_error == "skip"
     sources: list[ScoreSource] = []
     for spec in config.reward_function or []:
-        sources.append(function_scores(spec, "--reward_function", config.on_reward_error))
+        source = function_scores(spec, "--reward_function", config.on_reward_error, config.segment_rewards is not None)
+        sources.append(source)
     if on_base is not None:
         sources.append(on_base)
     elif config.reward_model_name_or_path is not None:
@@ -110,8 +111,11 @@ def _model_scores(config: PPOConfig, path: str, plan: BatchPlan, tokenizer: PreT
     return TextRewardScores(RewardReader(classifier, own, path, config.rm_template, STEP_3), skips)
 
 
-def function_scores(spec: str, flag: str, on_error: str = "stop") -> FunctionScores:
-    return FunctionScores(load_function(spec, flag), flag, on_error)
+def function_scores(spec: str, flag: str, on_error: str = "stop", with_segments: bool = False) -> FunctionScores:
+    function = load_function(spec, flag)
+    if with_segments:
+        require_segments(function, spec, flag)
+    return FunctionScores(function, flag, on_error)
 
 
 def build_dialogue_scores(config: RefuelOnlineConfig, device: torch.device) -> DialogueScores:

@@ -156,8 +156,7 @@ def _drawn(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -> t
         if config.uses_vllm:
             return _vllm_parts(config, actor, machine), kept
     texts, slots = Texts.of(config), config.per_device_generation_batch_size * plan.samples_per_prompt
-    completes = isinstance(config, PPOConfig) and config.needs.segment_values
-    prompt = texts.tokens - 1 if completes else texts.tokens - texts.scored
+    prompt = texts.tokens - 1 if _completes(config) else texts.tokens - texts.scored
     logits = sampling_logits(shape_of(actor.model).head, slots, machine.device)
     rows = min(slots, max(1, PREFILL_TOKENS // prompt)) if config.rollout_engine == "continuous" else slots
     parts = {
@@ -178,12 +177,17 @@ def _kv_cache(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -
     waiting = config.rollout_engine == "continuous" and plan.rollout_per_rank * plan.samples_per_prompt > slots
     texts = Texts.of(config)
     columns = texts.tokens + SPARE_COLUMNS * waiting
-    if isinstance(config, PPOConfig) and config.needs.segment_values:
+    if _completes(config):
         # The longest text that is completed stands beside a short one, whose response is as long as any.
         columns = texts.tokens - 1 + texts.scored + SPARE_COLUMNS * (config.rollout_engine == "continuous")
     if _graphs(config, machine):
         columns = -(-columns // COLUMN_STEP) * COLUMN_STEP
     return slots * columns * shape_of(actor.model).cached * actor.weights.width
+
+
+def _completes(config: Drawing) -> bool:
+    """Whether responses are also drawn from the middle of others."""
+    return isinstance(config, PPOConfig) and config.needs.segment_values
 
 
 def _graphs(config: Drawing, machine: Machine) -> bool:

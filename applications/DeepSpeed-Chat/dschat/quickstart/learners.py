@@ -119,10 +119,10 @@ def step3_runs(sft: Path, scale: Scale) -> dict[str, list[str]]:
         "--data_split": f"0,{scale.pairs + scale.prompts - prompts},{prompts}",
     }
     grpo = {"--advantage_estimator": "grpo", "--kl_in": "loss", "--kl_estimator": "k3", "--loss_mean": "response"}
-    # Four updates of a rollout, since the ratio of one is 1; each as long as a fourth.
+    # Four updates of a rollout, since with one every ratio is 1; each with a quarter or so of the learning rate.
     gspo = grpo | {"--policy_ratio": "sequence_mean", "--cliprange": 3e-4, "--cliprange_high": 4e-4}
     gspo |= {"--per_device_training_batch_size": share, "--global_batch_size": share, "--actor_learning_rate": 2.5e-4}
-    # A response of two macro actions with two completions of each is about four responses.
+    # A response of two macro actions with two completions of each has as many tokens as about four responses.
     values = group | {"--samples_per_prompt": 1, "--per_device_training_batch_size": share}
     values |= {"--advantage_estimator": "segment_mc", "--ngram": 5, "--mc_samples": 2, "--mc_max_segments": 2}
     return {

@@ -201,7 +201,7 @@ def generate(
     input_ids, attention_mask = pad_prompts(prompts, sampling.pad_id, device)
     tokens = torch.full((len(prompts), sampling.max_new_tokens), sampling.pad_id, device=device)
     bad_rows = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    most = [sampling.max_new_tokens] * len(prompts) if limits is None else limits
+    most = sampling.limits(len(prompts), limits)
     order = sorted(range(len(prompts)), key=lambda row: (most[row], -len(prompts[row])))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _own_generation_config(causal_lm):
         torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))

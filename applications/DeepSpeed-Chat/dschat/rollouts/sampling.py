@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,10 @@ class Sampling:
             top_k=config.top_k,
             top_p=config.top_p,
         )
+
+    def limits(self, rows: int, given: Sequence[int] | None) -> Sequence[int]:
+        """The most tokens of each of so many responses: those that are given, or `max_new_tokens` of all."""
+        return [self.max_new_tokens] * rows if given is None else given
 
     @property
     def forbidden(self) -> frozenset[int]:

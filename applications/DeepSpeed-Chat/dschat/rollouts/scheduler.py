@@ -48,12 +48,12 @@ class BatchScheduler:
     ) -> None:
         """Takes what to draw.
 
-        Where there are `limits`, the most tokens of each response, prompts that are the same are read once: their
-        responses are many completions of one text.
+        Where there are `limits`, the most tokens of each response, prompts are texts of which many have several
+        completions: equal ones that get slots together go through the model once.
         """
         device = causal_lm.device
         self._sampling, self._given = sampling, limits
-        self._limits = [sampling.max_new_tokens] * len(prompts) if limits is None else list(limits)
+        self._limits = sampling.limits(len(prompts), limits)
         self._same = [tuple(prompt) if limits is not None else number for number, prompt in enumerate(prompts)]
         longest = max(self._limits)
         self._prompts = pad_prompts(prompts, sampling.pad_id, device)

@@ -159,7 +159,7 @@ class VllmEngine:
 
         assert self._llm is not None and self._temperature is not None  # a session is open
         self._temperature.value = sampling.temperature or 1.0
-        most = [sampling.max_new_tokens] * len(prompts) if limits is None else limits
+        most = sampling.limits(len(prompts), limits)
         shared = self._of_neighbours(
             [(list(ids), seed, limit) for ids, seed, limit in zip(prompts, seeds, most, strict=True)]
         )

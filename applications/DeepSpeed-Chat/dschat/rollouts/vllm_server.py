@@ -103,7 +103,7 @@ class VllmServers:
         limits: Sequence[int] | None = None,
     ) -> Asked:
         """Lets servers draw, as `dschat.rollouts.engine.Draw`, with the weights of the last session. Does not wait."""
-        most = [sampling.max_new_tokens] * len(prompts) if limits is None else limits
+        most = sampling.limits(len(prompts), limits)
         parameters = [sampling_parameters(sampling, *row) for row in zip(seeds, most, strict=True)]
         rows = {n: Row(list(prompts[n]), of_row) for n, of_row in enumerate(parameters)}
         self._asked = Asked(self, rows, sampling, limits)

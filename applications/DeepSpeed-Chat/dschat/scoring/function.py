@@ -92,8 +92,6 @@ class FunctionScores:
         """Of each response; None in a list is NaN."""
         rows, name = [row.extra for row in texts.rows], f"{self._flag}: {self.name}"
         segments = [] if texts.segments is None else [texts.segments.texts]
-        if segments:
-            self._require_four_arguments()
         result = call_function(self._function, self._flag, texts.prompts, texts.responses, rows, *segments)
         if texts.segments is not None:
             result = _plain(result)
@@ -110,16 +108,18 @@ class FunctionScores:
                 found += _checked(_with_nan([of_row]), 1, "response", name).tolist()
         return found
 
-    def _require_four_arguments(self) -> None:
-        try:
-            inspect.signature(self._function).bind(*range(4))
-        except TypeError as error:
-            raise UserError(
-                f"{self._flag}: --segment_rewards calls {self.name} with a fourth argument, texts of macro actions:"
-                f" make it def {self.name}(prompts, responses, rows, segments)."
-            ) from error
-        except ValueError:  # a function without a signature
-            return
+
+def require_segments(function: RewardFn, spec: str, flag: str) -> None:
+    """Raises UserError where a function cannot be called with macro actions, too. `spec` and `flag` named it."""
+    try:
+        inspect.signature(function).bind(*range(4))
+    except TypeError as error:
+        raise UserError(
+            f"{flag} {spec}: --segment_rewards calls it with a fourth argument, texts of macro actions: make it"
+            " f(prompts, responses, rows, segments)."
+        ) from error
+    except ValueError:  # a function without a signature
+        return
 
 
 class FunctionDialogueScores:

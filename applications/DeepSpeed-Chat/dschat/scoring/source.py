@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from typing import Protocol
 
@@ -71,7 +72,7 @@ class Scores:
     missing: Tensor | None = None  # (B,) bool: could not be scored, whatever their value; left out of training
     measured: Measured = field(default_factory=dict)
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # further numbers of each response by name, (B,) float32
-    # (B, M) float32: the rewards of macro actions, where there are such; what they leave of a value is the response's.
+    # (B, M) float32: rewards of macro actions, parts of the values, where there are such.
     segments: Tensor | None = None
 
 
@@ -93,12 +94,20 @@ def scores_of(found: Tensor | Scores) -> Scores:
     return found if isinstance(found, Scores) else Scores(found)
 
 
+@cache
+def _tell_of_whole_responses(name: str) -> None:
+    """Once in a run: sources may be of either kind."""
+    logger.warning("%s gives one number for each response, and none for its macro actions.", name)
+
+
 def with_segments(found: Sequence[Numbers], texts: ResponseTexts, device: torch.device, name: str) -> Tensor | Scores:
-    """What the source of this name says of B responses: a number of each or, where texts have segments, of these."""
+    """From what the source of this name says to scores of B responses and, where macro actions were asked for, rewards
+    of these.
+    """
     if texts.segments is None:
         return torch.tensor(found, device=device)
     if not any(isinstance(numbers, Sequence) for numbers in found):
-        logger.warning("%s gives one number for each response, and none for its macro actions.", name)
+        _tell_of_whole_responses(name)
     scores, rewards = (x.to(device) for x in texts.segments.rewards(found))
     return Scores(scores, segments=rewards)
 

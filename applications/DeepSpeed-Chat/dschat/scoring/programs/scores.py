@@ -59,7 +59,8 @@ def _ends_of(program: str, function: str) -> list[int]:
     lines = [0, *accumulate(len(line) + 1 for line in program.split("\n"))]
     tokens: list[tokenize.TokenInfo] = []
     with suppress(tokenize.TokenError, SyntaxError):
-        tokens.extend(tokenize.generate_tokens(StringIO(program).readline))
+        for token in tokenize.generate_tokens(StringIO(program).readline):
+            tokens.append(token)
     ends = []
     for place, (word, name) in enumerate(pairwise(tokens)):
         if (word.type, word.string, name.string) != (tokenize.NAME, "def", function):
