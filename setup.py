@@ -7,18 +7,21 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
 PACKAGES = ROOT / "applications" / "DeepSpeed-Chat"
+CORE = ROOT / "applications" / "macro-actions"
 TREES = ROOT / "Constituent-Treelib"
 
 
-def distribution(package_dir: str, trees_dir: str | None = None) -> dict:
+def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) -> dict:
     """Arguments of ``setup`` for the packages as seen from a folder.
 
     Args:
         package_dir: where the folder ``dschat`` lies, relative to the folder that holds the running setup.py.
-        trees_dir: the folder that holds ``constituent_treelib``, likewise; that package has a setup of its own, too.
+        core_dir: the folder that holds ``macro_actions``, likewise; that package has a setup of its own, too.
+        trees_dir: the folder that holds ``constituent_treelib``, as core_dir.
     """
-    folders = {"": package_dir}
+    folders = {"": package_dir, "macro_actions": f"{core_dir}/macro_actions"}
     packages = find_packages(str(PACKAGES), include=["dschat", "dschat.*"])
+    packages += find_packages(str(CORE), include=["macro_actions", "macro_actions.*"])
     if trees_dir is not None:
         folders["constituent_treelib"] = f"{trees_dir}/constituent_treelib"
         packages += find_packages(str(TREES), include=["constituent_treelib", "constituent_treelib.*"])
@@ -34,6 +37,7 @@ def distribution(package_dir: str, trees_dir: str | None = None) -> dict:
         "packages": packages,
         "package_data": {
             "dschat": ["**/*.html", "**/*.css", "**/*.js", "presets/*/*.yaml"],
+            "macro_actions": ["py.typed"],
             "constituent_treelib": ["py.typed"],
         },
         "entry_points": {"console_scripts": ["dschat = dschat.cli:main"]},
@@ -81,4 +85,4 @@ def distribution(package_dir: str, trees_dir: str | None = None) -> dict:
 
 
 if __name__ == "__main__":
-    setup(**distribution("applications/DeepSpeed-Chat", "Constituent-Treelib"))
+    setup(**distribution("applications/DeepSpeed-Chat", "applications/macro-actions", "Constituent-Treelib"))

@@ -9,13 +9,13 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma2ForSequenceClass
 
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rl.estimators import EstimatorSettings, gae_batch
-from dschat.rl.losses import policy_loss, value_loss
-from dschat.rl.macro_actions import segment
-from dschat.rl.termination import fixed_ngram_ends
-from dschat.rl.types import Trajectory
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import Sampling, row_seed
+from macro_actions.estimators import EstimatorSettings, gae_batch
+from macro_actions.losses import policy_loss, value_loss
+from macro_actions.segments import segment
+from macro_actions.termination import fixed_ngram_ends
+from macro_actions.types import Trajectory
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
 CONFIG = Gemma2Config(vocab_size=32, num_key_value_heads=1, pad_token_id=0, eos_token_id=1, num_labels=1, **SIZES)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.rl.types import Trajectory
+from macro_actions.types import Trajectory
 
 ENDS = (".", "!", "?", "\n")
 

@@ -29,7 +29,8 @@ from pathlib import Path
 from support.places import defined, definitions, filled, parse, places, replaced, same, unknown_names
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "applications" / "DeepSpeed-Chat" / "dschat"
+APPLICATIONS = ROOT / "applications"
+PACKAGES = (APPLICATIONS / "DeepSpeed-Chat" / "dschat", APPLICATIONS / "macro-actions" / "macro_actions")
 TIMEOUT = 300  # seconds for the tests of one mutant; two more for each test
 # Imported once, before a process is forked for each mutant; nothing of the package itself.
 PRELOADED = (
@@ -58,14 +59,14 @@ class Mutant:
     tests: str
 
     def made(self) -> tuple[Path, str]:
-        """The file below the package, and its text with the change.
+        """The file, and its text with the change.
 
         Raises:
             ValueError: there is no such function, or not one such place in it, or the change names what is not there.
         """
         text, _, number = self.old.partition("  # ")
         old, new = parse(text, self.new)
-        trees = {file: ast.parse((PACKAGE / file).read_text(encoding="utf-8")) for file, _ in self._definitions()}
+        trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file, _ in self._definitions()}
         fitting = [
             (file, scope, *place)
             for file, name in self._definitions()
@@ -101,7 +102,12 @@ class Mutant:
 
 @functools.cache
 def _defined() -> dict[str, list[tuple[Path, str]]]:
-    return definitions(PACKAGE)
+    """Name → (file, name in it), of all packages."""
+    found: dict[str, list[tuple[Path, str]]] = {}
+    for package in PACKAGES:
+        for name, found_here in definitions(package).items():
+            found.setdefault(name, []).extend((package / file, inside) for file, inside in found_here)
+    return found
 
 
 @functools.cache
@@ -1106,10 +1112,14 @@ MUTANTS = tuple(Mutant(*row) for row in (
 
 
 def make_overlay(folder: Path, mutant: Mutant) -> None:
-    """folder/dschat: links to the package's files, but for the changed one."""
-    place, source = folder / "dschat", PACKAGE
+    """Links to the packages' files in the folder, but for the changed one."""
     file, text = mutant.made()
-    for part in file.parts:
+    for package in PACKAGES:
+        if not file.is_relative_to(package):
+            (folder / package.name).symlink_to(package)
+    source = next(package for package in PACKAGES if file.is_relative_to(package))
+    place = folder / source.name
+    for part in file.relative_to(source).parts:
         place.mkdir()
         for entry in source.iterdir():
             if entry.name not in (part, "__pycache__"):
@@ -1118,14 +1128,15 @@ def make_overlay(folder: Path, mutant: Mutant) -> None:
     place.write_text(text, encoding="utf-8")
 
 
-def run_tests(tests: Sequence[str], packages: Path, folder: Path) -> None:
-    """Becomes a process that runs tests on the package in `packages`; never returns."""
+def run_tests(tests: Sequence[str], packages: Sequence[Path], folder: Path) -> None:
+    """Becomes a process that runs tests on the packages in these folders; never returns."""
     signal.alarm(TIMEOUT + 2 * len(tests))
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.environ["PYTHONPATH"] = str(packages)  # of the processes that tests start
-    sys.path.insert(0, str(packages))
+    paths = [str(place) for place in packages]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of the processes that tests start
+    sys.path[:0] = paths
     import pytest
 
     options = ["-q", "-x", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}"]
@@ -1167,7 +1178,8 @@ def run_all(mutants: Sequence[Mutant], place: Path) -> list[str]:
             if mutant is not None:
                 make_overlay(folder, mutant)
             if (pid := os.fork()) == 0:
-                run_tests(mutant.test_ids() if mutant else everything, folder if mutant else PACKAGE.parent, folder)
+                places = [folder] if mutant else [package.parent for package in PACKAGES]
+                run_tests(mutant.test_ids() if mutant else everything, places, folder)
             running[pid] = mutant, folder
         pid, status = os.wait()
         mutant, folder = running.pop(pid)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The direction of imports in dschat, and the one place that renames, read from the source; what the core loads."""
+"""The direction of imports in dschat and its core macro_actions, and the one place that renames, read from the source;
+what the core loads.
+"""
 
 import ast
 import re
@@ -14,29 +16,31 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "applications" / "DeepSpeed-Chat"
 PACKAGE = ROOT / "dschat"
-FILES = sorted(PACKAGE.rglob("*.py"))
+CORE = ROOT.parent / "macro-actions" / "macro_actions"
+FILES = [*sorted(PACKAGE.rglob("*.py")), *sorted(CORE.rglob("*.py"))]
 REPOSITORY = ROOT.parents[1]
 CODE = ("applications", "Constituent-Treelib", "evaluation", "examples", "inference")  # below it
 
-# What each part of dschat may import of dschat, besides itself and the one exception; a new part takes its place here.
+# What the core and each part of dschat may import of both, besides itself and the one exception; a new part takes its
+# place here.
 # What starts a process (ENTRANCES, `python -m` of a part, and the mains outside the package) may import anything.
 MAY_IMPORT: dict[str, set[str]] = {
-    "rl": set(),
+    "macro_actions": set(),
     "common": set(),
-    "config": {"common", "rl"},  # rl: what its estimators need
+    "config": {"common"},
     "data": {"common", "config"},
-    "models": {"common", "rl"},
+    "models": {"common", "macro_actions"},
     # what a run will take, from its flags and configs alone
-    "plan": {"common", "config", "data", "models", "rl"},
+    "plan": {"common", "config", "data", "models", "macro_actions"},
     # what a run knows of itself, and what moves its weights
-    "run": {"common", "config", "models", "plan", "rl"},
+    "run": {"common", "config", "models", "plan"},
     "engine": {"config", "models", "run"},
     # prompts → rollout → scores → ends
-    "rollouts": {"common", "config", "data", "models", "rl", "run"},
-    "scoring": {"common", "config", "data", "models", "rl", "run"},
-    "conditions": {"common", "config", "rl"},
+    "rollouts": {"common", "config", "data", "models", "macro_actions", "run"},
+    "scoring": {"common", "config", "data", "models", "macro_actions", "run"},
+    "conditions": {"common", "config", "macro_actions"},
     # loops receive their engines; builders make them
-    "trainers": {"common", "config", "data", "models", "rl", "run", "rollouts", "scoring", "conditions"},
+    "trainers": {"common", "config", "data", "models", "macro_actions", "run", "rollouts", "scoring", "conditions"},
     "builders": {
         "common",
         "conditions",
@@ -52,8 +56,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     # finished models and runs, looked at
     "evaluation": {"common", "config", "data"},
     "reports": {"common", "data", "evaluation"},
-    "inference": {"common", "config", "data", "evaluation", "models", "reports", "rl", "rollouts", "scoring"},
-    "demo": {"common", "conditions", "config", "data", "inference", "models", "reports", "rl", "rollouts"}
+    "inference": {
+        "common",
+        "config",
+        "data",
+        "evaluation",
+        "models",
+        "reports",
+        "macro_actions",
+        "rollouts",
+        "scoring",
+    },
+    "demo": {"common", "conditions", "config", "data", "inference", "models", "reports", "macro_actions", "rollouts"}
     | {"scoring", "trainers"},
     # the pipeline on corpora made in code
     "quickstart": {
@@ -71,12 +85,26 @@ MAY_IMPORT: dict[str, set[str]] = {
 ANYBODY = {"errors"}
 ENTRANCES = {"__main__", "cli", "launch", "main", "push", "reference", "show_macro_actions"}
 # The core knows torch and a little of the standard library.
-CORE_MAY_IMPORT = {"__future__", "collections.abc", "dataclasses", "dschat", "math", "torch", "typing"}
+CORE_MAY_IMPORT = {
+    "__future__",
+    "collections.abc",
+    "dataclasses",
+    "functools",
+    "macro_actions",
+    "math",
+    "torch",
+    "typing",
+}
+# What cuts texts knows tokenizers and trees, too, and adapters their frameworks.
+READS_TEXT = {"macro_actions.constituents", "macro_actions.token_text"}
+FORMULAS = [
+    path for path in sorted(CORE.glob("*.py")) if path.stem not in {name.rpartition(".")[2] for name in READS_TEXT}
+]
 
 
 def module_name(path: Path) -> str:
     """Dotted name of a source file of the package."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = path.relative_to(CORE.parent if path.is_relative_to(CORE) else ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -103,13 +131,15 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 def part_of(name: str) -> str | None:
-    """`rl` of `dschat.rl.losses`; None of a name outside dschat, or of dschat itself."""
+    """`data` of `dschat.data.rows`, or `macro_actions`; None of a name outside of both, or of dschat itself."""
     pieces = name.split(".")
+    if pieces[0] == "macro_actions":
+        return pieces[0]
     return pieces[1] if pieces[0] == "dschat" and len(pieces) > 1 else None
 
 
 def test_the_package_is_there() -> None:
-    assert {module_name(path) for path in FILES} >= {"dschat", "dschat.rl", "dschat.rl.estimators"}
+    assert {module_name(path) for path in FILES} >= {"dschat", "macro_actions", "macro_actions.estimators"}
 
 
 def test_every_part_has_its_place() -> None:
@@ -136,7 +166,7 @@ def test_no_permission_is_unused(part) -> None:
 def test_the_table_has_no_circle() -> None:
     order = list(TopologicalSorter(MAY_IMPORT).static_order())
     assert set(order) == set(MAY_IMPORT)
-    assert order.index("rl") < order.index("models") < order.index("rollouts") < order.index("trainers")
+    assert order.index("macro_actions") < order.index("models") < order.index("rollouts") < order.index("trainers")
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
@@ -145,23 +175,21 @@ def test_only_engine_imports_deepspeed(path) -> None:
         assert "deepspeed" not in {name.split(".")[0] for name in imports_of(path)}
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FILES if part_of(module_name(p)) == "rl"], ids=lambda path: module_name(path)
-)
+@pytest.mark.parametrize("path", FORMULAS, ids=module_name)
 def test_the_core_is_pure(path) -> None:
+    lazy = {"constituent_treelib", "transformers"} if path.stem == "conditions" else set()  # of `parsing`, when called
     for name in imports_of(path):
-        assert any(name == root or name.startswith(root + ".") for root in CORE_MAY_IMPORT), name
+        known = {*CORE_MAY_IMPORT, *lazy}
+        assert any(name == root or name.startswith(root + ".") for root in known), name
         assert not name.startswith("torch.distributed"), name
-        assert name.split(".")[0] != "dschat" or part_of(name) == "rl", name
 
 
-def test_the_core_loads_neither_deepspeed_nor_transformers_nor_datasets() -> None:
-    modules = [module_name(p) for p in FILES if part_of(module_name(p)) == "rl"]
+def test_the_core_loads_torch_alone() -> None:
     program = (
-        f"import importlib, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-        f"for name in {modules!r}: importlib.import_module(name)\n"
-        "loaded = {'deepspeed', 'transformers', 'datasets', 'peft', 'accelerate'} & set(sys.modules)\n"
-        "assert not loaded, loaded\n"
+        f"import sys\nsys.path.insert(0, {str(CORE.parent)!r})\nimport torch\nbefore = set(sys.modules)\n"
+        f"import {', '.join(module_name(path) for path in sorted(CORE.glob('*.py')))}\n"
+        "loaded = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
+        "assert loaded == {'macro_actions'}, loaded\n"
         "import torch.distributed as dist\n"
         "assert not (dist.is_available() and dist.is_initialized())\n"
     )
@@ -224,8 +252,8 @@ def test_every_helper_of_the_tests_is_checked_strictly() -> None:
 
 # Modules that one other imports, and that are short, have a reason to be files; all others belong into that one.
 FILES_OF_THEIR_OWN = {
-    "dschat.rl.importance": "the core is imported by name, formula by formula",
-    "dschat.rl.refuel": "the core is imported by name, formula by formula",
+    "macro_actions.importance": "the core is imported by name, formula by formula",
+    "macro_actions.refuel": "the core is imported by name, formula by formula",
 }
 SHORT = 80  # lines
 
@@ -275,7 +303,7 @@ def test_no_circle_inside_a_part(part) -> None:
     files = {module_name(path): path for path in FILES if part_of(module_name(path)) == part}
     graph = {
         name: {module for one in imports_of(path) for module in (one, one.rpartition(".")[0]) if module in files}
-        - {name, f"dschat.{part}"}
+        - {name, f"dschat.{part}", part}
         for name, path in files.items()
     }
     TopologicalSorter(graph).prepare()  # raises CycleError

@@ -48,11 +48,11 @@ def test_a_place_is_found_wherever_it_is_and_whatever_its_variables_are_called(
 ) -> None:
     (tmp_path / "room").mkdir()
     (tmp_path / "room" / "other.py").write_text("def total(left, right):\n    return (left\n        - 2 * right)\n")
-    monkeypatch.setattr(mutants, "PACKAGE", tmp_path)
-    monkeypatch.setattr(mutants, "_defined", lambda: mutants.definitions(tmp_path))
+    monkeypatch.setattr(mutants, "PACKAGES", (tmp_path,))
+    monkeypatch.setattr(mutants, "_defined", mutants._defined.__wrapped__)
     for function in ("total", "other.total", "room.other.total"):
         file, text = mutants.Mutant("a name", function, "_a - 2 * _b", "_b - _a", "").made()
-        assert (file.as_posix(), text) == ("room/other.py", "def total(left, right):\n    return right - left")
+        assert (file, text) == (tmp_path / "room" / "other.py", "def total(left, right):\n    return right - left")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ from dschat.inference.dialogues import first_messages
 from dschat.inference.pairs import run_rank
 from dschat.inference.refuel import RankOptions
 from dschat.models.layout import PassSize, group_by_length
-from dschat.rl.logprobs import Head, chunk_positions, token_logprobs
 from dschat.rollouts import scheduler, slots
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import inverse_cdf
@@ -44,6 +43,7 @@ from dschat.scoring.programs import run as programs
 from dschat.scoring.programs.problem import exact_int
 from dschat.trainers import nonfinite
 from factories import make_causal_lm, make_tokenizer, random_ids, run_of, sampling_of
+from macro_actions.logprobs import Head, chunk_positions, token_logprobs
 from refuel_cases import row
 from resume_runs import ppo_config
 

@@ -9,4 +9,4 @@ from setuptools import setup
 ROOT = Path(__file__).resolve().parents[2]
 
 if __name__ == "__main__":
-    setup(**runpy.run_path(str(ROOT / "setup.py"))["distribution"]("."))
+    setup(**runpy.run_path(str(ROOT / "setup.py"))["distribution"](".", "../macro-actions"))

@@ -20,9 +20,9 @@ from benchmark_runs import FOLDER
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import load_scalar
 from dschat.models.tokenizer import load_tokenizer
-from dschat.rl.estimators import ESTIMATORS, EstimatorSettings
-from dschat.rl.macro_actions import segment
-from dschat.rl.types import Rollout, Trajectory
+from macro_actions.estimators import ESTIMATORS, EstimatorSettings
+from macro_actions.segments import segment
+from macro_actions.types import Rollout, Trajectory
 from trials import figures, limit, runner, starts, tasks, variants
 from trials.matrix import Spec, read_matrix, runs_of
 

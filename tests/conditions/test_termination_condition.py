@@ -12,9 +12,9 @@ import torch
 
 from dschat.conditions.termination import TerminationCondition
 from dschat.errors import UserError
-from dschat.rl.macro_actions import segment
-from dschat.rl.types import Trajectory, select_rows
 from factories import EOS, condition_of, make_rollout, make_tokenizer, ppo_config
+from macro_actions.segments import segment
+from macro_actions.types import Trajectory, select_rows
 from rl_cases import trajectory_of
 
 LENGTHS = [7, 1, 12, 0]

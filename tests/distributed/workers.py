@@ -50,7 +50,7 @@ def refuel(folder: Path, keep: Callable[..., None]) -> None:
 
 def chunks(folder: Path, keep: Callable[..., None]) -> None:
     """ZeRO 3 where a rank's log-probs take more chunks, and so more uses of the head, than the other's."""
-    from dschat.rl import logprobs
+    from macro_actions import logprobs
     from recorded import CHUNKED, run_case, untied_updates
 
     before = logprobs.CPU_LOGITS

@@ -16,7 +16,6 @@ from dschat.engine.engine import Engine, EngineSettings, deepspeed_config
 from dschat.engine.process_group import training_dtype
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
-from dschat.rl.losses import sft_loss
 from dschat.run.distributed import device
 from factories import (
     HIDDEN,
@@ -30,6 +29,7 @@ from factories import (
     weights_of,
     whole_state,
 )
+from macro_actions.losses import sft_loss
 from real_size import as_large_as
 
 ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2], [7, 1, 4, 3, 9, 2, 5, 8])

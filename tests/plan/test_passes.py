@@ -21,7 +21,7 @@ from dschat.errors import UserError
 from dschat.models.finetuning import Finetuning
 from dschat.models.heads import keep_float32
 from dschat.plan.passes import AliveBytes, Head, Model, scoring_pass, shape_of, training_logits, training_pass
-from dschat.rl import logprobs
+from macro_actions import logprobs
 
 ROWS, TOKENS = 3, 40
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
-from dschat.rl.estimators import ESTIMATORS, gae
-from dschat.rl.groups import rloo
-from dschat.rl.needs import NEEDS
-from dschat.rl.termination import fixed_ngram_ends
-from dschat.rl.types import Rollout, Trajectory
+from dschat.config.needs import NEEDS
+from macro_actions.estimators import ESTIMATORS, gae
+from macro_actions.groups import rloo
+from macro_actions.termination import fixed_ngram_ends
+from macro_actions.types import Rollout, Trajectory
 from rl_cases import (
     PADDING,
     PROPERTY,

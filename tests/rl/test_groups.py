@@ -12,14 +12,14 @@ from hypothesis import given
 
 import record_peers as recorded
 from closeness import FORMULA, FORWARD, assert_near, near
-from dschat.rl.estimators import adaptive_lam, gae
-from dschat.rl.groups import are_equal, dr_grpo, grpo, prefix_values, rloo
-from dschat.rl.losses import kl_loss, loss_count, loss_weights, policy_loss
-from dschat.rl.macro_actions import macro_logprobs, segment, sequence_logprobs
-from dschat.rl.masked import masked_moments, whiten
-from dschat.rl.rewards import kl_estimate, penalise_length
-from dschat.rl.termination import fixed_ngram_ends, surprise_ends
-from dschat.rl.types import MacroActions, Rollout, Trajectory
+from macro_actions.estimators import adaptive_lam, gae
+from macro_actions.groups import are_equal, dr_grpo, grpo, prefix_values, rloo
+from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss
+from macro_actions.masked import masked_moments, whiten
+from macro_actions.rewards import kl_estimate, penalise_length
+from macro_actions.segments import macro_logprobs, segment, sequence_logprobs
+from macro_actions.termination import fixed_ngram_ends, surprise_ends
+from macro_actions.types import MacroActions, Rollout, Trajectory
 from rl_cases import PROPERTY, ROW_LENGTHS, SEEDS, credit_of, mask_of, normal, trajectory_of, width_of
 
 PEERS = json.loads(recorded.FILE.read_text("utf-8"))

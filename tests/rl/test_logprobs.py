@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, linear
 
 from closeness import FORMULA, assert_near
-from dschat.rl.logprobs import Head, chunk_positions
-from dschat.rl.logprobs import token_logprobs as chunked_logprobs
+from macro_actions.logprobs import Head, chunk_positions
+from macro_actions.logprobs import token_logprobs as chunked_logprobs
 from rl_cases import PROPERTY, SEEDS, normal
 
 VOCABULARY = 11

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near
-from dschat.rl.losses import loss_count, loss_weights
-from dschat.rl.macro_actions import macro_logprobs, pool_rewards, pool_values, segment, to_tokens
+from macro_actions.losses import loss_count, loss_weights
+from macro_actions.segments import macro_logprobs, pool_rewards, pool_values, segment, to_tokens
 from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, VALUE_FUNCTIONS, draw, mask_of, masked_case, normal
 
 EMPTY = [[], []]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given
 
 from closeness import FORMULA, assert_near
-from dschat.rl.masked import last_true, masked_moments, masked_sum, whiten, whiten_rows
+from macro_actions.masked import last_true, masked_moments, masked_sum, whiten, whiten_rows
 from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, draw, mask_of, normal, width_of
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near
-from dschat.rl.termination import fixed_ngram_ends, isolate_last_token
-from dschat.rl.types import PPOBatch, Trajectory, select_rows, trim
+from macro_actions.termination import fixed_ngram_ends, isolate_last_token
+from macro_actions.types import PPOBatch, Trajectory, select_rows, trim
 from rl_cases import (
     PADDING,
     PROPERTY,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
 from closeness import FORMULA, assert_near, near
-from dschat.rl.reward_losses import Pairs, reward_loss
+from macro_actions.reward_losses import Pairs, reward_loss
 from rl_cases import PROPERTY, SEEDS, normal
 
 KINDS = ("end", "last_token", "per_sample", "average")

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from closeness import FORMULA, assert_near
-from dschat.rl.masked import masked_moments
-from dschat.rl.refuel import PairBatch, reply_rewards, whiten_rewards
-from dschat.rl.rewards import (
+from factories import make_rollout
+from macro_actions.masked import masked_moments
+from macro_actions.refuel import PairBatch, reply_rewards, whiten_rewards
+from macro_actions.rewards import (
     AdaptiveKL,
     FixedKL,
     ScoreMoments,
@@ -18,7 +19,6 @@ from dschat.rl.rewards import (
     penalise_missing_eos,
     token_rewards,
 )
-from factories import make_rollout
 from rl_cases import mask_of
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rl_references as ref
-from dschat.rl.termination import (
+from macro_actions.termination import (
     fixed_ngram_ends,
     isolate_last_token,
     make_row_seeds,

@@ -10,10 +10,10 @@ from cli_runs import ROOT
 from closeness import FORMULA, assert_near
 from dschat.common.user_function import load_function
 from dschat.conditions.termination import UserCondition
-from dschat.rl.types import Rollout, Trajectory
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
 from factories import EOS, make_prompt, make_rollout
+from macro_actions.types import Rollout, Trajectory
 
 EXAMPLES = ROOT / "examples"
 

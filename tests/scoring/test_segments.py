@@ -10,7 +10,6 @@ import torch
 
 from closeness import assert_near, near
 from dschat.builders.scores import function_scores
-from dschat.conditions.token_text import TokenReader, TokenText, texts_of_macro_actions
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.function import FunctionScores
@@ -23,6 +22,7 @@ from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores, _tell_of_whole_responses
 from dschat.scoring.url import UrlScores, UrlSettings
 from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
+from macro_actions.token_text import TokenReader, TokenText, texts_of_macro_actions
 from score_server import StandIn
 
 ROWS = ragged_rows([2, 5], [4, 3])

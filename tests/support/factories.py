@@ -187,7 +187,7 @@ def hf_score(classifier: Any, ids: Sequence[int]) -> float:
 
 def make_rollout(rows: Sequence[Any], left: int = 0, right: int = 0) -> Any:
     """A Rollout of these rows; a response counts as finished if it ends in EOS."""
-    from dschat.rl.types import Rollout
+    from macro_actions.types import Rollout
 
     input_ids, attention_mask, response_mask = pad_rows(rows, left, right)
     finished = torch.tensor([bool(response) and response[-1] == EOS for _, response in rows])
@@ -254,8 +254,8 @@ def frozen_engine_of(model: Any, dtype: torch.dtype = torch.float32) -> Any:
 def score(rollout: Any, scores: Any, actor: Any, reference: Any, critic: Any, temperature: float, most: int) -> Any:
     """The Trajectory of a rollout with the given scores (B,), at most so many rows of the longest length at once."""
     from dschat.models.layout import PassSize
-    from dschat.rl.types import Trajectory
     from dschat.trainers.ppo_models import response_logprobs, response_values
+    from macro_actions.types import Trajectory
 
     size = PassSize(most)
     logprobs, ref_logprobs = (response_logprobs(model, rollout, temperature, size) for model in (actor, reference))

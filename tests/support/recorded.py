@@ -13,8 +13,6 @@ from dschat.data.collate import update_batches
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rl.termination import fixed_ngram_ends
-from dschat.rl.types import PPOBatch, select_rows
 from dschat.run.distributed import rank, world_size
 from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.loop import Loop
@@ -29,6 +27,8 @@ from factories import (
     supervised_loop,
     whole_state,
 )
+from macro_actions.termination import fixed_ngram_ends
+from macro_actions.types import PPOBatch, select_rows
 from rl_cases import credit_of
 
 GLOBAL_BATCH = 8

@@ -14,7 +14,6 @@ from dschat.data.encoding import turn_end
 from dschat.data.rows import Row
 from dschat.engine.engine import AdaptersOff
 from dschat.models.lora import add_lora
-from dschat.rl.refuel import PairBatch
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import world_size
 from dschat.scoring.function import FunctionDialogueScores
@@ -31,6 +30,7 @@ from factories import (
     run_of,
     whole_state,
 )
+from macro_actions.refuel import PairBatch
 
 GLOBAL = 8  # pairs of a round on all processes
 WORDS = ("one", "a longer question", "x", "and then another", "which", "more words")

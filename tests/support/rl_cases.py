@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ragged batches for the tests of dschat.rl: Hypothesis strategies, masks and random trajectories."""
+"""Ragged batches for the tests of the core: Hypothesis strategies, masks and random trajectories."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import rl_references as ref
-from dschat.rl.estimators import ESTIMATORS, EstimatorSettings
-from dschat.rl.macro_actions import segment
-from dschat.rl.types import PPOBatch, Rollout, Trajectory
+from macro_actions.estimators import ESTIMATORS, EstimatorSettings
+from macro_actions.segments import segment
+from macro_actions.types import PPOBatch, Rollout, Trajectory
 
 PROPERTY = settings(deadline=None, max_examples=60, derandomize=True)
 VALUE_FUNCTIONS = ("equal", "unit", "position", "first")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slow scalar references for the tests of dschat.rl: plain Python floats, one row at a time, written from the rules.
+"""Slow scalar references for the tests of the core: plain Python floats, one row at a time, written from the rules.
 
 Nothing here imports torch or dschat. A row's macro actions are a list of lengths; an empty response is the empty list.
 """

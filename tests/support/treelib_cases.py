@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from constituent_treelib import Tree
-from dschat.conditions.parsing import macro_action_lengths
+from macro_actions.constituents import macro_action_lengths
 
 Span = tuple[int, int]  # first character and the one behind the last
 SALAD = " ".join("seven over the cat blue not is of run and if who that".split() * 5)[:-3]  # 60 words and more

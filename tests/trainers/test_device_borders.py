@@ -19,15 +19,15 @@ from torch.utils._pytree import tree_leaves
 from dschat.models.layout import Lengths
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rl.estimators import EstimatorSettings, gae_batch
-from dschat.rl.termination import fixed_ngram_ends, make_row_seeds, perplexity_ends, randomized_ngram_ends
-from dschat.rl.types import ScoredRollout
 from dschat.run.metrics import Means
 from dschat.trainers import ppo_update as ppo_updates
 from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings
 from dschat.trainers.rollout_metrics import rollout_metrics
 from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score
+from macro_actions.estimators import EstimatorSettings, gae_batch
+from macro_actions.termination import fixed_ngram_ends, make_row_seeds, perplexity_ends, randomized_ngram_ends
+from macro_actions.types import ScoredRollout
 from rl_cases import credit_of
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])

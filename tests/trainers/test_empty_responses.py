@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from closeness import UPDATE, assert_near, near
-from dschat.rl.macro_actions import segment
-from dschat.rl.types import select_rows
 from dschat.trainers.ppo_update import UpdateSettings, ppo_update
 from factories import (
     engine_of,
@@ -20,6 +18,8 @@ from factories import (
     score,
     weights_of_all,
 )
+from macro_actions.segments import segment
+from macro_actions.types import select_rows
 from nonfinite_cases import batches, empty_responses, trainer_for
 
 CONDITIONS = [

@@ -15,8 +15,6 @@ from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.engine.engine import OptimizerSettings
 from dschat.errors import UserError
-from dschat.rl.macro_actions import segment
-from dschat.rl.types import Trajectory
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm_server import ServerNeeds
 from dschat.run.distributed import device
@@ -35,6 +33,8 @@ from factories import (
     save_folder,
     to_device,
 )
+from macro_actions.segments import segment
+from macro_actions.types import Trajectory
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,6 @@ from cli_runs import read_jsonl
 from closeness import FORMULA, assert_near, near
 from dschat.errors import UserError
 from dschat.models.layout import PassSize
-from dschat.rl.types import Trajectory
 from dschat.rollouts.engine import Generation
 from dschat.trainers.iteration import Clock, Iteration
 from dschat.trainers.loop import work_of
@@ -31,6 +30,7 @@ from factories import (
     to_device,
     weights_of,
 )
+from macro_actions.types import Trajectory
 from resume_runs import AHEAD, DrawsAhead, ppo
 
 FLOAT32 = SimpleNamespace(module=torch.nn.Linear(1, 1))

@@ -14,8 +14,6 @@ from safetensors.torch import load_file
 from cli_runs import read_jsonl
 from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
-from dschat.rl.termination import fixed_ngram_ends
-from dschat.rl.types import ScoredRollout
 from dschat.trainers.nonfinite import bad_rows
 from dschat.trainers.ppo_update import UpdateProgress, UpdateSettings, ppo_update
 from factories import (
@@ -29,6 +27,8 @@ from factories import (
     weights_of,
     weights_of_all,
 )
+from macro_actions.termination import fixed_ngram_ends
+from macro_actions.types import ScoredRollout
 from nonfinite_cases import (
     PLACES,
     ROLLOUT,

@@ -12,12 +12,12 @@ from closeness import FORMULA, UPDATE, near
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
-from dschat.rl.macro_actions import segment
-from dschat.rl.rewards import ScoreMoments
-from dschat.rl.types import ScoredRollout, Trajectory
 from dschat.trainers import credit
 from dschat.trainers.credit import assign_credit, with_scores
 from factories import EOS, make_rollout, ppo_config, to_device
+from macro_actions.rewards import ScoreMoments
+from macro_actions.segments import segment
+from macro_actions.types import ScoredRollout, Trajectory
 from nonfinite_cases import batches, spoiled, trainer_for
 
 

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from closeness import FORMULA, near
-from dschat.rl.termination import fixed_ngram_ends
-from dschat.rl.types import Trajectory, select_rows, without_responses
 from dschat.trainers.rollout_metrics import (
     Outside,
     outside_metrics,
@@ -19,6 +17,8 @@ from dschat.trainers.rollout_metrics import (
     token_texts,
 )
 from factories import EOS, make_rollout, ragged_rows
+from macro_actions.termination import fixed_ngram_ends
+from macro_actions.types import Trajectory, select_rows, without_responses
 from rl_cases import credit_of, trajectory_of
 
 

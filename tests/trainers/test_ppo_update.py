@@ -10,7 +10,6 @@ import torch
 from cli_runs import read_jsonl
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.errors import UserError
-from dschat.rl.losses import loss_weights
 from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.ppo_update import PendingBatch, UpdateSettings, ppo_update
 from factories import (
@@ -24,6 +23,7 @@ from factories import (
     to_device,
     weights_of_all,
 )
+from macro_actions.losses import loss_weights
 from nonfinite_cases import batches, spoiled, trainer_for
 from recorded import ROWS, scored_batch
 

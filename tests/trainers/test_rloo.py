@@ -10,9 +10,6 @@ import torch
 
 from cli_runs import read_jsonl
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, near
-from dschat.rl.estimators import rloo_batch
-from dschat.rl.macro_actions import segment
-from dschat.rl.types import PPOBatch
 from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
@@ -30,6 +27,9 @@ from factories import (
     weights_of,
     weights_of_all,
 )
+from macro_actions.estimators import rloo_batch
+from macro_actions.segments import segment
+from macro_actions.types import PPOBatch
 from rl_cases import trajectory_of
 
 RLOO = {"advantage_estimator": "rloo", "samples_per_prompt": 4, "per_device_generation_batch_size": 2}

@@ -8,10 +8,10 @@ from closeness import UPDATE, assert_near
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
-from dschat.rl.types import PPOBatch
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import Weighted, WeightedScores
 from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop, weights_of
+from macro_actions.types import PPOBatch
 
 
 def characters(prompts, responses, rows, segments):

@@ -11,8 +11,6 @@ from closeness import FORMULA, assert_near
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
-from dschat.rl.termination import at_most
-from dschat.rl.types import PPOBatch
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
@@ -21,6 +19,8 @@ from dschat.scoring.source import Weighted, WeightedScores
 from dschat.trainers.iteration import Clock
 from dschat.trainers.segment_values import SegmentValues
 from factories import EOS, make_causal_lm, make_prompts, ppo_config, ppo_loop
+from macro_actions.termination import at_most
+from macro_actions.types import PPOBatch
 from rl_cases import credit_of, mask_of, trajectory_of
 from rollout_cases import by_hand
 

@@ -13,7 +13,6 @@ from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.errors import UserError
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
-from dschat.rl.types import Trajectory
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.run.state import random_states
@@ -40,6 +39,7 @@ from factories import (
     supervised_loop,
     to_device,
 )
+from macro_actions.types import Trajectory
 from refuel_runs import trainer_of as refuel_trainer_of
 
 ROWS = ragged_rows([2, 5, 9], [7, 3, 4])

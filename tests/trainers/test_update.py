@@ -12,9 +12,6 @@ import pytest
 import torch
 
 from closeness import FORMULA, UPDATE, near
-from dschat.rl.macro_actions import segment
-from dschat.rl.termination import fixed_ngram_ends
-from dschat.rl.types import PPOBatch, Trajectory
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
@@ -32,6 +29,9 @@ from factories import (
     supervised_loop_of,
     to_device,
 )
+from macro_actions.segments import segment
+from macro_actions.termination import fixed_ngram_ends
+from macro_actions.types import PPOBatch, Trajectory
 
 RESPONSE = [5, 6, 7, EOS]
 

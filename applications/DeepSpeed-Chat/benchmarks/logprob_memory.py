@@ -2,9 +2,9 @@
 """How much memory do log-probs of the response take at a vocabulary of 256,000?
 
 For training (forward and backward, the head's own gradient included) and for scoring (no gradients), at each batch
-size, through ``dschat.rl.logprobs.token_logprobs``; and at the first batch size through the full logits of prompt and
-response and ``log_softmax``, for comparison. Hidden states (B, P+R, H), head weight (V, H) and targets are the inputs;
-the figure is the peak above them.
+size, through ``macro_actions.logprobs.token_logprobs``; and at the first batch size through the full logits of prompt
+and response and ``log_softmax``, for comparison. Hidden states (B, P+R, H), head weight (V, H) and targets are the
+inputs; the figure is the peak above them.
 
 Every case runs in a fresh process. A tiny case first loads the kernels and starts the thread pool; then the inputs are
 made (random numbers touch every page), free heap goes back to the system, and the peak is counted from there by
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dschat.rl.logprobs import Head, token_logprobs
 from harness import GB, Peak, in_process, report, settings_parser
+from macro_actions.logprobs import Head, token_logprobs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -21,9 +21,9 @@ import torch
 
 from constituent_treelib import TreelibError, make_backend
 from constituent_treelib.parsing import Backend
-from dschat.conditions.parsing import ParsingCondition
 from dschat.models.tiny import train_tokenizer
 from harness import report, settings_parser
+from macro_actions.constituents import ParsingCondition
 
 R = TypeVar("R")
 PARSERS = ("chunker", "tree-sitter", "link-grammar", "benepar")

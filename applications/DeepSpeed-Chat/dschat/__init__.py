@@ -6,7 +6,7 @@
     train(PPOConfig(data_path=["rows.jsonl"], actor_model_name_or_path="sft", critic_model_name_or_path="reward",
                     output_dir="ppo"))
 
-The parts, for a loop of one's own: `dschat.models`, `dschat.rollouts`, `dschat.rl`; see examples/own_loop.py.
+The parts, for a loop of one's own: `dschat.models`, `dschat.rollouts`, `macro_actions`; see examples/own_loop.py.
 """
 
 from typing import TYPE_CHECKING

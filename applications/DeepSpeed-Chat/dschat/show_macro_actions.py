@@ -24,9 +24,9 @@ from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.reports.macro_actions import MacroToken, macro_text
 from dschat.reports.report import Example, MacroPanel, Report, Section
-from dschat.rl.macro_actions import segment
-from dschat.rl.types import Rollout, Trajectory, select_rows
 from dschat.trainers.rollout_metrics import token_texts
+from macro_actions.segments import segment
+from macro_actions.types import Rollout, Trajectory, select_rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from constituent_treelib.parsing import NAMES, make_backend
 from constituent_treelib.trees import TreelibError
-from dschat.conditions.parsing import ParsingCondition
+from macro_actions.constituents import ParsingCondition
 from tokenizer_families import FAMILIES, TEXTS, unknown_decoder, word_piece
 from treelib_cases import flat_tree
 

@@ -12,8 +12,8 @@ from itertools import accumulate
 
 import pytest
 
-from dschat.conditions.parsing import anchor, macro_action_lengths
-from dschat.conditions.token_text import TokenReader
+from macro_actions.constituents import anchor, macro_action_lengths
+from macro_actions.token_text import TokenReader
 from tokenizer_families import FAMILIES, TEXTS, Family, unknown_decoder, word_piece
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dschat.conditions.token_text import TokenReader
+from macro_actions.token_text import TokenReader
 from tokenizer_families import FAMILIES, TEXTS, byte_fallback, byte_level, unknown_decoder, word_piece
 
 PAD, BOS, EOS = 0, 1, 2

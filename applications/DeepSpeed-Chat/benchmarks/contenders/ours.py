@@ -24,7 +24,6 @@ from dschat.conditions.termination import TerminationCondition
 from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rl.estimators import ESTIMATORS
 from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
@@ -33,6 +32,7 @@ from dschat.trainers.iteration import Clock
 from dschat.trainers.ppo import PPO
 from dschat.trainers.ppo_models import ActorSampler
 from harness import run_step
+from macro_actions.estimators import ESTIMATORS
 
 STEP = "step3_rlhf_finetuning"
 MACRO_ACTIONS = "macro actions"  # termination condition, segments, pooling, GAE, back to tokens

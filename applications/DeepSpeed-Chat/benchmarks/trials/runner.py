@@ -18,14 +18,14 @@ from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import prompt_examples
-from dschat.rl import estimators
-from dschat.rl.estimators import Estimator, EstimatorSettings
-from dschat.rl.types import MacroActions, PPOBatch, Rollout, Trajectory
 from dschat.run.metrics import MetricsLog
 from dschat.run.output import Run, new_record
 from dschat.scoring.source import ResponseTexts, Scores, ScoreSource, scores_of
 from dschat.trainers.ppo import PPO
 from dschat.trainers.ppo_models import ActorSampler
+from macro_actions import estimators
+from macro_actions.estimators import Estimator, EstimatorSettings
+from macro_actions.types import MacroActions, PPOBatch, Rollout, Trajectory
 from trials.matrix import BATCH, Result, Spec
 from trials.starts import Start, Starts, sampling
 from trials.tasks import TASKS, Task

@@ -22,12 +22,12 @@ from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tiny import make_gemma
 from dschat.models.tokenizer import load_tokenizer
-from dschat.rl.losses import value_loss
-from dschat.rl.types import Rollout, select_rows
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.trainers.reward import RewardTask
 from dschat.trainers.sft import SFTTask
+from macro_actions.losses import value_loss
+from macro_actions.types import Rollout, select_rows
 from trials.matrix import BATCH
 from trials.tasks import Task, gold_scores, tldr_rows
 

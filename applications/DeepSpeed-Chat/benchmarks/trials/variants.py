@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimators and termination conditions that the product does not have, composed from its pure functions.
 
-Estimators have the signature of `dschat.rl.estimators`; token PPO is GAE with macro actions of one token. The
+Estimators have the signature of `macro_actions.estimators`; token PPO is GAE with macro actions of one token. The
 conditions `value_changes` and `shrinking` fit the product's hook for users' functions.
 """
 
@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.models.engines import PolicyEngine
-from dschat.rl.estimators import Estimator, EstimatorSettings, gae, gae_batch
-from dschat.rl.macro_actions import pool_rewards, pool_values, segment, to_tokens
-from dschat.rl.masked import last_true
-from dschat.rl.termination import fixed_ngram_ends
-from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
+from macro_actions.estimators import Estimator, EstimatorSettings, gae, gae_batch
+from macro_actions.masked import last_true
+from macro_actions.segments import pool_rewards, pool_values, segment, to_tokens
+from macro_actions.termination import fixed_ngram_ends
+from macro_actions.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
 
 HORIZONS = (1, 5, math.inf)  # of the mixture
 MEAN_LENGTH = 5  # tokens of a macro action

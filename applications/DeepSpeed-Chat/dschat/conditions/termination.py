@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From flags to a termination condition: Trajectory → where its macro actions end."""
 
+from __future__ import annotations
+
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -8,17 +10,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.user_function import call_function, load_function
-from dschat.conditions.parsing import ParsingCondition, load_backend
-from dschat.conditions.token_text import TokenReader
 from dschat.config.macro_actions import TerminationFlags
 from dschat.errors import UserError
-from dschat.rl.termination import (
+from macro_actions.constituents import ParsingCondition
+from macro_actions.termination import (
     fixed_ngram_ends,
     isolate_last_token,
     make_row_seeds,
@@ -27,7 +29,11 @@ from dschat.rl.termination import (
     span_ends,
     surprise_ends,
 )
-from dschat.rl.types import ScoredRollout, Trajectory
+from macro_actions.token_text import TokenReader
+from macro_actions.types import ScoredRollout, Trajectory
+
+if TYPE_CHECKING:
+    from constituent_treelib.parsing import Backend
 
 FLAG = "--termination_condition"
 LINE = re.compile(r"[^\n]*\n+|[^\n]+")  # with the blank lines behind it
@@ -177,3 +183,44 @@ class UnitCondition:
 
 
 UNITS = {"sentence": sentence_ends, "line": line_ends}
+
+
+def load_backend(parser: str, model: str | None, device: str = "cpu") -> Backend:
+    """The parser of `--parser`.
+
+    Args:
+        parser: name of a backend of constituent_treelib, or module.py:function, which returns one.
+        model: name or path of its model; each backend's own default if None.
+        device: where a neural parser computes.
+
+    Raises:
+        UserError: the package, a library, the model or the user's function is missing; the message says what to do.
+    """
+    try:
+        from constituent_treelib.parsing import make_backend
+        from constituent_treelib.trees import TreelibError
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--parser {parser}: the package constituent_treelib is not installed ({error}). Run "
+            "`cd Constituent-Treelib && pip install -e .`, or use another --termination_condition."
+        ) from error
+    if ":" in parser:
+        backend: Backend = call_function(load_function(parser, "--parser"), "--parser", model)
+        _check_backend(backend, parser)
+        return backend
+    try:
+        return make_backend(parser, model=model, device=device)
+    except TreelibError as error:
+        flags = f"--parser {parser}" + ("" if model is None else f" --parser_model {model}")
+        raise UserError(f"{flags}: {error}") from error
+
+
+def _check_backend(backend: Backend, parser: str) -> None:
+    """Raises UserError where a user's function returned something else."""
+    missing = [name for name in ("name", "version", "unit", "parse") if not hasattr(backend, name)]
+    if missing or backend.unit not in ("sentence", "text"):
+        lacks = f"lacks {', '.join(missing)}" if missing else f"has the unit {backend.unit!r}"
+        raise UserError(
+            f"--parser {parser}: the function must return an object with name, version, unit (sentence or text) and "
+            f"parse(units); what it returned {lacks}."
+        )

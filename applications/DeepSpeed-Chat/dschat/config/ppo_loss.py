@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dschat.config.common import KLFlags
+from dschat.config.needs import NEEDS, Needs
 from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, ZERO_TO_ONE, flag
-from dschat.rl.needs import NEEDS, Needs
 
 
 @dataclass(kw_only=True)

@@ -24,11 +24,11 @@ from dschat.demo.models import Opened
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
 from dschat.reports.macro_actions import MacroToken
-from dschat.rl.macro_actions import segment
-from dschat.rl.types import Rollout, Trajectory
 from dschat.rollouts.generate import CausalLM
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
 from dschat.trainers.rollout_metrics import token_texts
+from macro_actions.segments import segment
+from macro_actions.types import Rollout, Trajectory
 
 UNFINISHED = "\ufffd"  # what a character looks like of which some bytes are to come
 LONGEST_UNFINISHED = 3  # bytes of a character that wait for its last one

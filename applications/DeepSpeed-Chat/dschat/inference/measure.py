@@ -13,10 +13,10 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.layout import PassSize, layouts
 from dschat.models.policy import PolicyModel
-from dschat.rl.types import Rollout
 from dschat.rollouts.generate import choose_engine
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.source import ResponseTexts, Scores, scores_of
+from macro_actions.types import Rollout
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dschat.rl.types import Rollout
+from macro_actions.types import Rollout
 
 Integers = npt.NDArray[np.int64]
 # Of the buffers of keys and values while prompts wait for slots, so that live rows move back to the first columns only

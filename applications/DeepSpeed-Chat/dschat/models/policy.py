@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from dschat.models.backbone import last_hidden_state
 from dschat.models.heads import keep_float32
-from dschat.rl.logprobs import Head, token_logprobs
+from macro_actions.logprobs import Head, token_logprobs
 
 
 class PolicyModel(nn.Module):
@@ -50,8 +50,8 @@ class PolicyModel(nn.Module):
         `input_ids` (B, T) long; `attention_mask` (B, T) bool, True on real tokens, None where every row begins in the
         first column, so that no token comes after padding. `targets` (N,) long are the places of the tokens in
         ``input_ids.flatten()``, none in a first column; or R for the last R columns of every row. The temperature
-        divides the logits; for `smoothing` see `dschat.rl.logprobs.Head`. `position_ids` (B, T) long, 0 where a text
-        begins, are of rows that hold several.
+        divides the logits; for `smoothing` see `macro_actions.logprobs.Head`. `position_ids` (B, T) long, 0 where a
+        text begins, are of rows that hold several.
 
         Meaningless where nothing is attended. Without the entropy, its tensor is empty.
         """

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from dschat.models.backbone import last_hidden_state
 from dschat.models.heads import keep_float32
-from dschat.rl.masked import last_true
+from macro_actions.masked import last_true
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 
 Every operation runs, and with it transformers' way of computing attention, norms and gradient checkpointing, but
 tensors have shapes only; what is alive at each moment is added up. The output head's logits, which
-`dschat.rl.logprobs` makes in chunks of positions, are worked out beside it.
+`macro_actions.logprobs` makes in chunks of positions, are worked out beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dschat.models.finetuning import (
 from dschat.models.limits import position_limit
 from dschat.models.opening import FLASH, SDPA, implementation
 from dschat.plan.states import FLOAT32
-from dschat.rl.logprobs import chunk_positions
+from macro_actions.logprobs import chunk_positions
 
 FUSED = "fused_on_meta"  # our name of an attention whose scores are never held, as flash attention's are not
 # A causal LM; the same with one number instead of logits; a classifier that reads both ways (BERT and its like), which

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.data.collate import pad
 from dschat.models.engines import TrainedPolicy
-from dschat.rl.types import Rollout
 from dschat.rollouts.sampling import Sampling
+from macro_actions.types import Rollout
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.atomic import write_file
 from dschat.config.common import CommonConfig
+from dschat.config.needs import NEEDS
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.models.save import save_model
-from dschat.rl.needs import NEEDS
 from dschat.run.distributed import barrier, is_main
 from dschat.run.metrics import after
 from dschat.run.output import RunOutput, RunRecord

@@ -14,11 +14,11 @@ from dschat.common.user_function import call_function
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import Row
 from dschat.errors import UserError
-from dschat.rl.types import Rollout
 from dschat.run.stop import stopping_together
 from dschat.scoring.segments import Numbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments
 from dschat.scoring.url import pause
+from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
 

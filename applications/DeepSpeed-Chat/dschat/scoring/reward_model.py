@@ -17,10 +17,10 @@ from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.engines import Scalar
 from dschat.models.layout import PassSize, layouts
-from dschat.rl.types import Rollout
 from dschat.run.distributed import largest_over_ranks
 from dschat.scoring.reward_reader import ClassifierReader, RewardReader, encode_dialogues
 from dschat.scoring.source import ResponseTexts, Scores, prefix_texts, with_segments
+from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
 

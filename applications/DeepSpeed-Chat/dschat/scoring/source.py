@@ -16,9 +16,9 @@ from torch import Tensor
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import Row
 from dschat.models.engines import Scalar
-from dschat.rl.types import Rollout
 from dschat.run.distributed import sum_over_ranks
 from dschat.scoring.segments import Numbers, Segments
+from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
 

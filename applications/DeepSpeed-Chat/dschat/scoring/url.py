@@ -25,10 +25,10 @@ from torch import Tensor
 
 from dschat.config.rewards import VERSION
 from dschat.errors import UserError
-from dschat.rl.types import Rollout
 from dschat.run.stop import raise_if_stopped_here, stopping_together
 from dschat.scoring.segments import Numbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments
+from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
 

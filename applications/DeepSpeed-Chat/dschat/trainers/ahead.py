@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dschat.data.examples import PromptExample
-from dschat.rl.types import tensors_of
 from dschat.rollouts.engine import AheadEngine, Generation, Pending
 from dschat.run.distributed import world_size
 from dschat.run.state import Json, Progress, SeedKind
 from dschat.scoring.source import ResponseTexts
 from dschat.trainers.iteration import put_together
 from dschat.trainers.ppo_models import ActorSampler
+from macro_actions.types import tensors_of
 
 logger = logging.getLogger("dschat")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credit assignment as the flags say: an estimator of `dschat.rl.estimators`; scores and advantages normalised.
+"""Credit assignment as the flags say: an estimator of `macro_actions.estimators`; scores and advantages normalised.
 
 Moments of scores and of advantages are those of all ranks.
 """
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from dschat.config.ppo import PPOConfig
-from dschat.rl.estimators import ESTIMATORS, Estimator, EstimatorSettings, penalised
-from dschat.rl.groups import are_equal
-from dschat.rl.masked import masked_moments, whiten, whiten_rows
-from dschat.rl.rewards import ScoreMoments
-from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
 from dschat.run.distributed import sum_over_ranks
+from macro_actions.estimators import ESTIMATORS, Estimator, EstimatorSettings, penalised
+from macro_actions.groups import are_equal
+from macro_actions.masked import masked_moments, whiten, whiten_rows
+from macro_actions.rewards import ScoreMoments
+from macro_actions.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
 
 
 def with_scores(moments: ScoreMoments, scored: ScoredRollout | Trajectory) -> ScoreMoments:

@@ -10,7 +10,6 @@ from dschat.config.supervised import DPOConfig
 from dschat.data.collate import collate_preferences, collate_sft
 from dschat.data.examples import PreferenceExample, SFTExample
 from dschat.models.engines import TrainedPolicy
-from dschat.rl.losses import dpo_loss
 from dschat.run.distributed import device, world_size
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
@@ -18,6 +17,7 @@ from dschat.trainers.iteration import eval_size
 from dschat.trainers.reference import FOLDER, pair_logprobs, with_reference
 from dschat.trainers.selfcheck import check_policy
 from dschat.trainers.supervised import Task
+from macro_actions.losses import dpo_loss
 
 TEMPERATURE = 1.0
 

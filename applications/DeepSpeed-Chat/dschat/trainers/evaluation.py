@@ -14,7 +14,6 @@ from dschat.data.dialogues import DialogueExample
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
 from dschat.models.layout import PassSize, group_by_length
-from dschat.rl.types import PPOBatch
 from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
 from dschat.rollouts.engine import Generation
 from dschat.run.distributed import gather_objects, largest_over_ranks, rank, world_size
@@ -22,6 +21,7 @@ from dschat.run.metrics import Means
 from dschat.scoring.source import DialogueScores, ResponseTexts
 from dschat.trainers.ppo_models import AuxiliaryScores
 from dschat.trainers.rollout_metrics import Outside, token_table
+from macro_actions.types import PPOBatch
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.models.engines import Trained
 from dschat.models.layout import Integers, PassSize, group_by_length
-from dschat.rl.types import tensors_of
 from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.state import Json, Progress
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE
+from macro_actions.types import tensors_of
 
 Metrics = dict[str, float]
 T = TypeVar("T")

@@ -19,11 +19,11 @@ from torch import Tensor
 from dschat.common.atomic import write_file
 from dschat.errors import UserError
 from dschat.models.engines import Trained
-from dschat.rl.types import PPOBatch, ScoredRollout, tensors_of
 from dschat.run.distributed import barrier, broadcast_object, first_over_ranks, gather_objects, is_main, rank
 from dschat.run.metrics import after
 from dschat.run.output import Run
 from dschat.run.state import Json
+from macro_actions.types import PPOBatch, ScoredRollout, tensors_of
 
 logger = logging.getLogger(__name__)
 

@@ -12,18 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.conditions.termination import Ends, TerminationCondition
-from dschat.conditions.token_text import TokenReader, texts_of_macro_actions
 from dschat.config.macro_actions import reads_logprobs
 from dschat.config.ppo import PPOConfig
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
 from dschat.models.tokenizer import end_ids_of
-from dschat.rl.estimators import Estimator
-from dschat.rl.macro_actions import segment, to_tokens
-from dschat.rl.rewards import ScoreMoments, kl_controller
-from dschat.rl.termination import at_most
-from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, tensors_of
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import is_main, world_size
@@ -43,6 +37,12 @@ from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings
 from dschat.trainers.rollout_metrics import Outside, normalised_metrics, outside_metrics, rollout_metrics
 from dschat.trainers.segment_values import SegmentValues
 from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
+from macro_actions.estimators import Estimator
+from macro_actions.rewards import ScoreMoments, kl_controller
+from macro_actions.segments import segment, to_tokens
+from macro_actions.termination import at_most
+from macro_actions.token_text import TokenReader, texts_of_macro_actions
+from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, tensors_of
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, PassSize, layouts
-from dschat.rl.macro_actions import on_last_tokens
-from dschat.rl.types import MacroActions, Rollout, ScoredRollout, Trajectory, without_responses
 from dschat.rollouts.engine import Draw, Generation, PolicySampler, RolloutEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import largest_over_ranks
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
 from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource, scores_of
+from macro_actions.segments import on_last_tokens
+from macro_actions.types import MacroActions, Rollout, ScoredRollout, Trajectory, without_responses
 
 # Numbers (B,) of each response beside its score, by name: what the parts of the score say, and the metric function.
 AuxiliaryScores = Mapping[str, Tensor]

@@ -14,16 +14,16 @@ from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.models.engines import TrainedPolicy, TrainedScalar
 from dschat.models.layout import Integers, Layout, Lengths, PassSize, lay_out
-from dschat.rl.importance import importance_weights
-from dschat.rl.losses import kl_loss, loss_count, loss_weights, policy_loss, value_loss
-from dschat.rl.macro_actions import macro_logprobs, sequence_logprobs
-from dschat.rl.rewards import kl_estimate
-from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.iteration import Metrics, UpdateProgress, micro_batches, run_updates
 from dschat.trainers.ppo_models import trained_engines
+from macro_actions.importance import importance_weights
+from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss, value_loss
+from macro_actions.rewards import kl_estimate
+from macro_actions.segments import macro_logprobs, sequence_logprobs
+from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
 
 Credit = Callable[[Trajectory, MacroActions], PPOBatch]
 
@@ -40,7 +40,7 @@ class UpdateSettings:
     temperature: float
     cliprange_high: float | None = None  # of the policy's ratio above 1; cliprange when None
     policy_ratio: str = "token"  # token, macro, macro_mean or sequence_mean
-    loss_mean: str = "token"  # see `dschat.rl.losses.loss_weights`
+    loss_mean: str = "token"  # see `macro_actions.losses.loss_weights`
     longest: int = 0  # tokens of a response, the constant of the loss_mean length
     kl_coef: float = 0.0  # of the KL as a term of the loss
     kl_estimator: str = "k3"  # of that term

@@ -16,11 +16,6 @@ from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.models.layout import Layout, PassSize, layouts
-from dschat.rl.losses import regression_loss
-from dschat.rl.masked import masked_moments
-from dschat.rl.refuel import PairBatch, reply_rewards, whiten_rewards
-from dschat.rl.rewards import kl_controller
-from dschat.rl.types import Trajectory, tensors_of
 from dschat.rollouts.dialogues import AssistantTurn
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
@@ -51,6 +46,11 @@ from dschat.trainers.refuel_models import (
     summed_logprobs,
 )
 from dschat.trainers.selfcheck import TOLERANCE, check_rollout
+from macro_actions.losses import regression_loss
+from macro_actions.masked import masked_moments
+from macro_actions.refuel import PairBatch, reply_rewards, whiten_rewards
+from macro_actions.rewards import kl_controller
+from macro_actions.types import Trajectory, tensors_of
 
 # Statistics of the loss → metrics; log-ratios are log π − log π_t of whole replies.
 NAMES = {

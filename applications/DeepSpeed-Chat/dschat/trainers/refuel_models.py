@@ -20,7 +20,6 @@ from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
 from dschat.models.layout import Layout, Lengths, PassSize, group_by_length, lay_out
 from dschat.models.limits import position_limit
 from dschat.models.tokenizer import end_token_id
-from dschat.rl.types import Rollout
 from dschat.rollouts.dialogues import (
     Assistant,
     AssistantTurn,
@@ -35,6 +34,7 @@ from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
 from dschat.scoring.source import DialogueScores
+from macro_actions.types import Rollout
 
 FIRST, SECOND, TURN = range(3)  # what a dialogue's seeds of a round are for
 

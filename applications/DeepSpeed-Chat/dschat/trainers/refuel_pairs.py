@@ -14,13 +14,13 @@ from dschat.data.collate import collate_preferences
 from dschat.data.dialogue_pairs import RegressionExample
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
-from dschat.rl.losses import regression_loss
 from dschat.run.distributed import device
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.trainers.iteration import eval_size
 from dschat.trainers.reference import FOLDER, pair_logprobs, with_reference
 from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
 from dschat.trainers.supervised import Task
+from macro_actions.losses import regression_loss
 
 Reference = Callable[[TrainedPolicy, Sequence[RegressionExample]], list[RegressionExample]]
 

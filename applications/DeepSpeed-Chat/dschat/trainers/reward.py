@@ -9,10 +9,10 @@ from torch import Tensor
 from dschat.data.collate import collate_pairs
 from dschat.data.examples import PairExample
 from dschat.models.engines import TrainedScalar
-from dschat.rl.reward_losses import Pairs, RewardLoss, reward_loss
 from dschat.run.distributed import device
 from dschat.trainers.selfcheck import check_scalar
 from dschat.trainers.supervised import Task
+from macro_actions.reward_losses import Pairs, RewardLoss, reward_loss
 
 
 class RewardTask(Task[PairExample, TrainedScalar]):
@@ -28,7 +28,7 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         loss: RewardLoss = "end",
         centering: float = 0.0,
     ) -> None:
-        """Takes the pairs; for `loss` and `centering` see `dschat.rl.reward_losses`."""
+        """Takes the pairs; for `loss` and `centering` see `macro_actions.reward_losses`."""
         self.train, self.eval, self._pad_id = train, eval, pad_id
         self._loss, self._centering = loss, centering
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.rl.estimators import adaptive_lam
-from dschat.rl.masked import masked_moments, masked_sum
-from dschat.rl.rewards import ScoreMoments
-from dschat.rl.types import PPOBatch, Rollout
 from dschat.run.metrics import Means
 from dschat.scoring.source import Measured
 from dschat.trainers.ppo_models import AuxiliaryScores
+from macro_actions.estimators import adaptive_lam
+from macro_actions.masked import masked_moments, masked_sum
+from macro_actions.rewards import ScoreMoments
+from macro_actions.types import PPOBatch, Rollout
 
 
 @dataclass(frozen=True)

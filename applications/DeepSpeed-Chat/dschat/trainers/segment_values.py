@@ -12,12 +12,12 @@ from torch import Tensor
 
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
-from dschat.rl.types import MacroActions, Rollout, select_rows
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, world_size
 from dschat.run.state import Json, Progress, SeedKind
 from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo_models import ActorSampler
+from macro_actions.types import MacroActions, Rollout, select_rows
 
 # Completed responses, their texts, and their lengths in tokens → a score of each, (N,), as it is trained on, and which
 # could not be scored, (N,) bool, if any.

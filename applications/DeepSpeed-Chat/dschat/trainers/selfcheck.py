@@ -19,12 +19,12 @@ from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPoli
 from dschat.models.layout import PassSize
 from dschat.models.lora import lora_config
 from dschat.models.scalar import last_scores
-from dschat.rl.masked import last_true
-from dschat.rl.types import ScoredRollout, Trajectory, select_rows
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import device, first_over_ranks, gather_objects
 from dschat.run.state import random_states, set_random_states
 from dschat.trainers.ppo_models import response_logprobs
+from macro_actions.masked import last_true
+from macro_actions.types import ScoredRollout, Trajectory, select_rows
 
 # Largest difference that rounding explains, by the precision of the forward pass; in units of the largest number that
 # goes into what is compared, and of 1 at least.

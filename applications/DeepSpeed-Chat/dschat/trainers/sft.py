@@ -10,10 +10,10 @@ from torch import Tensor
 from dschat.data.collate import collate_packed, collate_sft, collate_targets
 from dschat.data.examples import SFTExample
 from dschat.models.engines import TrainedPolicy
-from dschat.rl.losses import sft_loss
 from dschat.run.distributed import device
 from dschat.trainers.selfcheck import check_packing, check_policy
 from dschat.trainers.supervised import Task
+from macro_actions.losses import sft_loss
 
 
 class SFTTask(Task[SFTExample, TrainedPolicy]):

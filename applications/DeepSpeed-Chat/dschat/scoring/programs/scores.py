@@ -19,11 +19,11 @@ import torch
 
 from dschat.data.rows import Row
 from dschat.errors import UserError
-from dschat.rl.types import Rollout
 from dschat.run.distributed import gather_objects
 from dschat.scoring.programs.problem import parse_problem
 from dschat.scoring.programs.run import STATUSES, ProgramOutcome, ProgramPool, paper_reward, ratio_reward
 from dschat.scoring.source import Measured, ResponseTexts, Scores
+from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING, Protocol
 
-from dschat.common.user_function import call_function, load_function
-from dschat.conditions.token_text import TokenReader
-from dschat.errors import UserError
+from macro_actions.token_text import TokenReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -146,47 +144,6 @@ def anchor(text: str, start: int, end: int) -> int:
     return start
 
 
-def load_backend(parser: str, model: str | None, device: str = "cpu") -> Backend:
-    """The parser of `--parser`.
-
-    Args:
-        parser: name of a backend of constituent_treelib, or module.py:function, which returns one.
-        model: name or path of its model; each backend's own default if None.
-        device: where a neural parser computes.
-
-    Raises:
-        UserError: the package, a library, the model or the user's function is missing; the message says what to do.
-    """
-    try:
-        from constituent_treelib.parsing import make_backend
-        from constituent_treelib.trees import TreelibError
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"--parser {parser}: the package constituent_treelib is not installed ({error}). Run "
-            "`cd Constituent-Treelib && pip install -e .`, or use another --termination_condition."
-        ) from error
-    if ":" in parser:
-        backend: Backend = call_function(load_function(parser, "--parser"), "--parser", model)
-        _check_backend(backend, parser)
-        return backend
-    try:
-        return make_backend(parser, model=model, device=device)
-    except TreelibError as error:
-        flags = f"--parser {parser}" + ("" if model is None else f" --parser_model {model}")
-        raise UserError(f"{flags}: {error}") from error
-
-
-def _check_backend(backend: Backend, parser: str) -> None:
-    """Raises UserError where a user's function returned something else."""
-    missing = [name for name in ("name", "version", "unit", "parse") if not hasattr(backend, name)]
-    if missing or backend.unit not in ("sentence", "text"):
-        lacks = f"lacks {', '.join(missing)}" if missing else f"has the unit {backend.unit!r}"
-        raise UserError(
-            f"--parser {parser}: the function must return an object with name, version, unit (sentence or text) and "
-            f"parse(units); what it returned {lacks}."
-        )
-
-
 @dataclass(frozen=True)
 class ParsedLengths:
     """Where the responses of a rollout were cut, and how well their text was parsed."""
@@ -238,6 +195,6 @@ class ParsingCondition:
             self._warned = True
             reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.reasons.most_common())
             logger.warning(
-                "--parser %s: %d of %d %ss fell back to the chunker (%s)",
+                "parser %s: %d of %d %ss fell back to the chunker (%s)",
                 *(self.backend.name, counts.fell_back, counts.sentences, self.backend.unit, reasons),
             )

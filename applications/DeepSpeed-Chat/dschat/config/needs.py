@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each advantage estimator of `dschat.rl.estimators` needs of a run. Without torch, so that flags can read it."""
+"""What each advantage estimator of `macro_actions.estimators` needs of a run; a row for each of its ESTIMATORS."""
 
 from dataclasses import dataclass
 

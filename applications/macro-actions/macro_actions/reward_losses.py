@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dschat.rl.losses import Stats
+from macro_actions.losses import Stats
 
 RewardLoss = Literal["end", "last_token", "per_sample", "average"]
 BEFORE_END: tuple[RewardLoss, ...] = ("last_token", "average")  # these leave the number at the last token as it is

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Advantage estimators: from a scored rollout and its macro actions to advantages and, for a critic, returns.
 
-Each is one function of one signature, a row of ESTIMATORS, and a row of `dschat.rl.needs.NEEDS` that says what it
-needs. Where macro actions end is decided before, once per rollout: the termination conditions are
-`dschat.rl.termination` (every n tokens, random lengths, perplexity, spans of a parse), and `dschat.conditions` calls
-the one that the flags name.
+Each is one function of one signature and a row of ESTIMATORS. Where macro actions end is decided before, once per
+rollout, by the termination conditions of `macro_actions.termination`: every n tokens, random lengths, perplexity,
+spans of a parse. `macro_gae` is the same for tensors of one's own.
 """
 
 from collections.abc import Callable
@@ -13,10 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dschat.rl.groups import dr_grpo, grpo, prefix_values, rloo, scale
-from dschat.rl.macro_actions import pool_rewards, pool_values, to_tokens
-from dschat.rl.rewards import penalise_length, penalise_missing_eos, token_rewards
-from dschat.rl.types import MacroActions, PPOBatch, Trajectory
+from macro_actions.groups import dr_grpo, grpo, prefix_values, rloo, scale
+from macro_actions.rewards import penalise_length, penalise_missing_eos, token_rewards
+from macro_actions.segments import pool_rewards, pool_values, segment, to_tokens
+from macro_actions.types import MacroActions, PPOBatch, Trajectory
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,13 @@ class EstimatorSettings:
     """What the estimators depend on; each reads what it needs.
 
     Attributes:
-        kl_coef, kl_estimator, clip_reward_value: see :func:`dschat.rl.rewards.token_rewards`.
+        kl_coef, kl_estimator, clip_reward_value: see :func:`macro_actions.rewards.token_rewards`.
         missing_eos_penalty: subtracted from the score of a response that was cut, if given.
-        longest, length_buffer, length_penalty: see :func:`dschat.rl.rewards.penalise_length`.
+        longest, length_buffer, length_penalty: see :func:`macro_actions.rewards.penalise_length`.
         gamma, lam: of GAE, counted in macro steps.
         lam_alpha: α of :func:`adaptive_lam`, in the place of lam; None = lam.
         lam_critic: λ of the returns that the critic learns; that of the advantages when None.
-        value_function: σ, see :func:`dschat.rl.macro_actions.value_weights`.
+        value_function: σ, see :func:`macro_actions.segments.value_weights`.
         macro_reward: ``sum`` or ``mean`` of the token rewards of a macro action.
         samples: K, responses of a prompt, which are rows in succession; 1 in evaluations.
     """
@@ -85,7 +84,7 @@ def rloo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorS
     RLOO (Ahmadian et al. 2024, "Back to Basics"). Like all estimators that compare the responses of a group, it works
     on any subset of prompts: a row's result depends on the rows of its prompt alone. A row without a response token
     could not be scored: it is no part of the others' baseline. The advantages do not depend on the macro actions; the
-    losses may, see `dschat.rl.macro_actions.macro_logprobs`.
+    losses may, see `macro_actions.segments.macro_logprobs`.
 
     Raises:
         ValueError: B is no multiple of the samples of a prompt.
@@ -101,8 +100,8 @@ def grpo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorS
 def dr_grpo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """Dr. GRPO (Liu et al. 2025): as GRPO without the standard deviation, which weighs prompts by how hard they are.
 
-    Its loss is divided by a constant length: `dschat.rl.losses.loss_weights`. REINFORCE++'s baseline (Hu et al. 2025)
-    is the same advantage, normalised over the batch afterwards.
+    Its loss is divided by a constant length: `macro_actions.losses.loss_weights`. REINFORCE++'s baseline (Hu et al.
+    2025) is the same advantage, normalised over the batch afterwards.
     """
     return _group_batch(trajectory, macro, settings, dr_grpo)
 
@@ -122,8 +121,8 @@ def tempo_batch(trajectory: Trajectory, macro: MacroActions, settings: Estimator
     """TEMPO (Tran et al. 2025): (r_i − mean + V(after the macro action) − V(before it)) / (std + ε).
 
     V of a prefix is the mean reward of the group's responses that begin with it, see
-    :func:`dschat.rl.groups.prefix_values`; so the difference is 0 but where responses part, and macro actions of one
-    token make it the paper's. It draws nothing more than the group.
+    :func:`macro_actions.groups.prefix_values`; so the difference is 0 but where responses part, and macro actions of
+    one token make it the paper's. It draws nothing more than the group.
     """
     rewards, kl = _token_rewards(trajectory, settings)
     scores, counted = _by_group(rewards.sum(1), settings), _by_group(trajectory.response_mask.any(1), settings)
@@ -140,9 +139,10 @@ def segment_mc_batch(trajectory: Trajectory, macro: MacroActions, settings: Esti
     """Â_τ = V̂(after the macro action) − V̂(before it); after the last one, the score. VinePPO (Kazemnejad et al. 2024),
     whose steps of reasoning are macro actions of any kind here, and SPO-chain (Guo et al. 2025).
 
-    V̂ of a state is the mean score of responses completed from there, see `dschat.trainers.segment_values`; it stands
-    on the first token of each macro action. The KL penalty of a macro action and of those after it is added, since no
-    completion has one. Example: V̂ .5 .2 and a score of 1 → −.3, .8.
+    V̂ of a state is the mean score of responses completed from there; it stands on the first token of each macro
+    action. The KL penalty of a macro action and of those after it is added, since no completion has one.
+
+    Example: V̂ .5 .2 and a score of 1 → −.3, .8.
     """
     rewards, kl = _token_rewards(trajectory, settings)
     scored, _ = _token_rewards(trajectory, replace(settings, kl_coef=0.0))
@@ -193,6 +193,51 @@ def gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float 
         running = deltas[:, step] + gamma * lam * running
         advantages[:, step] = running
     return advantages, advantages + values
+
+
+def macro_gae(
+    values: Tensor,
+    rewards: Tensor,
+    ends: Tensor,
+    response_mask: Tensor,
+    gamma: float = 1.0,
+    lam: float | Tensor = 0.95,
+    value_function: str = "equal",
+    macro_reward: str = "sum",
+) -> tuple[Tensor, Tensor]:
+    """GAE over macro actions, on every token: pooled values and rewards → :func:`gae` → back to the tokens.
+
+    Macro actions of one token give token-level GAE. Nothing is whitened. The macro actions of a row follow each other
+    over holes of its mask (another turn, a tool's answer), which count no step.
+
+    Example: values .5 .1 .2 .4, rewards 0 0 0 1, ends 0 1 0 1, γ = 1, λ = .5, ``first``: macro values .5 .2 and
+    rewards 0 1 → advantages .1 .1 .8 .8, returns .6 .6 1 1.
+
+    Args:
+        values: (B, R) float, V of the state before each token; computed in float32 where it has fewer bits.
+        rewards: (B, R) float, of the tokens.
+        ends: (B, R) bool, as from a termination condition.
+        response_mask: (B, R) bool or numbers, 1 on the response's tokens: padded on either side, with or without
+            holes.
+        gamma, lam: count macro steps, not tokens; λ is a number, or one of each row (B,).
+        value_function: σ, see :func:`macro_actions.segments.value_weights`.
+        macro_reward: ``sum`` or ``mean`` of the rewards of a macro action's tokens.
+
+    Returns:
+        advantages, returns: (B, R) each, 0 off the response; float32, or float64 if values or rewards are.
+
+    Raises:
+        ValueError: tensors of different shapes, an unknown value_function or macro_reward.
+    """
+    if not values.shape == rewards.shape == ends.shape == response_mask.shape:
+        shapes = [tuple(x.shape) for x in (values, rewards, ends, response_mask)]
+        raise ValueError(f"values, rewards, ends and response_mask must be (B, R) each, not {shapes}")
+    exact = torch.promote_types(torch.promote_types(values.dtype, rewards.dtype), torch.float32)
+    macro = segment(ends, response_mask)
+    macro_values = pool_values(values.to(exact), macro, value_function)
+    macro_rewards = pool_rewards(rewards.to(exact), macro, macro_reward, value_function)
+    advantages, returns = gae(macro_values, macro_rewards, macro.mask, gamma, lam)
+    return to_tokens(advantages, macro), to_tokens(returns, macro)
 
 
 def adaptive_lam(steps: Tensor, alpha: float) -> Tensor:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dschat.rl.masked import last_true
+from macro_actions.masked import last_true
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number: splitmix64's increment
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number: splitmix64's increment
 
 
 def fixed_ngram_ends(response_mask: Tensor, ngram: float) -> Tensor:
@@ -85,7 +85,7 @@ def randomized_ngram_ends(
     rows, device = response_mask.shape[0], response_mask.device
     seeds = torch.arange(rows, device=device) if row_seeds is None else row_seeds.to(device)
     multiset = torch.tensor(list(lengths) * repeat_times, device=device)
-    draws = _mix(seeds[:, None] + _GOLDEN * torch.arange(1, len(multiset) + 1, device=device))
+    draws = mix(seeds[:, None] + GOLDEN * torch.arange(1, len(multiset) + 1, device=device))
     shuffled = multiset[draws.argsort(dim=1, stable=True)]
     return _ends_from_lengths(shuffled, response_mask)
 
@@ -103,10 +103,10 @@ def make_row_seeds(seed: int, prompt_index: Tensor, epoch: int, sample_index: Te
         (B,) long, well mixed.
     """
     parts = torch.tensor([seed, epoch], dtype=torch.long, device=prompt_index.device) + 1
-    mixed = _mix(_mix(parts[0] * _GOLDEN) + parts[1] * _GOLDEN)
-    seeds = _mix(mixed + (prompt_index.long() + 1) * _GOLDEN)
+    mixed = mix(mix(parts[0] * GOLDEN) + parts[1] * GOLDEN)
+    seeds = mix(mixed + (prompt_index.long() + 1) * GOLDEN)
     # A first response has the seed of an only one.
-    return seeds if sample_index is None else torch.where(sample_index == 0, seeds, _mix(seeds + sample_index))
+    return seeds if sample_index is None else torch.where(sample_index == 0, seeds, mix(seeds + sample_index))
 
 
 def perplexity_ends(ref_logprobs: Tensor, response_mask: Tensor, mode: str = "chunk") -> Tensor:
@@ -219,7 +219,7 @@ def _chunk_cuts(nll: Tensor) -> Tensor:
     return cuts
 
 
-def _mix(x: Tensor) -> Tensor:
+def mix(x: Tensor) -> Tensor:
     """splitmix64's finaliser (Steele, Lea and Flood 2014), on int64 with wrap-around: any shape → the same shape."""
     x = (x ^ _shift_right(x, 30)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
     x = (x ^ _shift_right(x, 27)) * -7723592293110705685  # 0x94D049BB133111EB

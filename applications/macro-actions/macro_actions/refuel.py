@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dschat.rl.masked import Totals, whiten
-from dschat.rl.types import Rollout
+from macro_actions.masked import Totals, whiten
+from macro_actions.types import Rollout
 
 
 @dataclass(frozen=True)

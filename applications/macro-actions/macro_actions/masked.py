@@ -16,7 +16,7 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def last_true(mask: Tensor) -> Tensor:
-    """(B, T) bool, in each row at most one run of True → (B, T) bool: True on the run's last position alone."""
+    """(B, T) bool → (B, T) bool: True on the last position of each run of True alone."""
     following = torch.zeros_like(mask)
     following[:, :-1] = mask[:, 1:]
     return mask & ~following

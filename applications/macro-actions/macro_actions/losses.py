@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dschat.rl.macro_actions import pool_rewards, to_tokens
-from dschat.rl.types import MacroActions
+from macro_actions.segments import pool_rewards, to_tokens
+from macro_actions.types import MacroActions
 
 Stats = dict[str, Tensor]
 

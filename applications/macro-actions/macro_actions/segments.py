@@ -8,7 +8,8 @@ actions of one token give back the token's own number bit for bit.
 import torch
 from torch import Tensor
 
-from dschat.rl.types import MacroActions
+from macro_actions.masked import last_true
+from macro_actions.types import MacroActions
 
 VALUE_FUNCTIONS = ("equal", "unit", "position", "first")
 
@@ -20,15 +21,16 @@ def segment(ends: Tensor, response_mask: Tensor) -> MacroActions:
     the device, the one host synchronisation of a rollout.
 
     Args:
-        ends: (B, R) bool, True on the last token of each macro action. Entries off the response are ignored and the
-            last response token always ends one.
-        response_mask: (B, R) bool, a prefix of each row.
+        ends: (B, R) bool, True on the last token of each macro action. Entries off the response are ignored. A macro
+            action never spans a hole of the mask: the last token before one always ends it.
+        response_mask: (B, R), 1 or True on the tokens of the response, wherever in the row they are.
 
     Returns:
         MacroActions with M the largest count of a row (0 for a batch without response tokens).
     """
+    response_mask = response_mask.bool()
     started = torch.zeros_like(response_mask, dtype=torch.long)
-    started[:, 1:] = (ends & response_mask)[:, :-1]
+    started[:, 1:] = ((ends.bool() & response_mask) | last_true(response_mask))[:, :-1]
     index = torch.where(response_mask, started.cumsum(1), -1)
     rows, width = index.shape
     count = int(index.max()) + 1 if rows and width else 0
@@ -100,8 +102,8 @@ def value_weights(macro: MacroActions, value_function: str, dtype: torch.dtype =
         raise ValueError(f"value_function must be one of {', '.join(VALUE_FUNCTIONS)}, not {value_function!r}")
     on_response = macro.index >= 0
     length = to_tokens(macro.lengths, macro).clamp(min=1)
-    first_position = to_tokens(macro.lengths.cumsum(1) - macro.lengths, macro)
-    i = torch.arange(macro.index.shape[1], device=macro.index.device) - first_position
+    tokens_before = to_tokens(macro.lengths.cumsum(1) - macro.lengths, macro)
+    i = on_response.cumsum(1) - 1 - tokens_before
     if value_function == "equal":
         weights = 1 / length.double()
     elif value_function == "position":

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Credit assignment over macro actions as pure functions of tensors.
+
+    from macro_actions import fixed, macro_gae
+
+    ends = fixed(response_mask, n=5)  # (B, R) bool
+    advantages, returns = macro_gae(values, rewards, ends, response_mask, gamma=1.0, lam=0.95, value_function="first")
+
+Nothing in this package reads a file, a flag or a clock, draws from the global random state, or knows about a trainer,
+but for `macro_actions.frameworks`. Shapes: B rows, P prompt positions, R response positions, M macro actions.
+"""
+
+from macro_actions.conditions import fixed, parsing, ppl, randomized, surprise
+from macro_actions.estimators import gae, macro_gae
+from macro_actions.groups import dr_grpo, grpo, prefix_values, rloo
+from macro_actions.segments import macro_logprobs, pool_rewards, pool_values, segment, to_tokens, value_weights
+
+__all__ = [
+    "dr_grpo",
+    "fixed",
+    "gae",
+    "grpo",
+    "macro_gae",
+    "macro_logprobs",
+    "parsing",
+    "pool_rewards",
+    "pool_values",
+    "ppl",
+    "prefix_values",
+    "randomized",
+    "rloo",
+    "segment",
+    "surprise",
+    "to_tokens",
+    "value_weights",
+]
