@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from dschat.common.launch import Processes, as_arguments, run_step
+from dschat.common.launch import ONE, as_arguments, run_step, run_steps
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source, split_part
 from dschat.inference.measure import Answer, best_of, measure
@@ -47,17 +47,16 @@ PROMPT_TOKENS, RESPONSE_TOKENS = 128, 64
 ROWS = 64  # computed together
 DIALOGUE_GOLD = Path(synthetic_dialogues.__file__)
 PAIRS = 64  # of a round of REFUEL
-ONE = Processes()
 BEST_OF = (2, 4, 8, 16)
 DRAWN = 64  # responses of the SFT model to each prompt, from which the limit follows
 FEWEST = 8  # of these the limit must rest on
 SAVED = 4  # models that each run leaves on its way, its end included
 SAMPLES = 4  # of a group
 NOTE = (
-    "Seconds are those of the learner's own run with its evaluations, without the models that it starts from; best of"
-    " 16 draws 16 responses for every answer instead. The limit is the gold score of the best policy of each KL,"
-    f" π ∝ π_SFT · exp(gold / β), from {DRAWN} of the SFT model's responses to each prompt, as far as it rests on"
-    f" {FEWEST}."
+    "Seconds are those of the learner's own run with its evaluations, beside another one, without the models that it"
+    " starts from; best of 16 draws 16 responses for every answer instead. The limit is the gold score of the best policy"
+    f" of each KL, π ∝ π_SFT · exp(gold / β), from {DRAWN} of the SFT model's responses to each prompt, as far as it"
+    f" rests on {FEWEST}."
 )
 # Name of each learner that trains → its folder.
 TRAINED = {
@@ -82,10 +81,11 @@ def run(options: LearnersOptions) -> str:
     pairs = data / "comparisons"
     train_sft(data, model, sft, scale, common, ONE)
     train_reward_model(pairs, sft, reward, scale, common, ONE)
-    run_step("dpo", [*dpo_flags(pairs, sft, folder / "dpo", scale), *common], ONE)
+    steps = [("dpo", [*dpo_flags(pairs, sft, folder / "dpo", scale), *common])]
     for place, own in step3_runs(sft, scale).items():
-        flags = [*ppo_flags(data, sft, reward, folder / place, scale, ONE), *own, *common]
-        run_step("ppo", flags, ONE)
+        steps.append(("ppo", [*ppo_flags(data, sft, reward, folder / place, scale, ONE), *own, *common]))
+    print("== eight learners, two at a time", flush=True)
+    run_steps(steps)
     found = measure_all(folder, pairs, seed, scale)
     draw_learners(found, folder / "gold-against-kl.png")
     table = learner_table(found)

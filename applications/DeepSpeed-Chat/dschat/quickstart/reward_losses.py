@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import get_args
 
 from dschat.common.atomic import write_file
-from dschat.common.launch import Processes
+from dschat.common.launch import ONE
 from dschat.config.supervised import RewardLoss
 from dschat.quickstart.inputs import COMMON, FULL, SMALL, Scale, make_inputs, train_reward_model, train_sft
 from dschat.quickstart.options import RewardLossesOptions
 
-ONE = Processes()
 END, OWN, MEANS = "eval/end_accuracy", "eval/accuracy", "eval/mean_accuracy"
 LOSSES: tuple[RewardLoss, ...] = get_args(RewardLoss)
 Figures = dict[str, list[dict[str, float]]]  # loss → the last evaluation of each seed

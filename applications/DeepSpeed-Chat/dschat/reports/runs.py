@@ -235,8 +235,8 @@ def draw_learners(learners: Sequence[Learner], file: Path) -> None:
         lines.append(Line([0.0, *kl], [start, *gold], look_of(number, label)))
     level: Look = {"color": GREY, "linestyle": "--", "linewidth": 1, "label": learners[0].name}
     axes = ("What the gold score costs in KL", "KL to SFT (nats per response)", "gold score (mean, 95 %)")
-    chart = Chart(*axes, lines, [(start.value, level)], legend="inside")
-    write_file(file, draw_charts([chart], (8, 5), dpi=150))
+    chart = Chart(*axes, lines, [(start.value, level)], legend="below")
+    write_file(file, draw_charts([chart], (8, 6), dpi=150))
 
 
 def write_page(folder: Path, title: str, parts: Mapping[str, str]) -> Path:
