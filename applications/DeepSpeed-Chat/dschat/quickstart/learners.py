@@ -54,9 +54,9 @@ SAVED = 4  # models that each run leaves on its way, its end included
 SAMPLES = 4  # of a group
 NOTE = (
     "Seconds are those of the learner's own run with its evaluations, beside another one, without the models that it"
-    " starts from; best of 16 draws 16 responses for every answer instead. The limit is the gold score of the best policy"
-    f" of each KL, π ∝ π_SFT · exp(gold / β), from {DRAWN} of the SFT model's responses to each prompt, as far as it"
-    f" rests on {FEWEST}."
+    " starts from; best of 16 draws 16 responses for every answer instead. The limit is the gold score of the"
+    f" best policy of each KL, π ∝ π_SFT · exp(gold / β), from {DRAWN} of the SFT model's responses to each prompt, as"
+    f" far as it rests on {FEWEST}."
 )
 # Name of each learner that trains → its folder.
 TRAINED = {

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package's conditions and GAE on masks of any kind: left padding, holes, numbers for bools, few bits."""
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import macro_actions
+import rl_references as ref
+from closeness import assert_near
+from factories import make_tokenizer
+from macro_actions import termination
+from macro_actions.estimators import EstimatorSettings, gae_batch
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, VALUE_FUNCTIONS, draw, mask_of, normal, trajectory_of
+
+README = Path(__file__).resolve().parents[2] / "applications" / "macro-actions" / "README.md"
+MASKS = st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=4)
+KINDS = [torch.bool, torch.long, torch.float32, torch.bfloat16]
+CONDITIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "fixed": (
+        lambda mask, _: macro_actions.fixed(mask, 3),
+        lambda mask, _: termination.fixed_ngram_ends(mask, 3),
+    ),
+    "whole": (
+        lambda mask, _: macro_actions.fixed(mask, math.inf),
+        lambda mask, _: termination.fixed_ngram_ends(mask, math.inf),
+    ),
+    "ppl": (
+        lambda mask, numbers: macro_actions.ppl(mask, numbers, "chunk"),
+        lambda mask, numbers: termination.perplexity_ends(numbers, mask, "chunk"),
+    ),
+    "surprise": (
+        lambda mask, numbers: macro_actions.surprise(mask, numbers, 0.5, 2),
+        lambda mask, numbers: termination.surprise_ends(numbers, mask, 0.5, 2),
+    ),
+}
+
+
+def runs_of(row: list[bool]) -> list[tuple[int, int]]:
+    """(start, end) of each run of a row's mask."""
+    found, position = [], 0
+    for kept, run in groupby(row):
+        length = len(list(run))
+        found += [(position, position + length)] if kept else []
+        position += length
+    return found
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+@PROPERTY
+@given(masks=MASKS, seed=SEEDS)
+def test_every_run_of_a_mask_is_cut_as_a_response_of_its_own(name, masks, seed) -> None:
+    anywhere, on_prefix = CONDITIONS[name]
+    mask = torch.tensor(masks)
+    numbers = -draw(mask, seed).abs()
+    expected = torch.zeros_like(mask)
+    for row, start, end in ((r, *run) for r, kept in enumerate(masks) for run in runs_of(kept)):
+        whole = torch.ones(1, end - start, dtype=torch.bool)
+        expected[row, start:end] = on_prefix(whole, numbers[row : row + 1, start:end])[0]
+    assert torch.equal(anywhere(mask, numbers), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
+def test_on_a_prefix_the_ends_are_those_of_the_trainer(kind, lengths, padding, seed) -> None:
+    mask = mask_of(lengths, max(1, max(lengths) + padding))
+    numbers = -draw(mask, seed, off_mask=0.0).abs()
+    for anywhere, on_prefix in CONDITIONS.values():
+        assert torch.equal(anywhere(mask.to(kind), numbers), on_prefix(mask, numbers))
+    seeds = termination.make_row_seeds(seed, torch.arange(len(lengths)), 0)
+    found = macro_actions.randomized(mask.to(kind), (1, 2, 3), 2, seeds)
+    assert torch.equal(found, termination.randomized_ngram_ends(mask, 2, (1, 2, 3), seeds))
+
+
+def test_random_lengths_of_a_second_run_are_other_ones_and_depend_on_the_rows_seed_alone() -> None:
+    mask = torch.ones(2, 41, dtype=torch.bool)
+    mask[:, 20] = False
+    seeds = torch.tensor([7, 8])
+    ends = macro_actions.randomized(mask, (1, 2, 3, 4, 5), 3, seeds)
+    assert not torch.equal(ends[0, :20], ends[0, 21:]) and not torch.equal(ends[0, 21:], ends[1, 21:])
+    assert torch.equal(macro_actions.randomized(mask[1:], (1, 2, 3, 4, 5), 3, seeds[1:]), ends[1:])
+    assert torch.equal(macro_actions.randomized(mask, (2, 3)), macro_actions.randomized(mask, (2, 3)))
+
+
+def test_without_a_token_there_is_no_end() -> None:
+    empty = torch.zeros(2, 5)
+    for anywhere, _ in CONDITIONS.values():
+        assert not anywhere(empty, empty).any()
+    assert not macro_actions.randomized(empty).any()
+    advantages, returns = macro_actions.macro_gae(empty, empty, empty, empty)
+    assert not advantages.any() and not returns.any()
+
+
+def by_hand(values: list[float], rewards: list[float], lengths: list[int], gamma: float, lam: float, function: str):
+    """Advantage and return of every token of one response, in plain floats."""
+    pooled = [ref.pool(values, lengths, function), [sum(part) for part in ref.chunks(rewards, lengths)]]
+    advantages, returns = ref.gae(*pooled, gamma, lam)
+    width = len(values)
+    return ref.broadcast(advantages, lengths, width), ref.broadcast(returns, lengths, width)
+
+
+@pytest.mark.parametrize("function", VALUE_FUNCTIONS)
+@PROPERTY
+@given(masks=MASKS, seed=SEEDS)
+def test_gae_follows_the_macro_actions_of_a_row_over_holes(function, masks, seed) -> None:
+    mask = torch.tensor(masks)
+    values, rewards = draw(mask, seed), draw(mask, seed + 1)  # NaN off the mask
+    ends = macro_actions.fixed(mask, 2)
+    advantages, returns = macro_actions.macro_gae(values, rewards, ends, mask.float(), 0.9, 0.7, function)
+    for row, kept in enumerate(masks):
+        lengths = [n for start, end in runs_of(kept) for n in ref.fixed_lengths(end - start, 2)]
+        own = mask[row]
+        expected = by_hand(values[row][own].tolist(), rewards[row][own].tolist(), lengths, 0.9, 0.7, function)
+        assert_near(advantages[row][own], expected[0])
+        assert_near(returns[row][own], expected[1])
+        assert not advantages[row][~own].any() and not returns[row][~own].any()
+
+
+@pytest.mark.parametrize("function", VALUE_FUNCTIONS)
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_on_a_rollout_gae_is_that_of_step_3(function, reduction) -> None:
+    trajectory = trajectory_of([9, 4, 0, 12], 14, 3)
+    settings = EstimatorSettings(
+        0.1, gamma=0.97, lam=0.9, value_function=function, macro_reward=reduction, clip_reward_value=5.0
+    )
+    mask = trajectory.response_mask
+    ends = macro_actions.fixed(mask, 5)
+    batch = gae_batch(trajectory, macro_actions.segment(ends, mask), settings)
+    own = macro_actions.macro_gae(trajectory.values, batch.rewards, ends, mask, 0.97, 0.9, function, reduction)
+    assert torch.equal(own[0], batch.advantages) and torch.equal(own[1], batch.returns)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+def test_values_of_few_bits_are_computed_in_float32(kind) -> None:
+    mask = mask_of([30, 17], 30)
+    values, rewards = normal((2, 30), 0).to(kind), normal((2, 30), 1).to(kind)
+    ends = macro_actions.fixed(mask, 4)
+    exact = torch.promote_types(kind, torch.float32)
+    found = macro_actions.macro_gae(values, rewards, ends, mask)
+    assert found[0].dtype == exact
+    assert torch.equal(found[0], macro_actions.macro_gae(values.to(exact), rewards.to(exact), ends, mask)[0])
+
+
+def test_shapes_that_do_not_fit_are_told() -> None:
+    with pytest.raises(ValueError, match=r"must be \(B, R\) each, not .*\(2, 3\).*\(2, 4\)"):
+        macro_actions.macro_gae(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 4))
+
+
+def test_parsing_reads_the_tokens_of_each_run() -> None:
+    tokenizer = make_tokenizer()
+    texts = ["the quick fox saw a lazy dog. It slept.", "a dog."]
+    rows = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    gap, width = 3, sum(map(len, rows)) + 5
+    ids, mask = torch.zeros(1, width, dtype=torch.long), torch.zeros(1, width)
+    for row, start in zip(rows, (1, 1 + len(rows[0]) + gap), strict=True):
+        ids[0, start : start + len(row)] = torch.tensor(row)
+        mask[0, start : start + len(row)] = 1
+    ends = macro_actions.parsing(mask, ids, tokenizer, cutoff=5, parser="chunker")
+    for row, start in zip(rows, (1, 1 + len(rows[0]) + gap), strict=True):
+        alone = macro_actions.parsing(torch.ones(1, len(row)), torch.tensor([row]), tokenizer, 5, "chunker")
+        assert torch.equal(ends[0, start : start + len(row)], alone[0])
+    assert ends.sum() == 3 and not ends[mask == 0].any()
+    with pytest.raises(ValueError, match="cutoff must be at least 3"):
+        macro_actions.parsing(mask, ids, tokenizer, cutoff=2, parser="chunker")
+
+
+def test_parsing_without_its_package_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "constituent_treelib", None)
+    monkeypatch.setitem(sys.modules, "constituent_treelib.parsing", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install ./Constituent-Treelib 'applications/macro-actions\["):
+        macro_actions.parsing(torch.ones(1, 2), torch.ones(1, 2), object(), parser="chunker")
+
+
+def test_the_examples_of_the_readme_run() -> None:
+    examples = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(examples) == 2
+    names: dict[str, object] = {}
+    for example in examples:
+        exec(example, names)
+
+
+def test_what_the_package_offers_is_in_its_readme() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert [name for name in macro_actions.__all__ if not re.search(rf"`{name}\b", text)] == []
