@@ -12,6 +12,7 @@ from macro_actions.masked import last_true
 from macro_actions.types import MacroActions
 
 VALUE_FUNCTIONS = ("equal", "unit", "position", "first")
+MEANS = {"macro": False, "macro_mean": True}  # ratio of macro actions → whether it is a geometric mean
 
 
 def segment(ends: Tensor, response_mask: Tensor) -> MacroActions:

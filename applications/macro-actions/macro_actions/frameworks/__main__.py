@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m macro_actions.frameworks check verl`: has the installed version the hook, and is ours the one called?"""
+
+import argparse
+import importlib
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from macro_actions.frameworks import FRAMEWORKS, MacroActionsConfig, UnsupportedError
+from macro_actions.segments import segment
+
+
+def main() -> int:
+    """0 where the adapter is called; 1, and why, where it is not."""
+    parser = argparse.ArgumentParser(prog="python -m macro_actions.frameworks", description=__doc__)
+    parser.add_argument("command", choices=["check"])
+    parser.add_argument("framework", choices=[*FRAMEWORKS])
+    name = parser.parse_args().framework
+    try:
+        said = check(name)
+    except (ImportError, UnsupportedError) as error:
+        print(f"{name}: {type(error).__name__}: {error}")
+        return 1
+    print(said)
+    return 0
+
+
+def check(name: str) -> str:
+    """Asks the framework's own dispatcher for advantages of a small batch; TRL's trainer is only made.
+
+    Raises:
+        ImportError: the framework cannot be imported.
+        UnsupportedError: it lacks a hook, or calls something else.
+    """
+    try:
+        installed = version(FRAMEWORKS[name])
+    except PackageNotFoundError:
+        installed = "of an unknown version"
+    adapter = importlib.import_module(f"macro_actions.frameworks.{name}")
+    if name == "trl":
+        return f"trl {installed}: GRPOTrainer has the hooks; {adapter.MacroGRPOTrainer.__name__} takes its place"
+    mask = torch.tensor([[1.0, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    values = torch.linspace(0.1, 1, 10).view(2, 5) * mask
+    rewards = torch.tensor([[0.0, 0, 0, 0, 1], [0, 0, 1, 0, 0]])
+    config = MacroActionsConfig("fixed", ngram=2, value_function="first")
+    _, returns = adapter.dispatched(config, rewards, values, mask)
+    ends = config.ends(mask, name)
+    _, expected = config.gae(values, rewards, ends, mask, 1.0, 0.5)
+    if not torch.allclose(torch.where(mask.bool(), returns, 0.0), expected, atol=1e-6):
+        raise UnsupportedError(f"{installed}: the dispatcher calls something else than the adapter.")
+    lengths = segment(ends, mask).lengths
+    return f"{name} {installed}: the adapter is called (macro actions of {lengths[lengths > 0].tolist()} tokens)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

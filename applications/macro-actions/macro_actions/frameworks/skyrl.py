@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SkyRL. In the process of the entry point (what ray runs), before the trainer is made:
+
+    from macro_actions.frameworks import MacroActionsConfig, skyrl
+
+    skyrl.register(MacroActionsConfig("fixed", ngram=5, value_function="first"))
+
+and on the command line `trainer.algorithm.advantage_estimator=macro_gae trainer.critic.model.path=...`, for ratios of
+macro actions also `trainer.algorithm.policy_loss_type=macro`. As SkyRL's own GAE, it whitens the advantages. Responses
+stand on the right there; what the policy did not produce is in `loss_mask`, which only the trainer's method sees.
+"""
+
+import copy
+from collections.abc import Sequence
+from functools import partial, wraps
+from typing import Any
+
+from torch import Tensor
+
+from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, require
+
+NAME, LOSS = "macro_gae", "macro"
+_batches: list[Any] = []  # the one whose advantages the trainer computes now
+
+
+def advantages_and_returns(
+    config: MacroActionsConfig, *, values: Tensor | None, response_mask: Tensor, index: Sequence[str], **own: Any
+) -> tuple[Tensor, Tensor]:
+    """SkyRL's advantage estimator: advantages, whitened, and returns; (B, R) each."""
+    from skyrl.backends.skyrl_train.utils.ppo_utils import masked_whiten
+
+    if values is None:
+        raise UnsupportedError(f"skyrl: {NAME} needs a critic; set trainer.critic.model.path.")
+    batch = _batches[-1] if _batches else {}
+    mask, ids, reference = (batch.get(name) for name in ("loss_mask", "sequences", "base_action_log_probs"))
+    mask, ids = response_mask if mask is None else mask, None if ids is None else ids[:, -values.shape[1] :]
+    ends = config.ends(mask, "skyrl", list(index), ids, reference)
+    found = config.gae(values, own["token_level_rewards"], ends, mask, own["gamma"], own["lambd"])
+    return masked_whiten(found[0], mask), found[1]
+
+
+def policy_loss(
+    macro: MacroActionsConfig, new: Tensor, old: Tensor, advantages: Tensor, *, loss_mask: Tensor, **own: Any
+) -> Any:
+    """SkyRL's clipped loss, and its metrics, with a ratio of each macro action; conditions read the mask alone."""
+    from skyrl.backends.skyrl_train.utils.ppo_utils import ppo_policy_loss
+
+    logprobs = new, old, own.get("rollout_logprobs")
+    new_, old_, drawn = macro.pooled(f"skyrl, policy_loss_type={LOSS}", loss_mask, *logprobs)
+    config = copy.copy(own["config"])
+    config.policy_loss_type = "regular"
+    return ppo_policy_loss(new_, old_, advantages, config, loss_mask, drawn)
+
+
+def register(config: MacroActionsConfig) -> None:
+    """Adds estimator and loss to SkyRL's registries, and lets the estimator see the trainer's whole batch.
+
+    Raises:
+        UnsupportedError: this version of SkyRL lacks a hook.
+    """
+    from skyrl.backends.skyrl_train.utils import ppo_utils
+    from skyrl.train.trainer import RayPPOTrainer
+
+    require("skyrl", ppo_utils, "register_advantage_estimator", "register_policy_loss", "masked_whiten")
+    require("skyrl", RayPPOTrainer, "compute_advantages_and_returns")
+    # Functions of a module, so that SkyRL can send them to other processes.
+    ppo_utils.register_advantage_estimator(NAME)(partial(advantages_and_returns, config))
+    ppo_utils.register_policy_loss(LOSS)(partial(policy_loss, config))
+    theirs = RayPPOTrainer.compute_advantages_and_returns
+
+    @wraps(theirs)
+    def with_batch(trainer: Any, data: Any) -> Any:
+        if (chosen := trainer.cfg.trainer.algorithm.advantage_estimator) != NAME:
+            raise UnsupportedError(f"skyrl: set trainer.algorithm.advantage_estimator={NAME}, not {chosen}.")
+        if trainer.cfg.generator.step_wise_trajectories:
+            raise UnsupportedError(f"skyrl: {NAME} gets no masks with generator.step_wise_trajectories=true.")
+        _batches.append(data)
+        try:
+            return theirs(trainer, data)
+        finally:
+            _batches.pop()
+
+    RayPPOTrainer.compute_advantages_and_returns = with_batch
+
+
+def dispatched(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
+    """Advantages and returns that SkyRL's own dispatcher gives, with γ = 1 and λ = .5."""
+    from skyrl.backends.skyrl_train.utils import ppo_utils
+
+    register(config)
+    index = [str(row) for row in range(len(mask))]
+    return ppo_utils.compute_advantages_and_returns(rewards, mask, index, NAME, None, values, lambd=0.5)
