@@ -24,7 +24,7 @@ _batches: list[Any] = []  # the one whose advantages the trainer computes now
 
 
 def advantages_and_returns(
-    config: MacroActionsConfig, *, values: Tensor | None, response_mask: Tensor, index: Sequence[str], **own: Any
+    macro: MacroActionsConfig, *, values: Tensor | None, response_mask: Tensor, index: Sequence[str], **own: Any
 ) -> tuple[Tensor, Tensor]:
     """SkyRL's advantage estimator: advantages, whitened, and returns; (B, R) each."""
     from skyrl.backends.skyrl_train.utils.ppo_utils import masked_whiten
@@ -34,8 +34,8 @@ def advantages_and_returns(
     batch = _batches[-1] if _batches else {}
     mask, ids, reference = (batch.get(name) for name in ("loss_mask", "sequences", "base_action_log_probs"))
     mask, ids = response_mask if mask is None else mask, None if ids is None else ids[:, -values.shape[1] :]
-    ends = config.ends(mask, "skyrl", list(index), ids, reference)
-    found = config.gae(values, own["token_level_rewards"], ends, mask, own["gamma"], own["lambd"])
+    ends = macro.ends(mask, "skyrl", list(index), ids, reference)
+    found = macro.gae(values, own["token_level_rewards"], ends, mask, own["gamma"], own["lambd"])
     return masked_whiten(found[0], mask), found[1]
 
 
