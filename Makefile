@@ -2,13 +2,15 @@
 # make programs     the same for programs: rewards by execution in a sandbox, pass@1 and pass@5 before and after
 # make learners     DPO, PPO, MA-PPO, RLOO, GRPO, GSPO, TEMPO, segment values and the limit side by side, and REFUEL on dialogues
 # make test         the test suite
+# make test-frameworks FRAMEWORK=verl   the adapters of macro_actions in the real framework (skyrl, verl or trl), in an
+#                   environment of its own: .venv-verl, 2 to 4 GB
 # make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 4 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
 # make test-processors   the numeric tests with the kernels of older processors and this one's, on 1 and 2 threads
 # make check        ruff, format, types
 # make docs       the documents as a site in build/site; a dead link is an error
 # make benchmark    how fast step 3 is beside what must be computed at least (an hour)
-# All but test-vllm make .venv (docs .venv-docs as well) and install into it when requirements.txt or setup.py changed.
+# All but test-vllm and test-frameworks make .venv (docs .venv-docs as well) and install into it when requirements.txt or setup.py changed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,8 +20,10 @@ DEV := $(VENV)/installed-dev
 VLLM := .venv-vllm
 VLLM_BIN := $(CURDIR)/$(VLLM)/bin
 DOCS := .venv-docs
+FRAMEWORK ?= verl
+FRAMEWORK_BIN := $(CURDIR)/.venv-$(FRAMEWORK)/bin
 
-.PHONY: quickstart programs learners test test-vllm test-processors mutants check docs benchmark install clean
+.PHONY: quickstart programs learners test test-frameworks test-vllm test-processors mutants check docs benchmark install clean
 
 install: $(INSTALLED)
 
@@ -60,6 +64,25 @@ $(VLLM)/installed: requirements.txt requirements-dev.txt setup.py
 test-vllm: $(VLLM)/installed
 	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/rollouts -m vllm $(PYTEST_ARGS)
 
+# What each trainer needs on a CPU to compute advantages, or to train; SkyRL's configuration needs Python 3.12.
+PYTHON_skyrl := python3.12
+PACKAGES_skyrl := "transformers>=5.6.1,<=5.8.0" peft==0.18.1 ray jaxtyping loguru omegaconf hydra-core pydantic tensordict pandas \
+	datasets accelerate torchdata tqdm func_timeout fastapi uvicorn s3fs polars requests
+ALONE_skyrl := skyrl==0.3.0 skyrl-gym==0.4.0
+PACKAGES_verl := verl==0.9.1 TransferQueue cachetools fastapi uvicorn matplotlib IPython
+PACKAGES_trl := trl==1.16.0 "transformers<6" datasets accelerate
+
+.venv-$(FRAMEWORK)/installed: requirements.txt
+	test -x $(FRAMEWORK_BIN)/python || $(or $(PYTHON_$(FRAMEWORK)),$(PYTHON)) -m venv .venv-$(FRAMEWORK)
+	$(FRAMEWORK_BIN)/python -m pip install --quiet "$$(grep '^torch==' requirements.txt)" pytest $(PACKAGES_$(FRAMEWORK))
+	test -z "$(ALONE_$(FRAMEWORK))" || $(FRAMEWORK_BIN)/python -m pip install --quiet --no-deps $(ALONE_$(FRAMEWORK))
+	$(FRAMEWORK_BIN)/python -m pip install --quiet --no-deps --editable applications/macro-actions --editable Constituent-Treelib
+	touch $@
+
+test-frameworks: .venv-$(FRAMEWORK)/installed
+	PYTHONPATH=tests/support:applications/macro-actions $(FRAMEWORK_BIN)/python -m pytest --noconftest -p no:cacheprovider \
+		-o addopts=--import-mode=importlib -o pythonpath= tests/frameworks/test_$(FRAMEWORK).py $(PYTEST_ARGS)
+
 NUMERIC := $(addprefix tests/,rl conditions models engine rollouts scoring inference trainers test_sizes.py)
 OLDEST := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
@@ -92,4 +115,4 @@ benchmark: $(INSTALLED)
 	$(BIN)/python applications/DeepSpeed-Chat/benchmarks/step3.py $(BENCHMARK_ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(DOCS) build/site runs
+	rm -rf $(VENV) $(VLLM) .venv-skyrl .venv-verl .venv-trl $(DOCS) build/site runs

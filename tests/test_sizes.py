@@ -122,8 +122,8 @@ def numbers(folder: Path) -> list[int]:
 
 # The constant; a value that the work crosses; how much the work is, in the constant's unit; the work.
 CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
-    "rl.logprobs.CPU_LOGITS": (7 * VOCABULARY, POSITIONS * VOCABULARY, softmax_of_positions),
-    "rl.logprobs.BLOCK": (3 * VOCABULARY, POSITIONS * VOCABULARY, softmax_of_positions),
+    "macro_actions.logprobs.CPU_LOGITS": (7 * VOCABULARY, POSITIONS * VOCABULARY, softmax_of_positions),
+    "macro_actions.logprobs.BLOCK": (3 * VOCABULARY, POSITIONS * VOCABULARY, softmax_of_positions),
     "rollouts.sampling.BLOCK": (7, VOCABULARY, drawn_ids),
     "rollouts.scheduler.DROP_SHARE": (2, 6, responses),
     "rollouts.scheduler.SPARE_COLUMNS": (1, 24, responses),
@@ -137,8 +137,8 @@ CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
 }
 # Others, and the tests that cross them.
 ELSEWHERE = {
-    "rl.logprobs.GPU_LOGITS": "test_sizes.py::test_chunks_of_a_gpu",
-    "rl.logprobs.GPU_POSITIONS": "test_sizes.py::test_chunks_of_a_gpu",
+    "macro_actions.logprobs.GPU_LOGITS": "test_sizes.py::test_chunks_of_a_gpu",
+    "macro_actions.logprobs.GPU_POSITIONS": "test_sizes.py::test_chunks_of_a_gpu",
     "rollouts.scheduler.SYNC_INTERVAL": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
     "models.layout.PREFILL_TOKENS": "rollouts/test_static.py::test_prompts_are_read_in_groups_of_so_many_tokens",
     "models.layout.COLUMN_STEP": "rollouts/test_compacting.py::test_every_family_is_drawn_as_by_hand",
@@ -161,7 +161,7 @@ ELSEWHERE = {
 
 def module_of(name: str) -> tuple[Any, str]:
     module, _, constant = name.rpartition(".")
-    return import_module(f"dschat.{module}"), constant
+    return import_module(module if module.startswith("macro_actions.") else f"dschat.{module}"), constant
 
 
 def nearly(found: Any, expected: Any) -> bool:

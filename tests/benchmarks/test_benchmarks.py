@@ -88,6 +88,7 @@ def test_what_learner_memory_counts(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_parsing_cost(benepar_model: Path) -> None:
     """Every parser; link-grammar where it is installed."""
     figures = run_benchmark(

@@ -145,7 +145,10 @@ def groups_with_own_runs() -> dict[str, list[Spec]]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name, specs in groups_with_own_runs().items() if specs])
+GROUPS = [name for name, specs in groups_with_own_runs().items() if specs]
+
+
+@pytest.mark.parametrize("name", [GROUPS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in GROUPS[1:])])
 def test_every_setting_of_the_matrix_runs_an_update(update: Any, name: str) -> None:
     """With and without fused credit. The actor is the reference: a KL of 128 log-probs near 6, times float32 eps.
 

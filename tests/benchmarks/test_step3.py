@@ -18,6 +18,7 @@ from contenders.process import PHASES
 TINY = "--sizes tiny --repeats 1"
 
 
+@pytest.mark.slow
 def test_equal_lengths(tmp_path: Path) -> None:
     """Lower bound and ours sample as many tokens; the phases make up the whole; TRL is left out by name."""
     document = tmp_path / "performance.md"

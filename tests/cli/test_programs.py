@@ -49,6 +49,7 @@ def flags(ppo_flags, tmp_path):
     return rest | own
 
 
+@pytest.mark.slow
 def test_scores_by_execution(run, flags, tmp_path):
     run("ppo", flags | {"drop_unsolvable": True}).expect(0)
     rows = training_rows(tmp_path / "out")

@@ -51,7 +51,7 @@ def fed_back(capsys, words: list[str], way: dict) -> dict:
     [
         ("meta-llama/Llama-3.1-8B", "4", "40", OURS, 2),
         pytest.param("google/gemma-2-27b", "8", "80", OURS, 2, marks=pytest.mark.slow),
-        ("meta-llama/Llama-3.1-70B", "16", "80", COLOCATED, 4),
+        pytest.param("meta-llama/Llama-3.1-70B", "16", "80", COLOCATED, 4, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_recommended_fits(model, gpus, memory, best, engine, capsys):
@@ -163,10 +163,8 @@ def test_other_steps_are_refused(model, caplog):
     assert "--recommend is for step 3 alone: add --step 3, or leave it out" in caplog.messages[-1]
 
 
-@pytest.mark.parametrize(
-    ("script", "processes", "parts"),
-    [("tldr_gemma2_27b", 8, 2), pytest.param("tldr_llama31_70b", 16, 4, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "processes", "parts"), [("tldr_gemma2_27b", 8, 2), ("tldr_llama31_70b", 16, 4)])
 def test_the_scripts_with_tensor_parallelism(script, processes, parts):
     """The flags in the head of the one, and those of the other, fit 80 GB, with what the heads say of memory."""
     head = find_preset("ppo", script).read_text(encoding="utf-8")

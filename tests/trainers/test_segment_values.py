@@ -119,7 +119,7 @@ def test_values_are_means_of_completions_drawn_by_hand(
 
 def test_many_completions_come_to_the_exact_value(group: Any, tokenizer: Any, tmp_path: Any) -> None:
     """Two tokens of 100 ids: V of the prompt and after the first token, summed over all that may follow."""
-    count = 2000
+    count = 500
     trainer = trainer_of(tmp_path, mc_samples=count, ngram=1, max_answer_seq_len=2, samples_per_prompt=1)
     batch, _ = batch_of(trainer)
     causal_lm, forbidden = make_causal_lm(), sorted(trainer.algorithm.sample.sampling.forbidden)

@@ -85,7 +85,7 @@ def test_a_parser_of_little_use_is_named_once(step, messages, caplog):
         condition([row])
     assert len(caplog.records) == messages
     if messages:
-        assert caplog.messages[0] == "--parser useless: 15 of 20 sentences fell back to the chunker (not parsed: 15)"
+        assert caplog.messages[0] == "parser useless: 15 of 20 sentences fell back to the chunker (not parsed: 15)"
 
 
 def test_torn_characters(backend):

@@ -21,7 +21,7 @@ def experience_maker(base: type, config: MacroActionsConfig) -> type:
     """The subclass of OpenRLHF's RemoteExperienceMaker that computes advantages over macro actions."""
     require("openrlhf", base, "compute_advantages_and_returns", "get_advantages_and_returns")
 
-    class MacroExperienceMaker(base):  # type: ignore[misc]
+    class MacroExperienceMaker(base):
         def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
             if self.advantage_estimator != "gae":
                 raise UnsupportedError(

@@ -20,7 +20,7 @@ from macro_actions.segments import MEANS, macro_logprobs, segment
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")  # those that read log-probabilities in ratios alone
 
 
-class MacroGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+class MacroGRPOTrainer(GRPOTrainer):
     """GRPOTrainer whose ratio on each token is that of its macro action."""
 
     def __init__(self, *args: Any, macro_actions: MacroActionsConfig, **kwargs: Any) -> None:
@@ -78,6 +78,7 @@ class MacroGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _of(self, logps: Tensor) -> Tensor:
         """Log-probabilities of macro actions, on each of their tokens."""
+        assert self._ends is not None  # while a loss is computed
         macro = segment(self._ends, self._loss_mask)
         return macro_logprobs(logps, macro, MEANS[self.macro_actions.policy_ratio])
 

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapters without their frameworks: against what these said, on the structure of their batches; what they refuse.
+
+With the frameworks themselves: `make test-frameworks`.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from framework_cases import GAMMA, LAM, LENGTHS, PROMPTS, VALUE_FUNCTIONS, Case, make_case, recorded, right
+from macro_actions.conditions import fixed
+from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, openrlhf, require, slime
+from macro_actions.losses import loss_weights, policy_loss
+from macro_actions.segments import macro_logprobs, segment
+
+ROOT = Path(__file__).resolve().parents[2]
+FRAMEWORKS = ROOT / "applications" / "macro-actions" / "macro_actions" / "frameworks"
+CONDITIONS = ("fixed", "randomized", "parsing", "ppl")
+
+
+@pytest.mark.parametrize("framework", ["skyrl", "verl"])
+def test_token_level_gae_is_what_the_framework_said(framework) -> None:
+    case, said = make_case("fixed", "equal", ngram=1), recorded(framework)
+    place = right if framework == "skyrl" else torch.Tensor.clone
+    torch.testing.assert_close(place(case.whitened()).double(), said["advantages"].double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(place(case.returns).double(), said["returns"].double(), atol=1e-6, rtol=0)
+
+
+def test_the_loss_of_macro_ratios_is_what_trl_said() -> None:
+    said = recorded("trl")
+    mask = said["mask"].bool()
+    macro = segment(fixed(mask, 3), mask)
+    ratios = [macro_logprobs(said[name].float(), macro, mean=False) for name in ("new", "old")]
+    advantages = said["advantages"].float()[:, None].expand(mask.shape)
+    loss, _ = policy_loss(*ratios, advantages, mask, 0.2, len(mask), loss_weights("response", macro, mask))
+    assert float(loss) == pytest.approx(float(said["loss"]), abs=1e-5)
+
+
+def rows_of(x: Tensor) -> list[Tensor]:
+    """(B, R) as a tensor of each response."""
+    return [row[:length].clone() for row, length in zip(x, LENGTHS, strict=True)]
+
+
+def slime_batch(case: Case) -> dict[str, Any]:
+    """slime's rollout_data as its advantage functions get it: lists of one entry for each sample, and no padding."""
+    prompt = torch.tensor([4, 4])
+    scores = (case.rewards + 0.1 * kl_of(case)).sum(1)
+    return {
+        "tokens": [torch.cat([prompt, row]) for row in rows_of(case.ids)],
+        "response_lengths": list(LENGTHS),
+        "total_lengths": [length + 2 for length in LENGTHS],
+        "loss_masks": rows_of(case.mask.int()),
+        "values": rows_of(case.values),
+        "kl": rows_of(kl_of(case)),
+        "ref_log_probs": rows_of(case.ref_logprobs),
+        "rewards": scores.tolist(),
+        "sample_indices": list(PROMPTS),
+    }
+
+
+def kl_of(case: Case) -> Tensor:
+    """(B, R): what the token rewards of step 3 are without the score, by its coefficient of .1."""
+    last = torch.arange(case.mask.shape[1]) == case.mask.sum(1, keepdim=True) - 1
+    return torch.where(last | ~case.mask, 0.0, -case.rewards / 0.1)
+
+
+SLIME = SimpleNamespace(kl_coef=0.1, gamma=GAMMA, lambd=LAM)
+
+
+@pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_slime_gets_what_step_3_computes(condition, value_function) -> None:
+    case = make_case(condition, value_function)
+    batch = slime_batch(case)
+    slime.estimator(case.config)(SLIME, batch)
+    for name, expected in (("advantages", case.advantages), ("returns", case.returns)):
+        for row, own in zip(batch[name], rows_of(expected), strict=True):
+            torch.testing.assert_close(row, own, atol=1e-6, rtol=0)
+
+
+def test_a_score_behind_a_tools_answer_is_that_of_the_policys_last_token() -> None:
+    case = make_case("fixed", "first")
+    whole, cut = slime_batch(case), slime_batch(case)
+    cut["loss_masks"][0][-3:] = 0
+    for batch in (whole, cut):
+        batch["rewards"] = [5.0] * len(LENGTHS)
+        batch["kl"] = [torch.zeros_like(row) for row in batch["kl"]]
+        slime.estimator(MacroActionsConfig("fixed", 1))(SimpleNamespace(kl_coef=0, gamma=1.0, lambd=1.0), batch)
+    assert float(cut["returns"][0][0]) == pytest.approx(5.0) == float(whole["returns"][0][0])
+    assert not cut["returns"][0][-3:].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"values": None}, "slime: macro actions need a critic; set --advantage-estimator ppo"),
+        ({"values": [torch.zeros(3)] * len(LENGTHS)}, "slime: --context-parallel-size must be 1"),
+        ({"sample_indices": None}, "slime: termination_condition randomized reads uids"),
+    ],
+)
+def test_what_slime_does_not_give_is_named(change, said) -> None:
+    case = make_case("randomized", "equal")
+    with pytest.raises(UnsupportedError, match=said):
+        slime.estimator(case.config)(SLIME, slime_batch(case) | change)
+
+
+class ExperienceMaker:
+    """The part of OpenRLHF's experience maker that an adapter meets, as version 0.11.2 has it."""
+
+    advantage_estimator = "gae"
+
+    def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
+        for one in experiences:
+            own = (one.values, one.token_rewards, one.action_mask, GAMMA, LAM)
+            one.advantages, one.returns = self.get_advantages_and_returns(*own)
+        return experiences
+
+    def get_advantages_and_returns(self, *own: Any) -> tuple[Tensor, Tensor]:
+        raise AssertionError("OpenRLHF's own GAE")
+
+
+def experiences(case: Case) -> list[Any]:
+    """Two batches of three responses: sequences (B, T) of prompt and response, the rest (B, A)."""
+    found = []
+    for part in (slice(0, 3), slice(3, 6)):
+        ids = case.ids[part]
+        found.append(
+            SimpleNamespace(
+                sequences=torch.cat([torch.full((len(ids), 2), 4), ids], 1),
+                action_mask=case.mask[part],
+                values=case.values[part],
+                base_action_log_probs=case.ref_logprobs[part],
+                token_rewards=case.rewards[part],
+                index=[0, 1, 2] if part.start == 0 else [3, 4, 5],
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
+@pytest.mark.parametrize("condition", ["fixed", "parsing", "ppl"])
+def test_openrlhf_gets_what_step_3_computes(condition, value_function) -> None:
+    case = make_case(condition, value_function)
+    found = openrlhf.experience_maker(ExperienceMaker, case.config)().compute_advantages_and_returns(experiences(case))
+    for name, expected in (("advantages", case.advantages), ("returns", case.returns)):
+        torch.testing.assert_close(torch.cat([getattr(one, name) for one in found]), expected, atol=1e-6, rtol=0)
+
+
+def test_openrlhf_cuts_samples_at_random_by_their_numbers() -> None:
+    case = make_case("randomized", "first")
+    maker = openrlhf.experience_maker(ExperienceMaker, case.config)()
+    found = torch.cat([one.returns for one in maker.compute_advantages_and_returns(experiences(case))])
+    ends = case.config.ends(case.mask, "openrlhf", list(range(6)))
+    expected = case.config.gae(case.values, case.rewards, ends, case.mask, GAMMA, LAM)[1]
+    torch.testing.assert_close(found, expected)
+
+
+class Forgetful(ExperienceMaker):
+    """A version that has another GAE."""
+
+    def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
+        return experiences
+
+
+class Copying(ExperienceMaker):
+    """A version that computes on copies."""
+
+    def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
+        one = experiences[-1]
+        self.get_advantages_and_returns(one.values.clone(), one.token_rewards, one.action_mask, GAMMA, LAM)
+        return experiences
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        (type("Reinforce", (ExperienceMaker,), {"advantage_estimator": "reinforce"}), "estimator gae, not reinforce"),
+        (Forgetful, "did not ask get_advantages_and_returns for every batch"),
+        (Copying, "does not hand over the values of each batch in turn"),
+        (type("Other", (), {"compute_advantages_and_returns": None}), r"Other\.get_advantages_and_returns, which the"),
+    ],
+)
+def test_an_openrlhf_that_would_compute_something_else_is_refused(base, said) -> None:
+    case = make_case("fixed", "equal")
+    with pytest.raises(UnsupportedError, match=f"openrlhf: .*{said}"):
+        openrlhf.experience_maker(base, case.config)().compute_advantages_and_returns(experiences(case))
+
+
+def test_openrlhfs_trainer_gets_the_subclass(monkeypatch) -> None:
+    module = ModuleType("openrlhf.trainer.ppo_trainer")
+    module.RemoteExperienceMaker = ExperienceMaker  # type: ignore[attr-defined]
+    names = {"openrlhf": ModuleType("openrlhf"), "openrlhf.trainer": ModuleType("openrlhf.trainer")}
+    names["openrlhf.trainer"].ppo_trainer = module  # type: ignore[attr-defined]
+    for name, made in (names | {module.__name__: module}).items():
+        monkeypatch.setitem(sys.modules, name, made)
+    openrlhf.register(MacroActionsConfig())
+    assert issubclass(module.RemoteExperienceMaker, ExperienceMaker)  # type: ignore[attr-defined]
+    assert module.RemoteExperienceMaker is not ExperienceMaker  # type: ignore[attr-defined]
+
+
+def test_a_missing_hook_is_named_with_its_place() -> None:
+    with pytest.raises(UnsupportedError, match=r"verl: the installed version has no math\.no_such_hook, which"):
+        require("verl", __import__("math"), "sqrt", "no_such_hook")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"termination_condition": "sentences"}, "must be one of fixed, parsing, ppl, randomized, not 'sentences'"),
+        ({"policy_ratio": "token"}, "policy_ratio must be one of macro, macro_mean"),
+        ({"termination_condition": "parsing"}, "give the policy's tokenizer="),
+    ],
+)
+def test_bad_settings_are_told(settings, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        MacroActionsConfig(**settings)
+
+
+def test_a_uid_of_letters_cuts_the_same_in_every_process() -> None:
+    config = MacroActionsConfig("randomized", ngram_lengths=(1, 2, 3, 4), seed=3)
+    ends = config.ends(torch.ones(2, 20), "verl", ["3e8f", "3e8f"])
+    lengths = segment(ends, torch.ones(2, 20)).lengths
+    code = (
+        "import torch\nfrom macro_actions.frameworks import MacroActionsConfig\n"
+        "from macro_actions.segments import segment\nmask = torch.ones(2, 20)\n"
+        "config = MacroActionsConfig('randomized', ngram_lengths=(1, 2, 3, 4), seed=3)\n"
+        "print(segment(config.ends(mask, 'verl', ['3e8f', '3e8f']), mask).lengths.tolist())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == str(lengths.tolist()) and not torch.equal(lengths[0], lengths[1])
+
+
+def test_the_check_says_what_is_missing() -> None:
+    command = [sys.executable, "-m", "macro_actions.frameworks", "check", "slime"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 1 and run.stdout == "slime: ModuleNotFoundError: No module named 'slime'\n"
+
+
+def test_adapters_are_short() -> None:
+    lines = {path.name: path.read_text("utf-8").count("\n") for path in FRAMEWORKS.glob("[a-z]*.py")}
+    assert set(lines) == {"openrlhf.py", "skyrl.py", "slime.py", "trl.py", "verl.py"}
+    assert max(lines.values()) <= 100
