@@ -206,6 +206,26 @@ VALUE = "test_value_loss_of_one_token_by_hand"
 WHITENING = "test_whitening_by_hand"
 # fmt: off
 MUTANTS = tuple(Mutant(*row) for row in (
+    # macro_actions, for masks of any kind and other trainers
+    ("a macro action spans a hole", "segment", "_a & _b | last_true(_b)", "_a & _b",
+     "test_a_macro_action_never_spans_a_hole_whatever_the_ends_say"),
+    ("weights count the holes", "value_weights", "_a.cumsum(1) - 1 - _b",
+     "torch.arange(_a.shape[1], device=_a.device) - _b",
+     "test_gae_follows_the_macro_actions_of_a_row_over_holes[position]"),
+    ("a row's runs are cut alike at random", "conditions.randomized", "termination.mix(_a + _b)", "_a",
+     "test_random_lengths_of_a_second_run_are_other_ones_and_depend_on_the_rows_seed_alone"),
+    ("few bits stay few", "macro_gae", "torch.promote_types(_a, torch.float32)", "_a",
+     "test_values_of_few_bits_are_computed_in_float32"),
+    ("a score behind a tool's answer is lost", "MacroActionsConfig.gae", "_a.scatter_add(1, _b, _c)", "_c",
+     "test_a_score_behind_a_tools_answer_is_that_of_the_policys_last_token"),
+    ("other trainers: samples of a prompt are cut alike", "MacroActionsConfig._row_seeds", "_a.append(_b[_c])",
+     "_a.append(0)", "test_a_uid_of_letters_cuts_the_same_in_every_process"),
+    ("other trainers: every prompt is cut alike", "MacroActionsConfig._row_seeds", "_number(_a)", "0",
+     "test_a_uid_of_letters_cuts_the_same_in_every_process"),
+    ("slime: the KL is no penalty", "slime.estimator", "-_a.kl_coef * _b", "0 * _b",
+     "test_slime_gets_what_step_3_computes[fixed-equal]"),
+    ("OpenRLHF: tokens are one off", "openrlhf.experience_maker", "_a.sequences[:, 1:]", "_a.sequences[:, :-1]",
+     "test_openrlhf_gets_what_step_3_computes[parsing-equal]"),
     # rl
     ("gamma of the next value is forgotten", "gae", "_a + _b * _c - _d", "_a + _c - _d", GAE),
     ("GAE adds the value", "gae", "_a - _b", "_a + _b", GAE),

@@ -186,7 +186,9 @@ def test_install(tmp_path):
     }
     for command in INSTALL:
         bash(command, copy, **variables).expect(0)
-    code = "import dschat, macro_actions as m, constituent_treelib as t; print(dschat.__file__, m.__file__, t.__file__)"
+    code = (
+        "import dschat, macro_actions as m, constituent_treelib as t; print(dschat.__file__, m.__file__, t.__file__)"
+    )
     printed = bash(f"cd / && {binary}/python -c '{code}'", tmp_path).expect(0).stdout
     assert printed.split() == [
         str(copy / "applications" / "DeepSpeed-Chat" / "dschat" / "__init__.py"),

@@ -92,6 +92,11 @@ def test_random_lengths_of_a_second_run_are_other_ones_and_depend_on_the_rows_se
     assert torch.equal(macro_actions.randomized(mask, (2, 3)), macro_actions.randomized(mask, (2, 3)))
 
 
+def test_a_macro_action_never_spans_a_hole_whatever_the_ends_say() -> None:
+    macro = macro_actions.segment(torch.tensor([[0, 0, 0, 1, 0, 0]]), torch.tensor([[1, 1, 0, 0, 1, 1]]))
+    assert macro.index.tolist() == [[0, 0, -1, -1, 1, 1]] and macro.lengths.tolist() == [[2, 2]]
+
+
 def test_without_a_token_there_is_no_end() -> None:
     empty = torch.zeros(2, 5)
     for anywhere, _ in CONDITIONS.values():
