@@ -3,7 +3,7 @@
 # make learners     DPO, PPO, MA-PPO, RLOO, GRPO, GSPO, TEMPO, segment values and the limit side by side, and REFUEL on dialogues
 # make test         the test suite
 # make test-frameworks FRAMEWORK=verl   the adapters of macro_actions in the real framework (skyrl, verl or trl), in an
-#                   environment of its own: .venv-verl, 2 to 4 GB
+#                   environment of its own: .venv-verl, 2 to 4 GB; skyrl wants PYTHON_skyrl=python3.12
 # make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 4 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
 # make test-processors   the numeric tests with the kernels of older processors and this one's, on 1 and 2 threads
@@ -65,7 +65,7 @@ test-vllm: $(VLLM)/installed
 	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/rollouts -m vllm $(PYTEST_ARGS)
 
 # What each trainer needs on a CPU to compute advantages, or to train; SkyRL's configuration needs Python 3.12.
-PYTHON_skyrl := python3.12
+PYTHON_skyrl ?= python3.12
 PACKAGES_skyrl := "transformers>=5.6.1,<=5.8.0" peft==0.18.1 ray jaxtyping loguru omegaconf hydra-core pydantic tensordict pandas \
 	datasets accelerate torchdata tqdm func_timeout fastapi uvicorn s3fs polars requests
 ALONE_skyrl := skyrl==0.3.0 skyrl-gym==0.4.0
