@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from framework_cases import GAMMA, LAM, PROMPTS, VALUE_FUNCTIONS, Case, assert_recorded, make_case, right
+from framework_cases import GAMMA, LAM, UIDS, VALUE_FUNCTIONS, Case, assert_recorded, make_case, right
 
 pytest.importorskip("skyrl", reason="needs SkyRL: make test-frameworks FRAMEWORK=skyrl")
 
@@ -51,7 +51,7 @@ def batch_of(case: Case, values: bool = True) -> TrainingInputBatch:
             "base_action_log_probs": right(case.ref_logprobs),
         }
     )
-    batch.metadata = {"uids": list(PROMPTS), "avg_response_length": 1.0}
+    batch.metadata = {"uids": list(UIDS), "avg_response_length": 1.0}
     return batch
 
 
@@ -64,7 +64,7 @@ def assert_that_of_step_3(found: TrainingInputBatch, case: Case) -> None:
 @pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
 @pytest.mark.parametrize("condition", ["fixed", "randomized", "parsing", "ppl"])
 def test_the_trainer_computes_what_step_3_does(condition, value_function) -> None:
-    case = make_case(condition, value_function)
+    case = make_case(condition, value_function, uids=UIDS)
     skyrl.register(case.config)
     assert_that_of_step_3(RayPPOTrainer.compute_advantages_and_returns(trainer(), batch_of(case)), case)
 
@@ -128,7 +128,7 @@ def test_what_skyrl_would_do_without_a_word_is_refused(made, with_values, said) 
 def test_without_the_trainers_batch_only_the_mask_and_uids_can_be_read() -> None:
     case = make_case("ppl", "equal")
     skyrl.register(case.config)
-    own = (right(case.rewards), right(case.mask.float()), list(PROMPTS), skyrl.NAME, None, right(case.values))
+    own = (right(case.rewards), right(case.mask.float()), list(UIDS), skyrl.NAME, None, right(case.values))
     with pytest.raises(UnsupportedError, match="skyrl: termination_condition ppl reads ref_logprobs"):
         ppo_utils.compute_advantages_and_returns(*own)
 

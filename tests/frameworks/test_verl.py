@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from framework_cases import GAMMA, LAM, PROMPTS, VALUE_FUNCTIONS, Case, assert_recorded, make_case
+from framework_cases import GAMMA, LAM, UIDS, VALUE_FUNCTIONS, Case, assert_recorded, make_case
 
 pytest.importorskip("verl", reason="needs verl: make test-frameworks FRAMEWORK=verl")
 
 from omegaconf import OmegaConf
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.v1 import trainer_base
@@ -44,9 +44,8 @@ class Queue:
     """verl's transfer queue: fields of rows by name."""
 
     def __init__(self, case: Case, leaves_out: str = "") -> None:
-        numbers = torch.tensor(PROMPTS)
         fields = {
-            "uid": numbers,
+            "uid": NonTensorStack(*UIDS),
             "response_mask": nested(case.mask.long(), case.mask),
             "rm_scores": nested(case.rewards, case.mask),
             "values": nested(case.values, case.mask),
@@ -71,7 +70,7 @@ def advantages(monkeypatch, case: Case, estimator: str = "gae", leaves_out: str 
     algorithm = {"use_kl_in_reward": False, "adv_estimator": estimator, "gamma": GAMMA, "lam": LAM}
     config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": 2}}})
     batch = KVBatchMeta(
-        keys=[f"{uid}_0_{n}" for n, uid in enumerate(PROMPTS)], tags=[{}] * len(PROMPTS), partition_id="train"
+        keys=[f"{uid}_0_{n}" for n, uid in enumerate(UIDS)], tags=[{}] * len(UIDS), partition_id="train"
     )
     trainer_base.PPOTrainer._compute_advantage(SimpleNamespace(config=config), batch, {})
     return queue.put
@@ -80,7 +79,7 @@ def advantages(monkeypatch, case: Case, estimator: str = "gae", leaves_out: str 
 @pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
 @pytest.mark.parametrize("condition", ["fixed", "randomized", "parsing", "ppl"])
 def test_the_trainer_computes_what_step_3_does(condition, value_function, monkeypatch) -> None:
-    case = make_case(condition, value_function)
+    case = make_case(condition, value_function, uids=UIDS)
     verl.register(case.config)
     found = advantages(monkeypatch, case)
     torch.testing.assert_close(found["advantages"], case.whitened(), atol=1e-6, rtol=0)

@@ -3,8 +3,10 @@
 fixtures/frameworks.json, written anew with RECORD=1. Needs torch alone, but for `words`, which needs tokenizers.
 """
 
+import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +33,7 @@ VALUE_FUNCTIONS = ("equal", "unit", "position", "first")
 GAMMA, LAM = 0.97, 0.9
 LENGTHS = (16, 9, 5, 2, 16, 12)
 PROMPTS = (7, 7, 8, 8, 9, 9)  # two samples of each
+UIDS = ("3e8f", "3e8f", "9c01", "9c01", "f00d", "f00d")  # what verl and SkyRL call them
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,10 @@ def words() -> object:
     )
 
 
-def make_case(condition: str, value_function: str, ngram: float = 3, seed: int = 0) -> Case:
-    """The rollout and what step 3 makes of it with these settings."""
+def make_case(
+    condition: str, value_function: str, ngram: float = 3, uids: Sequence[str] | None = None, seed: int = 0
+) -> Case:
+    """The rollout and what step 3 makes of it with these settings; with uids, their hashes number its prompts."""
     tokenizer = words() if condition == "parsing" else None
     config = MacroActionsConfig(
         condition,
@@ -84,7 +89,8 @@ def make_case(condition: str, value_function: str, ngram: float = 3, seed: int =
     ids = torch.randint(3, 3 + len(set(WORDS)), (rows, width), generator=generator)
     mask = torch.arange(width) < torch.tensor(LENGTHS)[:, None]
     ids = ids.masked_fill(~mask, 0)
-    rollout = Rollout(ids, mask, mask, torch.tensor(PROMPTS), torch.ones(rows, dtype=torch.bool))
+    prompts = PROMPTS if uids is None else [_hashed(uid) for uid in uids]
+    rollout = Rollout(ids, mask, mask, torch.tensor(prompts), torch.ones(rows, dtype=torch.bool))
     trajectory = Trajectory(
         rollout, -noise[0].abs(), -noise[1].abs(), noise[2].masked_fill(~mask, 0), noise[3, :, 0].clone()
     )
@@ -128,6 +134,11 @@ def right(x: Tensor) -> Tensor:
     for row, length in enumerate(LENGTHS):
         moved[row, x.shape[1] - length :] = x[row, :length]
     return moved
+
+
+def _hashed(uid: str) -> int:
+    """The upper 55 of the first 56 bits of its BLAKE2."""
+    return int(hashlib.blake2b(uid.encode(), digest_size=7).hexdigest(), 16) // 2
 
 
 def _ends(config: MacroActionsConfig, trajectory: Trajectory, tokenizer: object) -> Tensor:

@@ -31,7 +31,7 @@ def estimator(config: MacroActionsConfig) -> Estimator:
         lengths = rollout_data["response_lengths"]
         if [len(row) for row in values] != list(lengths):
             raise UnsupportedError("slime: --context-parallel-size must be 1: a part of a response cannot be cut.")
-        mask = _padded(rollout_data["loss_masks"])
+        mask = _padded(rollout_data["loss_masks"]).to(values[0].device)
         rewards = _padded([-args.kl_coef * kl for kl in rollout_data["kl"]])
         last = torch.tensor(lengths, device=rewards.device) - 1
         scores = torch.tensor(rollout_data["rewards"], dtype=rewards.dtype, device=rewards.device)

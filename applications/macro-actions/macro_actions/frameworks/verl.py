@@ -78,7 +78,8 @@ def _read(config: MacroActionsConfig, trainer_base: Any, batch: Any) -> dict[str
     found = trainer_base.tq.kv_batch_get(**place, select_fields=[FIELDS[wanted]])
     if FIELDS[wanted] not in found.keys():
         return {}
-    return {wanted: found["uid"].tolist() if wanted == "uids" else found[FIELDS[wanted]].to_padded_tensor(0)}
+    field = found.get(FIELDS[wanted])  # a stack of uids, or a nested tensor
+    return {wanted: field.tolist() if wanted == "uids" else field.to_padded_tensor(0)}
 
 
 def dispatched(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
