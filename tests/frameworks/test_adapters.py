@@ -4,10 +4,11 @@
 With the frameworks themselves: `make test-frameworks`.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,16 +194,31 @@ def test_an_openrlhf_that_would_compute_something_else_is_refused(base, said) ->
         openrlhf.experience_maker(base, case.config)().compute_advantages_and_returns(experiences(case))
 
 
-def test_openrlhfs_trainer_gets_the_subclass(monkeypatch) -> None:
-    module = ModuleType("openrlhf.trainer.ppo_trainer")
-    module.RemoteExperienceMaker = ExperienceMaker  # type: ignore[attr-defined]
-    names = {"openrlhf": ModuleType("openrlhf"), "openrlhf.trainer": ModuleType("openrlhf.trainer")}
-    names["openrlhf.trainer"].ppo_trainer = module  # type: ignore[attr-defined]
-    for name, made in (names | {module.__name__: module}).items():
-        monkeypatch.setitem(sys.modules, name, made)
-    openrlhf.register(MacroActionsConfig())
-    assert issubclass(module.RemoteExperienceMaker, ExperienceMaker)  # type: ignore[attr-defined]
-    assert module.RemoteExperienceMaker is not ExperienceMaker  # type: ignore[attr-defined]
+@pytest.mark.parametrize("imported", [True, False], ids=["imported before", "imported later"])
+def test_openrlhfs_trainer_gets_the_subclass(imported, tmp_path) -> None:
+    """Also where ray's hook runs in a process that has not imported OpenRLHF yet."""
+    folder = tmp_path / "openrlhf" / "trainer"
+    folder.mkdir(parents=True)
+    for place in (folder, folder.parent):
+        (place / "__init__.py").write_text("")
+    (folder / "ppo_trainer.py").write_text(
+        "class RemoteExperienceMaker:\n    compute_advantages_and_returns = get_advantages_and_returns = None\n"
+    )
+    (folder / "other.py").write_text("")
+    code = (
+        "import sys\nfrom macro_actions.frameworks import MacroActionsConfig, openrlhf\n"
+        + "import openrlhf.trainer.ppo_trainer as early\n" * imported
+        + "from macro_actions.frameworks import openrlhf\n"
+        "hook = openrlhf.runtime_env(MacroActionsConfig())['worker_process_setup_hook']\n"
+        "hook()\n"
+        f"assert ('openrlhf.trainer' in sys.modules) == {imported}\n"
+        "import openrlhf.trainer.other\nfrom openrlhf.trainer import ppo_trainer\n"
+        "print(ppo_trainer.RemoteExperienceMaker.__name__)"
+    )
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
+    assert run.stdout == "MacroExperienceMaker\n", run.stderr
+    assert run.stderr.count("openrlhf: advantages are over macro actions: fixed") == 1
 
 
 def test_a_missing_hook_is_named_with_its_place() -> None:

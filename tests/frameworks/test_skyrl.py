@@ -4,6 +4,7 @@
 import copy
 from types import SimpleNamespace
 
+import cloudpickle
 import pytest
 import torch
 
@@ -125,12 +126,21 @@ def test_what_skyrl_would_do_without_a_word_is_refused(made, with_values, said) 
         RayPPOTrainer.compute_advantages_and_returns(made, batch_of(case, with_values))
 
 
-def test_without_the_trainers_batch_only_the_mask_and_uids_can_be_read() -> None:
-    case = make_case("ppl", "equal")
+def test_registered_elsewhere_than_where_the_trainer_is_it_says_so() -> None:
+    case = make_case("fixed", "equal")
     skyrl.register(case.config)
     own = (right(case.rewards), right(case.mask.float()), list(UIDS), skyrl.NAME, None, right(case.values))
-    with pytest.raises(UnsupportedError, match="skyrl: termination_condition ppl reads ref_logprobs"):
+    with pytest.raises(UnsupportedError, match="skyrl: call skyrl.register in the function that ray runs"):
         ppo_utils.compute_advantages_and_returns(*own)
+
+
+def test_it_reaches_other_processes_by_name() -> None:
+    """SkyRL's registry sends functions to ray's processes by cloudpickle."""
+    case = make_case("fixed", "first")
+    skyrl.register(case.config)
+    functions = ppo_utils.AdvantageEstimatorRegistry._functions, ppo_utils.PolicyLossRegistry._functions
+    for known, name in zip(functions, (skyrl.NAME, skyrl.LOSS), strict=True):
+        cloudpickle.loads(cloudpickle.dumps(known[name]))
 
 
 def test_a_version_without_the_hook_is_named(monkeypatch) -> None:

@@ -45,7 +45,7 @@ PICTURES = {
     "learning-groups": ("without a critic",),
     "learning-ratios": ("ratios of responses",),
 }
-LIMITS = ("without a critic", "rewards inside", "opener")  # groups of which the limit is drawn
+LIMITS = ("without a critic", "values sampled", "rewards inside", "opener")  # groups of which the limit is drawn
 QUICKSTART = TRAINING / "quickstart"
 SEEDS = range(10)  # of the quickstart
 

@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenRLHF, where `--algo.advantage.estimator gae`. In a script of one's own instead of openrlhf.cli.train_ppo_ray:
-
-    from macro_actions.frameworks import MacroActionsConfig, openrlhf
-
-    openrlhf.register(MacroActionsConfig("fixed", ngram=5, value_function="first"))
-    runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")
-
-OpenRLHF has no hook: its experience maker is replaced by a subclass in the process that trains from there. It whitens
-the advantages of all experiences afterwards, as it does with its own GAE.
+"""OpenRLHF, where `--algo.advantage.estimator gae`. A script of one's own calls
+`ray.init(runtime_env=openrlhf.runtime_env(MacroActionsConfig("fixed", ngram=5)))` and then runs the module
+openrlhf.cli.train_ppo_ray. OpenRLHF has no hook: its experience maker is replaced by a subclass in every process that
+ray starts, since one of those trains. It whitens the advantages of all experiences afterwards, as after its own GAE.
 """
 
+import logging
+import os
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, require
+
+TRAINER = "openrlhf.trainer.ppo_trainer"
+VARIABLES = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+
+
+def runtime_env(config: MacroActionsConfig) -> dict[str, Any]:
+    """For `ray.init`: the setup of its processes, and the variables that OpenRLHF sets where it starts ray itself."""
+    variables = {name: os.environ.get(name, value) for name, value in VARIABLES.items()}
+    return {"worker_process_setup_hook": lambda: register(config), "env_vars": variables}
 
 
 def experience_maker(base: type, config: MacroActionsConfig) -> type:
@@ -24,9 +34,8 @@ def experience_maker(base: type, config: MacroActionsConfig) -> type:
     class MacroExperienceMaker(base):
         def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
             if self.advantage_estimator != "gae":
-                raise UnsupportedError(
-                    f"openrlhf: macro actions need --algo.advantage.estimator gae, not {self.advantage_estimator}."
-                )
+                chosen = self.advantage_estimator
+                raise UnsupportedError(f"openrlhf: set --algo.advantage.estimator gae, not {chosen}.")
             self._waiting = list(experiences)
             found: list[Any] = super().compute_advantages_and_returns(experiences)
             if self._waiting:
@@ -38,10 +47,9 @@ def experience_maker(base: type, config: MacroActionsConfig) -> type:
         def get_advantages_and_returns(
             self, values: Tensor, rewards: Tensor, action_mask: Tensor, gamma: float, lambd: float
         ) -> tuple[Tensor, Tensor]:
-            experience = self._waiting.pop(0)
-            if values is None or experience.values is not values:
+            experience, width = self._waiting.pop(0), values.shape[1]
+            if experience.values is not values:
                 raise UnsupportedError("openrlhf: this version does not hand over the values of each batch in turn.")
-            width = values.shape[1]
             ids = None if experience.sequences is None else experience.sequences[:, 1:][:, -width:]
             prompts = experience.index or None
             ends = config.ends(action_mask, "openrlhf", prompts, ids, experience.base_action_log_probs)
@@ -51,23 +59,42 @@ def experience_maker(base: type, config: MacroActionsConfig) -> type:
 
 
 def register(config: MacroActionsConfig) -> None:
-    """Lets OpenRLHF's PPO trainer make experiences with macro actions.
+    """Lets the trainer of this process make experiences with macro actions; UnsupportedError where it cannot."""
+    if TRAINER in sys.modules:
+        _replace(config, sys.modules[TRAINER])
+    else:
+        sys.meta_path.insert(0, _OnImport(config))
 
-    Raises:
-        UnsupportedError: this version of OpenRLHF lacks what the adapter needs.
-    """
-    from openrlhf.trainer import ppo_trainer
 
-    require("openrlhf", ppo_trainer, "RemoteExperienceMaker")
-    ppo_trainer.RemoteExperienceMaker = experience_maker(ppo_trainer.RemoteExperienceMaker, config)
+class _OnImport(MetaPathFinder):
+    """Replaces the experience maker as soon as the trainer's module is imported, and imports nothing before."""
+
+    def __init__(self, config: MacroActionsConfig) -> None:
+        self._config = config
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != TRAINER:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = find_spec(name)
+        execute = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (execute(module), _replace(self._config, module))
+        return spec
+
+
+def _replace(config: MacroActionsConfig, trainer: Any) -> None:
+    require("openrlhf", trainer, "RemoteExperienceMaker")
+    trainer.RemoteExperienceMaker = experience_maker(trainer.RemoteExperienceMaker, config)
+    logging.getLogger(__name__).warning(
+        "openrlhf: advantages are over macro actions: %s", config.termination_condition
+    )
 
 
 def dispatched(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
     """Advantages and returns of the experience maker that the trainer uses now, with γ = 1 and λ = .5."""
+    register(config)
     from openrlhf.trainer import ppo_trainer
 
-    register(config)
-    maker = ppo_trainer.RemoteExperienceMaker.__new__(ppo_trainer.RemoteExperienceMaker)
-    names = ("values", "sequences", "index", "base_action_log_probs")
-    maker._waiting = [type("Experience", (), dict.fromkeys(names) | {"values": values})()]
+    maker = object.__new__(ppo_trainer.RemoteExperienceMaker)
+    maker._waiting = [SimpleNamespace(values=values, sequences=None, index=None, base_action_log_probs=None)]
     return maker.get_advantages_and_returns(values, rewards, mask, 1.0, 0.5)

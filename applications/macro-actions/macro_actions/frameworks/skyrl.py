@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SkyRL. In the process of the entry point (what ray runs), before the trainer is made:
-
-    from macro_actions.frameworks import MacroActionsConfig, skyrl
-
-    skyrl.register(MacroActionsConfig("fixed", ngram=5, value_function="first"))
-
-and on the command line `trainer.algorithm.advantage_estimator=macro_gae trainer.critic.model.path=...`, for ratios of
-macro actions also `trainer.algorithm.policy_loss_type=macro`. As SkyRL's own GAE, it whitens the advantages. Responses
-stand on the right there; what the policy did not produce is in `loss_mask`, which only the trainer's method sees.
+"""SkyRL. In an entry point of one's own, twice `skyrl.register(MacroActionsConfig("fixed", ngram=5))`: before
+`validate_cfg`, which asks for the estimator's name, and in the function that ray runs, where the trainer is. On the
+command line `trainer.algorithm.advantage_estimator=macro_gae trainer.critic.model.path=...`, for ratios of macro
+actions also `trainer.algorithm.policy_loss_type=macro`. As SkyRL's own GAE, it whitens the advantages. Responses stand
+on the right there; what the policy did not produce is in `loss_mask`, which only the trainer's method sees.
 """
 
 import copy
@@ -31,7 +27,9 @@ def advantages_and_returns(
 
     if values is None:
         raise UnsupportedError(f"skyrl: {NAME} needs a critic; set trainer.critic.model.path.")
-    batch = _batches[-1] if _batches else {}
+    if not _batches:
+        raise UnsupportedError("skyrl: call skyrl.register in the function that ray runs, where the trainer is, too.")
+    batch = _batches[-1]
     mask, ids, reference = (batch.get(name) for name in ("loss_mask", "sequences", "base_action_log_probs"))
     mask, ids = response_mask if mask is None else mask, None if ids is None else ids[:, -values.shape[1] :]
     ends = macro.ends(mask, "skyrl", list(index), ids, reference)
@@ -88,5 +86,6 @@ def dispatched(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask
     from skyrl.backends.skyrl_train.utils import ppo_utils
 
     register(config)
+    _batches.append({"loss_mask": mask})
     index = [str(row) for row in range(len(mask))]
     return ppo_utils.compute_advantages_and_returns(rewards, mask, index, NAME, None, values, lambd=0.5)

@@ -37,6 +37,7 @@ class MacroGRPOTrainer(GRPOTrainer):
             f"importance_sampling_level={self.importance_sampling_level}": self.importance_sampling_level != "token",
             "use_liger_kernel=True": bool(getattr(self, "use_liger_kernel", False)),
             "beta other than 0": self.beta != 0,
+            "termination_condition ppl, for which there is no reference": macro_actions.termination_condition == "ppl",
             "off_policy_mask_threshold": getattr(self, "off_policy_mask_threshold", None) is not None,
         }
         if refused := [name for name, wrong in settings.items() if wrong]:
@@ -53,7 +54,6 @@ class MacroGRPOTrainer(GRPOTrainer):
         given = {
             "uids": [str(row["prompt"]) for row in inputs],
             "response_ids": output["completion_ids"],
-            "ref_logprobs": output.get("ref_per_token_logps"),
         }
         read = {name: value for name, value in given.items() if name == wanted}
         # A tensor of one row each, so that TRL shuffles and splits it as the others.

@@ -5,9 +5,9 @@
 
     verl.register(MacroActionsConfig("fixed", ngram=5, value_function="first"))
 
-and `VERL_USE_EXTERNAL_MODULES=my_credit` in the environment of every process (before `ray start`); verl imports it
-first of all, and fails if it cannot. A plug-in's entry point would fail without a word, and a trainer of a new name
-would get another buffer; so this takes the place of verl's own GAE. For ratios of macro actions
+and `actor_rollout_ref.model.external_lib=my_credit`: verl imports it where it trains and in every worker, and fails if
+it cannot. A plug-in's entry point would fail without a word, and a trainer of a new name would get another buffer; so
+this takes the place of verl's own GAE. For ratios of macro actions also
 `actor_rollout_ref.actor.policy_loss.loss_mode=macro`. As verl's own GAE, it whitens the advantages.
 """
 
