@@ -13,7 +13,7 @@ from hypothesis import given
 import record_peers as recorded
 from closeness import FORMULA, FORWARD, assert_near, near
 from macro_actions.estimators import adaptive_lam, gae
-from macro_actions.groups import are_equal, dr_grpo, grpo, prefix_values, rloo
+from macro_actions.groups import are_equal, dr_grpo, grpo, prefix_values, refilled, rloo
 from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss
 from macro_actions.masked import masked_moments, whiten
 from macro_actions.rewards import kl_estimate, penalise_length
@@ -71,6 +71,22 @@ def test_of_two_responses_dr_grpo_is_half_of_rloo(seed) -> None:
 def test_equal_groups_are_those_of_one_score() -> None:
     x = torch.tensor([[1.0, 1.0, math.nan], [1.0, 2.0, 1.0], [math.nan, math.nan, 3.0], [math.nan] * 3])
     assert are_equal(x, x.isfinite()).tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("equal", "further", "expected"),
+    [
+        ("=.==", ".=.", [4, 1, 6, 3]),  # fewer than places
+        ("..=.", "=...", [0, 1, 5, 3]),  # more
+        ("==", "==", [0, 1]),
+        ("..", "..", [0, 1]),
+        ("==", "..", [2, 3]),
+    ],
+)
+def test_places_of_equal_groups_by_hand(equal: str, further: str, expected: list[int]) -> None:
+    """An = is a group of equal scores."""
+    given = (torch.tensor([sign == "=" for sign in groups]) for groups in (equal, further))
+    assert refilled(*given).tolist() == expected
 
 
 def scored(scores: list[float], lengths: list[int], ids: list[list[int]] | None = None) -> Trajectory:

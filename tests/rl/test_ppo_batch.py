@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import rl_references as ref
 from closeness import FORMULA, assert_near
 from macro_actions.termination import fixed_ngram_ends, isolate_last_token
-from macro_actions.types import PPOBatch, Trajectory, select_rows, trim
+from macro_actions.types import PPOBatch, Trajectory, join, select_rows, trim
 from rl_cases import (
     PADDING,
     PROPERTY,
@@ -151,6 +151,29 @@ def test_select_rows_selects_in_every_tensor(drawn) -> None:
     assert type(found) is PPOBatch
     for mine, other in zip(tensors_of(batch), tensors_of(found), strict=True):
         assert torch.equal(other, mine[order])
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_joined_rows_are_padded_by_hand(swapped) -> None:
+    """Prompts of 2 and 3 columns, responses of 3 and 1, macro actions of at most 2 and 1."""
+    one, other = (drawn_by_another(batch_of(*sizes)) for sizes in (([3, 2], 3, 2), ([1], 1, 3)))
+    found = join(*((other, one) if swapped else (one, other)), pad_id=99)
+    if swapped:
+        found = select_rows(found, torch.tensor([1, 2, 0]))
+    rollout = found.trajectory.rollout
+    assert rollout.input_ids.tolist() == [[99, 0, 1, 2, 3, 4], [99, 5, 6, 7, 8, 9], [0, 1, 2, 3, 99, 99]]
+    assert rollout.attention_mask.int().tolist() == [[0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 0, 0]]
+    assert rollout.response_mask.int().tolist() == [[1, 1, 1], [1, 1, 0], [1, 0, 0]]
+    assert rollout.prompt_index.tolist() == [0, 1, 0]
+    assert found.macro.index.tolist() == [[0, 0, 1], [0, 0, -1], [0, -1, -1]]
+    assert found.macro.lengths.tolist() == [[2, 1], [2, 0], [1, 0]]
+    assert found.macro.mask.int().tolist() == [[1, 1], [1, 0], [1, 0]]
+    wide = torch.nn.functional.pad
+    for name in ("kl", "rewards", "advantages", "returns"):
+        assert torch.equal(getattr(found, name), torch.cat([getattr(one, name), wide(getattr(other, name), (0, 2))]))
+    assert torch.equal(rollout.drawn_logprobs[2:], wide(other.rollout.drawn_logprobs, (0, 2)))
+    assert torch.equal(found.trajectory.scores, torch.cat([one.trajectory.scores, other.trajectory.scores]))
+    assert found.counted is None
 
 
 def test_trim_drops_padding_behind_the_responses() -> None:

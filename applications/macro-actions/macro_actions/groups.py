@@ -68,6 +68,23 @@ def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
     return torch.where(counted, scores, -torch.inf).amax(1) <= lowest
 
 
+def refilled(equal: Tensor, further: Tensor) -> Tensor:
+    """Which group each place holds once further groups of unequal scores have taken the places of equal ones, in turn.
+
+    Example: places equal, not, equal, equal; of three further groups the second is equal: 4, 1, 6, 3.
+
+    Args:
+        equal: (P,) bool, the groups whose places are to be taken; see `are_equal`.
+        further: (Q,) bool, the further ones that are not to be taken.
+
+    Returns:
+        (P,) long: numbers of groups, further ones from P on. What is left over stays.
+    """
+    places, found = equal.nonzero().flatten(), (~further).nonzero().flatten()
+    count = min(len(places), len(found))
+    return torch.arange(len(equal), device=equal.device).index_copy(0, places[:count], len(equal) + found[:count])
+
+
 def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor) -> Tensor:
     """V of every prefix of every response: the mean score of the prompt's responses that begin with it.
 

@@ -137,6 +137,42 @@ def select_rows(item: T, rows: Tensor) -> T:
     return replace(item, **changes)  # type: ignore[type-var]
 
 
+def join(first: T, second: T, pad_id: int = 0) -> T:
+    """The rows of both, one below the other.
+
+    Args:
+        first, second: Rollouts, Trajectories, MacroActions or PPOBatches of B and B' rows; both lack the same tensors.
+        pad_id: fills ids.
+
+    Returns:
+        A new object of the same type with B + B' rows. Prompts are padded on the left, all else on the right.
+    """
+    changes = {}
+    for field in fields(first):  # type: ignore[arg-type]
+        one, other = (getattr(item, field.name) for item in (first, second))
+        if is_dataclass(one):
+            changes[field.name] = join(one, other, pad_id)
+        elif one is not None:
+            shifts, has_prompts = [0, 0], field.name in ("input_ids", "attention_mask")
+            if isinstance(first, Rollout) and isinstance(second, Rollout) and has_prompts:
+                widths = first.prompt_width, second.prompt_width
+                shifts = [max(widths) - width for width in widths]
+            fill = {"input_ids": pad_id, "index": -1}.get(field.name, 0)
+            changes[field.name] = torch.cat(_widened([one, other], shifts, fill))
+    return replace(first, **changes)  # type: ignore[type-var]
+
+
+def _widened(tensors: list[Tensor], shifts: list[int], fill: int) -> list[Tensor]:
+    """Tensors (B, N) of equal widths, each moved to the right by its shift; those of one dimension as they are."""
+    if tensors[0].dim() == 1:
+        return tensors
+    width = max(shift + x.shape[1] for shift, x in zip(shifts, tensors, strict=True))
+    return [
+        torch.nn.functional.pad(x, (shift, width - shift - x.shape[1]), value=fill)
+        for shift, x in zip(shifts, tensors, strict=True)
+    ]
+
+
 def without_responses(rollout: Rollout, rows: Tensor) -> Rollout:
     """The same rollout whose chosen rows have no response token.
 
