@@ -6,7 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dschat.data.collate import collate_pairs, collate_prompts, collate_sft, eval_batches, update_batches
+from dschat.data.collate import (
+    collate_pairs,
+    collate_prompts,
+    collate_sft,
+    eval_batches,
+    further_examples,
+    update_batches,
+)
 from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
 from factories import make_prompt
@@ -101,6 +108,20 @@ def test_too_few_examples_and_uneven_ranks():
         update_batches([1, 2, 3], 4, 2, seed=1, epoch=0)
     with pytest.raises(ValueError, match="not a multiple of world_size 3"):
         update_batches([1, 2, 3, 4], 4, 2, seed=1, epoch=0, world_size=3)
+
+
+def test_further_examples_are_others_first():
+    """Of 11, 4 in an update: the other 7, then these, then the order again; ranks share every part."""
+    taken = [2, 10, 5, 7]
+    parts = [further_examples(11, taken, 4, seed=3, part=part) for part in range(4)]
+    order = sum(parts, [])
+    assert sorted(order[:7]) == [0, 1, 3, 4, 6, 8, 9] and sorted(order[7:11]) == sorted(taken)
+    assert order[11:] == order[:5] and all(len(part) == 4 for part in parts)
+    for part, whole in enumerate(parts):
+        shares = [further_examples(11, taken, 4, 3, part, rank, 2) for rank in (0, 1)]
+        assert [n for pair in zip(*shares, strict=True) for n in pair] == whole
+    assert further_examples(11, taken[::-1], 4, 3, 0) == parts[0] != further_examples(11, taken, 4, 4, 0)
+    assert order[:7] != sorted(order[:7])
 
 
 def test_eval_batches_are_sorted_and_complete():

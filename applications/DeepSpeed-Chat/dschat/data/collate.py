@@ -7,7 +7,7 @@ Ids are long; masks are bool, True = a real token. `pad_id` fills the gaps. Pack
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -113,6 +113,23 @@ def update_batches(
         count = -(-len(own) // micro_size)
         updates.append([own[number::count] for number in range(count)] if balance_tokens else _chunks(own, micro_size))
     return updates
+
+
+def further_examples(
+    count: int, taken: Collection[int], size: int, seed: int, part: int, rank: int = 0, world_size: int = 1
+) -> list[int]:
+    """Numbers of further examples for an update, in an order of their own: this rank's of one part of it.
+
+    Args:
+        count: of all examples.
+        taken: numbers of those that the update has, on all ranks; they are the last in the order.
+        size: examples of a part on all ranks together.
+        seed: seed of the order.
+        part: number of the part; behind its end the order begins anew.
+        rank, world_size: as in `update_batches`.
+    """
+    order = sorted(np.random.RandomState(seed).permutation(count).tolist(), key=set(taken).__contains__)
+    return [order[place % count] for place in range(part * size + rank, (part + 1) * size, world_size)]
 
 
 def eval_batches(lengths: Sequence[int], batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
