@@ -94,6 +94,7 @@ def test_flags_of_a_critic_are_warned_of_once(flag, caplog):
     + ["--advantage_estimator reinforce_pp --samples_per_prompt 1 --gamma 0.9 --termination_condition sentence"]
     + ["--advantage_estimator tempo --termination_condition line", "--advantage_estimator reinforce_pp_baseline"]
     + ["--advantage_estimator grpo --kl_in loss --kl_estimator k3 --loss_mean response --drop_equal_groups"]
+    + ["--advantage_estimator dr_grpo --drop_equal_groups --refill_rounds 2"]
     + ["--policy_ratio sequence_mean --cliprange 3e-4 --cliprange_high 4e-4", "--length_buffer 16 --length_penalty 2"]
     + ["--advantage_estimator dr_grpo --loss_mean length", "--loss_mean macro --termination_condition sentence"],
 )

@@ -22,7 +22,7 @@ def check_points(outputs, name, number):
 
 
 def test_inside_a_rollout_and_between_micro_batches(two_interrupted):
-    check_points(two_interrupted, "resume", 2)
+    check_points(two_interrupted, "resume", 3)
 
 
 def test_everywhere(run_cases):

@@ -79,7 +79,8 @@ def shared_base(folder: Path, keep: Callable[..., None]) -> None:
 
 def resume(folder: Path, keep: Callable[..., None]) -> None:
     """Runs that are stopped inside a rollout, or between micro-batches, and taken up again."""
-    keep(folder, "resume", _resumed(folder, {"ppo": (SHARDED_3, 1000, 31), "sft": (SHARDED_2, 1000, 3)}))
+    cases = {"ppo": (SHARDED_3, 1000, 31), "ppo refilled": (SHARDED_3, 1000, 14), "sft": (SHARDED_2, 1000, 3)}
+    keep(folder, "resume", _resumed(folder, cases))
 
 
 def resume_everywhere(folder: Path, keep: Callable[..., None]) -> None:
@@ -105,9 +106,11 @@ SHARDED_2, SHARDED_3 = {"zero_stage": 2}, {"zero_stage": 3}
 
 
 def _resumed(folder: Path, cases: dict[str, Any]) -> dict[str, int]:
-    from resume_runs import check_every_stop, ppo, supervised
+    from resume_runs import REFILL, check_every_stop, length, ppo, supervised
 
-    makers = {"ppo": ppo, "sft": partial(supervised, "sft")}
+    # The first process has no place to fill, and draws all the same.
+    refilled = REFILL if rank() else REFILL | {"reward": length}
+    makers = {"ppo": ppo, "ppo refilled": partial(ppo, **refilled), "sft": partial(supervised, "sft")}
     points = {}
     for step, (setup, every, first) in cases.items():
         make = partial(_made, makers[step], setup)

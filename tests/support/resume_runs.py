@@ -204,6 +204,13 @@ def lengths(prompts: list[str], responses: list[str], rows: list[Any]) -> list[f
     return [float(len(response)) for response in responses]
 
 
+def often_equal(prompts: list[str], responses: list[str], rows: list[Any], score: Any = length) -> list[float]:
+    """As another reward, but all responses to every other prompt have the same score."""
+    return [0.5 if row["n"] % 2 else x for row, x in zip(rows, score(prompts, responses, rows), strict=True)]
+
+
+# Rollouts whose places are taken by further prompts, in up to two rounds.
+REFILL: dict[str, Any] = RLOO | {"reward": often_equal, "drop_equal_groups": True, "refill_rounds": 2}
 DECAYED: dict[str, Any] = {"weight_decay": 0.1, "schedule": "linear"}
 ODD = {"kind": "llama", "intermediate_size": 33, "mlp_bias": True}  # two processes cannot share these biases evenly
 # Runs whose updates are the same on any number of processes.

@@ -10,11 +10,14 @@ import torch
 from dschat.trainers import reference as pairs
 from resume_runs import (
     AHEAD,
+    REFILL,
     RLOO,
     DrawsAhead,
     Setup,
     by_segment,
     check_every_stop,
+    lengths,
+    often_equal,
     ppo,
     refuel_online,
     result_of,
@@ -40,6 +43,8 @@ RUNS = {
     "rloo": partial(ppo, termination_condition="randomized", **RLOO),
     **{name: partial(ppo, **(RLOO | {"advantage_estimator": name} | flags)) for name, flags in GROUPS.items()},
     "segment_mc": partial(ppo, **(RLOO | COMPLETIONS)),
+    "refilled": partial(ppo, **REFILL),
+    "segment_mc, refilled": partial(ppo, **(REFILL | COMPLETIONS | {"reward": partial(often_equal, score=lengths)})),
     "segment rewards": partial(ppo, reward=by_segment, segment_rewards="each", ppo_epochs=1, generation_batches=1),
     "ahead": partial(ppo, rollouts=DrawsAhead(4), **AHEAD),
     **{f"ppo, {name}": partial(ppo, setup=setup) for name, setup in SETUPS.items()},
@@ -52,6 +57,7 @@ SOME = {
     **{"sft": (1, 0), "reward": (1, 0), "dpo": (3, 0), "refuel": (5, 0)},
     **{"fixed": (43, 0), "randomized": (43, 9), "parsing": (43, 18), "ppl": (43, 27), "rloo": (19, 12)},
     **{"ahead": (23, 5), "grpo": (37, 20), "tempo": (37, 3), "reinforce_pp": (37, 29), "segment_mc": (41, 33)},
+    **{"refilled": (43, 14), "segment_mc, refilled": (49, 23)},
     **{"ppo, adapters": (47, 40), "refuel online": (29, 0)},
 }
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations

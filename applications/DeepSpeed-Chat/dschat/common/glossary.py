@@ -41,7 +41,7 @@ SEVERAL = "several sources, `--reward_weights` or `--metric_function`"
 SKIP, NONFINITE, NORMALISED = "`--on_reward_error skip`", "`--on_nonfinite skip`", "`--normalize_scores`"
 PARSING, PROGRAMS, VLLM = "`--termination_condition parsing`", "`--reward_source programs`", "`--rollout_engine vllm`"
 COMPLETIONS = "`--advantage_estimator segment_mc`"
-AHEAD = "`--rollouts_ahead`"
+AHEAD, REFILL = "`--rollouts_ahead`", "`--refill_rounds`"
 CRITIC, FP16, KL = "a critic", "fp16", "a KL penalty"
 AVERAGE, OTHER_TOKENS = "`--reward_loss average`", "a loss that does not compare that number"
 
@@ -147,6 +147,11 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
          "more than a few in a hundred: the weights that draw are too old", "`--rollout_is_clip`"),
         ("rollout/mc_tokens", "ppo", "tokens", "drawn to complete responses from where macro actions begin, by all"
          " processes", "what `segment_mc` costs beside the rollout", COMPLETIONS),
+        ("rollout/refilled", "ppo", "prompts", "that took the places of others whose responses all had the same score,"
+         " on all processes; `objective/` and `response/` are of what is trained on, and these are chosen", "",
+         REFILL),
+        ("rollout/refill_tokens", "ppo", "tokens", "drawn for such places, used or not, by all processes",
+         "what `--refill_rounds` costs beside the rollout", REFILL),
         ("rollout/staleness", "ppo", "iterations", "age of the weights that drew the rollout", "", AHEAD),
         ("parsing/sentences", "ppo", "sentences", "in the responses of a rollout", "",
          PARSING),

@@ -206,6 +206,16 @@ class PPOConfig(
             raise UserError(
                 "--drop_equal_groups compares responses to the same prompt: give --samples_per_prompt of at least 2."
             )
+        if self.refill_rounds and not self.drop_equal_groups:
+            raise UserError(
+                f"--refill_rounds {self.refill_rounds} takes the places of prompts that --drop_equal_groups leaves"
+                " out: add --drop_equal_groups, or drop it."
+            )
+        if self.refill_rounds and self.rollouts_ahead:
+            raise UserError(
+                "--refill_rounds with --rollouts_ahead: servers draw the next rollout while places in this one are"
+                " filled with the weights of now. Drop one of them."
+            )
         if self.max_token_probability is not None and self.policy_ratio in ("macro", "macro_mean"):
             raise UserError(
                 f"--max_token_probability with --policy_ratio {self.policy_ratio}: the ratio is of all tokens of a"

@@ -61,6 +61,12 @@ class PPOLossFlags(KLFlags):
     drop_equal_groups: bool = flag(
         "leave prompts out of the policy's loss whose responses all have the same score, as it was given", False
     )
+    refill_rounds: int = flag(
+        "with drop_equal_groups: at most so many times in an iteration, further prompts are answered, as many as a"
+        " rollout has, for the places of those left out (DAPO)",
+        0,
+        AT_LEAST_0,
+    )
     max_token_probability: float | None = flag(
         "leave tokens out of the policy's loss that were likelier than this when they were drawn; 0.9 in SPO",
         None,

@@ -61,6 +61,7 @@ class SeedKind(IntEnum):
     SHUFFLE = 2
     SELF_CHECK = 3
     COMPLETION = 4
+    REFILL = 5
 
 
 def derive_seed(*parts: int) -> int:

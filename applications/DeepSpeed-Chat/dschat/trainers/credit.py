@@ -113,11 +113,16 @@ def tokens_that_count(batch: PPOBatch, samples: int, drop_equal: bool, max_proba
     """
     mask = batch.response_mask
     if drop_equal and samples > 1:
-        by_prompt = (x.unflatten(0, (-1, samples)) for x in (batch.trajectory.scores, mask.any(1)))
-        mask = mask & ~are_equal(*by_prompt).repeat_interleave(samples)[:, None]
+        mask = mask & ~equal_groups(batch.trajectory, samples).repeat_interleave(samples)[:, None]
     if max_probability is not None:
         mask = mask & (batch.trajectory.logprobs <= math.log(max_probability))
     return None if mask is batch.response_mask else mask
+
+
+def equal_groups(trajectory: Trajectory, samples: int) -> Tensor:
+    """(P,) bool: prompts whose responses, `samples` rows in succession, all have the same score, as it was given."""
+    by_prompt = (x.unflatten(0, (-1, samples)) for x in (trajectory.scores, trajectory.response_mask.any(1)))
+    return are_equal(*by_prompt)
 
 
 def whiten_advantages(batch: PPOBatch) -> PPOBatch:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import torch
@@ -14,13 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.config.macro_actions import reads_logprobs
 from dschat.config.ppo import PPOConfig
+from dschat.data.collate import further_examples
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
 from dschat.models.tokenizer import end_ids_of
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling
-from dschat.run.distributed import is_main, world_size
+from dschat.run.distributed import gather_objects, is_main, largest_over_ranks, rank, world_size
 from dschat.run.output import Run
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
 from dschat.scoring.segments import Segments
@@ -34,29 +35,16 @@ from dschat.trainers.loop import Algorithm, Work, work_of
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import ActorSampler, MovingAverage, PPOModels, response_logprobs
 from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update
-from dschat.trainers.rollout_metrics import Outside, normalised_metrics, outside_metrics, rollout_metrics
+from dschat.trainers.rollout_metrics import Collected, Outside, normalised_metrics, outside_metrics, rollout_metrics
 from dschat.trainers.segment_values import SegmentValues
 from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
 from macro_actions.estimators import Estimator
+from macro_actions.groups import refilled
 from macro_actions.rewards import ScoreMoments, kl_controller
 from macro_actions.segments import segment, to_tokens
 from macro_actions.termination import at_most
 from macro_actions.token_text import TokenReader, texts_of_macro_actions
 from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, tensors_of
-
-
-@dataclass(frozen=True)
-class Collected:
-    """A rollout, scored, and where its macro actions end."""
-
-    # With log-probs and values; a ScoredRollout where the update's own forward passes give those.
-    rollout: Trajectory | ScoredRollout
-    macro: MacroActions  # its macro actions
-    moments: ScoreMoments | None  # of all scores so far, these included; None without --normalize_scores
-    bad_rows: Tensor  # (B,) bool, rows that were sampled from logits that are not finite
-    outside: Outside  # what others than the models say of it
-    rates: Metrics  # the learning rates, as metrics
-    is_stale: bool = False  # whether the weights that drew it are those of an iteration ago
 
 
 class PPO(Algorithm):
@@ -140,13 +128,50 @@ class PPO(Algorithm):
         clock.lap("generation")
         epoch = iteration // (len(self.prompts) // plan.global_rollout)
         known, macro, outside = self.judge(drawn, texts, epoch, self.credit_is_fused)
+        found = Collected(known, macro, None, drawn.bad_rows, outside, rates, ahead is not None)
+        if self.config.refill_rounds:
+            found, prompts = self.refill(found, work, iteration, epoch, clock)
+        known, macro, outside = found.rollout, found.macro, found.outside
         moments = None if self.moments is None else with_scores(self.moments, known)
         if self.segment_values is not None:
             clock.lap("scoring")
             known, tokens = self.with_segment_values(known, macro, prompts, iteration, moments)
             outside = replace(outside, totals={**outside.totals, "rollout/mc_tokens": tokens})
             clock.lap("completions")
-        return Collected(known, macro, moments, drawn.bad_rows, outside, rates, ahead is not None)
+        return replace(found, rollout=known, moments=moments, outside=outside)
+
+    def refill(
+        self, found: Collected, work: Work, iteration: int, epoch: int, clock: Clock
+    ) -> tuple[Collected, list[PromptExample]]:
+        """The same and its prompts, after further ones have taken the places of those whose responses all have the
+        same score. What is left of these, --drop_equal_groups leaves out. Every rank must call it.
+
+        A round takes place on all ranks if one needs it. It is a part of drawing: a run that is stopped here does it
+        all again.
+        """
+        samples, size, filled, tokens = self.plan.samples_per_prompt, self.plan.global_rollout, 0, 0
+        numbers = [number for rows in work for number in rows]
+        taken = [number for of_rank in gather_objects(numbers) for number in of_rank]
+        seed = derive_seed(self.config.seed, SeedKind.REFILL, iteration)
+        for part in range(self.config.refill_rounds):
+            if not largest_over_ranks(int(found.equal_groups(samples).any())):
+                break
+            clock.lap("scoring")
+            further = further_examples(len(self.prompts), taken, size, seed, part, rank(), world_size())
+            prompts = [self.prompts[number] for number in further]
+            drawn, texts = self.sample(prompts, SeedKind.REFILL, derive_seed(iteration, part), samples)
+            clock.lap("generation")
+            known, macro, outside = self.judge(drawn, texts, epoch)
+            others = replace(found, rollout=known, macro=macro, bad_rows=drawn.bad_rows, outside=outside)
+            groups = refilled(found.equal_groups(samples), others.equal_groups(samples))
+            rows = samples * groups[:, None] + torch.arange(samples, device=groups.device)
+            found = found.joined(others, rows.flatten(), self.sample.sampling.pad_id)
+            numbers = [[*numbers, *further][group] for group in groups.tolist()]
+            filled += int((groups >= len(further)).sum())
+            tokens += int(drawn.rollout.response_mask.sum())
+        totals = {**found.outside.totals, "rollout/refilled": filled, "rollout/refill_tokens": tokens}
+        found = replace(found, outside=replace(found.outside, totals=totals))
+        return found, [self.prompts[number] for number in numbers]
 
     def judge(
         self, drawn: Generation, texts: ResponseTexts, epoch: int = 0, fused: bool = False

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is logged of a rollout, and how a response is written down token by token."""
+"""What is known of a rollout, what is logged of it, and how a response is written down token by token."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,11 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.run.metrics import Means
 from dschat.scoring.source import Measured
+from dschat.trainers.credit import equal_groups
+from dschat.trainers.iteration import Metrics
 from dschat.trainers.ppo_models import AuxiliaryScores
 from macro_actions.estimators import adaptive_lam
 from macro_actions.masked import masked_moments, masked_sum
 from macro_actions.rewards import ScoreMoments
-from macro_actions.types import PPOBatch, Rollout
+from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, join, select_rows
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,47 @@ class Outside:
     auxiliary: AuxiliaryScores  # numbers (B,); their means are objective/<name>
     totals: Mapping[str, float]  # sums over this rank's rows; the sums of all ranks are metrics
     measured: Measured  # by the source of scores: (total, count), whose means over all ranks are metrics
+
+    def joined(self, further: Outside, rows: Tensor) -> Outside:
+        """Of some rows of both, those of `further` counted from B on; sums stay those over all rows of both."""
+        auxiliary = {name: torch.cat([x, further.auxiliary[name]])[rows] for name, x in self.auxiliary.items()}
+        totals = {name: total + further.totals[name] for name, total in self.totals.items()}
+        measured = {
+            name: (total + further.measured[name][0], count + further.measured[name][1])
+            for name, (total, count) in self.measured.items()
+        }
+        return Outside(auxiliary, totals, measured)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A rollout, scored, and where its macro actions end."""
+
+    # With log-probs and values; a ScoredRollout where the update's own forward passes give those.
+    rollout: Trajectory | ScoredRollout
+    macro: MacroActions  # its macro actions
+    moments: ScoreMoments | None  # of all scores so far, these included; None without --normalize_scores
+    bad_rows: Tensor  # (B,) bool, rows that were sampled from logits that are not finite
+    outside: Outside  # what others than the models say of it
+    rates: Metrics  # the learning rates, as metrics
+    is_stale: bool = False  # whether the weights that drew it are those of an iteration ago
+
+    def joined(self, further: Collected, rows: Tensor, pad_id: int) -> Collected:
+        """Some rows of both, those of `further` counted from B on."""
+        known, macro = join(self.rollout, further.rollout, pad_id), join(self.macro, further.macro)
+        return replace(
+            self,
+            rollout=select_rows(known, rows),
+            macro=select_rows(macro, rows),
+            bad_rows=torch.cat([self.bad_rows, further.bad_rows])[rows],
+            outside=self.outside.joined(further.outside, rows),
+        )
+
+    def equal_groups(self, samples: int) -> Tensor:
+        """(P,) bool: prompts whose scores are all equal; none whose logits were not finite, which is said later."""
+        assert isinstance(self.rollout, Trajectory)  # credit is not fused
+        bad = self.bad_rows.view(-1, samples).any(1)
+        return equal_groups(self.rollout, samples) & ~bad
 
 
 def outside_metrics(outside: Outside) -> dict[str, float]:
