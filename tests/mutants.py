@@ -226,6 +226,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_slime_gets_what_step_3_computes[fixed-equal]"),
     ("OpenRLHF: tokens are one off", "openrlhf.experience_maker", "_a.sequences[:, 1:]", "_a.sequences[:, :-1]",
      "test_openrlhf_gets_what_step_3_computes[parsing-equal]"),
+    ("completions that are kept take no random numbers", "SegmentValues.__call__", "set_random_states(_a)", "_a",
+     "test_parts_that_are_done_are_not_drawn_again"),
     # rl
     ("gamma of the next value is forgotten", "gae", "_a + _b * _c - _d", "_a + _c - _d", GAE),
     ("GAE adds the value", "gae", "_a - _b", "_a + _b", GAE),

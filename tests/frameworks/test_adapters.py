@@ -182,7 +182,10 @@ class Copying(ExperienceMaker):
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        (type("Reinforce", (ExperienceMaker,), {"advantage_estimator": "reinforce"}), "estimator gae, not reinforce"),
+        (
+            type("Reinforce", (ExperienceMaker,), {"advantage_estimator": "reinforce"}),
+            "estimator gae, which alone has a critic",
+        ),
         (Forgetful, "did not ask get_advantages_and_returns for every batch"),
         (Copying, "does not hand over the values of each batch in turn"),
         (type("Other", (), {"compute_advantages_and_returns": None}), r"Other\.get_advantages_and_returns, which the"),
@@ -218,7 +221,7 @@ def test_openrlhfs_trainer_gets_the_subclass(imported, tmp_path) -> None:
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
     assert run.stdout == "MacroExperienceMaker\n", run.stderr
-    assert run.stderr.count("openrlhf: advantages are over macro actions: fixed") == 1
+    assert run.stderr.count("openrlhf: advantages over macro actions: fixed") == 1
 
 
 def test_a_missing_hook_is_named_with_its_place() -> None:

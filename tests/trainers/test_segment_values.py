@@ -206,14 +206,17 @@ def test_completions_without_a_score_are_left_out(group: Any, tmp_path: Any) -> 
 
 
 def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in the second part, taken up by another run: it draws its rollout and the second part alone."""
-    whole, _ = batch_of(trainer_of(tmp_path))
+    """Stopped in the second part, taken up by another run: it draws its rollout and the second part alone.
+
+    Of global random numbers, the second part gets those that it would have got.
+    """
     sizes: list[int] = []
     real = ContinuousEngine.draw_from
 
     def noted(engine: Any, causal_lm: Any) -> Any:
         def draw(prompts: Any, *args: Any, **options: Any) -> Any:
             sizes.append(len(prompts))
+            random.append(float(torch.rand(())))
             if stops and len(sizes) == 3:
                 raise KeyboardInterrupt
             return draw_from(prompts, *args, **options)
@@ -222,17 +225,26 @@ def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monk
         return draw
 
     monkeypatch.setattr(ContinuousEngine, "draw_from", noted)
+    whole, random, stops = trainer_of(tmp_path), list[float](), False
+    torch.manual_seed(0)
+    expected, _ = batch_of(whole)
+    numbers = random.copy()
+    sizes.clear()
     stopped, stops = trainer_of(tmp_path), True
+    torch.manual_seed(0)
     with pytest.raises(KeyboardInterrupt):
         batch_of(stopped)
     rollout, first, second = sizes
     state = stopped.algorithm.state_dict()
     sizes.clear()
+    random.clear()
     again, stops = trainer_of(tmp_path), False
     again.algorithm.load_state_dict(state)
+    torch.manual_seed(0)
     batch, outside = batch_of(again)
     assert sizes == [rollout, second] and first > 0
-    assert torch.equal(batch.advantages, whole.advantages) and outside.totals["rollout/mc_tokens"] > 0
+    assert random == [numbers[0], numbers[2]]
+    assert torch.equal(batch.advantages, expected.advantages) and outside.totals["rollout/mc_tokens"] > 0
     # What is done grows with every part, so that a run that is stopped again writes it down again.
     assert state.numbers["completions"] == [1, 1]
     monkeypatch.setattr(SegmentValues, "forget", lambda values: None)

@@ -14,7 +14,7 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, world_size
-from dschat.run.state import Json, Progress, SeedKind
+from dschat.run.state import Json, Progress, SeedKind, random_states, set_random_states
 from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo_models import ActorSampler
 from macro_actions.types import MacroActions, Rollout, select_rows
@@ -48,6 +48,7 @@ class SegmentValues:
         self._of = (-1, 0)  # iteration and checksum of the rollout that the parts are of
         self._parts: list[Tensor] = []  # (b, M) each
         self._tokens: list[int] = []  # drawn for each
+        self._random: list[dict[str, Tensor]] = []  # the global random states after each, which scores may draw from
 
     def __call__(
         self,
@@ -76,11 +77,13 @@ class SegmentValues:
         """
         of = (iteration, _checksum(rollout))
         if self._of != of:
-            self._of, self._parts, self._tokens = of, [], []
+            self._of, self._parts, self._tokens, self._random = of, [], [], []
         ids, starts = rollout.response_rows(), (macro.lengths.cumsum(1) - macro.lengths).tolist()
         counts = macro.mask.sum(1).tolist()
         done = -largest_over_ranks(-len(self._parts))
-        del self._parts[done:], self._tokens[done:]
+        del self._parts[done:], self._tokens[done:], self._random[done:]
+        if self._random and self._random[-1]:
+            set_random_states(self._random[-1])
         for first in range(done * self._rows, len(ids), self._rows):
             rows = range(first, min(first + self._rows, len(ids)))
             # A response without a token, which could not be scored, is completed all the same: no rank is without one.
@@ -92,11 +95,12 @@ class SegmentValues:
             part[[state.row - first for state in states], [state.number for state in states]] = means
             self._parts.append(part[:, : macro.mask.shape[1]])
             self._tokens.append(tokens)
+            self._random.append(random_states())
         return torch.where(macro.mask, torch.cat(self._parts), 0.0), sum(self._tokens)
 
     def forget(self) -> None:
         """The iteration has the values."""
-        self._of, self._parts, self._tokens = (-1, 0), [], []
+        self._of, self._parts, self._tokens, self._random = (-1, 0), [], [], []
 
     def _measured(
         self,
@@ -148,6 +152,7 @@ class SegmentValues:
         if not done:
             return {}, {}
         tensors = {f"completions.{n}": part for n, part in enumerate(self._parts[:done])}
+        tensors |= {f"completions.random.{name}": state for name, state in self._random[done - 1].items()}
         known = torch.tensor([*self._of, *self._tokens[:done]])
         return {"completions": [world_size(), done]}, tensors | {"completions.of": known}
 
@@ -157,6 +162,9 @@ class SegmentValues:
             iteration, checksum, *self._tokens = state.tensors["completions.of"].tolist()
             self._of = iteration, checksum
             self._parts = [state.tensors[f"completions.{n}"].to(device()) for n in range(len(self._tokens))]
+            start = "completions.random."
+            found = {name.removeprefix(start): x for name, x in state.tensors.items() if name.startswith(start)}
+            self._random = [found] * len(self._parts)  # those before the last are not needed again
 
 
 def _checksum(rollout: Rollout) -> int:

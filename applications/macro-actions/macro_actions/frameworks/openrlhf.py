@@ -8,8 +8,8 @@ ray starts, since one of those trains. It whitens the advantages of all experien
 import logging
 import os
 import sys
+from importlib import import_module, util
 from importlib.abc import MetaPathFinder
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,8 +34,7 @@ def experience_maker(base: type, config: MacroActionsConfig) -> type:
     class MacroExperienceMaker(base):
         def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
             if self.advantage_estimator != "gae":
-                chosen = self.advantage_estimator
-                raise UnsupportedError(f"openrlhf: set --algo.advantage.estimator gae, not {chosen}.")
+                raise UnsupportedError("openrlhf: set --algo.advantage.estimator gae, which alone has a critic.")
             self._waiting = list(experiences)
             found: list[Any] = super().compute_advantages_and_returns(experiences)
             if self._waiting:
@@ -76,25 +75,26 @@ class _OnImport(MetaPathFinder):
         if name != TRAINER:
             return None
         sys.meta_path.remove(self)
-        spec: Any = find_spec(name)
+        spec: Any = util.find_spec(name)
         execute = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: (execute(module), _replace(self._config, module))
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            _replace(self._config, module)
+
+        spec.loader.exec_module = exec_module
         return spec
 
 
 def _replace(config: MacroActionsConfig, trainer: Any) -> None:
     require("openrlhf", trainer, "RemoteExperienceMaker")
     trainer.RemoteExperienceMaker = experience_maker(trainer.RemoteExperienceMaker, config)
-    logging.getLogger(__name__).warning(
-        "openrlhf: advantages are over macro actions: %s", config.termination_condition
-    )
+    logging.getLogger(__name__).warning("openrlhf: advantages over macro actions: %s", config.termination_condition)
 
 
 def dispatched(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
     """Advantages and returns of the experience maker that the trainer uses now, with γ = 1 and λ = .5."""
     register(config)
-    from openrlhf.trainer import ppo_trainer
-
-    maker = object.__new__(ppo_trainer.RemoteExperienceMaker)
+    maker = object.__new__(import_module(TRAINER).RemoteExperienceMaker)
     maker._waiting = [SimpleNamespace(values=values, sequences=None, index=None, base_action_log_probs=None)]
     return maker.get_advantages_and_returns(values, rewards, mask, 1.0, 0.5)
