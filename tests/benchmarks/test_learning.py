@@ -20,10 +20,11 @@ from benchmark_runs import FOLDER
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import load_scalar
 from dschat.models.tokenizer import load_tokenizer
+from learning import LIMITS
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory
-from trials import figures, limit, runner, starts, tasks, variants
+from trials import figures, limit, programs, runner, starts, tasks, variants
 from trials.matrix import Spec, read_matrix, runs_of
 
 PPO, MACRO = "PPO, λ .95", "n = 5"
@@ -182,7 +183,7 @@ def test_the_document_has_a_place_for_every_group() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
     names = {
         "quickstart",
-        *(f"limit, {name}" for name in ("without a critic", "values sampled", "rewards inside", "opener")),
+        *(f"limit, {name}" for name in LIMITS),
     } | {group.name for group in read_matrix()}
     assert (
         names == set(re.findall(r"<!-- learning (.+) -->", text)) == set(re.findall(r"<!-- /learning (.+) -->", text))
@@ -223,6 +224,36 @@ def test_gold_scores_by_hand() -> None:
     text = f"{complaint} {complaint} {other} the {praise} {complaint} the the"
     assert tasks.style([], [text], []) == [3 / 32], "two complaints in the first half, one praise in the second"
     assert tasks.opener([], [f"{tasks.OPENERS[-1]} the", f"{tasks.OPENERS[3]} the", "the"], []) == [1.0, 0.2, 0.0]
+
+
+def test_functions_are_run_one_by_one_and_count_where_they_end() -> None:
+    """Four are asked for: one is right, one wrong, one broken, one missing; the last of two of a name counts."""
+    prompt = (
+        "the sum plus the maximum; the last one minus the sum; the minimum times the maximum; the sum minus the sum:"
+    )
+    right = "def g(x): return x[-1] - sum(x)\n"
+    response = f"def f(x): return sum(x) + min(x)\n{right}def h(x): return min(x) * max(x\n"
+    assert programs.programs([prompt], [response], []) == [0.25]
+    assert programs.programs([prompt], [right + response.replace(right, "def g(x): return 0\n")], []) == [0.0]
+    segments = [response[:40], response[40:]]  # the second line ends in the second one
+    assert programs.programs([prompt], [response], [], [segments]) == [[0.0, 0.25]]
+
+
+def test_the_numbers_of_programs_tell_functions_apart() -> None:
+    """Two that agree on them agree on all lists: a sum or a product the other way round, or a difference of equals."""
+    values: dict[object, set[str]] = {}
+    for expression, value in programs.QUESTIONS.values():
+        values.setdefault(value, set()).add(expression)
+    others = [[3, 8, 5], [11, 2, 7, 4, 6]]
+    for expressions in values.values():
+        assert all(len({eval(text, {"x": x}) for text in expressions}) == 1 for x in others)
+
+
+def test_demonstrations_of_programs_are_mediocre() -> None:
+    """A function is right with .6³ · .9 = .194, and by another way round or a difference of equals a little more."""
+    rows = tasks.TASKS["programs-72"].rows(40, 0, "sft")
+    golds = programs.programs([row.prompt for row in rows], [row.chosen or "" for row in rows], [])
+    assert np.mean(golds) == pytest.approx(0.22, abs=0.09)  # 160 functions: three errors of .033
 
 
 def test_demonstrations_are_mediocre() -> None:

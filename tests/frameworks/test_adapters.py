@@ -23,7 +23,6 @@ from macro_actions.segments import macro_logprobs, segment
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = ROOT / "applications" / "macro-actions" / "macro_actions" / "frameworks"
-CONDITIONS = ("fixed", "randomized", "parsing", "ppl")
 
 
 @pytest.mark.parametrize("framework", ["skyrl", "verl"])
@@ -76,7 +75,7 @@ SLIME = SimpleNamespace(kl_coef=0.1, gamma=GAMMA, lambd=LAM)
 
 
 @pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
-@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("condition", ["fixed", "randomized", "parsing"])
 def test_slime_gets_what_step_3_computes(condition, value_function) -> None:
     case = make_case(condition, value_function)
     batch = slime_batch(case)
@@ -96,6 +95,21 @@ def test_a_score_behind_a_tools_answer_is_that_of_the_policys_last_token() -> No
         slime.estimator(MacroActionsConfig("fixed", 1))(SimpleNamespace(kl_coef=0, gamma=1.0, lambd=1.0), batch)
     assert float(cut["returns"][0][0]) == pytest.approx(5.0) == float(whole["returns"][0][0])
     assert not cut["returns"][0][-3:].any()
+
+
+def test_a_tools_answer_costs_no_kl_in_slime() -> None:
+    batch = slime_batch(make_case("fixed", "first"))
+    batch["loss_masks"][0][2:5] = 0
+    batch["rewards"], batch["kl"] = [0.0] * len(LENGTHS), [torch.zeros_like(row) for row in batch["kl"]]
+    batch["kl"][0][2:5] = 5.0
+    slime.estimator(MacroActionsConfig("fixed", 1))(SimpleNamespace(kl_coef=0.1, gamma=1.0, lambd=1.0), batch)
+    torch.testing.assert_close(batch["returns"][0], torch.zeros(LENGTHS[0]), atol=1e-6, rtol=0)
+
+
+def test_slime_has_no_reference_for_ppl() -> None:
+    case = make_case("ppl", "equal")
+    with pytest.raises(UnsupportedError, match="slime: termination_condition ppl reads ref_logprobs"):
+        slime.estimator(case.config)(SLIME, slime_batch(case))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +229,9 @@ def test_openrlhfs_trainer_gets_the_subclass(imported, tmp_path) -> None:
         "hook = openrlhf.runtime_env(MacroActionsConfig())['worker_process_setup_hook']\n"
         "hook()\n"
         f"assert ('openrlhf.trainer' in sys.modules) == {imported}\n"
-        "import openrlhf.trainer.other\nfrom openrlhf.trainer import ppo_trainer\n"
+        "import importlib.util, openrlhf.trainer.other\n"
+        "importlib.util.find_spec('openrlhf.trainer.ppo_trainer')\n"
+        "from openrlhf.trainer import ppo_trainer\n"
         "print(ppo_trainer.RemoteExperienceMaker.__name__)"
     )
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
@@ -234,6 +250,11 @@ def test_a_missing_hook_is_named_with_its_place() -> None:
     [
         ({"termination_condition": "sentences"}, "must be one of fixed, parsing, ppl, randomized, not 'sentences'"),
         ({"policy_ratio": "token"}, "policy_ratio must be one of macro, macro_mean"),
+        ({"value_function": "frist"}, "value_function must be one of equal, unit, position, first, not 'frist'"),
+        ({"macro_reward": "avg"}, "reduction must be sum or mean, not 'avg'"),
+        ({"ngram": 0}, "ngram must be an integer of at least 1"),
+        ({"termination_condition": "ppl", "ppl_mode": "x"}, "mode must be chunk, prefix or token"),
+        ({"termination_condition": "randomized", "repeat_times": 0}, "repeat_times"),
         ({"termination_condition": "parsing"}, "give the policy's tokenizer="),
     ],
 )

@@ -30,13 +30,20 @@ def registries(monkeypatch):
     monkeypatch.setattr(RayPPOTrainer, "compute_advantages_and_returns", RayPPOTrainer.compute_advantages_and_returns)
 
 
-def trainer(estimator: str = skyrl.NAME, step_wise: bool = False) -> SimpleNamespace:
+class FullyAsyncRayPPOTrainer(SimpleNamespace):
+    """By its name alone SkyRL's own."""
+
+
+def trainer(estimator: str = skyrl.NAME, step_wise: bool = False, kind: type = SimpleNamespace) -> SimpleNamespace:
     """What SkyRL's method reads of its trainer."""
-    algorithm = SimpleNamespace(advantage_estimator=estimator, gamma=GAMMA, lambd=LAM, grpo_norm_by_std=True)
+    algorithm = SimpleNamespace(
+        advantage_estimator=estimator, gamma=GAMMA, lambd=LAM, grpo_norm_by_std=True, policy_loss_type=skyrl.LOSS
+    )
     cfg = SimpleNamespace(
         trainer=SimpleNamespace(algorithm=algorithm), generator=SimpleNamespace(step_wise_trajectories=step_wise)
     )
-    return SimpleNamespace(cfg=cfg, all_metrics={})
+    made: SimpleNamespace = kind(cfg=cfg, all_metrics={})
+    return made
 
 
 def batch_of(case: Case, values: bool = True) -> TrainingInputBatch:
@@ -117,6 +124,7 @@ def test_the_loss_has_a_ratio_of_each_macro_action() -> None:
         (trainer(), False, r"needs a critic; set trainer\.critic\.model\.path"),
         (trainer(step_wise=True), True, r"step_wise_trajectories=true"),
         (trainer("grpo"), True, r"advantage_estimator=macro_gae, not grpo"),
+        (trainer(kind=FullyAsyncRayPPOTrainer), True, r"fully asynchronous training has no old log-probabilities"),
     ],
 )
 def test_what_skyrl_would_do_without_a_word_is_refused(made, with_values, said) -> None:
@@ -124,6 +132,29 @@ def test_what_skyrl_would_do_without_a_word_is_refused(made, with_values, said) 
     skyrl.register(case.config)
     with pytest.raises(UnsupportedError, match=said):
         RayPPOTrainer.compute_advantages_and_returns(made, batch_of(case, with_values))
+
+
+def test_the_name_of_skyrls_fully_asynchronous_trainer() -> None:
+    from skyrl.train import fully_async_trainer
+
+    assert issubclass(fully_async_trainer.FullyAsyncRayPPOTrainer, RayPPOTrainer)
+
+
+def test_corrections_by_log_probabilities_of_tokens_are_refused() -> None:
+    case = make_case("fixed", "equal")
+    skyrl.register(case.config)
+    config = AlgorithmConfig(policy_loss_type=skyrl.LOSS)
+    config.off_policy_correction.tis_ratio_type = "sequence"
+    own = [right(x) for x in (case.ref_logprobs, case.ref_logprobs, case.advantages)]
+    with pytest.raises(UnsupportedError, match=r"skyrl: unset trainer\.algorithm\.off_policy_correction"):
+        ppo_utils.PolicyLossRegistry.get(skyrl.LOSS)(*own, config=config, loss_mask=right(case.mask.float()))
+
+
+def test_the_last_registration_holds() -> None:
+    case = make_case("fixed", "first")
+    skyrl.register(MacroActionsConfig("randomized"))
+    skyrl.register(case.config)
+    assert_that_of_step_3(RayPPOTrainer.compute_advantages_and_returns(trainer(), batch_of(case)), case)
 
 
 def test_registered_elsewhere_than_where_the_trainer_is_it_says_so() -> None:
@@ -144,6 +175,6 @@ def test_it_reaches_other_processes_by_name() -> None:
 
 
 def test_a_version_without_the_hook_is_named(monkeypatch) -> None:
-    monkeypatch.delattr(ppo_utils, "register_policy_loss")
-    with pytest.raises(UnsupportedError, match=r"skyrl: .*ppo_utils\.register_policy_loss, which the adapter needs"):
+    monkeypatch.delattr(ppo_utils, "ppo_policy_loss")
+    with pytest.raises(UnsupportedError, match=r"skyrl: .*ppo_utils\.ppo_policy_loss, which the adapter needs"):
         skyrl.register(MacroActionsConfig())

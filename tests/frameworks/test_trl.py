@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from framework_cases import WORDS, assert_recorded, words
+from framework_cases import WORDS, record, words
 
 pytest.importorskip("trl", reason="needs TRL: make test-frameworks FRAMEWORK=trl")
 
@@ -109,7 +109,7 @@ def test_the_loss_of_three_updates_is_that_of_macro_ratios(ratio, tmp_path) -> N
         assert loss == pytest.approx(expected, abs=1e-5)
     assert any(abs(loss - token) > 1e-4 for loss, _, token in trainer.losses), "not the ratio of tokens"
     if ratio == "macro":
-        assert_recorded("trl", **trainer.last)
+        record("trl", **trainer.last)  # another processor draws other tokens
 
 
 def test_macro_actions_of_one_token_are_trls_own_loss(tmp_path) -> None:
@@ -134,9 +134,10 @@ def test_conditions_that_read_the_batch(condition, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"loss_type": "cispo"}, "loss_type=cispo"),
-        ({"importance_sampling_level": "sequence"}, "importance_sampling_level=sequence"),
-        ({"beta": 0.1}, "beta other than 0"),
+        ({"loss_type": "cispo"}, "loss_type=cispo: use grpo, bnpo"),
+        ({"importance_sampling_level": "sequence"}, "importance_sampling_level=sequence: use token"),
+        ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold: leave it out"),
+        ({"beta": 0.1}, "beta=0.1: use 0"),
     ],
 )
 def test_losses_without_a_place_for_the_ratio_are_refused(settings, said, tmp_path) -> None:
@@ -145,8 +146,26 @@ def test_losses_without_a_place_for_the_ratio_are_refused(settings, said, tmp_pa
 
 
 def test_without_a_reference_ppl_is_refused(tmp_path) -> None:
-    with pytest.raises(UnsupportedError, match="trl: .* do not go with termination_condition ppl, for which"):
+    with pytest.raises(UnsupportedError, match="trl: .* do not go with termination_condition ppl, since there is"):
         make(tmp_path, config=MacroActionsConfig("ppl"))
+
+
+def test_without_a_critic_its_settings_are_refused(tmp_path) -> None:
+    with pytest.raises(UnsupportedError, match="trl: .* do not go with value_function and macro_reward"):
+        make(tmp_path, config=MacroActionsConfig("fixed", value_function="first"))
+
+
+@pytest.mark.parametrize("condition", ["fixed", "randomized"])
+def test_rows_without_a_prompt_are_cut_at_random_by_nothing(condition, tmp_path, monkeypatch) -> None:
+    """TRL takes such rows where environments own the prompts."""
+    trainer = make(tmp_path, config=MacroActionsConfig(condition))
+    output = {"completion_mask": torch.ones(2, 6)}
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", lambda self, inputs: dict(output))
+    if condition == "randomized":
+        with pytest.raises(UnsupportedError, match="trl: termination_condition randomized reads uids"):
+            trainer._generate_and_score_completions([{}, {}])
+    else:
+        assert trainer._generate_and_score_completions([{}, {}])["macro_ends"].sum() == 4
 
 
 def test_a_batch_that_lost_its_macro_actions_is_refused(tmp_path) -> None:

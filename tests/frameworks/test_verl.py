@@ -128,6 +128,13 @@ def test_the_loss_has_a_ratio_of_each_macro_action() -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+def test_the_last_registration_holds(monkeypatch) -> None:
+    case = make_case("randomized", "first", uids=UIDS)
+    verl.register(MacroActionsConfig("fixed"))
+    verl.register(case.config)
+    torch.testing.assert_close(advantages(monkeypatch, case)["returns"], case.returns, atol=1e-6, rtol=0)
+
+
 def test_another_estimator_is_refused(monkeypatch) -> None:
     case = make_case("fixed", "equal")
     verl.register(case.config)

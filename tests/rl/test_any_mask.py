@@ -16,7 +16,7 @@ from torch import Tensor
 
 import macro_actions
 import rl_references as ref
-from closeness import assert_near
+from closeness import FORWARD, assert_near
 from factories import make_tokenizer
 from macro_actions import termination
 from macro_actions.estimators import EstimatorSettings, gae_batch
@@ -156,9 +156,42 @@ def test_values_of_few_bits_are_computed_in_float32(kind) -> None:
     assert torch.equal(found[0], macro_actions.macro_gae(values.to(exact), rewards.to(exact), ends, mask)[0])
 
 
+@pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])
+def test_log_probabilities_of_few_bits_are_pooled_in_float32(mean) -> None:
+    """A sum in bfloat16, of eight bits, would be off by more than what a clip range is."""
+    few = (-2 * torch.rand(8, 200, generator=torch.Generator().manual_seed(0))).bfloat16()
+    mask = torch.ones_like(few)
+    macro = macro_actions.segment(macro_actions.fixed(mask, math.inf), mask)
+    found = macro_actions.macro_logprobs(few, macro, mean)
+    expected = few.double().mean(1) if mean else few.double().sum(1)
+    assert found.dtype == torch.float32
+    assert_near(found[:, 0], expected, FORWARD)
+
+
+def test_whole_numbers_are_pooled_as_numbers() -> None:
+    numbers, mask = torch.tensor([[1, 2, 3, 4]]), torch.ones(1, 4)
+    macro = macro_actions.segment(macro_actions.fixed(mask, 2), mask)
+    assert macro_actions.pool_values(numbers, macro).tolist() == [[1.5, 3.5]]
+    assert macro_actions.pool_rewards(numbers, macro).tolist() == [[3.0, 7.0]]
+    values, rewards = torch.tensor([[1, 3]]), torch.tensor([[1, 4]])  # δ = 3, 1
+    assert macro_actions.gae(values, rewards, torch.ones(1, 2), 1.0, 0.5)[0].tolist() == [[3.5, 1.0]]
+
+
+def test_no_gradient_runs_through_advantages_and_returns() -> None:
+    values, mask = torch.ones(1, 4, requires_grad=True), torch.ones(1, 4)
+    found = macro_actions.macro_gae(values, values, macro_actions.fixed(mask, 2), mask)
+    assert not any(x.requires_grad for x in found)
+
+
 def test_shapes_that_do_not_fit_are_told() -> None:
     with pytest.raises(ValueError, match=r"must be \(B, R\) each, not .*\(2, 3\).*\(2, 4\)"):
         macro_actions.macro_gae(torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_log_probabilities_of_another_shape_are_told(width) -> None:
+    with pytest.raises(ValueError, match=rf"the mask's shape \(2, 4\), not \(2, {width}\)"):
+        macro_actions.ppl(torch.ones(2, 4), torch.zeros(2, width))
 
 
 def test_parsing_reads_the_tokens_of_each_run() -> None:

@@ -47,6 +47,9 @@ def whole(mask: torch.Tensor) -> MacroActions:
 def test_grpo_by_hand(scores, expected) -> None:
     x = torch.tensor([scores])
     assert_near(grpo(x, x.isfinite()), [expected], FORWARD)
+    assert_near(grpo(x, x.isfinite().float()), [expected], FORWARD)
+    if x.isfinite().all():
+        assert_near(grpo(x), [expected], FORWARD)
 
 
 def test_dr_grpo_by_hand() -> None:

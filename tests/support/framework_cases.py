@@ -117,13 +117,18 @@ def recorded(framework: str) -> dict[str, Tensor]:
     return {name: torch.tensor(value) for name, value in numbers.items()}
 
 
-def assert_recorded(framework: str, **numbers: Tensor) -> None:
-    """The framework says what it said before; with RECORD=1, writes what it says."""
+def record(framework: str, **numbers: Tensor) -> None:
+    """With RECORD=1, writes what the framework says."""
     if os.environ.get("RECORD"):
         known = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
         rows = {name: x.double().round(decimals=7).tolist() for name, x in numbers.items()}
         known[framework] = {"version": version(framework), "numbers": rows}
         RECORDED.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+def assert_recorded(framework: str, **numbers: Tensor) -> None:
+    """The framework says what it said before; with RECORD=1, writes what it says."""
+    record(framework, **numbers)
     for name, expected in recorded(framework).items():
         torch.testing.assert_close(numbers[name].double(), expected.double(), atol=1e-6, rtol=0)
 

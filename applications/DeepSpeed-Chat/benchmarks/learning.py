@@ -42,10 +42,12 @@ PICTURES = {
     "learning-lengths": ("32 tokens", "fresh critic", "128 tokens"),
     "learning-tasks": ("opener", "reviews", "learned reward model"),
     "learning-ideas": ("ideas",),
+    "learning-programs": ("programs",),
     "learning-groups": ("without a critic",),
     "learning-ratios": ("ratios of responses",),
 }
-LIMITS = ("without a critic", "values sampled", "rewards inside", "opener")  # groups of which the limit is drawn
+# Groups of which the limit is drawn.
+LIMITS = ("without a critic", "values sampled", "rewards inside", "opener", "reviews", "programs")
 QUICKSTART = TRAINING / "quickstart"
 SEEDS = range(10)  # of the quickstart
 
@@ -89,7 +91,10 @@ def publish(
 ) -> None:
     """Tables, pictures and figures into the output folder, and into the document if there is one."""
     folder = results.folder
-    texts = {name: f"{learning_table(found)}\n\n{kl_table(found)}" for name, found in rows.items()} | limits
+    levels = {group.name: group.kl_levels for group in groups}
+    texts = {
+        name: f"{learning_table(found)}\n\n{kl_table(found, levels[name])}" for name, found in rows.items()
+    } | limits
     if (quickstarts := quickstart_table(folder / "quickstart")) is not None:
         texts["quickstart"] = quickstarts
     sections = "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items())

@@ -6,8 +6,9 @@
     ends = fixed(response_mask, n=5)  # (B, R) bool
     advantages, returns = macro_gae(values, rewards, ends, response_mask, gamma=1.0, lam=0.95, value_function="first")
 
-Nothing in this package reads a file, a flag or a clock, draws from the global random state, or knows about a trainer,
-but for `macro_actions.frameworks`. Shapes: B rows, P prompt positions, R response positions, M macro actions.
+Its functions read no file, no flag and no clock, draw nothing from the global random state and know no trainer; but
+`macro_actions.constituents` loads a parser, and `macro_actions.frameworks` knows trainers.
+Shapes: B rows, P prompt positions, R response positions, M macro actions.
 """
 
 from macro_actions.conditions import fixed, parsing, ppl, randomized, surprise

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 class Runs:
     """The N runs of a mask, in the order of rows and columns, each as a row of its own; W is the longest."""
 
+    shape: torch.Size  # (B, R)
     mask: Tensor  # (N, W) bool, a prefix of each row
     row: Tensor  # (N,) long: in which row of the batch
     number: Tensor  # (N,) long: how many runs that row has before it
@@ -47,19 +48,24 @@ class Runs:
         width = int(position.max()) + 1 if len(position) else 0
         runs = mask.new_zeros(len(first_row), width)
         runs[run, position] = True
-        return cls(runs, first_row, starts.cumsum(1)[first_row, first_column] - 1, (rows, columns, run, position))
+        number = starts.cumsum(1)[first_row, first_column] - 1
+        return cls(mask.shape, runs, first_row, number, (rows, columns, run, position))
 
     def take(self, x: Tensor) -> Tensor:
-        """(B, R) → (N, W), 0 behind the runs."""
+        """(B, R) → (N, W), 0 behind the runs. Raises ValueError where x has another shape than the mask."""
+        if x.shape != self.shape:
+            raise ValueError(
+                f"what the condition reads must have the mask's shape {tuple(self.shape)}, not {tuple(x.shape)}"
+            )
         rows, columns, run, position = self.places
         taken = x.new_zeros(self.mask.shape)
         taken[run, position] = x[rows, columns]
         return taken
 
-    def put(self, x: Tensor, like: Tensor) -> Tensor:
-        """(N, W) → the shape of ``like``, (B, R), 0 between the runs."""
+    def put(self, x: Tensor) -> Tensor:
+        """(N, W) → (B, R), 0 between the runs."""
         rows, columns, run, position = self.places
-        put = x.new_zeros(like.shape)
+        put = x.new_zeros(self.shape)
         put[rows, columns] = x[run, position]
         return put
 
@@ -193,4 +199,4 @@ def _parsing_condition(
 def _by_run(response_mask: Tensor, condition: Callable[[Runs], Tensor]) -> Tensor:
     """Ends (B, R) of a condition that is asked of each run."""
     runs = Runs.of(response_mask)
-    return runs.put(condition(runs), response_mask)
+    return runs.put(condition(runs))

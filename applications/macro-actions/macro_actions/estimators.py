@@ -177,12 +177,14 @@ def gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float 
 
     Args:
         values, rewards: (B, M).
-        mask: (B, M) bool, a prefix of each row.
+        mask: (B, M) bool or numbers, a prefix of each row.
         gamma, lam: count macro steps, not tokens; λ is a number, or one of each row (B,).
 
     Returns:
         advantages, returns: (B, M) each, 0 off the mask.
     """
+    mask, exact = mask.bool(), torch.promote_types(torch.promote_types(values.dtype, rewards.dtype), torch.float32)
+    values, rewards = values.to(exact), rewards.to(exact)
     zeros = torch.zeros_like(values)
     values, rewards = torch.where(mask, values, zeros), torch.where(mask, rewards, zeros)
     following = torch.cat([values[:, 1:], zeros[:, :1]], dim=1)
@@ -195,6 +197,7 @@ def gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float 
     return advantages, advantages + values
 
 
+@torch.no_grad()
 def macro_gae(
     values: Tensor,
     rewards: Tensor,
@@ -224,7 +227,8 @@ def macro_gae(
         macro_reward: ``sum`` or ``mean`` of the rewards of a macro action's tokens.
 
     Returns:
-        advantages, returns: (B, R) each, 0 off the response; float32, or float64 if values or rewards are.
+        advantages, returns: (B, R) each, 0 off the response, without a gradient; float32, or float64 if values or
+        rewards are.
 
     Raises:
         ValueError: tensors of different shapes, an unknown value_function or macro_reward.
@@ -232,10 +236,9 @@ def macro_gae(
     if not values.shape == rewards.shape == ends.shape == response_mask.shape:
         shapes = [tuple(x.shape) for x in (values, rewards, ends, response_mask)]
         raise ValueError(f"values, rewards, ends and response_mask must be (B, R) each, not {shapes}")
-    exact = torch.promote_types(torch.promote_types(values.dtype, rewards.dtype), torch.float32)
     macro = segment(ends, response_mask)
-    macro_values = pool_values(values.to(exact), macro, value_function)
-    macro_rewards = pool_rewards(rewards.to(exact), macro, macro_reward, value_function)
+    macro_values = pool_values(values, macro, value_function)
+    macro_rewards = pool_rewards(rewards, macro, macro_reward, value_function)
     advantages, returns = gae(macro_values, macro_rewards, macro.mask, gamma, lam)
     return to_tokens(advantages, macro), to_tokens(returns, macro)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Responses of a group, the K samples of one prompt, compared with each other; no number depends on another prompt.
 
-All functions take scores (P, K) and counted (P, K) bool: False leaves a response out as if it had not been drawn.
+All functions take scores (P, K) and counted (P, K) bool: False leaves a response out as if it had not been drawn; all
+count where it is None.
 """
 
 import torch
@@ -18,14 +19,14 @@ def rloo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
     Returns:
         advantages (P, K): 0 where a score is left out or no other of its prompt counts.
     """
-    counted = torch.ones_like(scores, dtype=torch.bool) if counted is None else counted
+    counted = _all_if_none(counted, scores)
     scores = torch.where(counted, scores, 0.0)
     others = counted.sum(1, keepdim=True) - 1
     baseline = (scores.sum(1, keepdim=True) - scores) / others.clamp(min=1)
     return torch.where(counted & (others > 0), scores - baseline, 0.0)
 
 
-def dr_grpo(scores: Tensor, counted: Tensor) -> Tensor:
+def dr_grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
     """Each score minus the mean of its prompt's (Liu et al. 2025): (1 − 1/K) of `rloo`.
 
     Example: 1, 2, 6 → −2, −1, 3.
@@ -33,11 +34,12 @@ def dr_grpo(scores: Tensor, counted: Tensor) -> Tensor:
     Returns:
         advantages (P, K): 0 where a score is left out or no other of its prompt counts.
     """
+    counted = _all_if_none(counted, scores)
     mean, _ = moments(scores, counted)
     return torch.where(counted, scores - mean, 0.0)
 
 
-def grpo(scores: Tensor, counted: Tensor) -> Tensor:
+def grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
     """`dr_grpo`, divided by the standard deviation of the prompt's scores plus 1e-6 (Shao et al. 2024).
 
     Example: 1, 2, 6 → −2/√7, −1/√7, 3/√7. The deviation has the denominator K − 1, as in the released codes.
@@ -45,6 +47,7 @@ def grpo(scores: Tensor, counted: Tensor) -> Tensor:
     Returns:
         advantages (P, K): 0 where a score is left out, no other of its prompt counts, or all are equal.
     """
+    counted = _all_if_none(counted, scores)
     return dr_grpo(scores, counted) / scale(scores, counted)
 
 
@@ -85,7 +88,7 @@ def refilled(equal: Tensor, further: Tensor) -> Tensor:
     return torch.arange(len(equal), device=equal.device).index_copy(0, places[:count], len(equal) + found[:count])
 
 
-def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor) -> Tensor:
+def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) -> Tensor:
     """V of every prefix of every response: the mean score of the prompt's responses that begin with it.
 
     Example: responses a b, a c, d with scores 1, 3, 8: V of the empty prefix is 4, of a 2, of a b 1, of d 8.
@@ -98,6 +101,7 @@ def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor) -> Tensor:
         (P, K, R + 1): in column j the value of the first j tokens; behind its end, of the whole response and what
         is equal to it.
     """
+    counted = _all_if_none(counted, scores)
     totals = counts = scores.new_zeros(*ids.shape[:2], ids.shape[2] + 1)
     for k in range(ids.shape[1]):  # one at a time: all pairs of long responses would take much memory
         alike = (ids == ids[:, k : k + 1]).cumprod(2, dtype=torch.uint8)
@@ -105,3 +109,7 @@ def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor) -> Tensor:
         totals = totals + torch.where(alike, scores[:, k, None, None], 0.0)
         counts = counts + alike
     return totals / counts.clamp(min=1)
+
+
+def _all_if_none(counted: Tensor | None, scores: Tensor) -> Tensor:
+    return torch.ones_like(scores, dtype=torch.bool) if counted is None else counted.bool()

@@ -2,7 +2,8 @@
 """Segments of the response: from ends to macro actions, pooling to macro steps, and broadcasting back to tokens.
 
 Pooling adds up the tokens of each macro action directly (never by differences of cumulative sums), so that macro
-actions of one token give back the token's own number bit for bit.
+actions of one token give back the token's own number bit for bit. It is done in float32, or in float64 where the
+numbers are: bfloat16's 8 bits would lose a log-probability of many tokens.
 """
 
 import torch
@@ -19,7 +20,7 @@ def segment(ends: Tensor, response_mask: Tensor) -> MacroActions:
     """Numbers the macro actions of each row.
 
     With ends 0 1 0 0 1 on five response tokens: index 0 0 1 1 1, lengths 2 3. The number of columns M is read from
-    the device, the one host synchronisation of a rollout.
+    the device, which waits for it.
 
     Args:
         ends: (B, R) bool, True on the last token of each macro action. Entries off the response are ignored. A macro
@@ -41,6 +42,7 @@ def segment(ends: Tensor, response_mask: Tensor) -> MacroActions:
 
 def pool_values(values: Tensor, macro: MacroActions, value_function: str = "equal") -> Tensor:
     """Macro values V_τ = Σ_j σ_j V_j, with σ as in :func:`value_weights`. (B, R) → (B, M), 0 off ``macro.mask``."""
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
     weights = value_weights(macro, value_function, dtype=values.dtype)
     weighted = torch.where(weights > 0, weights * values, torch.zeros_like(values))
     return _sum_by_macro(weighted, macro.index, macro.lengths.shape[1])
@@ -67,6 +69,7 @@ def pool_rewards(
         return pool_values(rewards, macro, value_function)
     if reduction != "sum":
         raise ValueError(f"reduction must be sum or mean, not {reduction!r}")
+    rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
     kept = torch.where(macro.index >= 0, rewards, torch.zeros_like(rewards))
     return _sum_by_macro(kept, macro.index, macro.lengths.shape[1])
 

@@ -25,7 +25,6 @@ from trials.matrix import Group, Options, Result, Results
 Curve = Sequence[float] | Numbers
 Runs = Mapping[int, Result]  # by seed
 
-KL_LEVELS = (5.0, 10.0, 14.0, 20.0)  # nats per response
 DASHES = ("--", "-.", ":")  # of what is not token PPO
 
 
@@ -48,7 +47,7 @@ class Row:
     gold: Interval  # at the end: mean
     gain: Interval  # the same, minus the baseline's
     gold_at_length: Interval  # the same, at the baseline's response length
-    at_kl: list[Interval | None]  # gold at `KL_LEVELS`: mean over the seeds that came so far
+    at_kl: list[Interval | None]  # gold at the group's levels of KL: mean over the seeds that came so far
     over_best: list[Interval | None]  # the same, minus that of the best token PPO of the group
     last: dict[str, float]  # other curves at the end: mean
     explained_first: float  # variance at mid-response that the critic explains, in the first updates
@@ -68,7 +67,7 @@ def rows_of(group: Group, results: Results) -> list[Row]:
     finished = read_group(group, results)
     baseline = finished[next(iter(group.settings))]
     tokens = [finished[name] for name, options in group.settings.items() if is_token_ppo(options)]
-    best = [_best(level, tokens) for level in KL_LEVELS]
+    best = {level: _best(level, tokens) for level in group.kl_levels}
     paired = {name: {seed: runs[seed] for seed in runs if seed in baseline} for name, runs in finished.items()}
     return [_row(name, runs, baseline, best) for name, runs in paired.items() if runs]
 
@@ -78,7 +77,7 @@ def is_token_ppo(options: Options) -> bool:
     return options.get("ngram") == 1 and options.keys() <= {"ngram", "lam"}
 
 
-def _row(name: str, runs: Runs, baseline: Runs, best: Sequence[Mapping[int, float]]) -> Row:
+def _row(name: str, runs: Runs, baseline: Runs, best: Mapping[float, Mapping[int, float]]) -> Row:
     pairs = [(run.curves, baseline[seed].curves) for seed, run in runs.items()]
     needed = [updates_to(run["gold"], final(base["gold"])) for run, base in pairs]
     times = [speed_up(run["gold"], base["gold"]) for run, base in pairs]
@@ -86,7 +85,7 @@ def _row(name: str, runs: Runs, baseline: Runs, best: Sequence[Mapping[int, floa
     golds = [final(run["gold"]) for run, _ in pairs]
     first = [run["explained_variance_middle"][: window_of(len(run["gold"]))] for run, _ in pairs]
     levels, over_best = [], []
-    for level, best_of_seed in zip(KL_LEVELS, best, strict=True):
+    for level, best_of_seed in best.items():
         come = _gold_at(level, runs)
         levels.append(over_seeds(list(come.values())) if come else None)
         above = [come[seed] - best_of_seed[seed] for seed in come if seed in best_of_seed]
@@ -212,9 +211,9 @@ def _known(number: float, digits: int = 2) -> str:
     return "–" if math.isnan(number) else f"{number:.{digits}f}"
 
 
-def kl_table(rows: Sequence[Row]) -> str:
+def kl_table(rows: Sequence[Row], levels: Sequence[float]) -> str:
     """Gold at equal KL, and how far above the best token PPO of the same group that is."""
-    head = ["", *(f"KL {level:g}" for level in KL_LEVELS), *(f"minus best PPO, KL {level:g}" for level in KL_LEVELS)]
+    head = ["", *(f"KL {level:g}" for level in levels), *(f"minus best PPO, KL {level:g}" for level in levels)]
 
     def counted(gold: Interval | None, seeds: int) -> str:
         if gold is None:

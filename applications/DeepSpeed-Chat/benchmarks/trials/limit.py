@@ -25,7 +25,7 @@ from dschat.models.load import load_causal_lm
 from dschat.models.tokenizer import load_tokenizer
 from harness import table
 from trials.figures import Runs, at_kl, over_seeds
-from trials.starts import Start
+from trials.starts import Start, draw
 from trials.tasks import Task, gold_scores
 
 RESPONSES = 131_072
@@ -78,24 +78,15 @@ def first_word_scores(task: Task, start: Start, seed: int, count: int = BATCH) -
     logits[:, [tokenizer.pad_token_id, tokenizer.bos_token_id]] = -torch.inf  # which are never drawn
     words = [str(tokenizer.decode([n])) for n in range(logits.shape[1])]
     mass = logits.softmax(1).mean(0)
-    return Scores(gold_scores(task, words)[mass > 0], mass[mass > 0])
+    return Scores(gold_scores(task, [], words)[mass > 0], mass[mass > 0])
 
 
 def sft_scores(task: Task, start: Start, seed: int, count: int = RESPONSES) -> Tensor:
     """(count,): gold scores of the SFT model's responses, each to a prompt of its own."""
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
-    prompts, _ = prompt_examples(task.rows(count, seed, "limit"), tokenizer, task.max_prompt)
-    torch.manual_seed(seed)
-    found = []
-    for first in range(0, count, BATCH):
-        ids = torch.tensor([prompt.prompt_ids for prompt in prompts[first : first + BATCH]])
-        length = {"max_new_tokens": task.length, "min_new_tokens": task.length, "eos_token_id": []}
-        how = {"do_sample": True, "top_k": 0, "pad_token_id": tokenizer.pad_token_id, **length}
-        drawn = model.generate(ids, attention_mask=torch.ones_like(ids), **how)
-        texts = tokenizer.batch_decode(drawn[:, ids.shape[1] :], skip_special_tokens=True)
-        found.append(gold_scores(task, [str(text) for text in texts]))
-    return torch.cat(found)
+    parts = range(-(-count // BATCH))
+    return torch.cat([draw(task, model, tokenizer, BATCH, seed, f"limit {part}")[1] for part in parts])[:count]
 
 
 def kept_scores(folder: Path, task: Task, start: Start, seed: int) -> Scores:

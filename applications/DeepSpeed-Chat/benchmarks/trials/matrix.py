@@ -54,7 +54,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Group:
-    """Settings that are compared with each other. Those after `settings` go into every `Spec` as they are."""
+    """Settings that are compared with each other. Those from `critic` to `updates` go into every `Spec`."""
 
     name: str
     part: str  # core, around or search
@@ -65,6 +65,7 @@ class Group:
     scores: str = Spec.scores
     critic_rate: float = Spec.critic_rate
     updates: int = Spec.updates
+    kl_levels: Sequence[float] = (5.0, 10.0, 14.0, 20.0)  # at which settings are compared, nats per response
     flags: Options = field(default_factory=dict)  # of all settings
 
     def spec(self, setting: str, seed: int) -> Spec:

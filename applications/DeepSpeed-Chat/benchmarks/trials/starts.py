@@ -32,7 +32,7 @@ from trials.matrix import BATCH
 from trials.tasks import Task, gold_scores, tldr_rows
 
 T = TypeVar("T")
-SFT_STEPS, SFT_RATE = 150, 5e-3
+SFT_RATE = 5e-3
 SAMPLES = 512  # whose scores give the mean and the spread of the gold score
 DRAWN = 4096  # responses, or pairs of the quickstart's, that a critic or a reward model learns from
 EPOCHS, RATE = 2, 2e-3  # of the same
@@ -77,7 +77,7 @@ class Starts:
 def _make_sft(task: Task, seed: int, place: Path) -> None:
     tokenizer = task.tokenizer()
     model = make_model(task, tokenizer, seed)
-    rows = task.rows(SFT_STEPS * BATCH, seed, "sft")
+    rows = task.rows(task.sft_steps * BATCH, seed, "sft")
     examples, _ = sft_examples(rows, tokenizer, task.length + task.max_prompt, tokenizer.eos_token_id)
     learner, policy = SFTTask(examples, [], tokenizer.pad_token_id), PolicyModel(model)
     fit(policy, examples, lambda part: learner.loss(policy, part, learner.count(part))[0], SFT_RATE)  # type: ignore[arg-type]
@@ -88,8 +88,8 @@ def _make_sft(task: Task, seed: int, place: Path) -> None:
 
 
 def make_model(task: Task, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
-    """A random decoder, 64 wide, with 2 layers: the quickstart's Gemma, elsewhere OPT, which computes less beside."""
-    if task.kind == "reviews":
+    """A random decoder, 64 wide, with 2 layers: the quickstart's Gemma, or OPT, which is faster, for fixed lengths."""
+    if task.ends:
         return make_gemma(tokenizer, seed)
     config = OPTConfig(
         vocab_size=len(tokenizer),
@@ -151,7 +151,7 @@ def draw(
     seeds = [row_seed(seed, *split.encode(), prompt.index) for prompt in prompts]
     rollout = sample(model, [prompt.prompt_ids for prompt in prompts], sampling(task, tokenizer), seeds, SLOTS).rollout
     texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rollout.response_rows()]
-    return rollout, gold_scores(task, texts)
+    return rollout, gold_scores(task, [prompt.prompt_text for prompt in prompts], texts)
 
 
 def sampling(task: Task, tokenizer: PreTrainedTokenizerBase) -> Sampling:

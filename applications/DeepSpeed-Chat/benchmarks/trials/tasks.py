@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks made in code, scored at the last token only.
+"""Tasks made in code, with their gold functions.
 
 `style` wants complaints in the first half of a response of fixed length and praise in the second; `opener` wants a
-good first word and does not care about the rest; `reviews` is the quickstart's corpus, whose responses end by EOS. In
-the first two, a word is a token.
+good first word and does not care about the rest; a word is a token of both. `reviews` is the quickstart's corpus, and
+`programs` (`trials.programs`) wants functions that return what they are asked for; their responses end by EOS.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dschat.data.formats import tldr_row
 from dschat.data.rows import Row
 from dschat.models.tiny import train_tokenizer
 from dschat.quickstart import synthetic
+from trials.programs import programs, prompt_and_response
 
 SPECIALS = ("<pad>", "<bos>", "<eos>")
 MARK = ":"  # ends a prompt
@@ -51,7 +52,7 @@ class Task:
         ends: whether EOS ends a response; otherwise all have the full length.
     """
 
-    kind: str  # style, opener or reviews: also the name of its gold function below
+    kind: str  # style, opener, reviews or programs: also the name of its gold function below
     length: int = 64
     ends: bool = False
 
@@ -63,12 +64,19 @@ class Task:
     @property
     def max_prompt(self) -> int:
         """Tokens of the longest prompt."""
-        return 128 if self.kind == "reviews" else PROMPT_WORDS
+        return {"reviews": 128, "programs": 64}.get(self.kind, PROMPT_WORDS)
+
+    @property
+    def sft_steps(self) -> int:
+        """Updates until responses are mediocre; before about 400 no place of a program follows from its prompt."""
+        return 600 if self.kind == "programs" else 150
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """That of the task's models."""
         if self.kind == "reviews":
             return train_tokenizer(synthetic.row_texts(synthetic.make_rows(1000, 0, "demonstrations")))
+        if self.kind == "programs":
+            return train_tokenizer((f"{row.prompt}{row.chosen}" for row in self.rows(1000, 0, "tokenizer")), 320)
         names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIALS, strict=True))
         return word_tokenizer([*SPECIALS, MARK, *COMPLAINTS, *PRAISES, *NEUTRALS], ".", **names)
 
@@ -79,14 +87,18 @@ class Task:
         chance = random.Random(f"{self.name}/{seed}/{split}")
         rows = []
         for i in range(count):
-            response = demonstration(self.kind, self.length, chance)
-            prompt = [*chance.choices(NEUTRALS, k=PROMPT_WORDS - 1), MARK]
-            rows.append(Row(" ".join(prompt), None, " ".join(response), None, {}, f"{split} {i}"))
+            if self.kind == "programs":
+                prompt, response = prompt_and_response(chance)
+            else:
+                response = " ".join(demonstration(self.kind, self.length, chance))
+                prompt = " ".join([*chance.choices(NEUTRALS, k=PROMPT_WORDS - 1), MARK])
+            rows.append(Row(prompt, None, response, None, {}, f"{split} {i}"))
         return rows
 
 
 _STYLES = [Task("style", length) for length in (32, 64, 128)]
-TASKS = {task.name: task for task in (*_STYLES, Task("opener"), Task("reviews", ends=True))}
+_OTHERS = [Task("opener"), Task("reviews", ends=True), Task("programs", 72, ends=True)]
+TASKS = {task.name: task for task in (*_STYLES, *_OTHERS)}
 
 
 def tldr_rows(count: int, seed: int, kind: synthetic.Kind, split: str = "train") -> list[Row]:
@@ -138,10 +150,15 @@ def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[obje
 reviews = synthetic.gold_scores
 
 
-def gold_scores(task: Task, responses: Sequence[str]) -> Tensor:
+def gold_scores(task: Task, prompts: Sequence[str], responses: Sequence[str]) -> Tensor:
     """Of the task's gold function, (B,) float32."""
-    functions: dict[str, Callable[..., object]] = {"style": style, "opener": opener, "reviews": reviews}  # type: ignore[explicit-any]
-    return torch.as_tensor(functions[task.kind]([], responses, []), dtype=torch.float32)
+    functions: dict[str, Callable[..., object]] = {  # type: ignore[explicit-any]
+        "style": style,
+        "opener": opener,
+        "reviews": reviews,
+        "programs": programs,
+    }
+    return torch.as_tensor(functions[task.kind](prompts, responses, []), dtype=torch.float32)
 
 
 def demonstration(kind: str, length: int, chance: random.Random) -> list[str]:

@@ -6,24 +6,23 @@ whitening, losses. What a framework does not give is an `UnsupportedError` that 
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from macro_actions.conditions import fixed, parsing, ppl, randomized
 from macro_actions.estimators import macro_gae
-from macro_actions.segments import MEANS, macro_logprobs, segment
+from macro_actions.segments import MEANS, macro_logprobs, pool_rewards, segment, value_weights
 from macro_actions.termination import make_row_seeds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Framework → its distribution.
-FRAMEWORKS = {"skyrl": "skyrl", "slime": "slime", "verl": "verl", "openrlhf": "openrlhf", "trl": "trl"}
+FRAMEWORKS = ("skyrl", "slime", "verl", "openrlhf", "trl")
 READS = {"parsing": "response_ids", "ppl": "ref_logprobs", "randomized": "uids"}  # of each row, beside its mask
 
 
@@ -33,17 +32,21 @@ class UnsupportedError(RuntimeError):
 
 @dataclass(frozen=True)
 class MacroActionsConfig:
-    """Where macro actions end and how they are pooled; names, values and defaults are those of `dschat ppo`.
+    """Where macro actions end and how they are pooled; names and values are those of `dschat ppo`, and so are the
+    defaults but for `policy_ratio`, which is read where the framework's loss is one of macro actions.
 
     Attributes:
         termination_condition: fixed, randomized, parsing or ppl.
-        ngram: of fixed; 1 is the framework's own GAE.
+        ngram: of fixed; 1 is the framework's own GAE, where masks have no holes: some count those as steps.
         ngram_lengths, repeat_times, seed: of randomized, which cuts a sample by its prompt's uid.
         ppl_mode: of ppl: chunk, prefix or token.
         parsing_cutoff, parser, parser_model, tokenizer: of parsing.
         value_function: equal, unit, position or first.
         macro_reward: sum or mean.
         policy_ratio: of the losses: macro (product over its tokens) or macro_mean (their geometric mean).
+
+    Raises:
+        ValueError: a value that is none of these.
     """
 
     termination_condition: str = "fixed"
@@ -68,6 +71,12 @@ class MacroActionsConfig:
             raise ValueError(f"policy_ratio must be one of {', '.join(MEANS)}, not {self.policy_ratio!r}")
         if self.termination_condition == "parsing" and self.tokenizer is None:
             raise ValueError("termination_condition parsing: give the policy's tokenizer=")
+        one = torch.ones(1, 1)
+        if self.termination_condition != "parsing":  # whose parser is loaded when it is needed
+            self.ends(one, "", [0], None, one)
+        macro = segment(one, one)
+        value_weights(macro, self.value_function)
+        pool_rewards(one, macro, self.macro_reward)
 
     def ends(
         self,
@@ -89,22 +98,19 @@ class MacroActionsConfig:
         Raises:
             UnsupportedError: what the condition reads is None.
         """
-        condition = self.termination_condition
-        given = {"uids": uids, "response_ids": response_ids, "ref_logprobs": ref_logprobs}
-        if condition in READS and given[READS[condition]] is None:
-            raise UnsupportedError(
-                f"{framework}: termination_condition {condition} reads {READS[condition]}, which are not given here;"
-                " see docs/plug-ins.md for what this framework supports, or use fixed."
-            )
-        if uids is not None and condition == "randomized":
-            return randomized(response_mask, self.ngram_lengths, self.repeat_times, self._row_seeds(uids))
-        if response_ids is not None and condition == "parsing" and self.tokenizer is not None:
-            return parsing(
-                response_mask, response_ids, self.tokenizer, self.parsing_cutoff, self.parser, self.parser_model
-            )
-        if ref_logprobs is not None and condition == "ppl":
-            return ppl(response_mask, ref_logprobs, self.ppl_mode)
-        return fixed(response_mask, self.ngram)
+        condition, mask = self.termination_condition, response_mask
+        if condition == "fixed":
+            return fixed(mask, self.ngram)
+        if condition == "randomized" and uids is not None:
+            return randomized(mask, self.ngram_lengths, self.repeat_times, self._row_seeds(uids))
+        if condition == "ppl" and ref_logprobs is not None:
+            return ppl(mask, ref_logprobs, self.ppl_mode)
+        if condition == "parsing" and response_ids is not None and self.tokenizer is not None:
+            return parsing(mask, response_ids, self.tokenizer, self.parsing_cutoff, self.parser, self.parser_model)
+        raise UnsupportedError(
+            f"{framework}: termination_condition {condition} reads {READS[condition]}, which are not given here;"
+            " see docs/plug-ins.md for what this framework supports, or use fixed."
+        )
 
     def gae(
         self, values: Tensor, rewards: Tensor, ends: Tensor, response_mask: Tensor, gamma: float, lam: float
@@ -150,6 +156,12 @@ def require(framework: str, owner: object, *names: str) -> None:
                 f"{framework}: the installed version has no {place}.{name}, which the adapter needs; docs/plug-ins.md"
                 " names the versions that were tried."
             )
+
+
+def replaced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The framework's own function, where an earlier registration has put ours in its place."""
+    own: Callable[..., Any] = getattr(function, "replaces", function)
+    return own
 
 
 def _number(text: str) -> int:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m macro_actions.frameworks check verl`: has the installed version the hook, and is ours the one called?"""
+"""`python -m macro_actions.frameworks check verl`: has the installed version what the adapter needs?
+
+In verl, SkyRL and slime, whose dispatchers can be called on a small batch, also: is the adapter what they call?
+"""
 
 import argparse
 import importlib
@@ -13,10 +16,10 @@ from macro_actions.segments import segment
 
 
 def main() -> int:
-    """0 where the adapter is called; 1, and why, where it is not."""
+    """0 where it has; 1, and why, where it has not."""
     parser = argparse.ArgumentParser(prog="python -m macro_actions.frameworks", description=__doc__)
     parser.add_argument("command", choices=["check"])
-    parser.add_argument("framework", choices=[*FRAMEWORKS])
+    parser.add_argument("framework", choices=FRAMEWORKS)
     name = parser.parse_args().framework
     try:
         said = check(name)
@@ -28,19 +31,20 @@ def main() -> int:
 
 
 def check(name: str) -> str:
-    """Asks the framework's own dispatcher for advantages of a small batch; TRL's trainer is only made.
+    """Looks for the hooks of OpenRLHF and TRL; asks the others' dispatchers for advantages of a small batch.
 
     Raises:
         ImportError: the framework cannot be imported.
         UnsupportedError: it lacks a hook, or calls something else.
     """
     try:
-        installed = version(FRAMEWORKS[name])
+        installed = version(name)
     except PackageNotFoundError:
         installed = "of an unknown version"
     adapter = importlib.import_module(f"macro_actions.frameworks.{name}")
-    if name == "trl":
-        return f"trl {installed}: GRPOTrainer has the hooks; {adapter.MacroGRPOTrainer.__name__} takes its place"
+    if name in ("openrlhf", "trl"):
+        adapter.require_hooks()
+        return f"{name} {installed}: the hooks are there"
     mask = torch.tensor([[1.0, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     values = torch.linspace(0.1, 1, 10).view(2, 5) * mask
     rewards = torch.tensor([[0.0, 0, 0, 0, 1], [0, 0, 1, 0, 0]])

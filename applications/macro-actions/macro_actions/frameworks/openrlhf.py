@@ -8,9 +8,8 @@ ray starts, since one of those trains. It whitens the advantages of all experien
 import logging
 import os
 import sys
-from importlib import import_module, util
+from importlib import import_module
 from importlib.abc import MetaPathFinder
-from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -59,6 +58,7 @@ def experience_maker(base: type, config: MacroActionsConfig) -> type:
 
 def register(config: MacroActionsConfig) -> None:
     """Lets the trainer of this process make experiences with macro actions; UnsupportedError where it cannot."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _OnImport)]
     if TRAINER in sys.modules:
         _replace(config, sys.modules[TRAINER])
     else:
@@ -74,8 +74,10 @@ class _OnImport(MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != TRAINER:
             return None
-        sys.meta_path.remove(self)
-        spec: Any = util.find_spec(name)
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec: Any = next(filter(None, others), None)
+        if spec is None:
+            return None
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
@@ -92,9 +94,7 @@ def _replace(config: MacroActionsConfig, trainer: Any) -> None:
     logging.getLogger(__name__).warning("openrlhf: advantages over macro actions: %s", config.termination_condition)
 
 
-def dispatched(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
-    """Advantages and returns of the experience maker that the trainer uses now, with γ = 1 and λ = .5."""
-    register(config)
-    maker = object.__new__(import_module(TRAINER).RemoteExperienceMaker)
-    maker._waiting = [SimpleNamespace(values=values, sequences=None, index=None, base_action_log_probs=None)]
-    return maker.get_advantages_and_returns(values, rewards, mask, 1.0, 0.5)
+def require_hooks() -> None:
+    """Raises UnsupportedError where the installed version lacks what the adapter needs."""
+    register(MacroActionsConfig())
+    import_module(TRAINER)

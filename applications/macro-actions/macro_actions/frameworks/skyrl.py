@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, require
+from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, replaced, require
 
 NAME, LOSS = "macro_gae", "macro"
 _batches: list[Any] = []  # the one whose advantages the trainer computes now
@@ -41,13 +41,15 @@ def policy_loss(
     macro: MacroActionsConfig, new: Tensor, old: Tensor, advantages: Tensor, *, loss_mask: Tensor, **own: Any
 ) -> Any:
     """SkyRL's clipped loss, and its metrics, with a ratio of each macro action; conditions read the mask alone."""
+    from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import off_policy_correction_enabled
     from skyrl.backends.skyrl_train.utils.ppo_utils import ppo_policy_loss
 
-    logprobs = new, old, own.get("rollout_logprobs")
-    new_, old_, drawn = macro.pooled(f"skyrl, policy_loss_type={LOSS}", loss_mask, *logprobs)
     config = copy.copy(own["config"])
+    if off_policy_correction_enabled(config.off_policy_correction):
+        raise UnsupportedError(f"skyrl: unset trainer.algorithm.off_policy_correction for policy_loss_type={LOSS}.")
+    new_, old_ = macro.pooled(f"skyrl, policy_loss_type={LOSS}", loss_mask, new, old)
     config.policy_loss_type = "regular"
-    return ppo_policy_loss(new_, old_, advantages, config, loss_mask, drawn)
+    return ppo_policy_loss(new_, old_, advantages, config, loss_mask)
 
 
 def register(config: MacroActionsConfig) -> None:
@@ -59,12 +61,15 @@ def register(config: MacroActionsConfig) -> None:
     from skyrl.backends.skyrl_train.utils import ppo_utils
     from skyrl.train.trainer import RayPPOTrainer
 
-    require("skyrl", ppo_utils, "register_advantage_estimator", "register_policy_loss", "masked_whiten")
+    require("skyrl", ppo_utils, "AdvantageEstimatorRegistry", "PolicyLossRegistry", "masked_whiten", "ppo_policy_loss")
     require("skyrl", RayPPOTrainer, "compute_advantages_and_returns")
     # Functions of a module, so that SkyRL can send them to other processes.
-    ppo_utils.register_advantage_estimator(NAME)(partial(advantages_and_returns, config))
-    ppo_utils.register_policy_loss(LOSS)(partial(policy_loss, config))
-    theirs = RayPPOTrainer.compute_advantages_and_returns
+    estimators, losses = ppo_utils.AdvantageEstimatorRegistry, ppo_utils.PolicyLossRegistry
+    for registry, name, function in ((estimators, NAME, advantages_and_returns), (losses, LOSS, policy_loss)):
+        if name in registry.list_available():
+            registry.unregister(name)
+        registry.register(name, partial(function, config))
+    theirs = replaced(RayPPOTrainer.compute_advantages_and_returns)
 
     @wraps(theirs)
     def with_batch(trainer: Any, data: Any) -> Any:
@@ -72,12 +77,16 @@ def register(config: MacroActionsConfig) -> None:
             raise UnsupportedError(f"skyrl: set trainer.algorithm.advantage_estimator={NAME}, not {chosen}.")
         if trainer.cfg.generator.step_wise_trajectories:
             raise UnsupportedError(f"skyrl: {NAME} gets no masks with generator.step_wise_trajectories=true.")
+        fully_async = type(trainer).__name__ == "FullyAsyncRayPPOTrainer"
+        if fully_async and trainer.cfg.trainer.algorithm.policy_loss_type == LOSS:
+            raise UnsupportedError(f"skyrl: fully asynchronous training has no old log-probabilities for {LOSS}.")
         _batches.append(data)
         try:
             return theirs(trainer, data)
         finally:
             _batches.pop()
 
+    with_batch.replaces = theirs  # type: ignore[attr-defined]
     RayPPOTrainer.compute_advantages_and_returns = with_batch
 
 

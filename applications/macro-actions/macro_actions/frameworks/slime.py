@@ -6,7 +6,8 @@
     advantages = slime.estimator(MacroActionsConfig("fixed", ngram=5, value_function="first"))
 
 and `--advantage-estimator ppo --custom-advantage-function-path my_credit.advantages`. The rewards are those of slime's
-PPO: −kl_coef · KL on every token and the score on the last one; slime whitens where --normalize-advantages says so.
+PPO, −kl_coef · KL on every token that the policy produced and the score on the last one; slime whitens where
+--normalize-advantages says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +27,13 @@ def estimator(config: MacroActionsConfig) -> Estimator:
 
     def advantages(args: Any, rollout_data: dict[str, Any]) -> None:
         values = rollout_data.get("values")
-        if not values:
+        if values is None:
             raise UnsupportedError("slime: macro actions need a critic; set --advantage-estimator ppo.")
         lengths = rollout_data["response_lengths"]
         if [len(row) for row in values] != list(lengths):
             raise UnsupportedError("slime: --context-parallel-size must be 1: a part of a response cannot be cut.")
         mask = _padded(rollout_data["loss_masks"]).to(values[0].device)
-        rewards = _padded([-args.kl_coef * kl for kl in rollout_data["kl"]])
+        rewards = _padded([-args.kl_coef * kl for kl in rollout_data["kl"]]) * mask
         last = torch.tensor(lengths, device=rewards.device) - 1
         scores = torch.tensor(rollout_data["rewards"], dtype=rewards.dtype, device=rewards.device)
         rewards[torch.arange(len(lengths)), last] += scores
@@ -52,9 +53,7 @@ def _read(config: MacroActionsConfig, rollout_data: dict[str, Any]) -> dict[str,
     if wanted == "response_ids" and rollout_data.get("tokens") is not None:
         rows = zip(rollout_data["tokens"], lengths, strict=True)
         return {wanted: _padded([row[len(row) - length :] for row, length in rows])}
-    if wanted == "ref_logprobs" and rollout_data.get("ref_log_probs"):
-        return {wanted: _padded(rollout_data["ref_log_probs"])}
-    return {}
+    return {}  # no log-probabilities of a reference: the critic's process has none
 
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:

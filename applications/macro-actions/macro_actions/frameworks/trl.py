@@ -17,6 +17,7 @@ from trl import GRPOTrainer
 from macro_actions.frameworks import READS, MacroActionsConfig, UnsupportedError, require
 from macro_actions.segments import MEANS, macro_logprobs, segment
 
+HOOKS = ("_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies")
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")  # those that read log-probabilities in ratios alone
 
 
@@ -29,33 +30,34 @@ class MacroGRPOTrainer(GRPOTrainer):
         Raises:
             UnsupportedError: settings, or a version of TRL, in whose loss macro actions have no place.
         """
-        hooks = ("_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies")
-        require("trl", GRPOTrainer, *hooks)
+        require_hooks()
         super().__init__(*args, **kwargs)
-        settings = {
-            f"loss_type={self.loss_type}": self.loss_type not in LOSSES,
-            f"importance_sampling_level={self.importance_sampling_level}": self.importance_sampling_level != "token",
-            "use_liger_kernel=True": bool(getattr(self, "use_liger_kernel", False)),
-            "beta other than 0": self.beta != 0,
-            "termination_condition ppl, for which there is no reference": macro_actions.termination_condition == "ppl",
-            "off_policy_mask_threshold": getattr(self, "off_policy_mask_threshold", None) is not None,
+        level = self.importance_sampling_level
+        remedies = {
+            f"loss_type={self.loss_type}: use {', '.join(LOSSES)}": self.loss_type not in LOSSES,
+            f"importance_sampling_level={level}: use token": level != "token",
+            f"beta={self.beta}: use 0": self.beta != 0,
+            "off_policy_mask_threshold: leave it out": getattr(self, "off_policy_mask_threshold", None) is not None,
+            "termination_condition ppl, since there is no reference: use another": (
+                macro_actions.termination_condition == "ppl"
+            ),
+            "value_function and macro_reward, since there is no critic: leave them out": (
+                (macro_actions.value_function, macro_actions.macro_reward) != ("equal", "sum")
+            ),
         }
-        if refused := [name for name, wrong in settings.items() if wrong]:
-            raise UnsupportedError(
-                f"trl: ratios of macro actions do not go with {', '.join(refused)}; use loss_type"
-                f" {', '.join(LOSSES)} with importance_sampling_level=token and beta=0."
-            )
+        if refused := [remedy for remedy, is_wrong in remedies.items() if is_wrong]:
+            raise UnsupportedError(f"trl: ratios of macro actions do not go with {'; '.join(refused)}.")
         self.macro_actions = macro_actions
         self._ends: Tensor | None = None  # (B, T), while a loss is computed
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
         wanted = READS.get(self.macro_actions.termination_condition)
-        given = {
-            "uids": [str(row["prompt"]) for row in inputs],
-            "response_ids": output["completion_ids"],
-        }
-        read = {name: value for name, value in given.items() if name == wanted}
+        read: dict[str, Any] = {}
+        if wanted == "uids" and all("prompt" in row for row in inputs):
+            read[wanted] = [str(row["prompt"]) for row in inputs]
+        if wanted == "response_ids":
+            read[wanted] = output["completion_ids"]
         # A tensor of one row each, so that TRL shuffles and splits it as the others.
         output["macro_ends"] = self.macro_actions.ends(self._mask(output), "trl", **read)
         return output
@@ -87,3 +89,8 @@ class MacroGRPOTrainer(GRPOTrainer):
         """(B, T), 1 on what the policy produced: not padding, not a tool's answer."""
         mask: Tensor = inputs["completion_mask"]
         return mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]
+
+
+def require_hooks() -> None:
+    """Raises UnsupportedError where the installed version lacks what the adapter needs."""
+    require("trl", GRPOTrainer, *HOOKS)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from macro_actions.frameworks import READS, MacroActionsConfig, UnsupportedError, require
+from macro_actions.frameworks import READS, MacroActionsConfig, UnsupportedError, replaced, require
 
 LOSS = "macro"
 FIELDS = {"uids": "uid", "response_ids": "responses", "ref_logprobs": "ref_log_prob"}  # as verl's buffer calls them
@@ -34,6 +34,7 @@ def register(config: MacroActionsConfig) -> None:
     from verl.utils.torch_functional import masked_whiten
 
     require("verl", core_algos, "compute_gae_advantage_return", "compute_policy_loss_vanilla", "register_policy_loss")
+    require("verl", trainer_base, "tq")
     require("verl", trainer_base.PPOTrainer, "_compute_advantage")
 
     def macro_gae(
@@ -50,7 +51,7 @@ def register(config: MacroActionsConfig) -> None:
         old, new = config.pooled(f"verl, loss_mode={LOSS}", response_mask, old_log_prob, log_prob)
         return core_algos.compute_policy_loss_vanilla(old, new, advantages, response_mask, *own, **named)
 
-    theirs = trainer_base.PPOTrainer._compute_advantage
+    theirs = replaced(trainer_base.PPOTrainer._compute_advantage)
 
     @wraps(theirs)
     def with_rows(trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -64,8 +65,8 @@ def register(config: MacroActionsConfig) -> None:
             _rows.pop()
 
     core_algos.compute_gae_advantage_return = macro_gae
-    core_algos.ADV_ESTIMATOR_REGISTRY["gae"] = macro_gae
     core_algos.register_policy_loss(LOSS)(policy_loss)
+    with_rows.replaces = theirs  # type: ignore[attr-defined]
     trainer_base.PPOTrainer._compute_advantage = with_rows
 
 
