@@ -105,6 +105,14 @@ def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, fo
     assert texts_of(exact) == texts_of(unlimited)
 
 
+def test_fewer_prompts_than_asked_for_are_told(options, folder, bytes_tokenizer, caplog):
+    assert len(select_prompts(options(data_path=str(folder), num_samples=40), bytes_tokenizer).examples) == 30
+    assert "it holds 30 prompts, not the 40 of --num_samples" in caplog.text
+    caplog.clear()
+    select_prompts(options(data_path=str(folder), num_samples=30), bytes_tokenizer)
+    assert "--num_samples" not in caplog.text
+
+
 def test_none_left(options, folder, bytes_tokenizer):
     with pytest.raises(UserError, match=r"none of the 30 prompts is left \(prompt too long: 30\).*--max_prompt_len"):
         select_prompts(options(data_path=str(folder), max_prompt_len=2), bytes_tokenizer)

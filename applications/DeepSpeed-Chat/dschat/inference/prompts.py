@@ -79,6 +79,8 @@ def select_prompts(options: ScoredOptions | ProgramOptions, tokenizer: PreTraine
     held_out = load_source(path, options.keys, PROTOCOL_SEED).eval
     order = range(len(held_out)) if options.dataset == UNSHUFFLED else shuffled(len(held_out))
     rows = [held_out[number] for number in order][: options.samples]
+    if options.num_samples is not None and len(rows) < options.num_samples:
+        logger.warning("%s: it holds %d prompts, not the %d of --num_samples", path, len(rows), options.num_samples)
     limit = options.max_prompt_len or sys.maxsize
     examples, dropped = prompt_examples(rows, tokenizer, limit, held_out=True)
     reasons = in_words(dropped)
