@@ -14,7 +14,7 @@ SOUND = {
         "--num_warmup_steps 0 --warmup_ratio 0.1",
         "--lr_scheduler_type constant --warmup_ratio 0",
         "--kl_coef 0",
-        "--ngram_lengths 1",
+        "--termination_condition randomized --ngram_lengths 1",
         "--top_k 0 --top_p 1",
         "--termination_condition parsing --parser chunker",
         "--termination_condition parsing --parser_device cuda:1",
@@ -52,7 +52,14 @@ def test_sound_combinations_are_silent(step, flags, caplog):
     ("step", "flags", "message"),
     [
         ("ppo", "--macro_reward mean", "--isolate_last_token"),
-        ("ppo", "--macro_reward mean --termination_condition ppl --ngram 1", "--isolate_last_token"),
+        ("ppo", "--macro_reward mean --termination_condition ppl --ppl_mode token", "--isolate_last_token"),
+        (
+            "ppo",
+            "--termination_condition line --ngram 1",
+            "--ngram: of no effect without --termination_condition fixed",
+        ),
+        ("ppo", "--ppl_mode token", "--ppl_mode: of no effect without --termination_condition ppl"),
+        ("ppo", "--ngram_lengths 1 --repeat_times 1", "--repeat_times, --ngram_lengths: of no effect without"),
         ("ppo", "--top_k 50", "--top_k 50 and --top_p 1 truncate"),
         ("ppo", "--top_p 0.9", "--top_k 0 and --top_p 0.9 truncate"),
         ("ppo", "--top_k 5 --top_p 0.9", "--top_k 5 and --top_p 0.9 truncate"),
@@ -89,7 +96,7 @@ def test_flags_of_a_critic_are_warned_of_once(flag, caplog):
 @pytest.mark.parametrize(
     "flags",
     ["", "--zero_stage 2", "--lora_dim 4", "--policy_ratio macro", "--whiten_advantages", "--adaptive_kl_target 6"]
-    + ["--offload --actor_zero_stage 2", "--termination_condition ppl --policy_ratio macro", "--isolate_last_token"]
+    + ["--offload --actor_zero_stage 2", "--termination_condition ppl --policy_ratio macro"]
     + ["--gradient_checkpointing", "--termination_condition randomized --policy_ratio macro"]
     + ["--advantage_estimator reinforce_pp --samples_per_prompt 1 --gamma 0.9 --termination_condition sentence"]
     + ["--advantage_estimator tempo --termination_condition line", "--advantage_estimator reinforce_pp_baseline"]
@@ -102,6 +109,13 @@ def test_sound_combinations_without_a_critic(flags, caplog):
     config = config_of("ppo", flags, SCORED)
     assert not caplog.messages and len(config.zero_stages) == len(config.lora_ranks) == 1
     assert config.model_paths == ["a", "r"]
+
+
+@pytest.mark.parametrize("flag", ["--ngram 1", "--isolate_last_token", "--termination_condition line"])
+def test_macro_actions_that_nothing_reads_are_warned_of(flag, caplog):
+    config_of("ppo", flag, SCORED)
+    (said,) = caplog.messages
+    assert said.startswith(flag.split()[0]) and "macro actions change the training with --policy_ratio macro" in said
 
 
 @pytest.mark.parametrize("source", ["--reward_function score.py:f", "--reward_source programs"])

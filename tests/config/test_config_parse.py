@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from dschat.config.parse import parse
+from dschat.config.parse import parse, resolve
 from dschat.config.parser import INERT_FLAGS
+from dschat.config.ppo import PPOConfig
+from dschat.errors import UserError
 from flag_cases import FAMILIES, REQUIRED, config_of
 
 LINE = re.compile(r"([\w.]+): (.+) \(([a-z ]+)\)(?: \| (.*) \| (.*))?")
@@ -109,3 +111,20 @@ def test_arguments_come_from_the_process_by_default(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["main.py", *REQUIRED["sft"], "--seed", "7"])
     Path("main.args").write_text("--seed 8")  # only the command line counts
     assert parse(FAMILIES["sft"]).seed == 7
+
+
+def test_none_takes_a_number_of_a_preset_away():
+    """VAPO's λ goes by length: none gives the flag its default again, so that --lam can take its place."""
+    environ = {"PROJ_PATH": "/p"}
+    words = ["--config", "tldr_gemma_2b_vapo", "--output_dir", "out", "--lam", "0.99"]
+    with pytest.raises(UserError, match="--lam_alpha none takes that of a preset away"):
+        resolve(PPOConfig, words, command="ppo", processes=8, environ=environ)
+    config = resolve(PPOConfig, [*words, "--lam_alpha", "none"], command="ppo", processes=8, environ=environ).config
+    assert (config.lam, config.lam_alpha) == (0.99, None)
+
+
+def test_what_is_printed_is_checked(capsys):
+    words = ["--config", "tldr_gemma_2b_vapo", "--lam", "0.99", "--print_config"]
+    with pytest.raises(UserError, match="--lam 0.99 and --lam_alpha 1"):
+        resolve(PPOConfig, words, command="ppo", processes=8, environ={"PROJ_PATH": "/p"})
+    assert "\nlam_alpha: 1 " in capsys.readouterr().out

@@ -131,6 +131,13 @@ def test_completions_need_more_columns(model, capsys):
     assert main(words) == 0 and "one response each, each completed 15 times at most" in capsys.readouterr().out
 
 
+def test_further_draws_are_named(model, capsys):
+    flags = ["--actor_model_name_or_path", model, "--reward_model_name_or_path", model, "--samples_per_prompt", "4"]
+    flags += ["--advantage_estimator", "grpo", "--drop_equal_groups", "--refill_rounds", "2"]
+    assert main(["--step", "3", "--gpus", "2", "--prompts", "100", *flags, "--decode_graphs", "off"]) == 0
+    assert "4 responses each, and up to 2 times as many drawn in the places of equal ones" in capsys.readouterr().out
+
+
 def test_a_gpu_that_is_too_small(model, capsys):
     """What helps is named, with the peak that it leaves, and the exit status tells a script."""
     words = ["--step", "1", "--model_name_or_path", model, "--per_device_train_batch_size", "64", "--gpu_memory", "4"]

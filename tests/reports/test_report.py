@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables and sentences of a report, against numbers worked out by hand: results, win rates, speed."""
 
+import json
 import logging
 
 import pytest
@@ -154,6 +155,23 @@ def test_runs_with_different_metric_functions_compare_scores(two_runs, caplog):
         outcome = outcome_of(two_runs)
     assert "differ in --metric_function" in caplog.text
     assert table_of(outcome, "results").headers[1] == "reward-model score"
+
+
+def test_without_a_metric_function_no_source_and_no_share_takes_its_place(tmp_path):
+    folder = make_run(tmp_path / "a", [0.4, 0.6])
+    edit_rows(folder / "metrics.jsonl", lambda _, row: row | ({"eval/unscored": 0.5} if "eval/scores" in row else {}))
+    (folder / "config.json").write_text(
+        '{"reward_function": ["m.py:f", "m.py:gold_scores"], "reward_weights": [1, -1]}'
+    )
+    assert table_of(outcome_of({"a": folder}), "results").headers[1] == "score"
+
+
+def test_runs_that_are_scored_by_different_things_are_told(two_runs, caplog):
+    config = two_runs["PPO"] / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"reward_function": ["m.py:f"]}))
+    with caplog.at_level(logging.WARNING):
+        outcome_of(two_runs)
+    assert "The runs differ in what scores them" in caplog.text
 
 
 def test_the_metric_function_of_the_flags_is_chosen_among_several(tmp_path):

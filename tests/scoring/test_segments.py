@@ -99,6 +99,11 @@ def test_a_function_of_three_arguments_is_refused_before_training(tmp_path):
         with pytest.raises(UserError, match="f.py:f: --segment_rewards calls it with a fourth argument.*segments"):
             function_scores(f"{tmp_path / 'f.py'}:f", "--reward_function", on_error, with_segments=True)
     function_scores(f"{tmp_path / 'f.py'}:f", "--reward_function")
+    (tmp_path / "h.py").write_text("def h(prompts, responses, rows, segments): pass\n", "utf-8")
+    with pytest.raises(UserError, match=r"h.py:h: it is called with three arguments.*comes with --segment_rewards\.$"):
+        function_scores(f"{tmp_path / 'h.py'}:h", "--reward_function")
+    with pytest.raises(UserError, match=r"--metric_function .*h.py:h: .*make it f\(prompts, responses, rows\)\.$"):
+        function_scores(f"{tmp_path / 'h.py'}:h", "--metric_function")
     function_scores(f"{tmp_path / 'f.py'}:g", "--reward_function", with_segments=True)
 
 

@@ -21,6 +21,7 @@ UNHEALTHY = {
     "repetition": ({"response/repetition": 0.51}, "responses repeat themselves (51% of their 4-grams)"),
     "eos": ({"response/eos_rate": 0.0}, "no response ends with EOS any more"),
     "critic": ({"val/explained_variance": -1.5}, "the critic's values are worse than a constant"),
+    "counted": ({"policy/counted": 0.0}, "no token counts in the policy's loss: see --drop_equal_groups"),
 }
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from cli_runs import read_jsonl
-from closeness import FORMULA, UPDATE, WEIGHT_GAP, near
+from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores
-from dschat.trainers.credit import tokens_that_count
+from dschat.trainers.credit import assign_credit, tokens_that_count
 from factories import (
     collected,
     largest_difference,
@@ -217,6 +217,23 @@ def test_tokens_that_count_by_hand():
     assert torch.equal(tokens_that_count(batch, 1, False, 0.6), mask & unlikely)
     assert torch.equal(tokens_that_count(batch, 2, True, 0.6), first & unlikely)
     assert replace(batch, counted=first).policy_mask is first and torch.equal(batch.policy_mask, mask)
+
+
+@pytest.mark.parametrize("over", ["batch", "row"])
+def test_tokens_that_are_left_out_count_in_no_mean_and_deviation(over, group, tmp_path):
+    """Advantages 1, 2, 6 of one row count, 9 and those of another do not: 1, 2, 6 has mean 3 and variance 14/3."""
+    mask = torch.tensor([[True] * 4] * 2)
+    trajectory = replace(trajectory_of([4, 4], 4, 0), logprobs=torch.tensor([[0.1, 0.2, 0.95, 0.3], [0.99] * 4]).log())
+
+    def estimator(trajectory, macro, settings):
+        advantages = torch.tensor([[1.0, 2.0, 9.0, 6.0], [5.0, 7.0, 5.0, 7.0]])
+        return PPOBatch(trajectory, macro, torch.zeros(2, 4), torch.zeros(2, 4), advantages, None)
+
+    config = ppo_config(tmp_path, normalize_advantages=over, max_token_probability=0.9)
+    found = assign_credit(trajectory, segment(mask, mask), 0.0, config, estimator=estimator).advantages
+    deviation = math.sqrt(14 / 3)
+    expected = [[-2 / deviation, -1 / deviation, 0.0, 3 / deviation], [0.0] * 4]
+    assert_near(found, expected, FORMULA)
 
 
 def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tmp_path):

@@ -18,7 +18,7 @@ from dschat.models.load import load_classifier, load_scalar, open_config, reads_
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import same_ids
 from dschat.run.distributed import device
-from dschat.scoring.function import FunctionDialogueScores, FunctionScores, require_segments
+from dschat.scoring.function import FunctionDialogueScores, FunctionScores, require_arguments
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.reward_model import RewardModelDialogueScores, RewardModelScores, TextRewardScores
@@ -113,8 +113,7 @@ def _model_scores(config: PPOConfig, path: str, plan: BatchPlan, tokenizer: PreT
 
 def function_scores(spec: str, flag: str, on_error: str = "stop", with_segments: bool = False) -> FunctionScores:
     function = load_function(spec, flag)
-    if with_segments:
-        require_segments(function, spec, flag)
+    require_arguments(function, spec, flag, with_segments)
     return FunctionScores(function, flag, on_error)
 
 

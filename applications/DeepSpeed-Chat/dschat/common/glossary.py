@@ -161,7 +161,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("parsing/seconds", "ppo", "s", "in parsers, over all processes", "", PARSING),
         ("programs/<outcome>", "ppo", "share", "programs that passed, gave wrong output, ended in a time-out, a"
          " runtime or compile error, or could not be run (invalid)", "invalid above 0: see the log", PROGRAMS),
-        ("programs/tests_per_second", "ppo", "tests per s", "run on one process", "", PROGRAMS),
+        ("programs/tests_per_second", "ppo", "tests per s", "of one process, remembered ones too", "", PROGRAMS),
         ("programs/seconds", "ppo", "s", "of running programs", "", PROGRAMS),
         ("time/generation", ONLINE, "s", "of drawing, on the main process"),
         ("time/completions", "ppo", "s", "of drawing and scoring completions", "", COMPLETIONS),
@@ -179,7 +179,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("policy/clipfrac", "ppo", "share", "tokens whose ratio is clipped", "above 0.3: as above"),
         ("policy/entropy", "ppo", "nats per token", "entropy of the policy's distribution",
          "it falls to 0: nothing new is tried"),
-        ("val/ratio", "ppo", "", "mean ratio π / π at rollout", "far from 1: as above"),
+        ("val/ratio", "ppo", "", "mean ratio π / π at rollout; 0 where no token counts", "far from 1: as above"),
         ("val/clipfrac", "ppo", "share", "tokens whose value is clipped", "", CRITIC),
         ("policy/log_ratio", "refuel_online", "nats per reply", "mean log π − log π_t of both replies"),
         ("policy/log_ratio_better", "refuel_online", "nats per reply", "that of replies with the higher reward"),

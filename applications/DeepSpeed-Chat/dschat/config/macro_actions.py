@@ -100,6 +100,10 @@ class TerminationFlags:
             known = ", ".join(FLAGS_OF)
             raise UserError(f"--termination_condition {condition} is unknown: use {known} or module.py:function.")
         self._check_parser()
+        for reader, names in FLAGS_OF.items():
+            given = [f"--{name}" for name in names if getattr(self, name) != default_of(TerminationFlags, name)]
+            if given and condition != reader:
+                logger.warning("%s: of no effect without --termination_condition %s.", ", ".join(given), reader)
 
     def _check_parser(self) -> None:
         if ":" in self.parser:
@@ -108,11 +112,8 @@ class TerminationFlags:
             raise UserError(f"--parser {self.parser} is unknown: use {', '.join(PARSERS)} or module.py:function.")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.parser_device):
             raise UserError(f"--parser_device {self.parser_device}: give cpu, cuda or cuda:0 and the like.")
-        given = [name for name in FLAGS_OF["parsing"] if getattr(self, name) != default_of(TerminationFlags, name)]
-        if self.termination_condition != "parsing" and given:
-            names = ", ".join(f"--{name}" for name in given)
-            logger.warning("%s: of no effect without --termination_condition parsing.", names)
-        elif self.parser != "benepar" and "parser_device" in given:
+        usual = default_of(TerminationFlags, "parser_device")
+        if self.termination_condition == "parsing" and self.parser != "benepar" and self.parser_device != usual:
             logger.warning("--parser_device %s: of no effect, only benepar uses it.", self.parser_device)
 
 

@@ -78,7 +78,7 @@ def resolve(
         environ: variables; those of the process if None.
 
     Raises:
-        UserError: a value, a combination of flags or a file is not possible.
+        UserError: a value, a combination of flags or a file is not possible; after --print_config has printed it.
         SystemExit: status 2 after one line on stderr for an unknown flag or a malformed value; status 0 after --help
             and --print_config.
     """
@@ -111,13 +111,14 @@ def resolve(
     parser.require(key for key, default in defaults.items() if default is MISSING and key not in values)
     complete = {key: values.get(key, default) for key, default in defaults.items()}
     if prints:
-        print(Resolved(None, complete, origins, rest).yaml, end="")
-        raise SystemExit(0)
+        print(Resolved(None, complete, origins, rest).yaml, end="", flush=True)
     made = config_class(**values)
     if isinstance(made, CommonConfig) and checks:
         made.validate()
-        if runs_here:
+        if runs_here and not prints:
             made.check_installed()
+    if prints:
+        raise SystemExit(0)
     return Resolved(made, complete, origins, rest, file.preset)
 
 

@@ -238,6 +238,8 @@ def _kind(hint: Any) -> tuple[Any, bool, Callable[[str], Any]]:
         convert, hint = hint.__metadata__[0], get_args(hint)[0]
     if get_origin(hint) in (Union, UnionType):
         (hint,) = (one for one in get_args(hint) if one is not NoneType)
+        if convert is None and hint in (int, float):
+            convert = _number_or_none(hint)
     several = get_origin(hint) in (list, tuple) or getattr(get_origin(hint), "__name__", "") == "Sequence"
     if several:
         hint = get_args(hint)[0]
@@ -251,6 +253,16 @@ def _kind(hint: Any) -> tuple[Any, bool, Callable[[str], Any]]:
 def _one_of(choices: Sequence[object]) -> Callable[[str], object]:
     known = {str(choice): choice for choice in choices}
     return lambda word: known.get(word, word)
+
+
+def _number_or_none(kind: type) -> Callable[[str], object]:
+    """What reads a number, or none: the default again, where a file gives a number."""
+
+    def convert(word: str) -> object:
+        return None if word.lower() == "none" else kind(word)
+
+    convert.__name__ = kind.__name__  # in messages
+    return convert
 
 
 def _truth(word: str) -> bool:

@@ -2,7 +2,6 @@
 """Flags of step 3, PPO with macro actions, in sections, and the rules between them."""
 
 import logging
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,6 +25,7 @@ from dschat.errors import UserError
 logger = logging.getLogger(__name__)
 
 BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
+ENDS = ("termination_condition", "ngram", "isolate_last_token")  # flags that say where macro actions end
 # What a run without a critic does not read, unless its estimator does.
 CRITIC_FLAGS = (
     *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
@@ -169,13 +169,13 @@ class PPOConfig(
             )
         if self.needs.segment_values and self.mc_max_segments == 1:
             raise UserError(
-                "--normalize_advantages row with --mc_max_segments 1: a response is one macro action, all of it with"
+                "--normalize_advantages row with --mc_max_segments 1: a response is one macro action, all with"
                 " the same advantage, of which nothing would be left. Use batch."
             )
-        if self.ngram == math.inf and self.termination_condition == "fixed":
+        if self.ngram >= self.max_answer_seq_len and self.termination_condition == "fixed":
             raise UserError(
-                "--normalize_advantages row with --ngram inf: a response is one macro action, all of it with the"
-                " same advantage, of which nothing would be left. Use batch."
+                f"--normalize_advantages row with --ngram {self.ngram:g}: a response is one macro action, all with"
+                " the same advantage, of which nothing would be left. Use batch."
             )
 
     def _check_estimator(self) -> None:
@@ -196,7 +196,10 @@ class PPOConfig(
     def _check_loss(self) -> None:
         """What the policy's loss is of, and the mean that it is."""
         if self.lam_alpha is not None and self.lam != default_of(PPOConfig, "lam"):
-            raise UserError(f"--lam {self.lam:g} and --lam_alpha {self.lam_alpha:g}: drop one of them.")
+            raise UserError(
+                f"--lam {self.lam:g} and --lam_alpha {self.lam_alpha:g}: drop one of them; --lam_alpha none takes that"
+                " of a preset away."
+            )
         if self.kl_in == "loss" and self.kl_estimator == "k1":
             raise UserError(
                 "--kl_in loss with --kl_estimator k1: its gradient is 0 on average. Give --kl_estimator k3 (as GRPO)"
@@ -282,11 +285,12 @@ class PPOConfig(
             )
         by_macro = self.policy_ratio in ("macro", "macro_mean") or self.mean_of_loss == "macro"
         reads_ends = self.needs.macro_actions or by_macro
-        if not reads_ends and self.termination_condition != "fixed":
+        ends = [name for name in ENDS if getattr(self, name) != default_of(PPOConfig, name)]
+        if not reads_ends and ends:
             logger.warning(
-                "--termination_condition %s: with --advantage_estimator %s macro actions change the training with"
-                " --policy_ratio macro or macro_mean, or --loss_mean macro, alone.",
-                self.termination_condition,
+                "%s: with --advantage_estimator %s macro actions change the training with --policy_ratio macro or"
+                " macro_mean, or --loss_mean macro, alone.",
+                ", ".join(f"--{name} {getattr(self, name)}" for name in ends),
                 self.advantage_estimator,
             )
         if self.segment_rewards is not None and "macro_reward" not in self.needs.reads:

@@ -100,8 +100,8 @@ class RewardFlags(RewardModelFlags, ProgramFlags):
         None,
     )
     metric_function: str | None = flag(
-        "module.py:function, called like reward_function: a second score, logged at rollouts and evaluations, never"
-        " trained on",
+        "module.py:function, called with prompts, responses and rows: a second score, logged at rollouts and"
+        " evaluations, never trained on",
         None,
     )
     rm_template: bool = flag(

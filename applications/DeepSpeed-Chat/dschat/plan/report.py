@@ -316,6 +316,8 @@ def _counts(plan: Plan, counts: Counts | None) -> str:
         if plan.config.needs.segment_values:
             completions = plan.config.mc_samples * plan.config.mc_max_segments
             what += f", each completed {completions} times at most"
+        if plan.config.refill_rounds:
+            what += f", and up to {plan.config.refill_rounds} times as many drawn in the places of equal ones"
     elif isinstance(plan.config, RefuelOnlineConfig):
         what = evaluated_on = "dialogues"
     trained = f"{counts.examples:,} training rows: {counts.updates:,} updates on {counts.trained:,} {what}"

@@ -120,7 +120,7 @@ def _metric_name(evals: list[dict[str, float]], config: Mapping[str, Any]) -> st
     names = {key.removeprefix("eval/") for row in evals for key in row if key.startswith("eval/")} - EVAL_NAMES
     names = set(filter(str.isidentifier, names))  # what scoring measured is called programs/passed and so on
     given = str(config.get("metric_function") or "").rpartition(":")[2]
-    return given if given in names else min(names, default=None)
+    return given if given in names else None
 
 
 def _metrics_row(row: Mapping[str, Any], origin: str) -> dict[str, float]:

@@ -23,6 +23,7 @@ from dschat.reports.run_summary import compare_runs, judges_of, labels_of, level
 
 logger = logging.getLogger(__name__)
 
+SOURCES = ("reward_function", "reward_weights", "reward_source", "program_reward")  # flags of what scores a run
 SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
 SYMBOLS = "●■▲◆▼✚"  # of the page, for the markers of matplotlib
 SFT_LOOK: Look = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
@@ -65,6 +66,8 @@ def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
     if not runs:
         raise UserError("A report needs the output_dir of at least one run of step 3.")
     data = [read_run(name, Path(folder)) for name, folder in runs.items()]
+    if len({tuple(str(run.config.get(name)) for name in SOURCES) for run in data}) > 1:
+        logger.warning("The runs differ in what scores them: their scores may be numbers of different things.")
     metrics = {run.metric for run in data}
     if len(metrics) > 1:
         logger.warning("The runs differ in --metric_function: the report leaves it out and compares their scores.")

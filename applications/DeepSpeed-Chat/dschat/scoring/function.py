@@ -109,14 +109,19 @@ class FunctionScores:
         return found
 
 
-def require_segments(function: RewardFn, spec: str, flag: str) -> None:
-    """Raises UserError where a function cannot be called with macro actions, too. `spec` and `flag` named it."""
+def require_arguments(function: RewardFn, spec: str, flag: str, with_segments: bool) -> None:
+    """Raises UserError where a function, named by `spec` and `flag`, cannot be called with so many arguments."""
     try:
-        inspect.signature(function).bind(*range(4))
+        inspect.signature(function).bind(*range(4 if with_segments else 3))
     except TypeError as error:
+        if with_segments:
+            raise UserError(
+                f"{flag} {spec}: --segment_rewards calls it with a fourth argument, texts of macro actions: make it"
+                " f(prompts, responses, rows, segments)."
+            ) from error
+        remedy = "" if flag != "--reward_function" else " A fourth one, macro actions, comes with --segment_rewards."
         raise UserError(
-            f"{flag} {spec}: --segment_rewards calls it with a fourth argument, texts of macro actions: make it"
-            " f(prompts, responses, rows, segments)."
+            f"{flag} {spec}: it is called with three arguments: make it f(prompts, responses, rows).{remedy}"
         ) from error
     except ValueError:  # a function without a signature
         return

@@ -60,6 +60,15 @@ def critic_alarm(metrics: Metrics) -> str | None:
     return f"the critic's values are worse than a constant (explained variance {explained:.2f})"
 
 
+def count_alarm(metrics: Metrics) -> str | None:
+    """No token is left that the policy's loss is of."""
+    if metrics.get("policy/counted") != 0:
+        return None
+    return (
+        "no token counts in the policy's loss: see --drop_equal_groups (all scores equal?) and --max_token_probability"
+    )
+
+
 class Alarms:
     """Reads the metrics of every iteration; each alarm is logged at most once in so many updates."""
 
@@ -90,6 +99,7 @@ class Alarms:
             "repetition": repetition_alarm(metrics),
             "eos": eos_alarm(metrics, self._ended),
             "critic": critic_alarm(metrics),
+            "counted": count_alarm(metrics),
         }
         self._ended = self._ended or metrics["response/eos_rate"] > 0
         stops = self._stops and may_stop and found["kl"] is not None

@@ -68,7 +68,7 @@ def assign_credit(
     counted = tokens_that_count(batch, samples, config.drop_equal_groups, config.max_token_probability)
     batch = replace(batch, trajectory=given, counted=counted)
     if config.normalized_over == "row":
-        return replace(batch, advantages=whiten_rows(batch.advantages, batch.response_mask))
+        return replace(batch, advantages=whiten_rows(batch.advantages, batch.policy_mask))
     return whiten_advantages(batch) if config.normalized_over == "batch" else batch
 
 
@@ -126,8 +126,8 @@ def equal_groups(trajectory: Trajectory, samples: int) -> Tensor:
 
 
 def whiten_advantages(batch: PPOBatch) -> PPOBatch:
-    """The batch with advantages of mean 0 and variance 1 over the response tokens of all ranks."""
-    totals = torch.stack(masked_moments(batch.advantages, batch.response_mask))
+    """The batch with advantages of mean 0 and variance 1 over the tokens of all ranks that the policy's loss is of."""
+    totals = torch.stack(masked_moments(batch.advantages, batch.policy_mask))
     count, total, squares = sum_over_ranks(totals).unbind()
-    advantages = whiten(batch.advantages, batch.response_mask, (count, total, squares))
+    advantages = whiten(batch.advantages, batch.policy_mask, (count, total, squares))
     return replace(batch, advantages=advantages)
