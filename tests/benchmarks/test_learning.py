@@ -249,11 +249,13 @@ def test_the_numbers_of_programs_tell_functions_apart() -> None:
         assert all(len({eval(text, {"x": x}) for text in expressions}) == 1 for x in others)
 
 
-def test_demonstrations_of_programs_are_mediocre() -> None:
+def test_demonstrations_of_programs_are_mediocre(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function is right with .6³ · .9 = .194, and by another way round or a difference of equals a little more."""
-    rows = tasks.TASKS["programs-72"].rows(40, 0, "sft")
+    values = {expression: value for expression, value in programs.QUESTIONS.values()}
+    monkeypatch.setattr(programs, "returned", lambda text, name: values.get(text.partition(": return ")[2]))
+    rows = tasks.TASKS["programs-72"].rows(1000, 0, "sft")
     golds = programs.programs([row.prompt for row in rows], [row.chosen or "" for row in rows], [])
-    assert np.mean(golds) == pytest.approx(0.22, abs=0.09)  # 160 functions: three errors of .033
+    assert np.mean(golds) == pytest.approx(0.21, abs=0.025)  # 4,000 functions: an error of .0065
 
 
 def test_demonstrations_are_mediocre() -> None:

@@ -106,13 +106,17 @@ def test_adapters_are_on_again_after_an_error_in_the_reference(group):
     assert torch.equal(logprobs_of(engine), before)
 
 
+def score(prompts, responses, rows):
+    raise AssertionError("nothing is scored")
+
+
 def test_the_reference_holds_no_second_model(group, tmp_path):
     base = save_folder(tmp_path / "base", make_causal_lm(), make_tokenizer())
     config = PPOConfig(
         data_path=["unused"],
         output_dir=str(tmp_path / "out"),
         actor_model_name_or_path=base,
-        reward_function=[f"{__file__}:logprobs_of"],
+        reward_function=[f"{__file__}:score"],
         per_device_generation_batch_size=8,
         per_device_training_batch_size=8,
         actor_lora_dim=4,
