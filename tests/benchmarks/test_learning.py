@@ -250,12 +250,16 @@ def test_the_numbers_of_programs_tell_functions_apart() -> None:
 
 
 def test_demonstrations_of_programs_are_mediocre(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function is right with .6³ · .9 = .194, and by another way round or a difference of equals a little more."""
-    values = {expression: value for expression, value in programs.QUESTIONS.values()}
+    """Right in all places with .6³ · .9 = .1944. Right by value, too: a sum or product (2/3) of two quantities (3/4)
+    the other way round, (.4/3)² · .6 · .9; a difference of equals (1/3 · 1/4), of which there are three more.
+    """
+    other = (0.4 / 3) ** 2 * 0.6 * 0.9
+    share = 0.1944 + 2 / 3 * 3 / 4 * other + 1 / 12 * 3 * other
+    values = dict(programs.QUESTIONS.values())
     monkeypatch.setattr(programs, "returned", lambda text, name: values.get(text.partition(": return ")[2]))
     rows = tasks.TASKS["programs-72"].rows(1000, 0, "sft")
     golds = programs.programs([row.prompt for row in rows], [row.chosen or "" for row in rows], [])
-    assert np.mean(golds) == pytest.approx(0.21, abs=0.025)  # 4,000 functions: an error of .0065
+    assert np.mean(golds) == pytest.approx(share, abs=3 * math.sqrt(share * (1 - share) / 4000))
 
 
 def test_demonstrations_are_mediocre() -> None:

@@ -156,7 +156,7 @@ def test_without_a_critic_its_settings_are_refused(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("condition", ["fixed", "randomized"])
-def test_rows_without_a_prompt_are_cut_at_random_by_nothing(condition, tmp_path, monkeypatch) -> None:
+def test_rows_without_a_prompt_have_no_uid(condition, tmp_path, monkeypatch) -> None:
     """TRL takes such rows where environments own the prompts."""
     trainer = make(tmp_path, config=MacroActionsConfig(condition))
     output = {"completion_mask": torch.ones(2, 6)}

@@ -77,7 +77,7 @@ def register(config: MacroActionsConfig) -> None:
             raise UnsupportedError(f"skyrl: set trainer.algorithm.advantage_estimator={NAME}, not {chosen}.")
         if trainer.cfg.generator.step_wise_trajectories:
             raise UnsupportedError(f"skyrl: {NAME} gets no masks with generator.step_wise_trajectories=true.")
-        fully_async = type(trainer).__name__ == "FullyAsyncRayPPOTrainer"
+        fully_async = any(kind.__name__ == "FullyAsyncRayPPOTrainer" for kind in type(trainer).__mro__)
         if fully_async and trainer.cfg.trainer.algorithm.policy_loss_type == LOSS:
             raise UnsupportedError(f"skyrl: fully asynchronous training has no old log-probabilities for {LOSS}.")
         _batches.append(data)
