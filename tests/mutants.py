@@ -148,6 +148,7 @@ GRADIENTS = "test_values_and_gradients_are_those_of_the_full_logits"
 IMPORTANCE = "test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip"
 KL = "test_the_kl_coefficient_of_each_iteration"
 OTHER_RANKS = "test_weights_and_moments_that_other_ranks_wrote"
+OF_OTHERS = "test_places_of_a_rank_are_taken_by_prompts_of_others"
 OTHER_PIECES = "test_zero_3_goes_on_from_states_in_other_pieces"
 LARGE_MODEL = "test_the_identity_of_a_large_model_sees_every_weight"
 LATE = "test_weights_and_metrics_are_those_with_scoring_passes[0-flags5]"
@@ -271,11 +272,19 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("GRPO: a variance for a deviation", "moments", "_a.sqrt()", "_a", "test_grpo_by_hand"),
     ("equal groups: what does not count is a score", "are_equal", "torch.where(_a, _b, torch.inf)", "_b",
      "test_equal_groups_are_those_of_one_score"),
-    ("refilled: groups of equal scores take places", "refilled", "(~_a).nonzero()", "_a.nonzero()",
+    ("refilled: groups of equal scores take places", "groups.refilled", "(~_a).nonzero()", "_a.nonzero()",
      "test_places_of_equal_groups_by_hand"),
-    ("refilled: places of groups that are of use", "refilled", "_a.nonzero()  # 1", "(~_a).nonzero()",
+    ("refilled: places of groups that are of use", "groups.refilled", "_a.nonzero()  # 1", "(~_a).nonzero()",
      "test_places_of_equal_groups_by_hand"),
     ("refilled: prompts move to the right", "join", "max(_a) - _b", "0 * _b", "test_joined_rows_are_padded_by_hand"),
+    ("refilled: a rank passes on what others have", "Collected.refilled", "number % ranks == rank()", "number < 3",
+     OF_OTHERS),
+    ("refilled: prompts come in another order than they are passed in", "Collected.refilled",
+     "(number % ranks, number)", "number", OF_OTHERS),
+    ("refilled: places of another rank", "Collected.refilled", "_a[rank() :: ranks]", "_a[: places // ranks]",
+     OF_OTHERS),
+    ("refilled: sums are of the first rows", "Collected.refilled", "known.outside.with_sums_of(_a)", "known.outside",
+     OF_OTHERS),
     ("refilled: prompts of the iteration are not the last", "further_examples", "sorted(_a, key=_b)", "_a",
      "test_further_examples_are_others_first"),
     ("refilled: every round draws alike", "PPO.refill", "derive_seed(_a, _b)", "_a",

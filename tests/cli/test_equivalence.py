@@ -15,6 +15,10 @@ from real_size import as_large_as
 
 # Examples of a micro-batch, processes, ZeRO stage; the accumulation follows from the 8 examples of an update.
 WAYS = [(2, 1, 0), (4, 1, 2), (2, 1, 3), (4, 2, 0), (2, 2, 1), (1, 2, 2), (2, 2, 3)]
+OFTEN_EQUAL = """
+def score(prompts, responses, rows):
+    return [len(prompt) % 2 and float(len(response)) for prompt, response in zip(prompts, responses)]
+"""
 START = dict.fromkeys(STEPS, "model_name_or_path") | {"ppo": "actor_model_name_or_path"}
 MICRO = dict.fromkeys(STEPS, "per_device_train_batch_size") | {"ppo": "per_device_training_batch_size"}
 
@@ -29,18 +33,23 @@ def run(step, flags, processes):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
-@pytest.mark.parametrize("estimator", ["rloo", "gae", "grpo", "tempo", "segment_mc", "reinforce_pp"])
+@pytest.mark.parametrize("estimator", ["rloo", "gae", "grpo", "tempo", "segment_mc", "reinforce_pp", "dr_grpo"])
 def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_path):
     """RLOO with 4 responses to a prompt, and PPO with 2: all those of a prompt are on one process.
 
     GRPO with what is counted over all of an update: responses, and the groups and tokens that are left. Completions
-    are other numbers of rows on each process, and so are macro actions.
+    are other numbers of rows on each process, and so are macro actions. Prompts that take the places of others in
+    Dr. GRPO are drawn by any process.
     """
     rloo = {"advantage_estimator": estimator, "samples_per_prompt": 4, "reward_model_name_or_path": reward}
     rloo |= {name: None for name in ppo_flags if name.startswith("critic")}
     own = {"samples_per_prompt": 2} if estimator == "gae" else rloo
     if estimator == "grpo":
         own |= {"kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response", "drop_equal_groups": True}
+    elif estimator == "dr_grpo":
+        (tmp_path / "half.py").write_text(OFTEN_EQUAL)
+        own |= {"reward_function": f"{tmp_path / 'half.py'}:score", "reward_model_name_or_path": None}
+        own |= {"drop_equal_groups": True, "refill_rounds": 2}
     elif estimator == "tempo":
         own |= {"policy_ratio": "sequence_mean", "max_token_probability": 0.5, "termination_condition": "surprise"}
     elif estimator == "segment_mc":

@@ -108,7 +108,7 @@ SHARDED_2, SHARDED_3 = {"zero_stage": 2}, {"zero_stage": 3}
 def _resumed(folder: Path, cases: dict[str, Any]) -> dict[str, int]:
     from resume_runs import REFILL, check_every_stop, length, ppo, supervised
 
-    # The first process has no place to fill, and draws all the same.
+    # The first process has no place to fill; what it draws takes the places of the other's.
     refilled = REFILL if rank() else REFILL | {"reward": length}
     makers = {"ppo": ppo, "ppo refilled": partial(ppo, **refilled), "sft": partial(supervised, "sft")}
     points = {}

@@ -157,7 +157,7 @@ def test_select_rows_selects_in_every_tensor(drawn) -> None:
 def test_joined_rows_are_padded_by_hand(swapped) -> None:
     """Prompts of 2 and 3 columns, responses of 3 and 1, macro actions of at most 2 and 1."""
     one, other = (drawn_by_another(batch_of(*sizes)) for sizes in (([3, 2], 3, 2), ([1], 1, 3)))
-    found = join(*((other, one) if swapped else (one, other)), pad_id=99)
+    found = join([other, one] if swapped else [one, other], pad_id=99)
     if swapped:
         found = select_rows(found, torch.tensor([1, 2, 0]))
     rollout = found.trajectory.rollout
@@ -174,6 +174,15 @@ def test_joined_rows_are_padded_by_hand(swapped) -> None:
     assert torch.equal(rollout.drawn_logprobs[2:], wide(other.rollout.drawn_logprobs, (0, 2)))
     assert torch.equal(found.trajectory.scores, torch.cat([one.trajectory.scores, other.trajectory.scores]))
     assert found.counted is None
+
+
+def test_rows_of_three() -> None:
+    parts = [batch_of([3, 2], 3, 2), batch_of([], 2, 4), batch_of([1], 1, 3)]
+    found, two = join(parts, 99), join([parts[0], parts[2]], 99)
+    assert {len(x) for x in tensors_of(found)} == {3}
+    left = found.rollout.prompt_width - two.rollout.prompt_width
+    assert left == 1 and torch.equal(found.rollout.input_ids[:, left:], two.rollout.input_ids)
+    assert torch.equal(found.advantages, two.advantages) and torch.equal(found.macro.index, two.macro.index)
 
 
 def test_trim_drops_padding_behind_the_responses() -> None:

@@ -2,7 +2,7 @@
 """Small models, tokenizers, batches, engines and configurations for the tests, all built in code."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -197,15 +197,9 @@ def make_rollout(rows: Sequence[Any], left: int = 0, right: int = 0) -> Any:
 def to_device(item: Any) -> Any:
     """Tensors, dicts or dataclasses of tensors on the device where engines compute."""
     from dschat.run.distributed import device
+    from macro_actions.types import mapped
 
-    if isinstance(item, torch.Tensor):
-        return item.to(device())
-    if isinstance(item, dict):
-        return {name: to_device(value) for name, value in item.items()}
-    if is_dataclass(item) and not isinstance(item, type):
-        given = {field.name: getattr(item, field.name) for field in fields(item)}
-        return replace(item, **{name: to_device(value) for name, value in given.items() if value is not None})
-    return item
+    return mapped(item, lambda x: x.to(device()))
 
 
 def engine_of(model: Any, micro: int = 1, accumulation: int = 1, **options: Any) -> Any:

@@ -211,6 +211,15 @@ def often_equal(prompts: list[str], responses: list[str], rows: list[Any], score
 
 # Rollouts whose places are taken by further prompts, in up to two rounds.
 REFILL: dict[str, Any] = RLOO | {"reward": often_equal, "drop_equal_groups": True, "refill_rounds": 2}
+
+
+def _refilled(folder: Path, **flags: Any) -> Any:
+    """Such rollouts of two prompts, of one update each."""
+    sizes = {"ppo_epochs": 1, "generation_batches": 1, "per_device_generation_batch_size": 2 // world_size()}
+    score = partial(often_equal, score=lengths)
+    return ppo(folder, Setup(zero_stage=3, options=DECAYED), **(REFILL | {"reward": score} | sizes | flags))
+
+
 DECAYED: dict[str, Any] = {"weight_decay": 0.1, "schedule": "linear"}
 ODD = {"kind": "llama", "intermediate_size": 33, "mlp_bias": True}  # two processes cannot share these biases evenly
 # Runs whose updates are the same on any number of processes.
@@ -223,6 +232,7 @@ RESIZED: dict[str, Callable[..., Any]] = {
     "ppo": partial(
         ppo, setup=Setup(zero_stage=3, options=DECAYED), reward=lengths, ppo_epochs=1, generation_batches=1
     ),
+    "refilled": _refilled,
 }
 
 

@@ -12,10 +12,12 @@ from closeness import assert_near
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
+from dschat.trainers import rollout_metrics
 from dschat.trainers.iteration import Clock
 from dschat.trainers.ppo_models import response_logprobs, response_values
-from dschat.trainers.rollout_metrics import Collected, Outside, outside_metrics
+from dschat.trainers.rollout_metrics import Collected, Outside
 from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
+from macro_actions.groups import refilled
 from macro_actions.segments import segment
 from macro_actions.termination import fixed_ngram_ends
 from resume_runs import DrawsAhead
@@ -211,12 +213,46 @@ def test_logits_that_are_not_finite_are_not_passed_over() -> None:
     assert found.equal_groups(2).tolist() == [True, False]
 
 
-def test_what_others_say_of_both_by_hand() -> None:
-    """Numbers are those of the rows, sums and what programs came to are those of all that was drawn."""
-    first = Outside({"a": torch.tensor([1.0, 2.0])}, {"parsing/sentences": 5}, {"programs/passed": (1.0, 2.0)})
-    further = Outside({"a": torch.tensor([4.0, 8.0])}, {"parsing/sentences": 7}, {"programs/passed": (2.0, 2.0)})
-    found = outside_metrics(first.joined(further, torch.tensor([3, 1])))
-    assert found == {"objective/a": 5.0, "parsing/sentences": 12.0, "programs/passed": 0.75}
+def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> None:
+    """Three ranks of two prompts each, of two responses: places 1, 2 and 4 are taken by further ones 2, 3 and 4.
+
+    Numbers are those of the rows; sums, and what programs came to, are those of all that the rank drew.
+    """
+
+    def of_rank(number: int, further: bool) -> Collected:
+        groups = [number + 10 * further, number + 3 + 10 * further]
+        lengths = [group % 10 % 3 + 1 + sample for group in groups for sample in (0, 1)]
+        known = trajectory_of(lengths, max(lengths), number)
+        index = torch.tensor(groups).repeat_interleave(2)
+        rollout = replace(known.rollout, prompt_index=index, sample_index=torch.tensor([0, 1, 0, 1]))
+        known = replace(known, rollout=rollout, scores=index + rollout.sample_index / 2)
+        numbers = {"a": 2 * known.scores}
+        sums = {"parsing/sentences": 5.0 + 2 * further}, {"programs/passed": (1.0 + further, 2.0)}
+        macro = segment(fixed_ngram_ends(known.response_mask, 2), known.response_mask)
+        return Collected(known, macro, None, index == 14, Outside(numbers, *sums), {})
+
+    groups = refilled(torch.tensor([0, 1, 1, 0, 1, 0]).bool(), torch.tensor([1, 1, 0, 0, 0, 1]).bool())
+    passed: dict[int, Any] = {}
+
+    def taken(number: int, gather: Any) -> Collected:
+        monkeypatch.setattr(rollout_metrics, "rank", lambda: number)
+        monkeypatch.setattr(rollout_metrics, "world_size", lambda: 3)
+        monkeypatch.setattr(rollout_metrics, "gather_objects", gather)
+        return of_rank(number, False).refilled(of_rank(number, True), groups, 2, pad_id=99)
+
+    for number in range(3):
+        taken(number, lambda item, number=number: [passed.setdefault(number, item)] * 3)
+    for number, expected in enumerate([[0, 3], [12, 14], [13, 5]]):
+        found = taken(number, lambda item: [passed[rank] for rank in range(3)])
+        known = found.rollout
+        assert numbers_of(known.rollout) == expected and known.rollout.sample_index.tolist() == [0, 1, 0, 1]
+        assert known.scores.tolist() == [group + half for group in expected for half in (0.0, 0.5)]
+        assert known.response_mask.sum(1).tolist() == [n % 10 % 3 + 1 + half for n in expected for half in (0, 1)]
+        assert torch.equal(found.macro.lengths.sum(1), known.response_mask.sum(1))
+        assert found.bad_rows.tolist() == [n == 14 for n in expected for _ in range(2)]
+        assert found.outside.auxiliary["a"].tolist() == (2 * known.scores).tolist()
+        assert found.outside.totals == {"parsing/sentences": 12.0}
+        assert found.outside.measured == {"programs/passed": (3.0, 4.0)}
 
 
 def test_a_run_trains_on_what_took_the_places(group: Any, tmp_path: Any) -> None:

@@ -71,7 +71,7 @@ class Runs:
 
 
 def fixed(response_mask: Tensor, n: float = 5) -> Tensor:
-    """Ends a macro action after every ``n`` tokens; `math.inf` makes the whole run one. → ends (B, R) bool.
+    """Ends a macro action after every ``n`` tokens; with `math.inf`, where a run (a turn) ends. → ends (B, R) bool.
 
     Example: seven tokens, n = 3 → lengths 3 3 1; with a hole behind the fourth → 3 1, 3.
 

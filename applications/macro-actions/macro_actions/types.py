@@ -4,8 +4,9 @@
 Each object holds the one before it; nothing writes into an earlier one. B rows, P prompt and R response positions.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -128,37 +129,43 @@ def select_rows(item: T, rows: Tensor) -> T:
     Returns:
         A new object of the same type with N rows.
     """
-    changes = {}
-    for field in fields(item):  # type: ignore[arg-type]
-        value = getattr(item, field.name)
-        if value is not None:
-            is_object = is_dataclass(value)
-            changes[field.name] = select_rows(value, rows) if is_object else torch.index_select(value, 0, rows)
-    return replace(item, **changes)  # type: ignore[type-var]
+    return mapped(item, lambda x: torch.index_select(x, 0, rows))
 
 
-def join(first: T, second: T, pad_id: int = 0) -> T:
-    """The rows of both, one below the other.
+def mapped(item: T, change: Callable[[Tensor], Tensor]) -> T:
+    """The same with every tensor in it changed: in dataclasses and mappings, and what these hold."""
+    new: Any = item
+    if isinstance(item, Tensor):
+        new = change(item)
+    elif isinstance(item, Mapping):
+        new = {name: mapped(value, change) for name, value in item.items()}
+    elif is_dataclass(item) and not isinstance(item, type):
+        new = replace(item, **{field.name: mapped(getattr(item, field.name), change) for field in fields(item)})
+    return new
+
+
+def join(items: Sequence[T], pad_id: int = 0) -> T:
+    """The rows of all, one below the other.
 
     Args:
-        first, second: Rollouts, Trajectories, MacroActions or PPOBatches of B and B' rows; both lack the same tensors.
+        items: Rollouts, Trajectories, MacroActions or PPOBatches of any numbers of rows; all lack the same tensors.
         pad_id: fills ids.
 
     Returns:
-        A new object of the same type with B + B' rows. Prompts are padded on the left, all else on the right.
+        A new object of the same type with the rows of all. Prompts are padded on the left, all else on the right.
     """
-    changes = {}
+    first, changes = items[0], {}
     for field in fields(first):  # type: ignore[arg-type]
-        one, other = (getattr(item, field.name) for item in (first, second))
-        if is_dataclass(one):
-            changes[field.name] = join(one, other, pad_id)
-        elif one is not None:
-            shifts, has_prompts = [0, 0], field.name in ("input_ids", "attention_mask")
-            if isinstance(first, Rollout) and isinstance(second, Rollout) and has_prompts:
-                widths = first.prompt_width, second.prompt_width
+        parts = [getattr(item, field.name) for item in items]
+        if is_dataclass(parts[0]):
+            changes[field.name] = join(parts, pad_id)
+        elif parts[0] is not None:
+            shifts, has_prompts = [0] * len(parts), field.name in ("input_ids", "attention_mask")
+            if has_prompts:
+                widths = [item.prompt_width for item in items if isinstance(item, Rollout)]
                 shifts = [max(widths) - width for width in widths]
             fill = {"input_ids": pad_id, "index": -1}.get(field.name, 0)
-            changes[field.name] = torch.cat(_widened([one, other], shifts, fill))
+            changes[field.name] = torch.cat(_widened(parts, shifts, fill))
     return replace(first, **changes)  # type: ignore[type-var]
 
 

@@ -115,21 +115,18 @@ def update_batches(
     return updates
 
 
-def further_examples(
-    count: int, taken: Collection[int], size: int, seed: int, part: int, rank: int = 0, world_size: int = 1
-) -> list[int]:
-    """Numbers of further examples for an update, in an order of their own: this rank's of one part of it.
+def further_examples(count: int, taken: Collection[int], size: int, seed: int, part: int) -> list[int]:
+    """Numbers of further examples for an update of all ranks together, in an order of their own: one part of it.
 
     Args:
         count: of all examples.
-        taken: numbers of those that the update has, on all ranks; they are the last in the order.
-        size: examples of a part on all ranks together.
+        taken: numbers of those that the update has; they are the last in the order.
+        size: examples of a part.
         seed: seed of the order.
         part: number of the part; behind its end the order begins anew.
-        rank, world_size: as in `update_batches`.
     """
     order = sorted(np.random.RandomState(seed).permutation(count).tolist(), key=set(taken).__contains__)
-    return [order[place % count] for place in range(part * size + rank, (part + 1) * size, world_size)]
+    return [order[place % count] for place in range(part * size, (part + 1) * size)]
 
 
 def eval_batches(lengths: Sequence[int], batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process may ask about its group without knowing DeepSpeed: rank, size, device, sums over ranks."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -97,6 +98,11 @@ def gather_objects(item: T, group: dist.ProcessGroup | None = None) -> list[T]:
     gathered = [item] * dist.get_world_size(group)
     dist.all_gather_object(gathered, item, group)
     return gathered
+
+
+def interleave_over_ranks(items: Sequence[T]) -> list[T]:
+    """What every rank passes, equally many items, one of each rank in turn, as examples are dealt to them."""
+    return [item for of_ranks in zip(*gather_objects(items), strict=True) for item in of_ranks]
 
 
 def broadcast_object(item: T) -> T:

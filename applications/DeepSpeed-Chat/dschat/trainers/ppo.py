@@ -21,7 +21,7 @@ from dschat.data.tokenised import lengths_of
 from dschat.models.tokenizer import end_ids_of
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling
-from dschat.run.distributed import gather_objects, is_main, largest_over_ranks, rank, world_size
+from dschat.run.distributed import interleave_over_ranks, is_main, rank, world_size
 from dschat.run.output import Run
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
 from dschat.scoring.segments import Segments
@@ -146,32 +146,32 @@ class PPO(Algorithm):
         """The same and its prompts, after further ones have taken the places of those whose responses all have the
         same score. What is left of these, --drop_equal_groups leaves out. Every rank must call it.
 
-        A round takes place on all ranks if one needs it. It is a part of drawing: a run that is stopped here does it
-        all again.
+        A round fills the places of all ranks: which prompts are there does not depend on the number of ranks. It is a
+        part of drawing: a run that is stopped here does it all again.
         """
         samples, size, filled, tokens = self.plan.samples_per_prompt, self.plan.global_rollout, 0, 0
-        numbers = [number for rows in work for number in rows]
-        taken = [number for of_rank in gather_objects(numbers) for number in of_rank]
+        taken = interleave_over_ranks([number for rows in work for number in rows])
+        numbers, own = taken, slice(rank(), None, world_size())
         seed = derive_seed(self.config.seed, SeedKind.REFILL, iteration)
         for part in range(self.config.refill_rounds):
-            if not largest_over_ranks(int(found.equal_groups(samples).any())):
+            equal = torch.tensor(interleave_over_ranks(found.equal_groups(samples).tolist()))
+            if not equal.any():
                 break
             clock.lap("scoring")
-            further = further_examples(len(self.prompts), taken, size, seed, part, rank(), world_size())
-            prompts = [self.prompts[number] for number in further]
+            further = further_examples(len(self.prompts), taken, size, seed, part)
+            prompts = [self.prompts[number] for number in further[own]]
             drawn, texts = self.sample(prompts, SeedKind.REFILL, derive_seed(iteration, part), samples)
             clock.lap("generation")
             known, macro, outside = self.judge(drawn, texts, epoch)
-            others = replace(found, rollout=known, macro=macro, bad_rows=drawn.bad_rows, outside=outside)
-            groups = refilled(found.equal_groups(samples), others.equal_groups(samples))
-            rows = samples * groups[:, None] + torch.arange(samples, device=groups.device)
-            found = found.joined(others, rows.flatten(), self.sample.sampling.pad_id)
+            others = Collected(known, macro, None, drawn.bad_rows, outside, {})
+            groups = refilled(equal, torch.tensor(interleave_over_ranks(others.equal_groups(samples).tolist())))
+            found = found.refilled(others, groups, samples, self.sample.sampling.pad_id)
             numbers = [[*numbers, *further][group] for group in groups.tolist()]
-            filled += int((groups >= len(further)).sum())
+            filled += int((groups[own] >= size).sum())
             tokens += int(drawn.rollout.response_mask.sum())
         totals = {**found.outside.totals, "rollout/refilled": filled, "rollout/refill_tokens": tokens}
         found = replace(found, outside=replace(found.outside, totals=totals))
-        return found, [self.prompts[number] for number in numbers]
+        return found, [self.prompts[number] for number in numbers[own]]
 
     def judge(
         self, drawn: Generation, texts: ResponseTexts, epoch: int = 0, fused: bool = False

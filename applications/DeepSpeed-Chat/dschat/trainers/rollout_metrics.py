@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.metrics import Means
 from dschat.scoring.source import Measured
 from dschat.trainers.credit import equal_groups
@@ -19,7 +20,16 @@ from dschat.trainers.ppo_models import AuxiliaryScores
 from macro_actions.estimators import adaptive_lam
 from macro_actions.masked import masked_moments, masked_sum
 from macro_actions.rewards import ScoreMoments
-from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, join, select_rows
+from macro_actions.types import (
+    MacroActions,
+    PPOBatch,
+    Rollout,
+    ScoredRollout,
+    Trajectory,
+    join,
+    mapped,
+    select_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -30,15 +40,14 @@ class Outside:
     totals: Mapping[str, float]  # sums over this rank's rows; the sums of all ranks are metrics
     measured: Measured  # by the source of scores: (total, count), whose means over all ranks are metrics
 
-    def joined(self, further: Outside, rows: Tensor) -> Outside:
-        """Of some rows of both, those of `further` counted from B on; sums stay those over all rows of both."""
-        auxiliary = {name: torch.cat([x, further.auxiliary[name]])[rows] for name, x in self.auxiliary.items()}
+    def with_sums_of(self, further: Outside) -> Outside:
+        """The same numbers, and sums over the rows of both."""
         totals = {name: total + further.totals[name] for name, total in self.totals.items()}
         measured = {
             name: (total + further.measured[name][0], count + further.measured[name][1])
             for name, (total, count) in self.measured.items()
         }
-        return Outside(auxiliary, totals, measured)
+        return replace(self, totals=totals, measured=measured)
 
 
 @dataclass(frozen=True)
@@ -54,15 +63,38 @@ class Collected:
     rates: Metrics  # the learning rates, as metrics
     is_stale: bool = False  # whether the weights that drew it are those of an iteration ago
 
-    def joined(self, further: Collected, rows: Tensor, pad_id: int) -> Collected:
-        """Some rows of both, those of `further` counted from B on."""
-        known, macro = join(self.rollout, further.rollout, pad_id), join(self.macro, further.macro)
+    def refilled(self, further: Collected, groups: Tensor, samples: int, pad_id: int) -> Collected:
+        """What this rank trains on once further prompts have taken places. Every rank must call it.
+
+        Args:
+            further: this rank's further prompts, as many as it has.
+            groups: (P,) long, from `macro_actions.groups.refilled` of the prompts of all ranks, dealt to them in turn.
+            samples: responses to a prompt.
+            pad_id: fills ids.
+        """
+        ranks, places, device = world_size(), len(groups), self.bad_rows.device
+        # Numbers of the further prompts that are used, in the order in which ranks pass them on.
+        used = sorted((groups[groups >= places] - places).tolist(), key=lambda number: (number % ranks, number))
+        own = [number // ranks for number in used if number % ranks == rank()]
+        passed = gather_objects(mapped(select_rows(further, _rows_of(own, samples, device)), Tensor.cpu))
+        known = self._above([mapped(part, lambda x: x.to(device)) for part in passed], pad_id)
+        found = {places + number: places // ranks + n for n, number in enumerate(used)}
+        chosen = [found.get(group, n) for n, group in enumerate(groups.tolist()[rank() :: ranks])]
+        known = select_rows(known, _rows_of(chosen, samples, device))
+        return replace(known, outside=known.outside.with_sums_of(further.outside))
+
+    def _above(self, others: Sequence[Collected], pad_id: int) -> Collected:
+        """The rows of all, one below the other; sums are those of the first."""
+        everything = [self, *others]
+        auxiliary = {
+            name: torch.cat([one.outside.auxiliary[name] for one in everything]) for name in self.outside.auxiliary
+        }
         return replace(
             self,
-            rollout=select_rows(known, rows),
-            macro=select_rows(macro, rows),
-            bad_rows=torch.cat([self.bad_rows, further.bad_rows])[rows],
-            outside=self.outside.joined(further.outside, rows),
+            rollout=join([one.rollout for one in everything], pad_id),
+            macro=join([one.macro for one in everything]),
+            bad_rows=torch.cat([one.bad_rows for one in everything]),
+            outside=replace(self.outside, auxiliary=auxiliary),
         )
 
     def equal_groups(self, samples: int) -> Tensor:
@@ -70,6 +102,12 @@ class Collected:
         assert isinstance(self.rollout, Trajectory)  # credit is not fused
         bad = self.bad_rows.view(-1, samples).any(1)
         return equal_groups(self.rollout, samples) & ~bad
+
+
+def _rows_of(groups: Sequence[int], samples: int, device: torch.device) -> Tensor:
+    """Row numbers of the responses to some prompts."""
+    rows = samples * torch.tensor(groups, dtype=torch.long)[:, None] + torch.arange(samples)
+    return rows.flatten().to(device)
 
 
 def outside_metrics(outside: Outside) -> dict[str, float]:
