@@ -3,11 +3,12 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from cli_runs import STEPS, arguments, run_process
+from cli_runs import STEPS, arguments, read_jsonl, run_process
 from closeness import WEIGHT_GAP
 from factories import largest_difference
 from launches import launch
@@ -33,31 +34,40 @@ def run(step, flags, processes):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
-@pytest.mark.parametrize("estimator", ["rloo", "gae", "grpo", "tempo", "segment_mc", "reinforce_pp", "dr_grpo"])
+@pytest.mark.parametrize("estimator", ["rloo", "gae", "grpo", "tempo", "segment_mc", "reinforce_pp"])
 def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_path):
     """RLOO with 4 responses to a prompt, and PPO with 2: all those of a prompt are on one process.
 
     GRPO with what is counted over all of an update: responses, and the groups and tokens that are left. Completions
-    are other numbers of rows on each process, and so are macro actions. Prompts that take the places of others in
-    Dr. GRPO are drawn by any process.
+    are other numbers of rows on each process, and so are macro actions. They complete responses to prompts that took
+    the places of others, which any process has drawn.
     """
     rloo = {"advantage_estimator": estimator, "samples_per_prompt": 4, "reward_model_name_or_path": reward}
     rloo |= {name: None for name in ppo_flags if name.startswith("critic")}
     own = {"samples_per_prompt": 2} if estimator == "gae" else rloo
     if estimator == "grpo":
         own |= {"kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response", "drop_equal_groups": True}
-    elif estimator == "dr_grpo":
-        (tmp_path / "half.py").write_text(OFTEN_EQUAL)
-        own |= {"reward_function": f"{tmp_path / 'half.py'}:score", "reward_model_name_or_path": None}
-        own |= {"drop_equal_groups": True, "refill_rounds": 2}
     elif estimator == "tempo":
         own |= {"policy_ratio": "sequence_mean", "max_token_probability": 0.5, "termination_condition": "surprise"}
     elif estimator == "segment_mc":
+        (tmp_path / "half.py").write_text(OFTEN_EQUAL)
+        own |= {"reward_function": f"{tmp_path / 'half.py'}:score", "reward_model_name_or_path": None}
         own |= {"samples_per_prompt": 2, "mc_samples": 2, "mc_max_segments": 3}
+        own |= {"drop_equal_groups": True, "refill_rounds": 2}
     elif estimator == "reinforce_pp":  # the reward model is read where macro actions end
         own |= {"segment_rewards": "prefix", "ngram": 2}
     flags = ppo_flags | own | {"dtype": "fp32", "actor_learning_rate": 1e-4, "global_batch_size": 16}
     check_ways("ppo", flags, 16 // flags["samples_per_prompt"], tmp_path)
+    if estimator == "segment_mc":
+        counted = {file.parent.name: counts(file) for file in tmp_path.glob("*/metrics.jsonl")}
+        assert len(counted) == 2 + len(WAYS) and all(found == counted["whole"] for found in counted.values())
+        assert sum(update["refilled"] for update in counted["whole"]) > 0
+
+
+def counts(file: Path) -> list[dict[str, float]]:
+    """What was drawn beside the rollouts."""
+    rows = [row for row in read_jsonl(file) if "rollout/refilled" in row]
+    return [{name: row[f"rollout/{name}"] for name in ("refilled", "refill_tokens", "mc_tokens")} for row in rows]
 
 
 @pytest.mark.slow

@@ -77,19 +77,23 @@ def test_equal_groups_are_those_of_one_score() -> None:
 
 
 @pytest.mark.parametrize(
-    ("equal", "further", "expected"),
+    ("equal", "further", "ranks", "expected"),
     [
-        ("=.==", ".=.", [4, 1, 6, 3]),  # fewer than places
-        ("..=.", "=...", [0, 1, 5, 3]),  # more
-        ("==", "==", [0, 1]),
-        ("..", "..", [0, 1]),
-        ("==", "..", [2, 3]),
+        ("=.==", ".=.", 1, [4, 1, 6, 3]),  # fewer than places
+        ("..=.", "=...", 1, [0, 1, 5, 3]),  # more
+        ("==", "==", 1, [0, 1]),
+        ("..", "..", 1, [0, 1]),
+        ("==", "..", 1, [2, 3]),
+        ("==..", "=...", 1, [5, 6, 2, 3]),
+        ("==..", "=...", 2, [6, 5, 2, 3]),  # each has one, and keeps it
+        ("=.=.", "=.=.", 2, [5, 1, 7, 3]),  # what the one has is drawn by the other
+        ("====", ".=.=", 2, [4, 6, 2, 3]),  # of the first two places one is the second's, which has drawn nothing
     ],
 )
-def test_places_of_equal_groups_by_hand(equal: str, further: str, expected: list[int]) -> None:
+def test_places_of_equal_groups_by_hand(equal: str, further: str, ranks: int, expected: list[int]) -> None:
     """An = is a group of equal scores."""
     given = (torch.tensor([sign == "=" for sign in groups]) for groups in (equal, further))
-    assert refilled(*given).tolist() == expected
+    assert refilled(*given, ranks).tolist() == expected
 
 
 def scored(scores: list[float], lengths: list[int], ids: list[list[int]] | None = None) -> Trajectory:

@@ -214,7 +214,9 @@ def test_logits_that_are_not_finite_are_not_passed_over() -> None:
 
 
 def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> None:
-    """Three ranks of two prompts each, of two responses: places 1, 2 and 4 are taken by further ones 2, 3 and 4.
+    """Three ranks of two prompts each, of two responses: places 1, 2 and 4 are taken by further ones 0, 2 and 3.
+
+    The third rank keeps what it has drawn, and the second has nothing to pass on.
 
     Numbers are those of the rows; sums, and what programs came to, are those of all that the rank drew.
     """
@@ -229,27 +231,37 @@ def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> No
         numbers = {"a": 2 * known.scores}
         sums = {"parsing/sentences": 5.0 + 2 * further}, {"programs/passed": (1.0 + further, 2.0)}
         macro = segment(fixed_ngram_ends(known.response_mask, 2), known.response_mask)
-        return Collected(known, macro, None, index == 14, Outside(numbers, *sums), {})
+        return Collected(known, macro, None, index == 13, Outside(numbers, *sums), {})
 
-    groups = refilled(torch.tensor([0, 1, 1, 0, 1, 0]).bool(), torch.tensor([1, 1, 0, 0, 0, 1]).bool())
-    passed: dict[int, Any] = {}
+    equal, further = (torch.tensor(x).bool() for x in ([0, 1, 1, 0, 1, 0], [0, 1, 0, 0, 1, 1]))
+    groups = refilled(equal, further, ranks=3)
+    passed: list[Any] = []
+
+    class Passed(Exception):
+        """The rank has said what it passes on."""
+
+    def note(rows: Any) -> Any:
+        passed.append(rows)
+        raise Passed
 
     def taken(number: int, gather: Any) -> Collected:
         monkeypatch.setattr(rollout_metrics, "rank", lambda: number)
         monkeypatch.setattr(rollout_metrics, "world_size", lambda: 3)
-        monkeypatch.setattr(rollout_metrics, "gather_objects", gather)
+        monkeypatch.setattr(rollout_metrics, "gather_on_host", gather)
         return of_rank(number, False).refilled(of_rank(number, True), groups, 2, pad_id=99)
 
     for number in range(3):
-        taken(number, lambda item, number=number: [passed.setdefault(number, item)] * 3)
-    for number, expected in enumerate([[0, 3], [12, 14], [13, 5]]):
-        found = taken(number, lambda item: [passed[rank] for rank in range(3)])
+        with pytest.raises(Passed):
+            taken(number, note)
+    assert [list(rows) for rows in passed] == [[6, 9], [], []]
+    for number, expected in enumerate([[0, 3], [10, 13], [12, 5]]):
+        found = taken(number, lambda rows: passed)
         known = found.rollout
         assert numbers_of(known.rollout) == expected and known.rollout.sample_index.tolist() == [0, 1, 0, 1]
         assert known.scores.tolist() == [group + half for group in expected for half in (0.0, 0.5)]
         assert known.response_mask.sum(1).tolist() == [n % 10 % 3 + 1 + half for n in expected for half in (0, 1)]
         assert torch.equal(found.macro.lengths.sum(1), known.response_mask.sum(1))
-        assert found.bad_rows.tolist() == [n == 14 for n in expected for _ in range(2)]
+        assert found.bad_rows.tolist() == [n == 13 for n in expected for _ in range(2)]
         assert found.outside.auxiliary["a"].tolist() == (2 * known.scores).tolist()
         assert found.outside.totals == {"parsing/sentences": 12.0}
         assert found.outside.measured == {"programs/passed": (3.0, 4.0)}

@@ -71,21 +71,40 @@ def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
     return torch.where(counted, scores, -torch.inf).amax(1) <= lowest
 
 
-def refilled(equal: Tensor, further: Tensor) -> Tensor:
-    """Which group each place holds once further groups of unequal scores have taken the places of equal ones, in turn.
+def refilled(equal: Tensor, further: Tensor, ranks: int = 1) -> Tensor:
+    """Which group each place holds once further groups of unequal scores have taken the places of equal ones.
+
+    The first such places and the first such groups, whatever the number of ranks; in turn, but what a rank has drawn
+    stays with it where it has a place.
 
     Example: places equal, not, equal, equal; of three further groups the second is equal: 4, 1, 6, 3.
+    Places equal, equal, not, not; of four the first is equal: 5, 6, 2, 3, but 6, 5, 2, 3 where one of two ranks has
+    places 0, 2 and groups 4, 6, and the other one the others.
 
     Args:
         equal: (P,) bool, the groups whose places are to be taken; see `are_equal`.
         further: (Q,) bool, the further ones that are not to be taken.
+        ranks: processes that groups are dealt to in turn; P is a multiple of it.
 
     Returns:
         (P,) long: numbers of groups, further ones from P on. What is left over stays.
     """
-    places, found = equal.nonzero().flatten(), (~further).nonzero().flatten()
+    places, found = equal.nonzero().flatten().tolist(), (~further).nonzero().flatten().tolist()
     count = min(len(places), len(found))
-    return torch.arange(len(equal), device=equal.device).index_copy(0, places[:count], len(equal) + found[:count])
+    places, found = places[:count], [len(equal) + number for number in found[:count]]
+    taken: dict[int, int] = {}
+    for rank in range(ranks):
+        taken |= zip(
+            [place for place in places if place % ranks == rank],
+            [group for group in found if group % ranks == rank],
+            strict=False,
+        )
+    taken |= zip(
+        [place for place in places if place not in taken],
+        [group for group in found if group not in taken.values()],
+        strict=True,
+    )
+    return torch.tensor([taken.get(place, place) for place in range(len(equal))], device=equal.device)
 
 
 def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) -> Tensor:

@@ -133,7 +133,11 @@ def select_rows(item: T, rows: Tensor) -> T:
 
 
 def mapped(item: T, change: Callable[[Tensor], Tensor]) -> T:
-    """The same with every tensor in it changed: in dataclasses and mappings, and what these hold."""
+    """The same with every tensor in it changed: in dataclasses and mappings, and what these hold.
+
+    Raises:
+        TypeError: it holds a list or a tuple, which may hold tensors, too.
+    """
     new: Any = item
     if isinstance(item, Tensor):
         new = change(item)
@@ -141,6 +145,8 @@ def mapped(item: T, change: Callable[[Tensor], Tensor]) -> T:
         new = {name: mapped(value, change) for name, value in item.items()}
     elif is_dataclass(item) and not isinstance(item, type):
         new = replace(item, **{field.name: mapped(getattr(item, field.name), change) for field in fields(item)})
+    elif isinstance(item, list | tuple):
+        raise TypeError(f"a {type(item).__name__} among tensors")
     return new
 
 

@@ -65,7 +65,7 @@ _host: dist.ProcessGroup | None = None  # for numbers that do not pass through t
 
 def make_host_groups(timeout: float) -> None:
     """Makes the groups of `barrier`, which waits for as long as it takes (a rank may write a large model), and of
-    `largest_over_ranks`, which waits for `timeout` seconds. Every rank must call it.
+    `largest_over_ranks` and `gather_on_host`, which wait for `timeout` seconds. Every rank must call it.
     """
     global _patient, _host
     if world_size() > 1:
@@ -100,9 +100,14 @@ def gather_objects(item: T, group: dist.ProcessGroup | None = None) -> list[T]:
     return gathered
 
 
+def gather_on_host(item: T) -> list[T]:
+    """`gather_objects` of what is not small: it does not pass through the GPU. Tensors must be on the host."""
+    return gather_objects(item, _host)
+
+
 def interleave_over_ranks(items: Sequence[T]) -> list[T]:
     """What every rank passes, equally many items, one of each rank in turn, as examples are dealt to them."""
-    return [item for of_ranks in zip(*gather_objects(items), strict=True) for item in of_ranks]
+    return [item for of_ranks in zip(*gather_on_host(items), strict=True) for item in of_ranks]
 
 
 def broadcast_object(item: T) -> T:

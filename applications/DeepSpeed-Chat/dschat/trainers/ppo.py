@@ -153,8 +153,12 @@ class PPO(Algorithm):
         taken = interleave_over_ranks([number for rows in work for number in rows])
         numbers, own = taken, slice(rank(), None, world_size())
         seed = derive_seed(self.config.seed, SeedKind.REFILL, iteration)
+
+        def equal_everywhere(collected: Collected) -> Tensor:
+            return torch.tensor(interleave_over_ranks(collected.equal_groups(samples).tolist()))
+
         for part in range(self.config.refill_rounds):
-            equal = torch.tensor(interleave_over_ranks(found.equal_groups(samples).tolist()))
+            equal = equal_everywhere(found)
             if not equal.any():
                 break
             clock.lap("scoring")
@@ -164,7 +168,7 @@ class PPO(Algorithm):
             clock.lap("generation")
             known, macro, outside = self.judge(drawn, texts, epoch)
             others = Collected(known, macro, None, drawn.bad_rows, outside, {})
-            groups = refilled(equal, torch.tensor(interleave_over_ranks(others.equal_groups(samples).tolist())))
+            groups = refilled(equal, equal_everywhere(others), world_size())
             found = found.refilled(others, groups, samples, self.sample.sampling.pad_id)
             numbers = [[*numbers, *further][group] for group in groups.tolist()]
             filled += int((groups[own] >= size).sum())

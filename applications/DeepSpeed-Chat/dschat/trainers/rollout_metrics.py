@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.run.distributed import gather_objects, rank, world_size
+from dschat.run.distributed import gather_on_host, rank, world_size
 from dschat.run.metrics import Means
 from dschat.scoring.source import Measured
 from dschat.trainers.credit import equal_groups
@@ -72,19 +73,34 @@ class Collected:
             samples: responses to a prompt.
             pad_id: fills ids.
         """
-        ranks, places, device = world_size(), len(groups), self.bad_rows.device
-        # Numbers of the further prompts that are used, in the order in which ranks pass them on.
-        used = sorted((groups[groups >= places] - places).tolist(), key=lambda number: (number % ranks, number))
-        own = [number // ranks for number in used if number % ranks == rank()]
-        passed = gather_objects(mapped(select_rows(further, _rows_of(own, samples, device)), Tensor.cpu))
-        known = self._above([mapped(part, lambda x: x.to(device)) for part in passed], pad_id)
-        found = {places + number: places // ranks + n for n, number in enumerate(used)}
-        chosen = [found.get(group, n) for n, group in enumerate(groups.tolist()[rank() :: ranks])]
-        known = select_rows(known, _rows_of(chosen, samples, device))
-        return replace(known, outside=known.outside.with_sums_of(further.outside))
+        ranks, places = world_size(), len(groups)
+        own = groups.tolist()[rank() :: ranks]
+        moved = {group for place, group in enumerate(groups.tolist()) if place % ranks != group % ranks}
+        # Through the host's memory, so that a device holds no more than its rank has drawn and trains on.
+        here = mapped(further._rows_alone(), Tensor.cpu)
+        used = [group for group in groups.tolist() if group >= places and group % ranks == rank()]
+        drawn = {group: here._prompts([(group - places) // ranks], samples) for group in used}
+        for passed in gather_on_host({group: rows for group, rows in drawn.items() if group in moved}):
+            drawn |= passed
+        taken = [drawn[group] for group in own if group >= places]
+        device = self.bad_rows.device
+        known = self._rows_alone()._above([mapped(rows, lambda x: x.to(device)) for rows in taken], pad_id)
+        number = itertools.count(len(own))
+        known = known._prompts([n if group < places else next(number) for n, group in enumerate(own)], samples)
+        outside = replace(self.outside.with_sums_of(further.outside), auxiliary=known.outside.auxiliary)
+        return replace(known, outside=outside, rates=self.rates)
+
+    def _rows_alone(self) -> Collected:
+        """The same without what is of no row."""
+        return replace(self, outside=Outside(self.outside.auxiliary, {}, {}), rates={})
+
+    def _prompts(self, numbers: Sequence[int], samples: int) -> Collected:
+        """The rows of some prompts."""
+        rows = samples * torch.tensor(numbers, dtype=torch.long)[:, None] + torch.arange(samples)
+        return select_rows(self, rows.flatten().to(self.bad_rows.device))
 
     def _above(self, others: Sequence[Collected], pad_id: int) -> Collected:
-        """The rows of all, one below the other; sums are those of the first."""
+        """The rows of all, one below the other."""
         everything = [self, *others]
         auxiliary = {
             name: torch.cat([one.outside.auxiliary[name] for one in everything]) for name in self.outside.auxiliary
@@ -102,12 +118,6 @@ class Collected:
         assert isinstance(self.rollout, Trajectory)  # credit is not fused
         bad = self.bad_rows.view(-1, samples).any(1)
         return equal_groups(self.rollout, samples) & ~bad
-
-
-def _rows_of(groups: Sequence[int], samples: int, device: torch.device) -> Tensor:
-    """Row numbers of the responses to some prompts."""
-    rows = samples * torch.tensor(groups, dtype=torch.long)[:, None] + torch.arange(samples)
-    return rows.flatten().to(device)
 
 
 def outside_metrics(outside: Outside) -> dict[str, float]:
