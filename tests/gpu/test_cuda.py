@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """On CUDA: one PPO iteration in bf16, and log-probs close to those in fp32."""
 
+import math
+
 import pytest
 import torch
 
+from cli_runs import read_jsonl
 from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.zero3 import placement_of
@@ -33,6 +36,7 @@ from factories import (
     weights_of_all,
     whole_state,
 )
+from resume_runs import REFILL, ppo
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -74,6 +78,15 @@ def test_one_ppo_iteration_in_bf16(group, tokenizer, tmp_path):
     assert all(bool(torch.isfinite(w).all()) for w in after.values())
     assert metrics["val/ratio"] == pytest.approx(1, abs=0.05)
     assert metrics["grad_norm/actor"] > 0 and metrics["grad_norm/critic"] > 0
+
+
+def test_prompts_take_the_places_of_others_on_the_gpu(group, tmp_path):
+    """They pass through the host's memory."""
+    loop = ppo(tmp_path, **REFILL)
+    loop.fit()
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "rollout/refilled" in row]
+    assert sum(row["rollout/refilled"] for row in rows) > 0
+    assert all(row["policy/counted"] > 0 and math.isfinite(row["loss/policy"]) for row in rows)
 
 
 @pytest.mark.parametrize("draw", [sample, generate])
