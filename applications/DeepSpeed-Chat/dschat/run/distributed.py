@@ -60,7 +60,7 @@ def put_together(part: Tensor, total: int) -> Tensor:
 
 
 _patient: dist.ProcessGroup | None = None  # for `barrier`
-_host: dist.ProcessGroup | None = None  # for numbers that do not pass through the GPU
+_host: dist.ProcessGroup | None = None  # for what does not pass through the GPU
 
 
 def make_host_groups(timeout: float) -> None:
