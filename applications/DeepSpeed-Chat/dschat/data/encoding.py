@@ -11,7 +11,6 @@ Tokenizers may be fast or slow. Conversations are what the chat template writes;
 from __future__ import annotations
 
 import json
-import logging
 import shlex
 import weakref
 from collections.abc import Mapping, Sequence
@@ -28,8 +27,6 @@ from dschat.errors import UserError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger(__name__)
 
 CHUNK = 1000  # texts per call of the tokenizer; bounds the memory of its offsets
 SENTINELS = ("\n", "=", "|", "¤")  # texts to put before a response where the dummy prefix cannot be switched off
@@ -348,6 +345,15 @@ def is_written(content: str, text: str) -> bool:
     return content in text or "".join(content.split()) in "".join(text.split())
 
 
+def reply_contents(tokenizer: PreTrainedTokenizerBase, replies: Sequence[str]) -> list[str]:
+    """Sampled replies, decoded without special tokens → contents that the chat template writes as these replies.
+
+    Without what the template itself puts before and behind a content: blanks, an empty thought.
+    """
+    end = _turn_end_or_none(tokenizer, {}) if tokenizer.chat_template is not None else None
+    return list(replies) if end is None else [end.content_of(reply) for reply in replies]
+
+
 def _without_special_end(tokenizer: PreTrainedTokenizerBase, reply: str) -> str:
     """A reply without the special token that it ends with and the blanks behind that."""
     text = reply.rstrip()
@@ -380,13 +386,6 @@ def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_
         f"earlier turns and responses end differently. --end_of_conversation_token {shlex.quote(written)} ends both "
         "with the template's"
     )
-
-
-def warn_of_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> None:
-    """Warns of what `other_turn_end` finds."""
-    found = other_turn_end(tokenizer, rows, end_id)
-    if found is not None:
-        logger.warning("%s", found)
 
 
 @dataclass(frozen=True)
