@@ -84,7 +84,8 @@ def test_check_and_preview_show_them(tmp_path):
     lines = report.splitlines()
     section = lines[lines.index("special tokens") + 1 :]
     assert section[0].startswith("  responses hold special tokens") and "<eos> in 40 (40 rows" in section[0]
-    assert section[1].startswith("  the chat template ends the assistant's turns with <|im_end|>")
+    template = lines[lines.index("chat template") + 1]
+    assert template.startswith("  the chat template ends the assistant's turns with <|im_end|>")
     shown = preview_report(path, 1, 1, False, Settings(tokenizer=tokenizer))
     assert "note: responses hold special tokens" in shown and "note: the chat template ends" in shown
     assert "trained, holds <eos> inside]]b<eos>c<eos>" in shown

@@ -119,9 +119,10 @@ def other_rendering(tokenizer: PreTrainedTokenizerBase) -> str | None:
     except (TemplateRefusal, UserError):
         return None
     if not whole.startswith(prompt + reply):
+        remedy = f"; its generation prompt ends with {end.prefill!r}: begin responses with what follows it"
         return (
             f"for the user's 'a' and the assistant's 'b' training reads {prompt + reply!r}, but the chat template "
-            f"writes {whole!r}: its generation prompt ends with {end.prefill!r}, so responses should go on behind that"
+            f"writes {whole!r}{remedy if end.prefill else ''}"
         )
     special = [str(token) for token in tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))]
     if not has_generation_prompt and any(token in end.lead for token in special):
