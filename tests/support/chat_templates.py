@@ -135,8 +135,8 @@ TEMPLATES = {
     # The assistant's tokens are marked for return_assistant_tokens_mask.
     "chatml with generation": (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
-        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
-        + CHATML_PROMPT
+        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n"
+        "{% endfor %}" + CHATML_PROMPT
     ),
 }
 TOKENS = (

@@ -64,7 +64,8 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
         eos_id=end_id,
         all_turns=config.train_on == "all",
     )
-    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config), reads=(WEIGHT,))
+    reads = () if config.sft_on_prompt else (WEIGHT,)  # with prompts, every token is trained on
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config), reads=reads)
     data = load_step_data(config, SFTExample, make, validate, config.sft_on_prompt)
     updates = _announce(config, run, data)
     warn_without_classifier(base)

@@ -417,8 +417,10 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
         ids, targets = list(head), [False] * len(head)
         for number in range(1, len(texts)):
             piece = next(pieces)
-            is_turn = number % 2 == 1 and is_trained[number // 2]
-            length = end.length(piece) if is_turn and end else 0
+            if end is None or number % 2 == 0 or not is_trained[number // 2]:
+                length = 0
+            else:
+                length = end.length(piece)
             ids += piece
             targets += [True] * length + [False] * (len(piece) - length)
         marked.append(MarkedPrompt(ids, targets))
