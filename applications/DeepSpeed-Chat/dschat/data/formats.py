@@ -169,20 +169,18 @@ def _response(message: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
     return message.get("content", ""), None if is_plain_text else message
 
 
-def unread_columns(raw: Mapping[str, Any], keys: DataKeys) -> list[str]:
-    """Columns of a row that hold something and from which neither its texts nor its chat template are made.
+def unread_columns(row: Row, keys: DataKeys) -> list[str]:
+    """Columns of a row that hold something and of which neither its texts nor what its chat template reads are made.
 
     Of the published formats none counts.
     """
-    name = format_of(dict(raw), keys)
-    response = response_column(dict(raw), keys)
-    read = {
-        TEXTS: (keys.prompt, response, keys.rejected),
-        MESSAGE_LISTS: (keys.prompt, response, keys.rejected, *TEMPLATE_COLUMNS),
-        CONVERSATION: (keys.messages, response, keys.rejected, *TEMPLATE_COLUMNS),
-    }.get(name)
-    if read is None:
+    raw = row.extra
+    name, response = format_of(raw, keys), response_column(raw, keys)
+    conversation = {CONVERSATION: keys.messages, TEXTS: keys.prompt, MESSAGE_LISTS: keys.prompt}.get(name)
+    if conversation is None:
         return []
+    of_template = TEMPLATE_COLUMNS if row.messages is not None else ()
+    read = {conversation, response, keys.rejected, *of_template}
     return [column for column, value in raw.items() if value is not None and column not in read]
 
 

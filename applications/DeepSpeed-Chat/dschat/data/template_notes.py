@@ -100,7 +100,7 @@ def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], k
 
 def unread_column_counts(rows: Iterable[Row], keys: DataKeys, reads: Sequence[str] = ()) -> Counter[str]:
     """Column → number of rows whose prompt and responses are not made of it though it holds something."""
-    return Counter(column for row in rows for column in unread_columns(row.extra, keys) if column not in reads)
+    return Counter(column for row in rows for column in unread_columns(row, keys) if column not in reads)
 
 
 def other_rendering(tokenizer: PreTrainedTokenizerBase) -> str | None:
