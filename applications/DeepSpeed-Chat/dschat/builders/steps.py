@@ -120,7 +120,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.max_prompt_seq_len)
     if programs is not None:
         run.record.sandbox = programs.level
-        data = load_problems(config, make, programs, config.drop_unsolvable)
+        data = load_problems(config, make, programs, config.drop_unsolvable, config.program_block)
     else:
         validate = partial(warn_of_turn_end, tokenizer, end_id=end_id)
         data = load_step_data(config, PromptExample, make, validate)

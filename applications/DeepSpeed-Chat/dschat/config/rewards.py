@@ -11,6 +11,7 @@ from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY
 from dschat.errors import UserError
 
 OnRewardError = Literal["stop", "retry", "skip"]
+ProgramBlock = Literal["first", "last"]
 SandboxLevel = Literal["bubblewrap", "namespaces", "rlimits"]
 
 WITH_PROGRAMS = "reward_source programs"  # which the flags of programs need beside them
@@ -41,6 +42,12 @@ class ProgramFlags:
         "paper: -1 for a compile error, -0.6 for another error or a time-out, else -0.3 + 1.3 x share of tests passed;"
         " ratio: that share, tests that end in an error not passed",
         "paper",
+        only_with=WITH_PROGRAMS,
+    )
+    program_block: ProgramBlock = flag(
+        "which of a response's fenced blocks is its program, the first or the last: of those that name Python, else of"
+        " those that name nothing",
+        "last",
         only_with=WITH_PROGRAMS,
     )
     sandbox_level: SandboxLevel = flag(
