@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 import math
+import os
 import socket
 import sys
 import threading
@@ -14,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
+from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
@@ -24,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dschat.cli import main
 from dschat.config.commands import ServeOptions
-from dschat.config.rewards import VERSION
+from dschat.config.rewards import REWARD_TOKEN, VERSION
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,11 +39,22 @@ logger = logging.getLogger("dschat.scoring.serve")  # also where the module is _
 T = TypeVar("T")
 LARGEST_REQUEST = 32 << 20  # bytes
 LARGEST_READING = 256 << 20  # characters of all responses up to the end of each of their macro actions
+MOST_CHARACTERS = 16  # of a text, for each token that it may have: longer ones are refused before they are encoded
 SILENCE = 60  # seconds that a connection may say nothing
+GRACE = 30.0  # seconds after a signal in which requests under way are answered
 
 
 class BadRequest(Exception):
-    """A request cannot be read; says why."""
+    """A request is refused; says why.
+
+    Attributes:
+        status: of the answer, from 400 on and below 500, so that the request is not repeated.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        """Takes why, and the status of the answer."""
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,7 @@ class ScoreRequest:
             content = json.loads(body)
         except (ValueError, RecursionError) as error:  # the latter of lists in lists in lists
             raise BadRequest(f"the request is no JSON: {error}") from error
+        _require_text(content)
         if not isinstance(content, dict):
             raise BadRequest("the request must be an object with prompts and responses")
         if content.get("version", VERSION) not in range(1, VERSION + 1):
@@ -79,6 +94,17 @@ class ScoreRequest:
         if segments is not None and not _are_segments(segments, responses):
             raise BadRequest(f"segments must be {count} lists of texts, each of which make up the response")
         return cls(prompts, responses, finished, messages, segments)
+
+
+def _require_text(content: object) -> None:
+    """Raises BadRequest where a text has half of a surrogate pair, which no tokenizer reads."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise BadRequest(f"a text of the request holds {half}, half of a surrogate pair: remove it", 422) from error
+    except RecursionError as error:
+        raise BadRequest(f"the request is no JSON that can be read: {error}") from error
 
 
 def _list_of(content: Mapping[str, object], name: str, kind: type[T], count: int | None = None) -> list[T]:
@@ -114,11 +140,19 @@ def _are_segments(segments: object, responses: list[str]) -> bool:
 class Scorer:
     """A model that one request at a time may use."""
 
-    def __init__(self, reader: RewardReader) -> None:
-        self._reader, self._lock = reader, threading.Lock()
+    def __init__(self, reader: RewardReader, max_tokens: int | None = None) -> None:
+        """Takes a model, and how many tokens of a text it reads; as many as it can if not given."""
+        self._reader = reader
+        self._max_tokens = max_tokens
+        self._lock = threading.Lock()
 
     def __call__(self, request: ScoreRequest) -> dict[str, object]:
-        """The answer: a number for each response, None where there is none, and why the first of these has none."""
+        """The answer: a number for each response, None where there is none, and why the first of these has none.
+
+        Raises:
+            BadRequest: a text is so long that it is not even encoded.
+        """
+        self._require_short(request)
         from dschat.data.rows import Row
         from dschat.scoring.segments import Segments
         from dschat.scoring.source import ResponseTexts, prefix_texts
@@ -145,6 +179,21 @@ class Scorer:
             of_responses = [list(islice(left, len(own))) for own in request.segments]
             answer = {"scores": [None if None in own else own for own in of_responses]}
         return answer | ({"error": problems[min(problems)]} if problems else {})
+
+    def _require_short(self, request: ScoreRequest) -> None:
+        if self._max_tokens is None:
+            return
+        most = MOST_CHARACTERS * self._max_tokens
+        rows = zip(request.prompts, request.messages, request.responses, strict=True)
+        for number, (prompt, messages, response) in enumerate(rows):
+            before = len(prompt) if messages is None else sum(len(str(turn["content"])) for turn in messages)
+            if before + len(response) > most:
+                raise BadRequest(
+                    f"response {number} and its prompt have {before + len(response):,} characters; this server reads"
+                    f" {self._max_tokens:,} tokens, and refuses more than {most:,} characters. Send shorter texts, or"
+                    " raise --max_tokens of the server",
+                    422,
+                )
 
     def _read(self, texts: ResponseTexts, finished: list[bool]) -> tuple[list[float], dict[int, str]]:
         """Numbers of texts, and what is wrong with some of them; each is read alone where one is refused."""
@@ -196,22 +245,34 @@ class Connection(H11Protocol):
             self._silence = self.loop.call_later(self.config.timeout_keep_alive, self.transport.close)
 
 
-def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: str) -> FastAPI:
-    """POST with texts, at any path, answers scores; GET at any path says that the server is well."""
+def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: str, token: str = "") -> FastAPI:
+    """POST with texts, at any path, answers scores; GET at any path says that the server is well.
+
+    Args:
+        scorer: what answers; raises BadRequest.
+        model: its name.
+        token: whoever asks for scores must send it, if there is one: `Authorization: Bearer TOKEN`.
+    """
     app = FastAPI(openapi_url=None)
 
+    def is_trusted(request: Request) -> bool:
+        header = request.headers.get("Authorization", "")
+        return not token or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
+
     @app.get("/{path:path}")
-    def health() -> Response:
-        return _answer(200, {"status": "ok", "model": model, "version": VERSION})
+    def health(request: Request) -> Response:
+        about = {"model": model} if is_trusted(request) else {}
+        return _answer(200, {"status": "ok", **about, "version": VERSION})
 
     @app.post("/{path:path}")
     async def score(request: Request) -> Response:
-        length = request.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > LARGEST_REQUEST:
-            problem = f"the length of the request is missing or more than {LARGEST_REQUEST >> 20} MB"
-            return _answer(400, {"error": problem}, {"Connection": "close"})
+        if not is_trusted(request):
+            problem = f"the token is missing or wrong: set {REWARD_TOKEN} to what it is where the server was started"
+            return _answer(401, {"error": problem}, {"Connection": "close"})
         try:
-            body = await request.body()
+            body = await _body(request)
+        except BadRequest as error:
+            return _answer(error.status, {"error": str(error)}, {"Connection": "close"})
         except ClientDisconnect:  # the client has gone, or the server ends: no answer, so that it is asked again
             return Response()
         return await run_in_threadpool(answered, body)
@@ -220,7 +281,7 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
         try:
             return _answer(200, scorer(ScoreRequest.read(body)))
         except BadRequest as error:
-            return _answer(400, {"error": str(error)})
+            return _answer(error.status, {"error": str(error)})
         except (RuntimeError, ValueError, IndexError) as error:  # of the model: memory, ids that it does not know
             logger.exception("a request failed")
             return _answer(500, {"error": f"{type(error).__name__}: {error}"})
@@ -228,12 +289,31 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
     return app
 
 
+async def _body(request: Request) -> bytes:
+    """The content of a request. Raises BadRequest where it is too long, or does not say how long it is."""
+    length = request.headers.get("Content-Length", "")
+    if not length.isdecimal():
+        raise BadRequest("the length of the request is missing", 411)
+    too_long = BadRequest(f"the request is more than {LARGEST_REQUEST >> 20} MB: lower --reward_batch", 413)
+    if int(length) > LARGEST_REQUEST:
+        raise too_long
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_REQUEST:  # sent in chunks, whatever length it names
+            raise too_long
+    return bytes(body)
+
+
 def _answer(status: int, content: Mapping[str, object], headers: Mapping[str, str] | None = None) -> Response:
     return Response(json.dumps(content), status, headers, "application/json")
 
 
 class ScoreServer(uvicorn.Server):
-    """Threads take requests; the model answers one after the other. At its end it waits for those under way."""
+    """Threads take requests; the model answers one after the other.
+
+    At SIGTERM or Ctrl-C it answers those under way, for at most `GRACE` seconds; a second signal ends it at once.
+    """
 
     def __init__(self, host: str, port: int, app: FastAPI, note: str = "") -> None:
         """Takes where to listen and what answers; raises UserError where the port is taken.
@@ -248,13 +328,29 @@ class ScoreServer(uvicorn.Server):
         host, port = self._socket.getsockname()
         self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/score"  # as this machine reaches it
         self._note = note
+        self._end: threading.Timer | None = None  # of the process, after a signal
         config = uvicorn.Config(app, http=Connection, lifespan="off", log_config=None, access_log=False)
         config.timeout_keep_alive = SILENCE
         super().__init__(config)
 
     def answer(self) -> None:
         """Answers until SIGTERM or Ctrl-C, or `should_exit` is set."""
-        self.run([self._socket])
+        try:
+            self.run([self._socket])
+        finally:
+            if self._end is not None:
+                self._end.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stops at the first signal, and ends the process at the second; a forward pass cannot be interrupted."""
+        if self._end is not None:
+            _end_process(sig, "a second signal")
+            return
+        super().handle_exit(sig, frame)
+        reason = f"requests were still under way {GRACE:g} s after the signal"
+        self._end = threading.Timer(GRACE, _end_process, [sig, reason])
+        self._end.daemon = True
+        self._end.start()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says where it is."""
@@ -275,6 +371,12 @@ class ScoreServer(uvicorn.Server):
             self._captured_signals.clear()
 
 
+def _end_process(number: int, reason: str) -> None:
+    """Ends this process with the status of a signal, whatever its threads are doing."""
+    logger.warning("stopped: %s; what was not answered is asked for again by a run", reason)
+    os._exit(128 + number)
+
+
 def serve(options: ServeOptions) -> str:
     """Opens the model and answers until SIGTERM or Ctrl-C. Raises UserError."""
     import torch
@@ -292,8 +394,10 @@ def serve(options: ServeOptions) -> str:
         raise UserError(f"--device {options.device}: PyTorch finds no GPU here. Give --device cpu.")
     dtype = choose_dtype(options.dtype, device)
     reader = load_reward_model(options.model, tokenizer, options.rm_template, device, dtype, options.batch_size, flags)
+    reader.shorten(options.max_tokens)
     note = f"scores of {options.model} on {device} ({dtype})"
-    ScoreServer(options.host, options.port, application(Scorer(reader), options.model), note).answer()
+    app = application(Scorer(reader, options.max_tokens), options.model, os.environ.get(REWARD_TOKEN, ""))
+    ScoreServer(options.host, options.port, app, note).answer()
     return "stopped"
 
 
