@@ -51,7 +51,7 @@ def blocks_of(text: str) -> list[tuple[str, str]]:
 )
 def test_the_right_program_is_taken(response) -> None:
     program = program_of(response)
-    assert program is not None and program.strip() == RIGHT.strip()
+    assert program is not None and program.strip("\n") == RIGHT.strip()
 
 
 def test_a_program_that_holds_fences_is_whole() -> None:
