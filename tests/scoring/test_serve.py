@@ -224,7 +224,6 @@ def test_a_run_does_not_repeat_a_text_that_is_no_text(folder, serving):
 def test_long_texts_are_refused_unread_or_get_no_score(bytes_tokenizer, tmp_path, folder):
     """A limit of 100 tokens: 400,000 characters are not even encoded, 150 bytes are 150 tokens and more."""
     reader = load_reward_model(folder, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
-    reader.shorten(100)
     scorer = Scorer(reader, 100)
     with pytest.raises(BadRequest, match=r"response 1 and its prompt have 400,001 characters.*--max_tokens") as found:
         scorer(ScoreRequest(["a", "a"], ["b", "b" * 400_000], [True] * 2, [None] * 2))
