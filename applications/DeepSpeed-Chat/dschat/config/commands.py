@@ -71,7 +71,9 @@ class ServeVllmOptions(ServerFlags):
     )
     port: int = like(ServerFlags, "port", 8000, "port to listen on", (lambda port: 0 < port < 2**16, "1 to 65535"))
     tensor_parallel: int = flag("GPUs that share the model", 1, AT_LEAST_1)
-    max_tokens: int = flag("of a prompt with its response: max_prompt_seq_len + max_answer_seq_len", 1024, AT_LEAST_1)
+    max_tokens: int = like(
+        ServeOptions, "max_tokens", 1024, "of a prompt with its response: max_prompt_seq_len + max_answer_seq_len"
+    )
     dtype: Literal["fp32", "bf16", "fp16"] | None = like(
         EngineFlags, "dtype", help="that of the run; bf16 on a GPU and fp32 on a CPU if not given"
     )
