@@ -8,8 +8,11 @@ import sys
 import pytest
 
 from dschat.common import progress as module
-from dschat.common.display import for_reading, visible, wrapped
+from dschat.common.display import for_reading, launch, visible, wrapped
 from dschat.common.progress import progress
+from dschat.demo.__main__ import run as run_demo
+from dschat.demo.options import ChatOptions
+from dschat.errors import UserError
 
 
 class Terminal(io.StringIO):
@@ -99,6 +102,26 @@ def test_disabled(clock, capsys) -> None:
 )
 def test_no_character_is_obeyed(text, expected):
     assert visible(text) == expected
+
+
+@pytest.mark.parametrize(("password", "asked"), [("secret", [("demo", "secret")]), (None, None), ("", None)])
+def test_a_page_asks_for_its_password_and_takes_no_large_file(password, asked):
+    served = {}
+
+    class Page:
+        def launch(self, **options):
+            served.update(options)
+            return None, "http://127.0.0.1:7860", None
+
+    pytest.importorskip("gradio")
+    assert launch(Page(), "", password=password) == "http://127.0.0.1:7860"
+    assert served["auth"] == asked and served["max_file_size"] == 1 << 20 and served["share"] is False
+
+
+def test_a_demo_on_another_address_needs_a_password(monkeypatch):
+    monkeypatch.delenv("DEMO_PASSWORD", raising=False)
+    with pytest.raises(UserError, match=r"--host 0.0.0.0: whoever .* Set DEMO_PASSWORD to a secret, which the page"):
+        run_demo(ChatOptions(host="0.0.0.0"))
 
 
 def test_an_empty_response_is_seen():

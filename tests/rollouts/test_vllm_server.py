@@ -13,7 +13,9 @@ import torch
 from cli_runs import read_jsonl
 from closeness import EPS, FORWARD
 from dschat.errors import UserError
+from dschat.rollouts.vllm_send import pieces
 from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
+from dschat.rollouts.vllm_weights import plain_weights
 from factories import engine_of, make_prompts, make_tokenizer, ppo_config, ppo_loop, sampling_of, save_folder
 from launches import WORKERS, free_port, launch
 from vllm_cases import PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update, serving
@@ -94,6 +96,24 @@ def test_two_runs_cannot_share_a_server(server, actor, token):
             draw(PROMPTS, sampling_of(4), SEEDS)
     with pytest.raises(UserError, match="another run uses the server"):
         first.session(actor).__enter__()
+
+
+def test_a_piece_of_another_version_is_refused(server, actor, token):
+    """By the door, where its request says so; by the worker, where only the piece does. The next run goes on."""
+    engine = VllmServers([server.url], NEEDS)
+    with engine.session(actor):
+        pass
+    current, late = f"{engine._run}.2", f"{engine._run}.1"
+    engine._servers.post("/update_weight_version", {"new_version": f"{current}.loading"})
+    engine._servers.post("/start_weight_update", {}, current)
+    (piece,) = pieces(*next(plain_weights(actor)))
+    engine._servers.post("/update_weights", {"update_info": {**piece, "version": current}}, current)
+    with pytest.raises(UserError, match=f"has weights {current}.loading and not {late}"):
+        engine._servers.post("/update_weights", {"update_info": {**piece, "version": late}}, late)
+    with pytest.raises(UserError, match="it refuses, 500"):
+        engine._servers.post("/update_weights", {"update_info": {**piece, "version": late}}, current)
+    with VllmServers([server.url], NEEDS).session(actor) as draw:
+        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(4, temperature=0.7), SEEDS), 0.7) < FORWARD * EPS
 
 
 def test_weights_that_do_not_fit_are_refused(server, group, token):

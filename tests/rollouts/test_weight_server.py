@@ -5,6 +5,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 import types
 from dataclasses import replace
 
@@ -128,6 +129,69 @@ def test_a_server_that_hangs_is_noticed(actor, servers, monkeypatch):
         server.sleeps = 5.0
         with pytest.raises(UserError, match=r"does not answer, and did not come back within 0.5 s"):
             drawn_of(draw)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_engine_that_hangs_though_its_server_is_well_ends_the_run(busy, actor, servers, monkeypatch):
+    """One response a second is enough, none in 1.5 is not: five, one after the other, take longer than that."""
+    monkeypatch.setattr(vllm_client, "LOOK", 0.1)
+    server = servers()
+    turns = threading.Lock()
+    draw_of_server = server.draw
+
+    def draw_in_turn(prompt, parameters):
+        with turns:
+            threading.Event().wait(0.5 if busy else 30)
+            return draw_of_server(prompt, parameters)
+
+    with VllmServers([server.url], replace(NEEDS, timeout=1.5)).session(actor) as draw:
+        server.draw = draw_in_turn
+        if busy:
+            assert drawn_of(draw)[0] == EXPECTED
+            return
+        begun = time.monotonic()
+        with pytest.raises(UserError, match=r"has finished no response for 1.5 s \(--vllm_timeout\), though"):
+            drawn_of(draw)
+        assert time.monotonic() - begun < 10
+
+
+def test_weights_that_have_not_changed_are_sent_once(actor, servers):
+    """A session again sends none, unless the server has lost them; an ordinary one sends them every time."""
+    server = servers()
+    engine = VllmServers([server.url], NEEDS)
+    with engine.session_again(actor) as draw:
+        assert drawn_of(draw)[0] == EXPECTED
+    assert server.paths.count("/start_weight_update") == 1, "of the first session, which nobody opened before"
+    for _ in range(2):
+        with engine.session_again(actor) as draw:
+            assert drawn_of(draw)[0] == EXPECTED
+    assert server.paths.count("/start_weight_update") == 1
+    server.version = "default"
+    with engine.session_again(actor) as draw:
+        assert drawn_of(draw)[0] == EXPECTED
+    assert server.paths.count("/start_weight_update") == 2
+    with engine.session(actor):
+        assert server.paths.count("/start_weight_update") == 3
+
+
+def test_pieces_of_two_runs_are_never_put_together(actor, servers):
+    """The second takes the server over while the first sends: whose next piece is refused, and who says why."""
+    server = servers()
+    first = VllmServers([server.url], NEEDS)
+    second = VllmServers([server.url], NEEDS)
+    take = server.take
+
+    def take_and_be_taken_over(piece):
+        take(piece)
+        server.take = take
+        with second.session(actor) as draw:
+            assert drawn_of(draw)[0] == EXPECTED
+
+    server.take = take_and_be_taken_over
+    with pytest.raises(UserError, match=f"has weights {second._run}.1 and not {first._run}.1.*another run uses"):
+        first.session(actor).__enter__()
+    expected = dict(plain_weights(actor))
+    assert server.version == f"{second._run}.1" and server.weights.keys() == expected.keys()
 
 
 def test_a_signal_ends_the_waiting(actor, servers, monkeypatch):

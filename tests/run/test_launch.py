@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from threading import Event
 
 import psutil
@@ -215,6 +216,25 @@ def test_a_signal_that_comes_while_the_launcher_starts():
     """Goes to it, not to this process alone."""
     command = ["sh", "-c", f"kill -TERM {os.getpid()}; sleep 60"]
     assert run_launcher(command, dict(os.environ), local=True) == 143
+
+
+@pytest.mark.parametrize("how", ["", "trap '' TERM; "])
+def test_what_the_launcher_leaves_behind_is_ended(how, monkeypatch, capsys):
+    """At SIGTERM, or by SIGKILL where it takes no notice; the launcher's status counts."""
+    monkeypatch.setattr("dschat.launch.STRAYS_GO_ON", 0.3)
+    monkeypatch.setattr("dschat.launch.STRAYS_END", 0.5)
+    begun = time.monotonic()
+    stray = f"{how}while :; do sleep 0.1; done"
+    assert run_launcher(["sh", "-c", f'sh -c "{stray}" & exit 7'], dict(os.environ), local=True) == 7
+    assert time.monotonic() - begun < 20
+    told = capsys.readouterr().err
+    assert "the launcher has ended, but not its processes" in told and "they get SIGTERM" in told
+    assert ("they get SIGKILL" in told) == bool(how)
+
+
+def test_what_the_launcher_leaves_behind_may_end_by_itself(capsys):
+    command = ["sh", "-c", "sleep 0.5 & exit 0"]
+    assert run_launcher(command, dict(os.environ), local=True) == 0 and not capsys.readouterr().err
 
 
 def test_a_process_that_ends_before_the_signal_comes(waited_for, monkeypatch):

@@ -174,7 +174,7 @@ def test_values(value, expected, same) -> None:
             "passed",
         ),
         ("def f(d): return d['a']", {"fn_name": "f", "inputs": [[{"a": 5}]], "outputs": [5]}, "passed"),
-        ("def f(): return {3}", {"fn_name": "f", "inputs": [[]], "outputs": [3]}, "runtime_error"),
+        ("def f(): return {3}", {"fn_name": "f", "inputs": [[]], "outputs": [3]}, "wrong"),
         ("def f(x): x.append(1); return x", {"fn_name": "f", "inputs": [[[]]], "outputs": [[1]]}, "passed"),
         # Names that the sites of such problems give without an import; classes of the program itself.
         (
@@ -192,6 +192,83 @@ def test_values(value, expected, same) -> None:
 def test_quirks_of_apps(program, tests, status) -> None:
     assert run_tests(program, tests).status == status
     assert run_tests(program, json.dumps(tests)).status == status
+
+
+GUARDS = [
+    "if __name__ == '__main__':\n    print(f(int(input())))",
+    "import sys\nif __name__ == '__main__':\n    sys.exit(f(3))",
+    "import unittest\nif __name__ == '__main__':\n    unittest.main()",
+    "import sys\nsys.exit()",
+    "print(f(1))",
+]
+
+
+@pytest.mark.parametrize("end", GUARDS)
+def test_what_a_main_program_does_besides_leaves_its_function_right(end) -> None:
+    tests = {"fn_name": "f", "inputs": [[1], [4]], "outputs": [2, 8]}
+    assert run_tests(f"def f(x):\n    return 2 * x\n{end}\n", tests).tests == ("passed", "passed")
+
+
+def test_a_program_that_reads_standard_input_is_the_main_one() -> None:
+    program = "def main():\n    print(input())\nif __name__ == '__main__':\n    main()\n"
+    assert run_tests(program, ECHO).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("import sys\ndef f(x): sys.exit()", "runtime_error"),
+        ("import sys\nsys.exit()\ndef f(x): return 2 * x", "runtime_error"),
+        ("import sys\ndef f(x): return 2 * x\nsys.exit(1)", "runtime_error"),
+        ("x = int(input())\ndef f(x): return 2 * x", "runtime_error"),
+        # The names that are there without an import are no functions of the program.
+        ("", "runtime_error"),
+        ("class Solution:\n    def gcd(self, x): return 2 * x", "passed"),
+    ],
+)
+def test_functions_that_are_not_there_and_programs_that_end(program, status) -> None:
+    name = "f" if "f(x)" in program else "gcd"
+    assert run_tests(program, {"fn_name": name, "inputs": [[3]], "outputs": [6]}).status == status
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "status"),
+    [
+        ("{3, 1, 2}", [2, 3, 1], "passed"),
+        ("frozenset('ab')", ["b", "a"], "passed"),
+        ("{(1, 2), (0, 5)}", [[1, 2], [0, 5]], "passed"),
+        ("{0.1 + 0.2, 1}", [1, 0.3], "passed"),
+        ("{1, 2}", [1, 2, 2], "wrong"),
+        ("{1, 2}", [1, 3], "wrong"),
+        ("{1: {2, 3}}", {"1": [3, 2]}, "passed"),
+        ("[3, 1]", [1, 3], "wrong"),
+        ("(2 * n for n in range(3))", [0, 2, 4], "passed"),
+        ("map(str, [1, 2])", ["1", "2"], "passed"),
+        ("{'a': 1, 'b': 2}.keys()", ["a", "b"], "passed"),
+        ("{'a': 1, 'b': 2}.values()", [1, 2], "passed"),
+        ("{'a': 1}.items()", [["a", 1]], "passed"),
+        ("range(3)", [0, 1, 2], "passed"),
+        ("deque([1, 2])", [1, 2], "passed"),
+        ("[zip('ab', [1, 2])]", [[["a", 1], ["b", 2]]], "passed"),
+        ("Fraction(6, 2)", 3, "passed"),
+        ("__import__('decimal').Decimal('0.5')", 0.5, "passed"),
+        ("{(1, 2): 3}", {"(1, 2)": 3}, "passed"),
+        ("b'ab'", "ab", "wrong"),
+        ("object()", None, "wrong"),
+        ("(1 / 0 for _ in [1])", [1], "runtime_error"),
+    ],
+)
+def test_results_that_json_does_not_know(result, expected, status) -> None:
+    tests = {"fn_name": "f", "inputs": [[]], "outputs": [expected]}
+    assert run_tests(f"def f():\n    return {result}\n", tests).status == status
+
+
+def test_a_response_without_a_program_is_a_compile_error() -> None:
+    pool = ProgramPool("namespaces")
+    (found,) = pool.run([None], [json.dumps(ECHO)], ["row"])
+    assert (found.status, found.total, found.message) == ("compile_error", 2, "the response has no program")
+    assert paper_reward(found) == -1 and ratio_reward(found) == 0
+    assert pool.run([None], [json.dumps({"inputs": [], "outputs": []})], ["row"])[0].status == "invalid"
 
 
 def test_integers_of_5000_digits() -> None:

@@ -2,6 +2,7 @@
 """The server of a reward model: the numbers of the model itself, and requests that it cannot read."""
 
 import json
+import math
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from dschat.models.scalar import ScalarModel
 from dschat.scoring import serve
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer, readable_rows
-from dschat.scoring.serve import LARGEST_REQUEST, Scorer, ScoreRequest, ScoreServer, application
+from dschat.scoring.serve import LARGEST_REQUEST, BadRequest, Scorer, ScoreRequest, ScoreServer, application
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, make_prompt, make_rollout, save_folder
@@ -175,14 +176,125 @@ def test_what_is_no_request_is_refused(folder, serving):
     assert ScoreRequest.read(b'{"prompts": ["a"], "responses": ["b"], "messages": null}').messages == [None]
 
 
-LENGTHS = {LARGEST_REQUEST + 1: b"more than 32 MB", None: b"length of the request is missing", -1: b"Invalid HTTP"}
+LENGTHS = {
+    LARGEST_REQUEST + 1: (413, b"more than 32 MB"),
+    None: (411, b"length of the request is missing"),
+    -1: (400, b"Invalid HTTP"),
+}
 
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_request_of_the_wrong_length_is_refused_unread(length, folder, serving):
     header = "" if length is None else f"Content-Length: {length}\r\n"
     answer = said_to(port_of(serving(folder)), f"POST / HTTP/1.0\r\n{header}\r\n")
-    assert b" 400 " in answer and LENGTHS[length] in answer
+    status, words = LENGTHS[length]
+    assert f" {status} ".encode() in answer and words in answer
+
+
+def test_a_request_in_chunks_is_counted(folder, serving, monkeypatch):
+    """Chunks go on however short the request says it is."""
+    monkeypatch.setattr(serve, "LARGEST_REQUEST", 1000)
+    chunks = "".join(f"64\r\n{'x' * 100}\r\n" for _ in range(11)) + "0\r\n\r\n"
+    head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    answer = said_to(port_of(serving(folder)), head + chunks)
+    assert any(f" {status} ".encode() in answer.splitlines()[0] for status in (400, 411, 413))
+
+
+HALVES = [r'{"prompts": ["a"], "responses": ["\ud800"]}', r'{"prompts": ["\udfff x"], "responses": ["a"]}']
+HALVES += [r'{"prompts": ["a"], "responses": ["b"], "messages": [[{"role": "user", "content": "\uD8aB"}]]}']
+
+
+@pytest.mark.parametrize("body", HALVES)
+def test_half_of_a_surrogate_pair_is_refused_once(body, folder, serving):
+    """No tokenizer reads it; a whole pair is a character. The run that sends it is told, and asks no second time."""
+    url = serving(folder)
+    answer = httpx2.post(url, content=body)
+    assert answer.status_code == 422 and "half of a surrogate pair" in answer.json()["error"]
+    whole = httpx2.post(url, content=r'{"prompts": ["a"], "responses": ["\ud83d\ude00"]}')
+    assert whole.status_code == 200 and math.isfinite(whole.json()["scores"][0])
+
+
+def test_a_run_does_not_repeat_a_text_that_is_no_text(folder, serving):
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=r"it refuses the request, 422: .*surrogate pair"):
+        ask(serving(folder), make_rollout([([5], [6])]), texts_of(["a"], ["\ud800"]))
+    assert time.monotonic() - begun < 4, "five seconds of patience, of which none is used"
+
+
+def test_long_texts_are_refused_unread_or_get_no_score(bytes_tokenizer, tmp_path, folder):
+    """A limit of 100 tokens: 400,000 characters are not even encoded, 150 bytes are 150 tokens and more."""
+    reader = load_reward_model(folder, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
+    scorer = Scorer(reader, 100)
+    with pytest.raises(BadRequest, match=r"response 1 and its prompt have 400,001 characters.*--max_tokens") as found:
+        scorer(ScoreRequest(["a", "a"], ["b", "b" * 400_000], [True] * 2, [None] * 2))
+    assert found.value.status == 422
+    turns = [{"role": "user", "content": "a" * 1600}]
+    with pytest.raises(BadRequest, match="1,601 characters"):
+        scorer(ScoreRequest(["a"], ["b"], [True], [turns]))
+    answer = scorer(ScoreRequest(["a", "a"], ["b", "b" * 150], [True] * 2, [None] * 2))
+    assert answer["scores"][1] is None and "reads at most 100 tokens" in str(answer["error"])
+    assert math.isfinite(answer["scores"][0])
+
+
+def test_the_token_guards_scores(serving, monkeypatch):
+    url = serving.app(application(lambda request: {"scores": [1.0]}, "m", "secret")).url
+    body = {"prompts": ["a"], "responses": ["b"]}
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+        refused = httpx2.post(url, json=body, headers=headers)
+        assert refused.status_code == 401 and "REWARD_API_KEY" in refused.json()["error"]
+    assert httpx2.post(url, json=body, headers={"Authorization": "Bearer secret"}).json() == {"scores": [1.0]}
+    assert httpx2.get(url).json() == {"status": "ok", "version": 2}, "its model is nobody else's business"
+    rollout, texts = make_rollout([([5], [6])]), texts_of(["a"], ["b"])
+    monkeypatch.delenv("REWARD_API_KEY", raising=False)
+    with pytest.raises(UserError, match="it refuses the request, 401: .*REWARD_API_KEY"):
+        ask(url, rollout, texts)
+    monkeypatch.setenv("REWARD_API_KEY", "secret")
+    assert ask(url, rollout, texts).tolist() == [1.0]
+
+
+def test_another_address_needs_a_token(monkeypatch):
+    monkeypatch.delenv("REWARD_API_KEY", raising=False)
+    for host in ("0.0.0.0", "::", "gpu-1"):
+        with pytest.raises(UserError, match=f"--host {host}: whoever .* Set REWARD_API_KEY to a secret"):
+            ServeOptions(model="m", host=host)
+    for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1"):
+        assert ServeOptions(model="m", host=host).host == host
+    monkeypatch.setenv("REWARD_API_KEY", "secret")
+    assert ServeOptions(model="m", host="0.0.0.0").host == "0.0.0.0"
+
+
+STUCK = """
+import sys, time
+from dschat.scoring import serve
+serve.GRACE = float(sys.argv[1])
+def stuck(request):
+    print("asked", flush=True)
+    time.sleep(60)
+server = serve.ScoreServer("127.0.0.1", 0, serve.application(stuck, "m"))
+print(server.url, flush=True)
+server.answer()
+"""
+
+
+@pytest.mark.parametrize(("grace", "signals"), [(0.3, [signal.SIGTERM]), (50, [signal.SIGTERM] * 2)])
+def test_the_end_comes_though_the_model_is_busy(grace, signals):
+    """After the time for requests under way, and at once at a second signal."""
+    command = [sys.executable, "-c", STUCK, str(grace)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+    assert process.stdout is not None
+    alarm = threading.Timer(60, process.kill)
+    alarm.start()
+    port = port_of(process.stdout.readline().strip())
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        connection.sendall((HEAD + BODY).encode())
+        assert process.stdout.readline() == "asked\n"
+        begun = time.monotonic()
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.2)
+        assert process.wait(30) == 143 and time.monotonic() - begun < 10
+    alarm.cancel()
+    process.stdout.close()
 
 
 def said_to(port, text):

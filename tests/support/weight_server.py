@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+WEIGHT_ROUTES = ("/start_weight_update", "/update_weights", "/finish_weight_update")
 ABOUT = {"backend": "dschat", "device": "cpu", "dtype": "float32", "vocabulary": 100, "max_tokens": 64, "workers": 1}
 
 
@@ -72,6 +73,8 @@ class WeightServer:
         self.paths.append(path)
         if self.is_loading and path in ("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"):
             return 500, {"error": "not in the middle of an update"}  # as vLLM
+        if path in WEIGHT_ROUTES and headers["X-Weight-Version"] + ".loading" != self.version:
+            return 409, {"version": self.version}
         if path == "/collective_rpc":
             self.is_loading = False
         if path == "/run":

@@ -17,8 +17,10 @@ from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import Weighted, WeightedScores
 from dschat.trainers.iteration import Clock
-from dschat.trainers.segment_values import SegmentValues
-from factories import EOS, make_causal_lm, make_prompts, ppo_config, ppo_loop
+from dschat.trainers.ppo_models import ActorSampler
+from dschat.trainers.segment_values import SegmentValues, _checksum
+from factories import EOS, make_causal_lm, make_prompts, make_rollout, ppo_config, ppo_loop, ragged_rows
+from macro_actions.segments import segment
 from macro_actions.termination import at_most
 from macro_actions.types import PPOBatch
 from rl_cases import credit_of, mask_of, trajectory_of
@@ -115,6 +117,34 @@ def test_values_are_means_of_completions_drawn_by_hand(
     last = batch.macro.index == batch.macro.index.amax(1, keepdim=True)
     following = torch.where(last, batch.trajectory.scores[:, None], following)
     assert_near(batch.advantages, torch.where(batch.response_mask, following - expected, 0.0))
+
+
+def test_weights_are_sent_once_for_all_parts(group: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts: the first opens a session, the others go on with its weights."""
+    trainer = trainer_of(tmp_path, per_device_generation_batch_size=2)
+    sessions: list[bool] = []
+    session = ActorSampler.session
+
+    def counted(sample: ActorSampler, again: bool = False) -> Any:
+        sessions.append(again)
+        return session(sample, again)
+
+    monkeypatch.setattr(ActorSampler, "session", counted)
+    batch_of(trainer)
+    parts = len(sessions) - 1  # beside the rollout's own
+    assert parts > 1 and sessions == [False, False] + [True] * (parts - 1)
+
+
+def test_parts_of_other_macro_actions_are_not_taken_up() -> None:
+    """The same responses of four tokens, as 2 + 2 and as 1 + 3."""
+    rollout = make_rollout(ragged_rows([2, 3], [4, 4]))
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    sums = []
+    for cut in (1, 0, 1):
+        ends = torch.zeros(2, 4, dtype=torch.bool)
+        ends[:, [cut, 3]] = True
+        sums.append(_checksum(rollout, segment(ends, mask)))
+    assert sums[0] == sums[2] != sums[1]
 
 
 def test_many_completions_come_to_the_exact_value(group: Any, tokenizer: Any, tmp_path: Any) -> None:

@@ -32,6 +32,8 @@ VARIABLES_FILE = "DS_ENV_FILE"  # names the launcher's list of variables for oth
 NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
 OF_A_MACHINE = ("hostfile", "node_rank", "master_addr", "master_port")  # flags that processes are not told
 FOLLOWED_EVERY = 1.0  # seconds
+# Seconds that processes which the launcher has left behind may go on, and then, after SIGTERM, take to save and end.
+STRAYS_GO_ON, STRAYS_END = 60.0, 300.0
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
@@ -113,9 +115,10 @@ def plan_processes(flags: LaunchFlags) -> Processes:
 def launch(processes: Processes, words: Sequence[str]) -> int:
     """Runs `dschat` with these words in every process.
 
-    Waits for all of them. The first SIGTERM or Ctrl-C goes to the processes that train, which save a checkpoint
-    however long that takes and end; the launcher follows them. It would kill them after 30 seconds, and does so at a
-    second signal. What ended the run is repeated last, below the launcher's own lines.
+    Waits for all of them; those that outlive the launcher are ended after a minute. The first SIGTERM or Ctrl-C goes
+    to the processes that train, which save a checkpoint however long that takes and end; the launcher follows them. It
+    would kill them after 30 seconds, and does so at a second signal. What ended the run is repeated last, below the
+    launcher's own lines.
 
     Returns:
         The launcher's exit status; 143 after SIGTERM, 130 after Ctrl-C.
@@ -162,12 +165,44 @@ def _run(command: Sequence[str], environment: Mapping[str, str], local: bool) ->
         if received:
             _signal_group(job.pid, received[-1])
         status = job.wait()
-        while _signal_group(job.pid, 0):  # its processes
-            time.sleep(0.2)
+        _end_strays(job.pid)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return STATUS[signal.Signals(received[-1])] if received else status if status >= 0 else 128 - status
+
+
+def _end_strays(group: int) -> None:
+    """Waits for processes that the launcher has left in its group, and ends those that go on.
+
+    They would keep their GPUs and their port: a process that trains after its launcher was killed, or a worker that no
+    signal has reached.
+    """
+    for patience, number in ((STRAYS_GO_ON, signal.SIGTERM), (STRAYS_END, signal.SIGKILL)):
+        end = time.monotonic() + patience
+        while strays := _processes_of(group):
+            if time.monotonic() > end:
+                numbers = ", ".join(str(process.pid) for process in strays)
+                sys.stderr.write(
+                    f"warning: the launcher has ended, but not its processes {numbers}: they get {number.name}\n"
+                )
+                _signal_group(group, number)
+                break
+            time.sleep(0.2)
+        if not strays:
+            return
+
+
+def _processes_of(group: int) -> list[psutil.Process]:
+    """The processes of a group that still run: a zombie that nobody reaps has ended."""
+    if not _signal_group(group, 0):
+        return []
+    running = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                running.append(process)
+    return running
 
 
 def _training_processes(launcher: int) -> list[psutil.Process]:

@@ -391,8 +391,13 @@ def test_a_file_of_responses_needs_one_of_another_model_with_the_same_prompts(tm
     files = response_files(tmp_path, [(2, 1), (1, 2)])[:1]
     rows = [{"prompt": prompt, "response": "r", "reward": 1} for prompt in prompts]
     files += [write_jsonl(tmp_path / f"{name}.jsonl", rows)] if name else []
-    with pytest.raises(UserError, match=r"FILE .*ma\.jsonl: no file of another model answers the same prompts"):
+    with pytest.raises(
+        UserError, match=r"FILE .*ma\.jsonl: no file of another model answers the same prompts"
+    ) as told:
         build_evaluation_report(files, tmp_path)
+    # Of the two prompts 0 and 1.
+    counts = {"short": "which has 1, shares 1", "other": "which has 2, shares 1"}
+    assert (name in counts) == ("of its 2 rows" in str(told.value)) and counts.get(name, "") in str(told.value)
 
 
 def test_what_cannot_be_reported_is_named(tmp_path):

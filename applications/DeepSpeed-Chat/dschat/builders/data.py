@@ -24,6 +24,7 @@ from dschat.data.rows import Row
 from dschat.data.sources import ShareFlags, load_share
 from dschat.models.limits import check_length
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, rank, world_size
+from dschat.scoring.programs.blocks import ProgramBlock
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.scores import has_tests, run_solutions
 
@@ -75,21 +76,20 @@ def check_lengths(config: CommonConfig) -> None:
 
 
 def load_problems(
-    flags: ShareFlags,
+    config: PPOConfig,
     make: partial[tuple[list[PromptExample], Counter[str]]],
     pool: ProgramPool,
-    drop_unsolvable: bool,
     validate: Validate,
 ) -> StepData[PromptExample]:
     """The problems of a step's share, encoded in this process; see `rows_with_tests`.
 
     `validate` is given the training rows, to warn of what is odd in them.
     """
-    share = load_share(flags, show=is_main())
+    share = load_share(config, show=is_main())
     if is_main():
         validate(share.train)
-    rows, left_out = rows_with_tests(share.train, pool, drop_unsolvable)
-    held_out_rows, left_out_eval = rows_with_tests(share.eval, pool, drop_unsolvable)
+    rows, left_out = rows_with_tests(share.train, pool, config.drop_unsolvable, config.program_block)
+    held_out_rows, left_out_eval = rows_with_tests(share.eval, pool, config.drop_unsolvable, config.program_block)
     prompts, dropped = make(rows)
     held_out, dropped_eval = make(held_out_rows, held_out=True)
     counts = {"train": left_out + dropped, "eval": left_out_eval + dropped_eval}
@@ -97,7 +97,7 @@ def load_problems(
 
 
 def rows_with_tests(
-    rows: Sequence[Row], pool: ProgramPool, drop_unsolvable: bool = False
+    rows: Sequence[Row], pool: ProgramPool, drop_unsolvable: bool = False, program_block: ProgramBlock = "last"
 ) -> tuple[list[Row], Counter[str]]:
     """Rows that have a test in their column `input_output` and, if asked for, whose first reference solution passes;
     one without any counts as such.
@@ -109,7 +109,7 @@ def rows_with_tests(
     dropped = Counter({NO_TESTS: len(rows) - len(tested)})
     if drop_unsolvable:
         own = list(range(len(tested)))[rank() :: world_size()]
-        outcomes = run_solutions([tested[number] for number in own], pool)
+        outcomes = run_solutions([tested[number] for number in own], pool, program_block)
         failed = {own[i] for i, found in outcomes.items() if found.status not in ("passed", "invalid")}
         everywhere = set().union(*gather_objects(failed))
         dropped[UNSOLVED] = len(everywhere)

@@ -150,7 +150,9 @@ def _rollout_engine(
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         if config.vllm_url is not None:
             vocabulary: int = actor.module.inner.config.get_text_config().vocab_size
-            needs = ServerNeeds(vocabulary, max_tokens, config.temperature or 1.0, config.vllm_patience)
+            needs = ServerNeeds(
+                vocabulary, max_tokens, config.temperature or 1.0, config.vllm_patience, config.vllm_timeout
+            )
             return VllmServers(config.vllm_url, needs)
         share = config.vllm_tensor_parallel
         return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory, share)

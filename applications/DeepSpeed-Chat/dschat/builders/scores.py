@@ -73,7 +73,7 @@ def reward_source(
         asked = (config.reward_url, config.reward_batch, config.reward_timeout, config.reward_patience)
         sources.append(UrlScores(UrlSettings(*asked, skips)))
     if programs is not None:
-        sources.append(ProgramScores(programs, config.program_reward, skips))
+        sources.append(ProgramScores(programs, config.program_reward, skips, config.program_block))
     if len(sources) == 1 and config.reward_weights is None and not skips:
         return sources[0]
     named = len(sources) > 1 or config.reward_weights is not None

@@ -127,7 +127,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config))
     if programs is not None:
         run.record.sandbox = programs.level
-        data = load_problems(config, make, programs, config.drop_unsolvable, validate)
+        data = load_problems(config, make, programs, validate)
     else:
         data = load_step_data(config, PromptExample, make, validate)
     updates = _announce(config, run, data)

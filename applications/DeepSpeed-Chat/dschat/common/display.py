@@ -15,6 +15,8 @@ EMPTY = "(empty)"
 HIDDEN_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 HOST = "127.0.0.1"
+USER = "demo"  # the name that a page with a password asks for
+LARGEST_FILE = 1 << 20  # bytes; Gradio takes files from anybody who reaches it, though no page asks for one
 Component = Any  # of Gradio, which is imported only when a page is wanted
 
 
@@ -106,7 +108,14 @@ def gradio(flag: str) -> Any:
     return gradio
 
 
-def launch(page: Component, css: str, js: str | None = None, port: int | None = None, host: str = HOST) -> str:
+def launch(
+    page: Component,
+    css: str,
+    js: str | None = None,
+    port: int | None = None,
+    host: str = HOST,
+    password: str | None = None,
+) -> str:
     """Serves a page until the process ends or its `close()` is called; returns the address.
 
     Args:
@@ -114,6 +123,7 @@ def launch(page: Component, css: str, js: str | None = None, port: int | None = 
         css, js: of the page, beside Gradio's own.
         port: the first free one from 7860 where it is None.
         host: address to listen on.
+        password: which the page asks for, with the name `USER`; none is asked for where it is None or empty.
 
     Raises:
         UserError: the address or the port cannot be listened on.
@@ -123,6 +133,8 @@ def launch(page: Component, css: str, js: str | None = None, port: int | None = 
         _, address, _ = page.launch(
             server_name=host,
             server_port=port,
+            auth=[(USER, password)] if password else None,
+            max_file_size=LARGEST_FILE,
             share=False,  # else GRADIO_SHARE, or a notebook service, would open a public tunnel
             prevent_thread_lock=True,
             quiet=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from dschat.config.common import EngineFlags
-from dschat.config.rewards import RewardFlags
+from dschat.config.rewards import REWARD_TOKEN, RewardFlags
 from dschat.config.rollouts import RolloutFlags
 from dschat.config.rules import AT_LEAST_1, check_flags, flag, like
 from dschat.errors import UserError
@@ -38,9 +38,20 @@ class ServeOptions(ServerFlags):
     model: str = like(
         ServerFlags, "model", help="reward model: folder or hub id of a sequence classifier with one label"
     )
+    host: str = like(
+        ServerFlags,
+        "host",
+        help=f"address to listen on; any other than this machine's own needs a token in {REWARD_TOKEN}",
+    )
     batch_size: int = flag("responses read at once", 16, AT_LEAST_1)
+    max_tokens: int = flag("longest prompt with its response in tokens; longer ones get no score", 8192, AT_LEAST_1)
     device: str | None = flag("cpu, cuda or cuda:N; the first GPU where there is one if not given", None)
     rm_template: bool = like(RewardFlags, "rm_template")
+
+    def __post_init__(self) -> None:
+        """Raises UserError, which names the flag and what to change."""
+        super().__post_init__()
+        require_token(self.host, REWARD_TOKEN, "ask the model, or keep it busy")
 
 
 @dataclass(kw_only=True)
@@ -60,7 +71,9 @@ class ServeVllmOptions(ServerFlags):
     )
     port: int = like(ServerFlags, "port", 8000, "port to listen on", (lambda port: 0 < port < 2**16, "1 to 65535"))
     tensor_parallel: int = flag("GPUs that share the model", 1, AT_LEAST_1)
-    max_tokens: int = flag("of a prompt with its response: max_prompt_seq_len + max_answer_seq_len", 1024, AT_LEAST_1)
+    max_tokens: int = like(
+        ServeOptions, "max_tokens", 1024, "of a prompt with its response: max_prompt_seq_len + max_answer_seq_len"
+    )
     dtype: Literal["fp32", "bf16", "fp16"] | None = like(
         EngineFlags, "dtype", help="that of the run; bf16 on a GPU and fp32 on a CPU if not given"
     )
@@ -69,11 +82,7 @@ class ServeVllmOptions(ServerFlags):
     def __post_init__(self) -> None:
         """Raises UserError, which names the flag and what to change."""
         super().__post_init__()
-        if not _is_own(self.host) and not os.environ.get(TOKEN):
-            raise UserError(
-                f"--host {self.host}: whoever reaches it could replace the weights. Set {TOKEN} to a secret, here and "
-                "where the run starts, or keep 127.0.0.1."
-            )
+        require_token(self.host, TOKEN, "replace the weights")
 
 
 @dataclass(kw_only=True)
@@ -103,6 +112,21 @@ class CompletionOptions:
     """Print what a shell needs to complete subcommands, flags and presets: `source <(dschat completion bash)`."""
 
     shell: Literal["bash", "zsh"] = flag("bash or zsh", positional=True)
+
+
+def require_token(host: str, variable: str, danger: str, use: str = ", here and where the run starts") -> None:
+    """Raises UserError where a server would listen beyond this machine without a token in an environment variable.
+
+    Args:
+        host: where it would listen.
+        variable: which holds the token.
+        danger: what whoever reaches the server could do.
+        use: where the token is given.
+    """
+    if not _is_own(host) and not os.environ.get(variable):
+        raise UserError(
+            f"--host {host}: whoever reaches it could {danger}. Set {variable} to a secret{use}, or keep 127.0.0.1."
+        )
 
 
 def _is_own(host: str) -> bool:

@@ -11,6 +11,7 @@ from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY
 from dschat.errors import UserError
 
 OnRewardError = Literal["stop", "retry", "skip"]
+ProgramBlock = Literal["first", "last"]
 SandboxLevel = Literal["bubblewrap", "namespaces", "rlimits"]
 
 WITH_PROGRAMS = "reward_source programs"  # which the flags of programs need beside them
@@ -22,6 +23,7 @@ METRIC_NAMES = (
     "prompt_messages",
 )
 VERSION = 2  # of a request to reward_url: from 2 on, macro actions can have numbers of their own
+REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server of scores and of those who ask it
 # What a source that is no function is called in metrics and samples.
 MODEL_NAME, URL_NAME, PROGRAMS_NAME = "reward_model", "reward_url", "programs"
 
@@ -41,6 +43,12 @@ class ProgramFlags:
         "paper: -1 for a compile error, -0.6 for another error or a time-out, else -0.3 + 1.3 x share of tests passed;"
         " ratio: that share, tests that end in an error not passed",
         "paper",
+        only_with=WITH_PROGRAMS,
+    )
+    program_block: ProgramBlock = flag(
+        "which of a response's fenced blocks is its program, the first or the last: of those that name Python, else of"
+        " those that name nothing",
+        "last",
         only_with=WITH_PROGRAMS,
     )
     sandbox_level: SandboxLevel = flag(

@@ -96,6 +96,13 @@ class RolloutFlags(SamplingFlags):
     vllm_patience: float = flag(
         "seconds to wait for a server of vllm_url that has gone", 600.0, AT_LEAST_0, FREE, only_with="vllm_url"
     )
+    vllm_timeout: float = flag(
+        "seconds in which a server of vllm_url must finish one more response; else its engine counts as hung",
+        1200.0,
+        ABOVE_0,
+        FREE,
+        only_with="vllm_url",
+    )
     rollouts_ahead: Literal[0, 1] = flag(
         "1: servers of vllm_url draw the next rollout while this one trains, with the weights of an iteration ago",
         0,
@@ -143,6 +150,11 @@ class RolloutFlags(SamplingFlags):
             raise UserError(
                 f"--vllm_tensor_parallel {self.vllm_tensor_parallel} with --vllm_url: a server divides the model among"
                 " its own GPUs. Drop the flag here, and give it to dschat serve-vllm."
+            )
+        if self.vllm_timeout >= ddp_timeout:
+            raise UserError(
+                f"--vllm_timeout {self.vllm_timeout:g} is not below --ddp_timeout {ddp_timeout}, after which the"
+                " other processes stop waiting: lower it, or raise that."
             )
         if self.vllm_patience >= ddp_timeout:
             raise UserError(

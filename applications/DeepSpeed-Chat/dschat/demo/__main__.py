@@ -13,9 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dschat.cli import main
-from dschat.common.display import HOST, check_address, gradio, visible
+from dschat.common.display import HOST, USER, check_address, gradio, visible
+from dschat.config.commands import require_token
 from dschat.demo.models import find_checkpoints
-from dschat.demo.options import ChatOptions, DemoOptions
+from dschat.demo.options import PASSWORD, ChatOptions, DemoOptions
 from dschat.errors import UserError
 from dschat.reports.macro_actions import macro_text
 
@@ -38,6 +39,8 @@ def run(options: DemoOptions) -> str:
         find_checkpoints(place)
     if not in_terminal:
         check_address(options.host, options.port)
+        use = f", which the page asks for with the name {USER}"
+        require_token(options.host, PASSWORD, "open any model of this machine", use)
         gradio(f"dschat demo {options.task}")
 
     from transformers.utils.logging import disable_progress_bar

@@ -21,6 +21,8 @@ from dschat.inference.options import (
     ScoredOptions,
 )
 
+PASSWORD = "DEMO_PASSWORD"  # environment variable: what the page asks for
+
 
 @dataclass(kw_only=True)
 class DemoOptions(TerminationFlags, ComputeFlags):
@@ -71,7 +73,12 @@ class DemoOptions(TerminationFlags, ComputeFlags):
     end_of_conversation_token: str | None = like(
         DataFlags, "end_of_conversation_token", help="a token that ends an answer beside EOS, as in training"
     )
-    host: str = like(ServerFlags, "host", HOST, "address that the page listens on; the default is this machine alone")
+    host: str = like(
+        ServerFlags,
+        "host",
+        HOST,
+        f"address that the page listens on; any other than this machine's own needs a password in {PASSWORD}",
+    )
     port: int | None = like(ServerFlags, "port", None, "of the page; the first free one from 7860 if not given")
 
     def __post_init__(self) -> None:

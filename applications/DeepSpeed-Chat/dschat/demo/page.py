@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page: choosers of run and checkpoint, a chat or a form of posts, and the panel of sampling."""
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import resources
@@ -9,6 +10,7 @@ from typing import Any
 from dschat.common.display import Component, gradio, launch
 from dschat.demo.actions import LEGEND, Actions, Update, status_html
 from dschat.demo.models import find_checkpoints
+from dschat.demo.options import PASSWORD
 from dschat.demo.session import CHAT_EXAMPLE, SUMMARY_EXAMPLE, Chat, Session
 from dschat.errors import UserError
 from dschat.reports.macro_actions import STYLE
@@ -28,7 +30,8 @@ def serve(session: Session) -> tuple[Component, str]:
     options = session.options
     page = build(session)
     style = (resources.files("dschat.demo") / "demo.css").read_text(encoding="utf-8")
-    return page, launch(page, f"{STYLE}\n{style}", port=options.port, host=options.host)
+    password = os.environ.get(PASSWORD)
+    return page, launch(page, f"{STYLE}\n{style}", port=options.port, host=options.host, password=password)
 
 
 def build(session: Session) -> Component:

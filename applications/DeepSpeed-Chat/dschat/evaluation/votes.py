@@ -162,8 +162,12 @@ def _scored(files: Sequence[Path], margin: float) -> list[Vote]:
     ]
     for file in files:
         if not any(file in couple for couple in couples):
+            others = [other for other in files if names[other] != names[file]]
             remedy = "Give one, sampled with the same command and seed"
-            raise UserError(f"{FILE} {file}: no file of another model answers the same prompts. {remedy}.")
+            raise UserError(
+                f"{FILE} {file}: no file of another model answers the same prompts{_closest(file, others, prompts)}."
+                f" {remedy}."
+            )
     votes: dict[tuple[tuple[str, str], JudgedItem], Vote] = {}
     for first, second in couples:
         both = (names[first], names[second])
@@ -175,6 +179,16 @@ def _scored(files: Sequence[Path], margin: float) -> list[Vote]:
             rewards = (_reward(pair.a), _reward(pair.b))
             votes.setdefault((both, item), reward_vote(item, rewards, both, first, margin))
     return list(votes.values())
+
+
+def _closest(file: Path, others: Sequence[Path], prompts: Mapping[Path, Counter[str]]) -> str:
+    """Which of the other files has most of a file's prompts, and how many; empty where there is no other."""
+    if not others:
+        return ""
+    shared = {other: (prompts[file] & prompts[other]).total() for other in others}
+    closest = max(others, key=shared.__getitem__)
+    own, theirs = prompts[file].total(), prompts[closest].total()
+    return f": of its {own} rows {closest}, which has {theirs}, shares {shared[closest]}"
 
 
 def _reward(response: Response) -> float:

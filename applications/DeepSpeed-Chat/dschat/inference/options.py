@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from dschat.config.commands import ResultFlags, ServeOptions, ServerFlags
 from dschat.config.common import DataFlags, EngineFlags, LogprobFlags, OptimisationFlags
-from dschat.config.rewards import ProgramFlags, RewardFlags, SandboxLevel
+from dschat.config.rewards import ProgramBlock, ProgramFlags, RewardFlags, SandboxLevel
 from dschat.config.rollouts import RolloutFlags
 from dschat.config.rules import AT_LEAST_1, REQUIRED, Rule, default_of, engine_name, flag, like
 from dschat.config.supervised import OneModelConfig
@@ -280,6 +280,7 @@ class ProgramOptions(TemperatureOptions):
     max_prompt_len: int | None = like(
         PromptFlags, "max_prompt_len", 600, "leave out problems of more tokens, BOS included"
     )
+    program_block: ProgramBlock = like(ProgramFlags, "program_block")
     sandbox_level: SandboxLevel = like(ProgramFlags, "sandbox_level")
     sandbox_workers: int = like(ProgramFlags, "sandbox_workers", help="programs that are run at a time")
     max_tests: int | None = like(ProgramFlags, "max_tests")

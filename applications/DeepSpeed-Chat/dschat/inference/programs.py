@@ -13,8 +13,9 @@ from dschat.inference.options import ProgramOptions
 from dschat.inference.policy import SamplingPolicy
 from dschat.inference.prompts import Answering, Selection, refuse_finished
 from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, run_batches, settings_of
+from dschat.scoring.programs.blocks import ProgramBlock, program_of
 from dschat.scoring.programs.run import STATUSES, ProgramPool
-from dschat.scoring.programs.scores import has_tests, program_of, tests_of
+from dschat.scoring.programs.scores import has_tests, tests_of
 
 
 def run_programs(options: ProgramOptions) -> str:
@@ -33,7 +34,7 @@ def run_programs(options: ProgramOptions) -> str:
         with enough_memory("--model: the GPU's memory does not hold it"):
             policy = given.open_policy(options.temperature_value)
         policy.check_lengths(selection.longest)
-        return selection.of_batch(partial(respond_and_run, policy, pool, options.num_return))
+        return selection.of_batch(partial(respond_and_run, policy, pool, options.num_return, options.program_block))
 
     def conclude(entries: list[Entry]) -> Concluded:
         known = find_known(options.data_path or options.dataset)
@@ -42,19 +43,29 @@ def run_programs(options: ProgramOptions) -> str:
         rows = [entry["row"] | {"dataset": known.name if known else ""} for entry in entries]
         return rows, f"{len(rows)} problems{told}: {shares}: {options.result_path}"
 
-    settings = given.settings | settings_of(options, ("num_return", "max_tests"))
+    settings = given.settings | settings_of(options, ("num_return", "max_tests", "program_block"))
     settings |= {"temperature": options.temperature_value, "sandbox-level": pool.level}
     part = Part(batches=selection.batches(options.batch_size), prepare=prepare, shown=_shown)
     return run_batches(options.result_path, settings, options.overwrite, [part], conclude)
 
 
 def respond_and_run(
-    policy: SamplingPolicy, pool: ProgramPool, num_return: int, examples: list[PromptExample]
+    policy: SamplingPolicy,
+    pool: ProgramPool,
+    num_return: int,
+    program_block: ProgramBlock,
+    examples: list[PromptExample],
 ) -> list[Entry]:
     """Draws so many programs for each problem and runs them on its tests."""
     draws = policy.respond(examples, num_return)
     tests, origins = [tests_of(each.row) for each in examples], [each.row.origin for each in examples]
-    outcomes = [pool.run([program_of(response.text) for response in draw], tests, origins) for draw in draws]
+    outcomes = []
+    for draw in draws:
+        programs = [
+            program_of(response.text, program_block, example.prompt_text)
+            for response, example in zip(draw, examples, strict=True)
+        ]
+        outcomes.append(pool.run(programs, tests, origins))
     entries = []
     for place, example in enumerate(examples):
         samples: list[dict[str, Any]] = []

@@ -80,9 +80,11 @@ def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_
     sweeps = [sweep_of(name, iterate_rows(file, FILE)) for file, name in zip(files, model_names(files), strict=True)]
     for file, sweep in zip(files, sweeps, strict=True):
         if sweep.prompts != sweeps[0].prompts:
+            shared = len(set(sweep.prompts) & set(sweeps[0].prompts))
             raise UserError(
-                f"{file} holds other prompts than {files[0]}: compare sweeps of the same prompts (--dataset, "
-                "--data_path, --num_samples of dschat best-of-n)."
+                f"{file} holds other prompts than {files[0]}: {shared} of its {len(sweep.prompts)} are among the "
+                f"{len(sweeps[0].prompts)} of that file. Compare sweeps of the same prompts (--dataset, --data_path, "
+                "--num_samples of dschat best-of-n)."
             )
         if numbers is not None and 1 < sweep.most_draws < max(numbers):
             problem = f"{file} holds {sweep.most_draws} responses to a prompt"

@@ -23,7 +23,8 @@ from dschat.reports.run_summary import compare_runs, judges_of, labels_of, level
 
 logger = logging.getLogger(__name__)
 
-SOURCES = ("reward_function", "reward_weights", "reward_source", "program_reward")  # flags of what scores a run
+# Flags of what scores a run.
+SOURCES = ("reward_function", "reward_weights", "reward_source", "program_reward", "program_block")
 SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
 SYMBOLS = "●■▲◆▼✚"  # of the page, for the markers of matplotlib
 SFT_LOOK: Look = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}

@@ -63,7 +63,10 @@ class Pending(Protocol):
 
 @runtime_checkable
 class AheadEngine(RolloutEngine, Protocol):
-    """A rollout engine that draws while the models train."""
+    """A rollout engine that draws while the models train, elsewhere, and keeps its weights between sessions."""
+
+    def session_again(self, actor: TrainedPolicy) -> AbstractContextManager[Draw]:
+        """A session with the weights of the last one, which the actor still has: they are not sent again."""
 
     def begin(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Pending:
         """As `Draw`, with the weights of the last session. Does not wait."""

@@ -24,6 +24,7 @@ logger = logging.getLogger("dschat.rollouts.serve")  # also where the module is 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 CPU_CACHE = 1  # GB of keys and values on a CPU
 WORKER = "dschat.rollouts.vllm_worker"
+GATE = "dschat.rollouts.vllm_gate"
 
 
 def command(options: ServeVllmOptions) -> list[str]:
@@ -40,7 +41,7 @@ def command(options: ServeVllmOptions) -> list[str]:
         *("--no-enable-chunked-prefill", "--no-enable-prefix-caching", "--generation-config", "vllm"),
         *("--logprobs-mode", "raw_logprobs", "--load-format", "dummy", "--skip-tokenizer-init"),
         *("--weight-transfer-config", json.dumps({"backend": "dschat"})),
-        *("--worker-extension-cls", f"{WORKER}.Extension", "--middleware", f"{WORKER}.Gate"),
+        *("--worker-extension-cls", f"{WORKER}.Extension", "--middleware", f"{GATE}.Gate"),
         *("--enable-scale-out", "--disable-uvicorn-access-log", "--no-enable-log-requests"),
     ]
     return words + (["--gpu-memory-utilization", str(options.gpu_memory)] if on_gpu else ["--enforce-eager"])

@@ -32,6 +32,10 @@ PATIENCE_AT_STOP = 20.0  # seconds that a run which must stop waits for what it 
 TICK = 0.1  # seconds between two looks for a signal
 GENERATE = "/inference/v1/generate"
 FRESH = "default"  # vLLM's name of the weights that nobody has sent
+LOADING = ".loading"  # behind the version of weights that are on their way
+VERSION_HEADER = "X-Weight-Version"
+# Routes of weights. A request names their version, so that the pieces of two runs are never put together.
+WEIGHT_ROUTES = ("/start_weight_update", "/update_weights", "/finish_weight_update")
 
 Json = dict[str, object]
 
@@ -78,23 +82,32 @@ class Servers:
         """What each server is. Raises UserError for one that is something else, Lost where there is none."""
         return [self._about(url) for url in self.urls]
 
-    def post(self, path: str, bodies: Json | Sequence[Json]) -> None:
+    def post(self, path: str, bodies: Json | Sequence[Json], version: str | None = None) -> None:
         """One request to every server, at the same time, and waits for the answers.
 
-        `bodies` is the JSON of all, or of each. Raises UserError where a server refuses, Lost where one does not
-        answer.
+        Args:
+            path: of the route.
+            bodies: the JSON of all, or of each.
+            version: of the weights that it is about; a server that takes others refuses it.
+
+        Raises:
+            UserError: a server refuses, or another run uses it.
+            Lost: one does not answer, or was started anew.
         """
         each = [bodies] * len(self.urls) if isinstance(bodies, dict) else bodies
         with ThreadPoolExecutor(len(self.urls)) as pool:
-            list(pool.map(lambda url, body: self._post(url, path, body), self.urls, each))
+            list(pool.map(lambda url, body: self._post(url, path, body, version), self.urls, each))
 
-    def _post(self, url: str, path: str, body: Json) -> None:
+    def _post(self, url: str, path: str, body: Json, version: str | None) -> None:
+        headers = {} if version is None else {VERSION_HEADER: version}
         try:
-            answer = self._client.post(url + path, json=body)
+            answer = self._client.post(url + path, json=body, headers=headers)
         except httpx2.HTTPError as error:
             raise Lost(f"{url} has gone: {error or type(error).__name__}") from error
         if answer.status_code == 500 and not asyncio.run(_lives(url)):
             raise Lost(f"{url} has gone: {_said(answer)}")
+        if answer.status_code == 409 and version is not None:
+            raise other_weights(url, answer.json()["version"], version)
         _require_ok(url, answer)
 
     def _about(self, url: str) -> About:
@@ -116,7 +129,7 @@ class Servers:
     async def row(self, client: httpx2.AsyncClient, url: str, row: Row, version: str) -> Answer:
         """One response. Raises UserError where the server refuses, Lost where it has gone or lost the weights."""
         body = json.dumps({"token_ids": row.prompt, "sampling_params": row.parameters})  # with infinities
-        headers = {"Content-Type": "application/json", "X-Weight-Version": version}
+        headers = {"Content-Type": "application/json", VERSION_HEADER: version}
         try:
             answer = await client.post(url + GENERATE, content=body, headers=headers)
         except httpx2.HTTPError as error:
@@ -136,8 +149,17 @@ class Servers:
 class Drawing:
     """Rows that servers are drawing, in a thread of its own."""
 
-    def __init__(self, servers: Servers, rows: Mapping[int, Row], first: int, version: str) -> None:
-        """Begins. Servers get rows, by number, in turn from the `first` on; `version` is that of the weights."""
+    def __init__(self, servers: Servers, rows: Mapping[int, Row], first: int, version: str, timeout: float) -> None:
+        """Begins.
+
+        Args:
+            servers: get the rows in turn.
+            rows: by number.
+            first: number of the server that gets the first row.
+            version: of the weights.
+            timeout: seconds in which each server must finish one more response.
+        """
+        self._timeout = timeout
         self.rows, self.answers = rows, dict[int, Answer]()
         self._servers, self._first, self._version = servers, first, version
         self._problem: Exception | None = None
@@ -182,16 +204,25 @@ class Drawing:
                 tasks[asyncio.create_task(self._servers.row(client, url, row, self._version))] = number, url
             gone: Counter[str] = Counter()
             pending = set(tasks)
+            latest = dict.fromkeys(urls, time.monotonic())  # when each server finished a response
+            hung: set[str] = set()
             while pending:
-                _, pending = await asyncio.wait(pending, timeout=LOOK)
-                for url in {tasks[task][1] for task in pending}:
+                done, pending = await asyncio.wait(pending, timeout=min(LOOK, self._timeout))
+                latest |= {tasks[task][1]: time.monotonic() for task in done}
+                for task in pending:
+                    if time.monotonic() - latest[tasks[task][1]] > self._timeout:
+                        hung.add(tasks[task][1])
+                        task.cancel()
+                for url in {tasks[task][1] for task in pending} - hung:
                     gone[url] = 0 if await _lives(url) else gone[url] + 1
                 for task in pending:
                     if gone[tasks[task][1]] > 1:  # its machine may be off, which no connection notices
                         task.cancel()
         problems: list[BaseException] = []
         for task, (number, url) in tasks.items():
-            if task.cancelled():
+            if task.cancelled() and url in hung:
+                problems.append(_hangs(url, self._timeout))
+            elif task.cancelled():
                 problems.append(Lost(f"{url} does not answer"))
             elif (error := task.exception()) is not None:
                 problems.append(error)
@@ -207,6 +238,14 @@ async def _lives(url: str) -> bool:
             return (await client.get(url + "/health")).status_code == 200
     except httpx2.HTTPError:
         return False
+
+
+def _hangs(url: str, timeout: float) -> UserError:
+    return UserError(
+        f"{FLAG} {url} has finished no response for {timeout:g} s (--vllm_timeout), though it says that it is well:"
+        " its engine hangs, or its responses take longer. Start it again and go on with --resume_from_checkpoint, or"
+        " raise --vllm_timeout."
+    )
 
 
 def other_weights(url: str, found: str, wanted: str) -> Exception:

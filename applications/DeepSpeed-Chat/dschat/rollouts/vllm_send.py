@@ -82,9 +82,10 @@ class NcclSender:
                 met.result()  # why nobody came
         met.result()
 
-    def begin(self, shapes: Sequence[WeightShape]) -> None:
-        """Lets the servers take weights of these shapes, in their order."""
-        self._taken = self._pool.submit(self._servers.post, "/update_weights", {"update_info": sent_weights(shapes)})
+    def begin(self, shapes: Sequence[WeightShape], version: str) -> None:
+        """Lets the servers take weights of these shapes, in their order, under a version."""
+        body: Json = {"update_info": {**sent_weights(shapes), "version": version}}
+        self._taken = self._pool.submit(self._servers.post, "/update_weights", body, version)
 
     def send(self, weight: Tensor) -> None:
         """The next of them. Does nothing once a server has gone: nobody would take it."""

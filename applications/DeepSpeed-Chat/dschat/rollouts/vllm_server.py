@@ -25,6 +25,8 @@ from dschat.rollouts.vllm import generation_of, sampling_parameters
 from dschat.rollouts.vllm_client import (
     FLAG,
     FRESH,
+    LOADING,
+    WEIGHT_ROUTES,
     About,
     Answer,
     Drawing,
@@ -54,6 +56,7 @@ class ServerNeeds:
     max_tokens: int  # of the longest prompt and response together
     temperature: float  # of the draws
     patience: float  # seconds to wait for a server that has gone
+    timeout: float = 1200.0  # seconds in which a server must finish one more response
 
 
 class VllmServers:
@@ -77,12 +80,26 @@ class VllmServers:
     @contextmanager
     def session(self, actor: TrainedPolicy) -> Iterator[Draw]:
         """The servers with the actor's weights; see `dschat.rollouts.engine.RolloutEngine`."""
+        self._wait_for_responses()
+        self._send(actor)
+        yield self._draw_of(actor)
+
+    @contextmanager
+    def session_again(self, actor: TrainedPolicy) -> Iterator[Draw]:
+        """The servers with the weights of the last session; see `dschat.rollouts.engine.AheadEngine`."""
+        self._wait_for_responses()
+        if not self._is_known:
+            self._send(actor)
+        yield self._draw_of(actor)
+
+    def _wait_for_responses(self) -> None:
+        """Until the servers have drawn what was asked of them before. Every rank must call it."""
         if self._asked is not None:
             with stopping_together():
                 self._asked.drawing.wait()
             self._asked = None
-        self._send(actor)
 
+    def _draw_of(self, actor: TrainedPolicy) -> Draw:
         def draw(
             prompts: Sequence[Sequence[int]],
             sampling: Sampling,
@@ -92,7 +109,7 @@ class VllmServers:
         ) -> Generation:
             return self.begin(prompts, sampling, seeds, limits=limits).finish(actor)
 
-        yield draw
+        return draw
 
     def begin(
         self,
@@ -111,7 +128,7 @@ class VllmServers:
 
     def drawing(self, rows: dict[int, Row]) -> Drawing:
         """Begins to draw rows of this rank with the weights that were sent last."""
-        return Drawing(self._servers, rows, rank(), self._version)
+        return Drawing(self._servers, rows, rank(), self._version, self._needs.timeout)
 
     def send_again(self, lost: Lost, actor: TrainedPolicy) -> None:
         """Once a server that has gone is back. Every rank must call it. Raises UserError on all."""
@@ -178,12 +195,16 @@ class VllmServers:
             self._problem = error
             return []
         # From here on, they draw with nobody's weights.
-        self._post("/update_weight_version", {"new_version": f"{self._run}.{self._count + 1}.loading"})
+        self._post("/update_weight_version", {"new_version": f"{self._run}.{self._count + 1}{LOADING}"})
         if not (self._is_known and all(about.version.startswith(self._run) for about in abouts)):
             self._nccl = None
             names = sorted(inputs_first(actor))
             self._post("/collective_rpc", {"method": "forget_update"})
-            self._introduction = {"temperature": self._needs.temperature, "inputs_first": names}
+            self._introduction = {
+                "run": self._run,
+                "temperature": self._needs.temperature,
+                "inputs_first": names,
+            }
             self._post("/init_weight_transfer_engine", {"init_info": self._introduction})
         on_gpus = on_gpu() and all(about.device == "cuda" for about in abouts)
         if on_gpus and find_spec("vllm") is None and self._count == 0:
@@ -218,7 +239,7 @@ class VllmServers:
         self._post("/start_weight_update", {})
         for name, weight in plain_weights(actor):
             for piece in pieces(name, weight) if self._sends else ():
-                self._post("/update_weights", {"update_info": piece})
+                self._post("/update_weights", {"update_info": {**piece, "version": self._version}})
         self._post("/finish_weight_update", {"weight_version": self._version})
 
     def _broadcast(self, actor: TrainedPolicy, workers: Sequence[int]) -> None:
@@ -230,7 +251,7 @@ class VllmServers:
                 self._nccl = self._nccl or NcclSender(self._servers, self._introduction, workers)
         self._post("/start_weight_update", {})
         if self._sends and self._nccl is not None:
-            self._nccl.begin(self._shapes)
+            self._nccl.begin(self._shapes, self._version)
         for _, weight in plain_weights(actor):
             with self._noting_problems():
                 if self._sends and self._nccl is not None:
@@ -249,7 +270,7 @@ class VllmServers:
         """To all servers, if it is this process that sends."""
         with self._noting_problems():
             if self._sends:
-                self._servers.post(path, bodies)
+                self._servers.post(path, bodies, self._version if path in WEIGHT_ROUTES else None)
 
     @contextmanager
     def _noting_problems(self) -> Iterator[None]:

@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vLLM server is taught: to take a run's weights, to draw with those alone, and to know who may ask.
+"""What a vLLM server's workers are taught: to take the weights of one run at a time, and to draw with those alone.
 
-vLLM imports this module by name, see rollouts/serve.py: `Extension` in each worker, `Gate` where requests arrive.
+vLLM imports this module by name, see rollouts/serve.py. Who may ask, and with which weights, is decided before that,
+in `dschat.rollouts.vllm_gate`.
 """
 
 from __future__ import annotations
 
 import base64
-import hmac
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
@@ -23,16 +19,17 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferInitInfo
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from dschat.rollouts.vllm_gate import require_version
 from dschat.rollouts.vllm_weights import Temperature, noting, pack_again, wrong_layers
 
 BACKEND = "dschat"
-ABOUT, GENERATE, OPEN = "/run", "/inference/v1/generate", "/health"
 
 
 @dataclass
 class RunInfo:
     """What the worker must know of a run before its weights."""
 
+    run: str  # its name, with which the versions of its weights begin
     temperature: float  # of its draws; 1 for greedy ones
     inputs_first: list[str]  # names of the matrices that are (inputs, outputs)
     nccl: dict[str, object] = field(default_factory=dict)  # how to meet the trainer; empty: weights come by HTTP
@@ -45,6 +42,7 @@ class SentWeights:
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
+    version: str  # of all weights of this update: the run's name, a dot and a number
     data: str | None = None  # base64
 
 
@@ -60,18 +58,25 @@ class TrainerWeights(NCCLWeightTransferEngine):
         super().__init__(config, vllm_config, device, model)
         self._temperature, self._inputs_first = Temperature(model), frozenset[str]()
         self._columns: dict[str, Tensor] = {}
+        self._run = ""
+        self._version: str | None = None  # of the weights that are on their way
         self._pieces = bytearray()  # of the weight that is on its way by HTTP
 
     def init_transfer_engine(self, init_info: RunInfo) -> None:
+        self._run = init_info.run
         self._temperature.value, self._inputs_first = init_info.temperature, frozenset(init_info.inputs_first)
         if init_info.nccl:
             super().init_transfer_engine(NCCLWeightTransferInitInfo(**init_info.nccl))
 
     def start_weight_update(self) -> None:
         self._columns, self._pieces = {}, bytearray()
+        self._version = None
         super().start_weight_update()
 
     def receive_weights(self, update_info: SentWeights) -> None:
+        """Takes weights, or a piece of one. Raises RuntimeError where they are not those of the update under way."""
+        self._version = self._version or update_info.version
+        require_version(update_info.version, self._run, self._version)
         weights = self._broadcast(update_info) if update_info.data is None else self._completed(update_info)
         for weight in noting(weights, self._columns, self._inputs_first, self.parallel_config.tensor_parallel_size):
             self.model.load_weights([weight])
@@ -116,48 +121,3 @@ class Extension:
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, TrainerWeights)
-
-
-class Gate:
-    """ASGI middleware in front of all of vLLM's routes.
-
-    It lets nobody in without the token of VLLM_API_KEY, if there is one: vLLM itself guards some of its routes only.
-    It refuses to draw with other weights than a request names, and tells a run what the server is.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app, self._token = app, os.environ.get("VLLM_API_KEY", "")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = await self._answer(Request(scope)) if scope["type"] == "http" else None
-        await (answer or self._app)(scope, receive, send)
-
-    async def _answer(self, request: Request) -> JSONResponse | None:
-        """None where vLLM is to answer."""
-        path, engine = request.url.path, request.app.state.engine_client
-        if path == OPEN:
-            return None
-        given = request.headers.get("authorization", "")
-        if self._token and not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-            return JSONResponse({"error": "the token is missing or wrong"}, 401)
-        if path not in (ABOUT, GENERATE):
-            return None
-        if engine.errored:
-            return JSONResponse({"error": "the engine has died"}, 503)
-        version = await engine.get_weight_version()
-        if path == ABOUT:
-            return JSONResponse(about(engine.vllm_config) | {"version": version})
-        is_wanted = request.headers.get("x-weight-version") == version
-        return None if is_wanted else JSONResponse({"version": version}, 409)
-
-
-def about(config: VllmConfig) -> dict[str, object]:
-    """What a server says of itself, see `dschat.rollouts.vllm_client.About`."""
-    return {
-        "backend": config.weight_transfer_config.backend,
-        "device": config.device_config.device_type,
-        "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        "vocabulary": config.model_config.get_vocab_size(),
-        "max_tokens": config.model_config.max_model_len,
-        "workers": config.parallel_config.world_size,
-    }

@@ -212,6 +212,11 @@ class RewardReader:
                 "template."
             )
 
+    def shorten(self, max_tokens: int) -> None:
+        """Reads at most so many tokens of a text from now on, or fewer where the model can read no more."""
+        limit = self._classifier.limit
+        self._classifier.limit = max_tokens if limit is None else min(limit, max_tokens)
+
     def __call__(self, texts: ResponseTexts) -> Tensor:
         """One number for each of B responses that have come to their end, (B,) float32, on the CPU.
 

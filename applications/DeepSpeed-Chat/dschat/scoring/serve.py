@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 import math
+import os
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import accumulate, islice
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from itertools import islice
+from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -24,8 +27,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dschat.cli import main
 from dschat.config.commands import ServeOptions
-from dschat.config.rewards import VERSION
+from dschat.config.rewards import REWARD_TOKEN, VERSION
 from dschat.errors import UserError
+from dschat.scoring.score_request import BadRequest, ScoreRequest
 
 if TYPE_CHECKING:
     from dschat.scoring.reward_reader import RewardReader
@@ -33,99 +37,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dschat.scoring.serve")  # also where the module is __main__
 
-T = TypeVar("T")
 LARGEST_REQUEST = 32 << 20  # bytes
-LARGEST_READING = 256 << 20  # characters of all responses up to the end of each of their macro actions
+MOST_CHARACTERS = 16  # of a text, for each token that it may have: longer ones are refused before they are encoded
 SILENCE = 60  # seconds that a connection may say nothing
-
-
-class BadRequest(Exception):
-    """A request cannot be read; says why."""
-
-
-@dataclass(frozen=True)
-class ScoreRequest:
-    """What is asked: N prompts and responses, whether each response is complete, conversations, and, where there are
-    to be numbers for them, the macro actions that each response consists of.
-    """
-
-    prompts: list[str]
-    responses: list[str]
-    finished: list[bool]
-    messages: list[list[dict[str, object]] | None]
-    segments: list[list[str]] | None = None
-    # Of each conversation, further variables of the chat template, for instance `tools`.
-    template_arguments: list[dict[str, object]] | None = None
-
-    @classmethod
-    def read(cls, body: bytes) -> ScoreRequest:
-        """Of the JSON of a request. Raises BadRequest."""
-        try:
-            content = json.loads(body)
-        except (ValueError, RecursionError) as error:  # the latter of lists in lists in lists
-            raise BadRequest(f"the request is no JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise BadRequest("the request must be an object with prompts and responses")
-        if content.get("version", VERSION) not in range(1, VERSION + 1):
-            raise BadRequest(f"this server answers requests of version 1 to {VERSION}, not {content['version']}")
-        responses = _list_of(content, "responses", str)
-        count = len(responses)
-        prompts = _list_of(content, "prompts", str, count)
-        finished = _list_of(content, "finished", bool, count) if "finished" in content else [True] * count
-        messages = content.get("messages")
-        if messages is None:
-            messages = [None] * count
-        if not isinstance(messages, list) or len(messages) != count or not all(map(_is_conversation, messages)):
-            raise BadRequest(f"messages must be {count} lists of role and content, or null in their place")
-        segments = content.get("segments")
-        if segments is not None and not _are_segments(segments, responses):
-            raise BadRequest(f"segments must be {count} lists of texts, each of which make up the response")
-        arguments = _list_of(content, "template_arguments", dict, count) if "template_arguments" in content else None
-        return cls(prompts, responses, finished, messages, segments, arguments)
-
-
-def _list_of(content: Mapping[str, object], name: str, kind: type[T], count: int | None = None) -> list[T]:
-    values = content.get(name)
-    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-        raise BadRequest(f"{name} must be a list of {kind.__name__}")
-    if count is not None and len(values) != count:
-        raise BadRequest(f"there are {len(values)} {name} for {count} responses")
-    return values
-
-
-def _is_conversation(messages: object) -> bool:
-    if messages is None:
-        return True
-    if not isinstance(messages, list) or not messages:
-        return False
-    return all(
-        isinstance(turn, dict)
-        and isinstance(turn.get("role"), str)
-        and (isinstance(turn.get("content"), str) or ("content" not in turn and "tool_calls" in turn))
-        for turn in messages
-    )
-
-
-def _are_segments(segments: object, responses: list[str]) -> bool:
-    if not isinstance(segments, list) or len(segments) != len(responses):
-        return False
-    texts = all(isinstance(own, list) and own and all(isinstance(text, str) for text in own) for own in segments)
-    if not texts or list(map("".join, segments)) != responses:
-        return False
-    if sum(sum(accumulate(map(len, own))) for own in segments) > LARGEST_READING:
-        most = f"{LARGEST_READING >> 20} million characters"
-        raise BadRequest(f"all responses up to all of their segments are more than {most}: lower --reward_batch")
-    return True
+GRACE = 30.0  # seconds after a signal in which requests under way are answered
 
 
 class Scorer:
     """A model that one request at a time may use."""
 
-    def __init__(self, reader: RewardReader) -> None:
-        self._reader, self._lock = reader, threading.Lock()
+    def __init__(self, reader: RewardReader, max_tokens: int | None = None) -> None:
+        """Takes a model, and how many tokens of a text it reads; as many as it can if not given."""
+        self._reader = reader
+        self._max_tokens = max_tokens
+        if max_tokens is not None:
+            reader.shorten(max_tokens)
+        self._lock = threading.Lock()
 
     def __call__(self, request: ScoreRequest) -> dict[str, object]:
-        """The answer: a number for each response, None where there is none, and why the first of these has none."""
+        """The answer: a number for each response, None where there is none, and why the first of these has none.
+
+        Raises:
+            BadRequest: a text is so long that it is not even encoded.
+        """
+        self._require_short(request)
         from dschat.data.rows import Row
         from dschat.scoring.segments import Segments
         from dschat.scoring.source import ResponseTexts, prefix_texts
@@ -154,6 +89,22 @@ class Scorer:
             of_responses = [list(islice(left, len(own))) for own in request.segments]
             answer = {"scores": [None if None in own else own for own in of_responses]}
         return answer | ({"error": problems[min(problems)]} if problems else {})
+
+    def _require_short(self, request: ScoreRequest) -> None:
+        if self._max_tokens is None:
+            return
+        most = MOST_CHARACTERS * self._max_tokens
+        arguments = request.template_arguments or [{}] * len(request.prompts)
+        rows = zip(request.prompts, request.messages, arguments, request.responses, strict=True)
+        for number, (prompt, messages, variables, response) in enumerate(rows):
+            before = len(prompt) if messages is None else len(str(messages)) + len(str(variables))
+            if before + len(response) > most:
+                raise BadRequest(
+                    f"response {number} and its prompt have {before + len(response):,} characters; this server reads"
+                    f" {self._max_tokens:,} tokens, and refuses more than {most:,} characters. Send shorter texts, or"
+                    " raise --max_tokens of the server",
+                    422,
+                )
 
     def _read(self, texts: ResponseTexts, finished: list[bool]) -> tuple[list[float], dict[int, str]]:
         """Numbers of texts, and what is wrong with some of them; each is read alone where one is refused."""
@@ -205,22 +156,34 @@ class Connection(H11Protocol):
             self._silence = self.loop.call_later(self.config.timeout_keep_alive, self.transport.close)
 
 
-def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: str) -> FastAPI:
-    """POST with texts, at any path, answers scores; GET at any path says that the server is well."""
+def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: str, token: str = "") -> FastAPI:
+    """POST with texts, at any path, answers scores; GET at any path says that the server is well.
+
+    Args:
+        scorer: what answers; raises BadRequest.
+        model: its name.
+        token: whoever asks for scores must send it, if there is one: `Authorization: Bearer TOKEN`.
+    """
     app = FastAPI(openapi_url=None)
 
+    def is_trusted(request: Request) -> bool:
+        header = request.headers.get("Authorization", "")
+        return not token or hmac.compare_digest(header.encode(), f"Bearer {token}".encode())
+
     @app.get("/{path:path}")
-    def health() -> Response:
-        return _answer(200, {"status": "ok", "model": model, "version": VERSION})
+    def health(request: Request) -> Response:
+        about = {"model": model} if is_trusted(request) else {}
+        return _answer(200, {"status": "ok", **about, "version": VERSION})
 
     @app.post("/{path:path}")
     async def score(request: Request) -> Response:
-        length = request.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > LARGEST_REQUEST:
-            problem = f"the length of the request is missing or more than {LARGEST_REQUEST >> 20} MB"
-            return _answer(400, {"error": problem}, {"Connection": "close"})
+        if not is_trusted(request):
+            problem = f"the token is missing or wrong: set {REWARD_TOKEN} to what it is where the server was started"
+            return _answer(401, {"error": problem}, {"Connection": "close"})
         try:
-            body = await request.body()
+            body = await _body(request)
+        except BadRequest as error:
+            return _answer(error.status, {"error": str(error)}, {"Connection": "close"})
         except ClientDisconnect:  # the client has gone, or the server ends: no answer, so that it is asked again
             return Response()
         return await run_in_threadpool(answered, body)
@@ -229,7 +192,7 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
         try:
             return _answer(200, scorer(ScoreRequest.read(body)))
         except BadRequest as error:
-            return _answer(400, {"error": str(error)})
+            return _answer(error.status, {"error": str(error)})
         except (RuntimeError, ValueError, IndexError) as error:  # of the model: memory, ids that it does not know
             logger.exception("a request failed")
             return _answer(500, {"error": f"{type(error).__name__}: {error}"})
@@ -237,12 +200,31 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
     return app
 
 
+async def _body(request: Request) -> bytes:
+    """The content of a request. Raises BadRequest where it is too long, or does not say how long it is."""
+    length = request.headers.get("Content-Length", "")
+    if not length.isdecimal():
+        raise BadRequest("the length of the request is missing", 411)
+    too_long = BadRequest(f"the request is more than {LARGEST_REQUEST >> 20} MB: lower --reward_batch", 413)
+    if int(length) > LARGEST_REQUEST:
+        raise too_long
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_REQUEST:  # sent in chunks, whatever length it names
+            raise too_long
+    return bytes(body)
+
+
 def _answer(status: int, content: Mapping[str, object], headers: Mapping[str, str] | None = None) -> Response:
     return Response(json.dumps(content), status, headers, "application/json")
 
 
 class ScoreServer(uvicorn.Server):
-    """Threads take requests; the model answers one after the other. At its end it waits for those under way."""
+    """Threads take requests; the model answers one after the other.
+
+    At SIGTERM or Ctrl-C it answers those under way, for at most `GRACE` seconds; a second signal ends it at once.
+    """
 
     def __init__(self, host: str, port: int, app: FastAPI, note: str = "") -> None:
         """Takes where to listen and what answers; raises UserError where the port is taken.
@@ -257,13 +239,29 @@ class ScoreServer(uvicorn.Server):
         host, port = self._socket.getsockname()
         self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/score"  # as this machine reaches it
         self._note = note
+        self._end: threading.Timer | None = None  # of the process, after a signal
         config = uvicorn.Config(app, http=Connection, lifespan="off", log_config=None, access_log=False)
         config.timeout_keep_alive = SILENCE
         super().__init__(config)
 
     def answer(self) -> None:
         """Answers until SIGTERM or Ctrl-C, or `should_exit` is set."""
-        self.run([self._socket])
+        try:
+            self.run([self._socket])
+        finally:
+            if self._end is not None:
+                self._end.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stops at the first signal, and ends the process at the second; a forward pass cannot be interrupted."""
+        if self._end is not None:
+            _end_process(sig, "a second signal")
+            return
+        super().handle_exit(sig, frame)
+        reason = f"requests were still under way {GRACE:g} s after the signal"
+        self._end = threading.Timer(GRACE, _end_process, [sig, reason])
+        self._end.daemon = True
+        self._end.start()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Says where it is."""
@@ -284,6 +282,12 @@ class ScoreServer(uvicorn.Server):
             self._captured_signals.clear()
 
 
+def _end_process(number: int, reason: str) -> None:
+    """Ends this process with the status of a signal, whatever its threads are doing."""
+    logger.warning("stopped: %s; what was not answered is asked for again by a run", reason)
+    os._exit(128 + number)
+
+
 def serve(options: ServeOptions) -> str:
     """Opens the model and answers until SIGTERM or Ctrl-C. Raises UserError."""
     import torch
@@ -302,7 +306,8 @@ def serve(options: ServeOptions) -> str:
     dtype = choose_dtype(options.dtype, device)
     reader = load_reward_model(options.model, tokenizer, options.rm_template, device, dtype, options.batch_size, flags)
     note = f"scores of {options.model} on {device} ({dtype})"
-    ScoreServer(options.host, options.port, application(Scorer(reader), options.model), note).answer()
+    app = application(Scorer(reader, options.max_tokens), options.model, os.environ.get(REWARD_TOKEN, ""))
+    ScoreServer(options.host, options.port, app, note).answer()
     return "stopped"
 
 

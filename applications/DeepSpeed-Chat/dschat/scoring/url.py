@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from typing import TypeVar
 import httpx2
 from torch import Tensor
 
-from dschat.config.rewards import VERSION
+from dschat.config.rewards import REWARD_TOKEN, VERSION
 from dschat.errors import UserError
 from dschat.run.stop import raise_if_stopped_here, stopping_together
 from dschat.scoring.segments import Numbers, is_finite
@@ -65,7 +66,9 @@ class UrlScores:
     model: None = None  # no model, so that the self-check has nothing to compare
 
     def __init__(self, settings: UrlSettings) -> None:
-        self._settings, self._client = settings, httpx2.Client(timeout=settings.timeout)
+        token = os.environ.get(REWARD_TOKEN)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._settings, self._client = settings, httpx2.Client(headers=headers, timeout=settings.timeout)
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
         """One number for each response, (B,) float32, or for its macro actions. Every rank must call it; each may ask

@@ -164,7 +164,8 @@ class PPO(Algorithm):
             clock.lap("scoring")
             further = further_examples(len(self.prompts), taken, size, seed, part)
             prompts = [self.prompts[number] for number in further[own]]
-            drawn, texts = self.sample(prompts, SeedKind.REFILL, derive_seed(iteration, part), samples)
+            seed_of_round = derive_seed(iteration, part)
+            drawn, texts = self.sample(prompts, SeedKind.REFILL, seed_of_round, samples, again=part > 0)
             clock.lap("generation")
             known, macro, outside = self.judge(drawn, texts, epoch)
             others = Collected(known, macro, None, drawn.bad_rows, outside, {})

@@ -14,7 +14,7 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, PassSize, layouts
-from dschat.rollouts.engine import Draw, Generation, PolicySampler, RolloutEngine
+from dschat.rollouts.engine import AheadEngine, Draw, Generation, PolicySampler, RolloutEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import largest_over_ranks
 from dschat.run.state import SeedKind
@@ -138,19 +138,29 @@ class ActorSampler(PolicySampler):
     """Draws responses from the actor."""
 
     def __call__(
-        self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1
+        self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1, again: bool = False
     ) -> tuple[Generation, ResponseTexts]:
-        """Some responses to each prompt, in rows that follow each other; see `rows`. Every rank must call it."""
+        """Some responses to each prompt, in rows that follow each other; see `rows`, and `session` for `again`. Every
+        rank must call it.
+        """
         rows = self.rows(examples, kind, draw, samples)
-        with self.session() as draw_responses:
+        with self.session(again) as draw_responses:
             drawn = draw_responses(rows.prompts, self.sampling, rows.seeds)
         return self.told(drawn, rows)
 
     @contextmanager
-    def session(self) -> Iterator[Draw]:
-        """That of the engine. Every rank must enter it; a signal ends it on all."""
+    def session(self, again: bool = False) -> Iterator[Draw]:
+        """That of the engine. Every rank must enter it; a signal ends it on all.
+
+        Args:
+            again: the actor has the weights of the last session, which an engine that has kept them need not be sent.
+        """
         self.policy.eval()
-        with stopping_together(), self.engine.session(self.policy) as draw_responses:
+        if again and isinstance(self.engine, AheadEngine):
+            opened = self.engine.session_again(self.policy)
+        else:
+            opened = self.engine.session(self.policy)
+        with stopping_together(), opened as draw_responses:
             yield draw_responses
 
     def rows(self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1) -> Rows:

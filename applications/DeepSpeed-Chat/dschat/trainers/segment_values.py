@@ -75,7 +75,7 @@ class SegmentValues:
         Raises:
             Stopped: soon after a signal.
         """
-        of = (iteration, _checksum(rollout))
+        of = (iteration, _checksum(rollout, macro))
         if self._of != of:
             self._of, self._parts, self._tokens, self._random = of, [], [], []
         ids, starts = rollout.response_rows(), (macro.lengths.cumsum(1) - macro.lengths).tolist()
@@ -90,7 +90,9 @@ class SegmentValues:
             states = [
                 State(row, n, starts[row][n] if counts[row] else 0) for row in rows for n in range(counts[row] or 1)
             ]
-            means, tokens = self._measured(sample, rollout, ids, states, examples, iteration, score)
+            # The actor's weights do not change from one part to the next.
+            again = first > done * self._rows
+            means, tokens = self._measured(sample, rollout, ids, states, examples, iteration, score, again)
             part = means.new_zeros(len(rows), max(macro.mask.shape[1], 1))
             part[[state.row - first for state in states], [state.number for state in states]] = means
             self._parts.append(part[:, : macro.mask.shape[1]])
@@ -111,6 +113,7 @@ class SegmentValues:
         examples: Sequence[PromptExample],
         iteration: int,
         score: Score,
+        again: bool,
     ) -> tuple[Tensor, int]:
         """The mean score of the completions of each state, (S,), and the tokens of all."""
         each = [state for state in states for _ in range(self._completions)]
@@ -124,7 +127,7 @@ class SegmentValues:
         before = [list(ids[state.row][: state.start]) for state in each]
         prompts = [[*example.prompt_ids, *prefix] for example, prefix in zip(asked, before, strict=True)]
         limits = [sample.sampling.max_new_tokens - state.start for state in each]
-        with sample.session() as draw:
+        with sample.session(again) as draw:
             drawn = draw(prompts, sample.sampling, seeds, limits=limits)
         lengths = drawn.rollout.response_mask.sum(1)
         index = torch.tensor([example.index for example in asked], device=lengths.device)
@@ -167,6 +170,7 @@ class SegmentValues:
             self._random = [found] * len(self._parts)  # those before the last are not needed again
 
 
-def _checksum(rollout: Rollout) -> int:
-    """Of the responses, without padding."""
-    return zlib.crc32(repr(rollout.response_rows()).encode())
+def _checksum(rollout: Rollout, macro: MacroActions) -> int:
+    """Checksum of the responses, without padding, and of the lengths of their macro actions."""
+    lengths = [own[mask].tolist() for own, mask in zip(macro.lengths, macro.mask, strict=True)]
+    return zlib.crc32(repr((rollout.response_rows(), lengths)).encode())

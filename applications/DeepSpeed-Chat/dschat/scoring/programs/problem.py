@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from dschat.errors import UserError
+from dschat.scoring.programs.inside.values import SET
 
 CHUNK = 4000  # digits that Python converts at once
 MAX_DIGITS = 100_000
@@ -161,8 +162,16 @@ def same_text(text: str, expected: str) -> bool:
 
 
 def same_value(value: object, expected: object) -> bool:
-    """Equal values, floating-point numbers up to a tolerance; a list and a tuple are the same."""
+    """Equal values, floating-point numbers up to a tolerance; a list and a tuple are the same.
+
+    Args:
+        value: what a function returned, as `dschat.scoring.programs.inside.values.plain` hands it out. A set equals a
+            list of its elements in any order.
+        expected: as JSON knows it.
+    """
     if isinstance(expected, list | tuple):
+        if isinstance(value, dict) and value.keys() == {SET}:
+            return same_value(_in_order(value[SET]), _in_order(expected))
         if not isinstance(value, list) or len(value) != len(expected):
             return False
         return all(same_value(*pair) for pair in zip(value, expected, strict=True))
@@ -176,6 +185,19 @@ def same_value(value: object, expected: object) -> bool:
     if isinstance(value, float):
         return isinstance(expected, int) and value == expected
     return type(value) in (type(expected), bool, int) and bool(value == expected)
+
+
+def _in_order(elements: object) -> object:
+    """The elements of a set, sorted: numbers by size, then everything else by its JSON."""
+    if not isinstance(elements, list | tuple):
+        return elements
+
+    def place(element: object) -> tuple[bool, int | float, str]:
+        if isinstance(element, int | float):
+            return False, element, ""
+        return True, 0, json.dumps(element, sort_keys=True)
+
+    return sorted(elements, key=place)
 
 
 def _same_word(word: str, wanted: str) -> bool:

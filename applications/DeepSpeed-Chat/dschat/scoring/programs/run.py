@@ -89,20 +89,23 @@ def run_tests(
 
 
 def run_problem(
-    program: str, problem: Problem, limits: SandboxLimits, level: Level, to_the_end: bool = False
+    program: str | None, problem: Problem, limits: SandboxLimits, level: Level, to_the_end: bool = False
 ) -> ProgramOutcome:
     """Runs a program on the tests of a problem.
 
     Args:
+        program: None for a response without one, which counts as a compile error.
         to_the_end: go on after an error; the tests after a compile error are not run.
     """
+    if program is None and problem.cases:
+        return ProgramOutcome(("compile_error",), len(problem.cases), level, 0.0, "the response has no program")
     begun, ran, found, message = time.monotonic(), 0.0, list[Status](), ""
     for case in problem.cases:
         if ran > limits.program_seconds:
             status: Status = "timeout"
             text = f"all tests together took more than {limits.program_seconds:g} s"
         else:
-            status, text, seconds = _run_case(program, case, limits, level)
+            status, text, seconds = _run_case(program or "", case, limits, level)
             ran += seconds
         found.append(status)
         if status != "passed":
@@ -172,10 +175,13 @@ class ProgramPool:
         if reached:
             logger.warning("at sandbox level %s a program reaches %s", self.level, reached)
 
-    def run(self, programs: Sequence[str], tests: Sequence[str], origins: Sequence[str]) -> list[ProgramOutcome]:
+    def run(
+        self, programs: Sequence[str | None], tests: Sequence[str], origins: Sequence[str]
+    ) -> list[ProgramOutcome]:
         """Outcomes of programs, in their order.
 
         Args:
+            programs: None for a response without one.
             tests: the column `input_output` of each one's row, a JSON text.
             origins: of the rows, for messages.
 
@@ -196,7 +202,7 @@ class ProgramPool:
         """The tests of a row that are run. Raises UserError where they are of another form."""
         return parse_problem(tests, origin, self._max_tests).cases
 
-    def _submit(self, program: str, tests: str, origin: str) -> Future[ProgramOutcome]:
+    def _submit(self, program: str | None, tests: str, origin: str) -> Future[ProgramOutcome]:
         how = [program, tests, asdict(self.limits), self.level, self._max_tests, self._to_the_end]
         key = content_hash(json.dumps(how))
         known = self._known.get(key)

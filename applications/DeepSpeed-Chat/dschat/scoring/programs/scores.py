@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 import tokenize
 from bisect import bisect_left
@@ -20,6 +19,7 @@ import torch
 from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.run.distributed import gather_objects
+from dschat.scoring.programs.blocks import ProgramBlock, find_program, program_of
 from dschat.scoring.programs.problem import parse_problem
 from dschat.scoring.programs.run import STATUSES, ProgramOutcome, ProgramPool, paper_reward, ratio_reward
 from dschat.scoring.source import Measured, ResponseTexts, Scores
@@ -28,30 +28,23 @@ from macro_actions.types import Rollout
 logger = logging.getLogger(__name__)
 
 COLUMN = "input_output"
-# Fenced blocks, each with the first word behind its fence; one that is never closed goes to the end.
-BLOCK = re.compile(r"^```[ \t]*([^\s`]*)[^\n]*\n(.*?)(?:^```[ \t]*\r?$|\Z)", re.MULTILINE | re.DOTALL)
 SILENT = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT, tokenize.ENDMARKER)
-PYTHON = re.compile(r"(python|py)?[\d.]*", re.IGNORECASE)
 
 
-def program_of(response: str) -> str:
-    """The first fenced block that names Python or nothing; the whole response where there is none."""
-    begin, end = _span(response)
-    return response[begin:end]
+def end_of(response: str, function: str | None, which: ProgramBlock = "last", prompt: str = "") -> int:
+    """Where the function of this name ends in a response's program; without one, where the program ends.
 
+    Args:
+        which: see `dschat.scoring.programs.blocks.find_program`, as for `prompt`.
 
-def _span(response: str) -> tuple[int, int]:
-    for found in BLOCK.finditer(response):
-        if PYTHON.fullmatch(found[1]):
-            return found.span(2)
-    return 0, len(response)
-
-
-def end_of(response: str, function: str | None) -> int:
-    """The character behind the function of this name in a response's program; without one, behind the program."""
-    begin, program = _span(response)[0], program_of(response)
-    ends = [] if function is None else _ends_of(program, function)
-    return begin + (ends[-1] if ends else len(program.rstrip()))
+    Returns:
+        The number of characters of the response up to there; all of them where it has no program.
+    """
+    program = find_program(response, which, prompt)
+    if program is None:
+        return len(response)
+    ends = [] if function is None else _ends_of(program.text, function)
+    return program.position_in_response(ends[-1] if ends else len(program.text.rstrip()))
 
 
 def _ends_of(program: str, function: str) -> list[int]:
@@ -99,7 +92,11 @@ def rewards_of_tests(outcome: ProgramOutcome, reward: str) -> list[tuple[int | N
 
 
 def rewards_by_segment(
-    tests: Sequence[tuple[int | None, float]], functions: Sequence[str | None], segments: Sequence[str]
+    tests: Sequence[tuple[int | None, float]],
+    functions: Sequence[str | None],
+    segments: Sequence[str],
+    which: ProgramBlock = "last",
+    prompt: str = "",
 ) -> list[float]:
     """A reward of each macro action: what tests are worth stands where the function that they call ends.
 
@@ -107,10 +104,11 @@ def rewards_by_segment(
         tests: see `rewards_of_tests`.
         functions: which each test calls; None for a program that reads standard input.
         segments: texts of the macro actions, together the response.
+        which: see `dschat.scoring.programs.blocks.find_program`, as for `prompt`.
     """
     ends, rewards, response = list(accumulate(map(len, segments))), [0.0] * len(segments), "".join(segments)
     for number, worth in tests:
-        place = end_of(response, None if number is None else functions[number])
+        place = end_of(response, None if number is None else functions[number], which, prompt)
         rewards[min(bisect_left(ends, place), len(ends) - 1)] += worth
     return rewards
 
@@ -123,14 +121,27 @@ class ProgramScores:
 
     model: None = None  # no model, so that the self-check has nothing to compare
 
-    def __init__(self, pool: ProgramPool, reward: str, skips: bool = False) -> None:
-        """Takes what runs programs, `paper` or `ratio`, and whether to go on where a process could run none of its."""
-        self._pool, self._reward, self._skips = pool, reward, skips
+    def __init__(self, pool: ProgramPool, reward: str, skips: bool = False, which: ProgramBlock = "last") -> None:
+        """Takes what runs programs.
+
+        Args:
+            reward: `paper` or `ratio`.
+            skips: go on where a process could run none of its programs.
+            which: see `dschat.scoring.programs.blocks.find_program`.
+        """
+        self._pool = pool
+        self._reward = reward
+        self._skips = skips
+        self._which = which
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
         """One number for each response. Every rank must call it. Raises UserError, on all ranks alike."""
         begun = time.monotonic()
-        programs, rows = [program_of(response) for response in texts.responses], texts.rows
+        rows = texts.rows
+        programs = [
+            program_of(response, self._which, prompt)
+            for response, prompt in zip(texts.responses, texts.prompts, strict=True)
+        ]
         outcomes = self._pool.run(programs, [tests_of(row) for row in rows], [row.origin for row in rows])
         seconds = time.monotonic() - begun
         device = rollout.input_ids.device
@@ -149,17 +160,20 @@ class ProgramScores:
         # The mean of the others leaves the mean of the rollout as it is.
         values[missing] = values[~missing].mean()
         if texts.segments is not None:
-            numbers = [self._by_segment(*one) for one in zip(outcomes, rows, texts.segments.texts, strict=True)]
+            numbers = [
+                self._by_segment(*one) for one in zip(outcomes, rows, texts.segments.texts, texts.prompts, strict=True)
+            ]
             segments = replace(texts.segments, of_prefixes=False).rewards(numbers)[1].to(device)
         left_out = missing.to(device) if missing.any() else None
         return Scores(values.to(device), left_out, _measured(outcomes, seconds), segments=segments)
 
-    def _by_segment(self, outcome: ProgramOutcome, row: Row, segments: Sequence[str]) -> list[float]:
+    def _by_segment(self, outcome: ProgramOutcome, row: Row, segments: Sequence[str], prompt: str) -> list[float]:
         """The rewards of tests are those of macro actions, whatever other sources are asked for."""
         if outcome.status == "invalid":
             return [0.0] * len(segments)
         functions = [case.function for case in self._pool.cases(tests_of(row), row.origin)]
-        return rewards_by_segment(rewards_of_tests(outcome, self._reward), functions, segments)
+        tests = rewards_of_tests(outcome, self._reward)
+        return rewards_by_segment(tests, functions, segments, self._which, prompt)
 
 
 def tests_of(row: Row) -> str:
@@ -183,8 +197,13 @@ def has_tests(row: Row) -> bool:
     return bool(parse_problem(tests_of(row), row.origin, most=1).cases)
 
 
-def run_solutions(rows: Sequence[Row], pool: ProgramPool) -> dict[int, ProgramOutcome]:
+def run_solutions(rows: Sequence[Row], pool: ProgramPool, which: ProgramBlock = "last") -> dict[int, ProgramOutcome]:
     """Runs the first reference solution of each row that has one.
+
+    A solution that is written as a response, with its program in a fenced block, is read as responses are.
+
+    Args:
+        which: see `dschat.scoring.programs.blocks.find_program`.
 
     Returns:
         Number of the row → outcome.
@@ -192,7 +211,8 @@ def run_solutions(rows: Sequence[Row], pool: ProgramPool) -> dict[int, ProgramOu
     numbers = [number for number, row in enumerate(rows) if row.chosen is not None]
     chosen = [rows[number] for number in numbers]
     tests, origins = [tests_of(row) for row in chosen], [row.origin for row in chosen]
-    return dict(zip(numbers, pool.run([row.chosen or "" for row in chosen], tests, origins), strict=True))
+    programs = [program_of(row.chosen or "", which) for row in chosen]
+    return dict(zip(numbers, pool.run(programs, tests, origins), strict=True))
 
 
 def solutions_report(rows: Sequence[Row], pool: ProgramPool) -> list[str]:

@@ -3,14 +3,17 @@
 
 The job comes over standard input. The descriptor `report` gets "R" when the walls stand ("F" and a reason if they do
 not), then "C" when the source compiles or "E" when it does not, all before a line of the program runs; then the text
-of its exception. Standard output gets what the program prints, or the JSON of what the called function returned.
+of its exception. Standard output gets what the program prints, or the JSON of what the called function returned, see
+`dschat.scoring.programs.inside.values`.
+
+A program that reads standard input is the module `__main__`. One whose function is called is the module `program`, as
+if it were imported, so that code below `if __name__ == "__main__"` (reading input, `unittest.main()`) does not run.
 """
 
 from __future__ import annotations
 
 import _sitebuiltins
 import builtins
-import json
 import marshal
 import os
 import signal
@@ -21,6 +24,7 @@ from .confine import drop_capabilities, limit_resources, restrict_calls, restric
 from .job import JobFile
 from .kernel import PR_SET_PDEATHSIG, prctl
 from .namespaces import DEVICES, become_program, enter
+from .values import json_of
 
 MESSAGE = 300  # bytes of an exception's text
 # Names that programs of functions use without an import: the sites whose problems these are have them.
@@ -96,21 +100,46 @@ def _run(job: JobFile, report: int, output: int) -> None:
         os.write(report, b"E" + _text(error))
         return
     os.write(report, b"C")
-    program = sys.modules["__main__"] = types.ModuleType("__main__")
-    names = vars(program)
     try:
-        if job["function"] is not None:
-            exec(FOR_FUNCTIONS, names)
-        exec(code, names)
-        if job["function"] is not None:
-            value = _call(names, job["function"], job["arguments"])
+        if job["function"] is None:
+            exec(code, _module("__main__"))
+        else:
+            answer = _result_of_call(code, job["function"], job["arguments"])
             with open(output, "wb") as file:
-                file.write(json.dumps(value).encode())
-    except SystemExit:
-        raise
+                file.write(answer)
+    except SystemExit as error:
+        if job["function"] is None:
+            raise
+        os.write(report, b"the program ended before its function returned")
+        raise SystemExit(1) from error
     except BaseException as error:
         os.write(report, _text(error))
         raise
+
+
+def _module(name: str) -> dict[str, object]:
+    """The names of a new module that `sys.modules` has as this name and as `__main__`."""
+    module = types.ModuleType(name)
+    sys.modules[name] = sys.modules["__main__"] = module
+    return vars(module)
+
+
+def _result_of_call(code: types.CodeType, function: str, arguments: tuple[object, ...]) -> bytes:
+    """The JSON of what a function of the program returns.
+
+    A program that ends itself with status 0 (`sys.exit()` behind its definitions) has been read to its end.
+    """
+    helpers: dict[str, object] = {}
+    exec(FOR_FUNCTIONS, helpers)
+    names = _module("program")
+    # Behind the program's own names, so that `count` is a function of the program only where the program defines it.
+    names["__builtins__"] = helpers | vars(builtins)
+    try:
+        exec(code, names)
+    except SystemExit as error:
+        if error.code not in (None, 0) or not (function in names or "Solution" in names):
+            raise
+    return json_of(_call(names, function, arguments))
 
 
 def _call(names: dict[str, object], name: str, arguments: tuple[object, ...]) -> object:

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A response → the program in it: which fenced code block is run, and where its characters come from.
+
+Fences follow CommonMark 0.31 (sections 4.5, 5.1 and 5.2): three or more backticks or tildes, indented
+by at most three columns, in list items and block quotes as well; closed by a fence of the same character that is at
+least as long, else by the end of the item, the quote or the text. One rule of CommonMark is left out on purpose: HTML
+does not hide a fence, so that a block below a line `<answer>` counts.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Literal
+
+ProgramBlock = Literal["first", "last"]
+
+THINKING, ANSWERING = "<think>", "</think>"
+LINE = re.compile(r"([^\r\n]*)(\r\n|\n|\r|\Z)")
+OPENING = re.compile(r"(?P<fence>`{3,})(?P<info>[^`]*)$|(?P<tildes>~{3,})(?P<tilde_info>.*)$")
+MARKER = re.compile(r"(?:[-+*]|\d{1,9}[.)])(?=[ \t]|$)")
+# The first word behind a fence: python, py3, Python3.11, language-python; or a class in braces, {.python .numbered}.
+PYTHON = re.compile(
+    r"(?:lang(?:uage)?-)?(?:i?python|py|pypy)[\d.]*(?![^\s,:;={}])|\{(?:[^}]*[\s.])?python[\d.]*[\s},:]", re.I
+)
+MOST_INDENTED = 3  # columns; a line further in is an indented code block, which opens and closes nothing
+TAB = 4  # columns from one tab stop to the next
+DEEPEST = 20  # list items and quotes inside one another that are followed
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the program.
+
+    Attributes:
+        text: with its line ending.
+        start: the position of its first character in the response.
+    """
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and where its characters come from."""
+
+    lines: tuple[Line, ...]
+
+    @property
+    def text(self) -> str:
+        """The source, without what indents all of it."""
+        return "".join(line.text for line in self.lines)
+
+    def position_in_response(self, position: int) -> int:
+        """Where a character of the text, or its end, is in the response."""
+        ends = list(accumulate(len(line.text) for line in self.lines))
+        if not ends:
+            return 0
+        number = min(bisect_right(ends, position), len(ends) - 1)
+        line = self.lines[number]
+        return line.start + position - (ends[number] - len(line.text))
+
+
+@dataclass
+class Block:
+    """A fenced block: the words behind its opening fence, and its lines without the indentation of the fence."""
+
+    info: str
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there is nothing in it."""
+        return not any(line.text.strip() for line in self.lines)
+
+    def holds(self, position: int) -> bool:
+        """Whether a position of the response is in it."""
+        return bool(self.lines) and self.lines[0].start <= position < self.lines[-1].start + len(self.lines[-1].text)
+
+
+def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") -> Program | None:
+    """The program that a response answers with.
+
+    Nothing before the last `</think>` counts. Of the rest, it is the first or last fenced block that names Python; if
+    none does, the first or last block without a name; without such a block, all of the rest. Blank blocks are passed
+    over.
+
+    Args:
+        which: which of several blocks.
+        prompt: what the response follows; one that ends in `<think>` has opened the response's thinking.
+
+    Returns:
+        The program; None where the response is still thinking at its end.
+    """
+    start = response.rfind(ANSWERING)
+    start = 0 if start < 0 else start + len(ANSWERING)
+    if start == 0 and prompt.rstrip().endswith(THINKING):
+        return None
+    lines = [Line(found[0], found.start()) for found in LINE.finditer(response, start)]
+    blocks = list(fenced_blocks(lines))
+    thinking = response.find(THINKING, start)
+    while thinking >= 0:
+        if not any(block.holds(thinking) for block in blocks):
+            return None
+        thinking = response.find(THINKING, thinking + 1)
+    candidates = [block for block in blocks if names_python(block.info) and not block.is_blank]
+    if not candidates:
+        candidates = [block for block in blocks if not block.info and not block.is_blank]
+    if not candidates:
+        return Program(without_margin(lines))
+    return Program(without_margin(candidates[0 if which == "first" else -1].lines))
+
+
+def program_of(response: str, which: ProgramBlock = "last", prompt: str = "") -> str | None:
+    """The text of the program that a response answers with, or None; see `find_program`."""
+    program = find_program(response, which, prompt)
+    return None if program is None else program.text
+
+
+def names_python(info: str) -> bool:
+    """Whether the words behind an opening fence say that the block is Python."""
+    return PYTHON.match(info) is not None
+
+
+def fenced_blocks(lines: Sequence[Line]) -> Iterator[Block]:
+    """The fenced code blocks of a Markdown text, in their order."""
+    containers: list[int | None] = []
+    block: Block | None = None
+    fence, fence_column = "", 0
+    for line in lines:
+        content = line.text.rstrip("\r\n")
+        cursor, open_containers = _enter(content, containers)
+        if block is not None and open_containers < len(containers):
+            yield block
+            block = None
+        del containers[open_containers:]
+        if block is None:
+            cursor = _open_containers(content, cursor, containers)
+            opening = OPENING.match(content, cursor.first) if cursor.indent <= MOST_INDENTED else None
+            if opening is not None:
+                fence = opening["fence"] or opening["tildes"]
+                fence_column = cursor.first_column
+                block = Block((opening["info"] or opening["tilde_info"] or "").strip())
+        elif cursor.indent <= MOST_INDENTED and _closes(content[cursor.first :], fence):
+            yield block
+            block = None
+        else:
+            skipped = _skip(content, cursor, fence_column)
+            block.lines.append(Line(line.text[skipped:], line.start + skipped))
+    if block is not None:
+        yield block
+
+
+def without_margin(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """The lines without the whitespace that all of them begin with, and without any before the first statement.
+
+    No Python program begins with an indented line; tokenizers begin texts with a space, and models indent blocks.
+    """
+    written = [line.text for line in lines if line.text.strip()]
+    if not written:
+        return tuple(lines)
+    indents = [text[: len(text) - len(text.lstrip(" \t"))] for text in written]
+    margin = _common_start(indents)
+    shortened = [_cut(line, len(margin)) if line.text.startswith(margin) else line for line in lines]
+    first = next(number for number, line in enumerate(shortened) if line.text.strip())
+    text = shortened[first].text
+    shortened[first] = _cut(shortened[first], len(text) - len(text.lstrip(" \t")))
+    return tuple(shortened)
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    shortest, longest = min(texts), max(texts)
+    for number, character in enumerate(shortest):
+        if longest[number] != character:
+            return shortest[:number]
+    return shortest
+
+
+def _cut(line: Line, count: int) -> Line:
+    return Line(line.text[count:], line.start + count)
+
+
+@dataclass(frozen=True)
+class _Cursor:
+    """Where the content of a line begins, behind the list items and quotes that it belongs to.
+
+    Columns count from the start of the line, with tab stops of four.
+    """
+
+    position: int  # of the first character behind the last marker in this line
+    column: int  # of that character
+    base: int  # column at which the content of the innermost container begins
+    first: int  # position of the first character from there that is not whitespace
+    first_column: int  # of that character
+
+    @property
+    def indent(self) -> int:
+        """Columns of whitespace before the content."""
+        return self.first_column - self.base
+
+
+def _cursor(content: str, position: int, column: int, base: int) -> _Cursor:
+    first, first_column = position, column
+    while first < len(content) and content[first] in " \t":
+        first_column += TAB - first_column % TAB if content[first] == "\t" else 1
+        first += 1
+    return _Cursor(position, column, base, first, first_column)
+
+
+def _enter(content: str, containers: Sequence[int | None]) -> tuple[_Cursor, int]:
+    """The cursor of a line, and how many of the open containers it belongs to.
+
+    Args:
+        containers: of each list item, the columns that its marker takes; None for a quote.
+    """
+    cursor = _cursor(content, 0, 0, 0)
+    for number, width in enumerate(containers):
+        is_blank = cursor.first == len(content)
+        if width is None:
+            if is_blank or cursor.indent > MOST_INDENTED or content[cursor.first] != ">":
+                return cursor, number
+            cursor = _behind_quote(content, cursor)
+        else:
+            if not is_blank and cursor.indent < width:
+                return cursor, number
+            cursor = _cursor(content, cursor.position, cursor.column, cursor.base + width)
+    return cursor, len(containers)
+
+
+def _open_containers(content: str, cursor: _Cursor, containers: list[int | None]) -> _Cursor:
+    """Adds the list items and quotes that begin in a line; returns the cursor behind their markers."""
+    while len(containers) < DEEPEST and cursor.indent <= MOST_INDENTED and cursor.first < len(content):
+        marker = MARKER.match(content, cursor.first)
+        if content[cursor.first] == ">":
+            containers.append(None)
+            cursor = _behind_quote(content, cursor)
+        elif marker is not None:
+            outer = cursor.base
+            column = cursor.first_column + len(marker[0])
+            behind = _cursor(content, marker.end(), column, column)
+            # An item that begins with a blank line or with indented code has its content one column behind the marker.
+            is_near = behind.first < len(content) and behind.indent <= TAB
+            base = behind.first_column if is_near else column + 1
+            containers.append(base - outer)
+            cursor = _cursor(content, marker.end(), column, base)
+        else:
+            break
+    return cursor
+
+
+def _behind_quote(content: str, cursor: _Cursor) -> _Cursor:
+    """The cursor behind a quote's `>`, which takes one column of whitespace with it."""
+    position = cursor.first + 1
+    column = cursor.first_column + 1
+    takes_space = content[position : position + 1] in (" ", "\t")
+    return _cursor(content, position, column, column + 1 if takes_space else column)
+
+
+def _closes(text: str, fence: str) -> bool:
+    closing = text.rstrip(" \t")
+    return len(closing) >= len(fence) and not closing.strip(fence[0])
+
+
+def _skip(content: str, cursor: _Cursor, column: int) -> int:
+    """The position behind the whitespace of a line of code up to a column; a tab that reaches beyond it is kept."""
+    position, reached = cursor.position, cursor.column
+    while position < cursor.first:
+        reached += TAB - reached % TAB if content[position] == "\t" else 1
+        if reached > column:
+            break
+        position += 1
+    return position

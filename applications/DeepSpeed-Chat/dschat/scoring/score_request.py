@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reward server is asked: a request's JSON as lists of texts, or why it cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
+
+from dschat.config.rewards import VERSION
+
+T = TypeVar("T")
+LARGEST_READING = 256 << 20  # characters of all responses up to the end of each of their macro actions
+
+
+class BadRequest(Exception):
+    """A request is refused; says why.
+
+    Attributes:
+        status: of the answer, from 400 on and below 500, so that the request is not repeated.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        """Takes why, and the status of the answer."""
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """What is asked: N prompts and responses, whether each response is complete, conversations, and, where there are
+    to be numbers for them, the macro actions that each response consists of.
+    """
+
+    prompts: list[str]
+    responses: list[str]
+    finished: list[bool]
+    messages: list[list[dict[str, object]] | None]
+    segments: list[list[str]] | None = None
+    # Of each conversation, further variables of the chat template, for instance `tools`.
+    template_arguments: list[dict[str, object]] | None = None
+
+    @classmethod
+    def read(cls, body: bytes) -> ScoreRequest:
+        """Of the JSON of a request. Raises BadRequest."""
+        try:
+            content = json.loads(body)
+        except (ValueError, RecursionError) as error:  # the latter of lists in lists in lists
+            raise BadRequest(f"the request is no JSON: {error}") from error
+        _require_text(content)
+        if not isinstance(content, dict):
+            raise BadRequest("the request must be an object with prompts and responses")
+        if content.get("version", VERSION) not in range(1, VERSION + 1):
+            raise BadRequest(f"this server answers requests of version 1 to {VERSION}, not {content['version']}")
+        responses = _list_of(content, "responses", str)
+        count = len(responses)
+        prompts = _list_of(content, "prompts", str, count)
+        finished = _list_of(content, "finished", bool, count) if "finished" in content else [True] * count
+        messages = content.get("messages")
+        if messages is None:
+            messages = [None] * count
+        if not isinstance(messages, list) or len(messages) != count or not all(map(_is_conversation, messages)):
+            raise BadRequest(f"messages must be {count} lists of role and content, or null in their place")
+        segments = content.get("segments")
+        if segments is not None and not _are_segments(segments, responses):
+            raise BadRequest(f"segments must be {count} lists of texts, each of which make up the response")
+        arguments = _list_of(content, "template_arguments", dict, count) if "template_arguments" in content else None
+        return cls(prompts, responses, finished, messages, segments, arguments)
+
+
+def _require_text(content: object) -> None:
+    """Raises BadRequest where a text has half of a surrogate pair, which no tokenizer reads."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise BadRequest(f"a text of the request holds {half}, half of a surrogate pair: remove it", 422) from error
+    except RecursionError as error:
+        raise BadRequest(f"the request is no JSON that can be read: {error}") from error
+
+
+def _list_of(content: Mapping[str, object], name: str, kind: type[T], count: int | None = None) -> list[T]:
+    values = content.get(name)
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise BadRequest(f"{name} must be a list of {kind.__name__}")
+    if count is not None and len(values) != count:
+        raise BadRequest(f"there are {len(values)} {name} for {count} responses")
+    return values
+
+
+def _is_conversation(messages: object) -> bool:
+    if messages is None:
+        return True
+    if not isinstance(messages, list) or not messages:
+        return False
+    return all(
+        isinstance(turn, dict)
+        and isinstance(turn.get("role"), str)
+        and (isinstance(turn.get("content"), str) or ("content" not in turn and "tool_calls" in turn))
+        for turn in messages
+    )
+
+
+def _are_segments(segments: object, responses: list[str]) -> bool:
+    if not isinstance(segments, list) or len(segments) != len(responses):
+        return False
+    texts = all(isinstance(own, list) and own and all(isinstance(text, str) for text in own) for own in segments)
+    if not texts or list(map("".join, segments)) != responses:
+        return False
+    if sum(sum(accumulate(map(len, own))) for own in segments) > LARGEST_READING:
+        most = f"{LARGEST_READING >> 20} million characters"
+        raise BadRequest(f"all responses up to all of their segments are more than {most}: lower --reward_batch")
+    return True

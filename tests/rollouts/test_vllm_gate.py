@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may ask a vLLM server, and with which weights: the middleware alone, with nothing behind it."""
+
+import asyncio
+import types
+
+import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
+
+from dschat.rollouts.vllm_gate import LARGEST_BODY, Gate, require_version
+
+BEHIND = b"vLLM"
+
+
+class Engine:
+    """What the middleware asks of vLLM's engine."""
+
+    errored = False
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    async def get_weight_version(self) -> str:
+        return self.version
+
+
+async def behind(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": BEHIND})
+
+
+def asked(path, monkeypatch, version="a.1", token="secret", kind="http", **headers):
+    """Status of the answer to a request, or the code that closes a web socket; and whether vLLM got it."""
+    monkeypatch.setenv("VLLM_API_KEY", token)
+    raw = [(name.replace("_", "-").encode(), str(value).encode()) for name, value in headers.items()]
+    app = types.SimpleNamespace(state=types.SimpleNamespace(engine_client=Engine(version)))
+    scope = {"type": kind, "method": "POST", "path": path, "headers": raw, "query_string": b"", "app": app}
+    sent = []
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(Gate(behind)(scope, receive, send))
+    return sent[0].get("status", sent[0].get("code")), any(message.get("body") == BEHIND for message in sent)
+
+
+TRUSTED = {"authorization": "Bearer secret"}
+
+
+@pytest.mark.parametrize("host", ["server", "server/health?", "server/health#", "a/health"])
+def test_a_host_header_does_not_open_the_door(host, monkeypatch) -> None:
+    """Early versions of Starlette put it into the address as it is: http://server/health?/update_weights."""
+    early = property(lambda request: URL(f"http://{request.headers.get('host', 'a')}{request.scope['path']}"))
+    monkeypatch.setattr(Request, "url", early)
+    assert asked("/update_weights", monkeypatch, host=host) == (401, False)
+    assert asked("/v1/completions", monkeypatch, host=host, **TRUSTED) == (200, True)
+    assert asked("/health", monkeypatch, host="server/update_weights?") == (200, True)
+
+
+def test_the_token_guards_every_route_but_health(monkeypatch) -> None:
+    for path in ("/run", "/inference/v1/generate", "/metrics", "/health/", "//health", "/Health"):
+        assert asked(path, monkeypatch) == (401, False)
+        assert asked(path, monkeypatch, authorization="Bearer other") == (401, False)
+    assert asked("/v1/realtime", monkeypatch, kind="websocket", **TRUSTED) == (1008, False)
+
+
+def test_bodies_have_a_length_and_a_limit(monkeypatch) -> None:
+    assert asked("/v1/completions", monkeypatch, content_length=LARGEST_BODY, **TRUSTED) == (200, True)
+    assert asked("/v1/completions", monkeypatch, content_length=LARGEST_BODY + 1, **TRUSTED) == (413, False)
+    assert asked("/v1/completions", monkeypatch, transfer_encoding="chunked", **TRUSTED) == (411, False)
+
+
+@pytest.mark.parametrize("path", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
+def test_weights_are_taken_of_the_version_under_way_alone(path, monkeypatch) -> None:
+    def status(server, sent):
+        return asked(path, monkeypatch, version=server, x_weight_version=sent, **TRUSTED)
+
+    assert status("a.2.loading", "a.2") == (200, True)
+    for server, sent in (("a.2.loading", "a.1"), ("b.2.loading", "a.2"), ("a.2", "a.2"), ("default", "a.2")):
+        assert status(server, sent) == (409, False)
+    assert asked(path, monkeypatch, version="a.2.loading", **TRUSTED) == (409, False)
+
+
+def test_responses_are_drawn_with_the_wanted_version_alone(monkeypatch) -> None:
+    generate = "/inference/v1/generate"
+    assert asked(generate, monkeypatch, version="a.2", x_weight_version="a.2", **TRUSTED) == (200, True)
+    assert asked(generate, monkeypatch, version="a.2.loading", x_weight_version="a.2", **TRUSTED) == (409, False)
+
+
+def test_a_worker_refuses_a_piece_of_another_run_or_update() -> None:
+    require_version("a.2", "a", "a.2")
+    for version, run, under_way in (
+        ("b.2", "a", "a.2"),
+        ("a.1", "a", "a.2"),
+        ("a.2", "ab", "a.2"),
+        ("ab.2", "a", "ab.2"),
+    ):
+        with pytest.raises(RuntimeError, match="another run uses this server. Give each run servers of its own"):
+            require_version(version, run, under_way)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which fenced block of a response is its program, by CommonMark and by hand."""
+
+import random
+from textwrap import dedent
+
+import pytest
+
+from dschat.scoring.programs.blocks import LINE, Line, fenced_blocks, find_program, names_python, program_of
+from dschat.scoring.programs.scores import end_of, rewards_by_segment
+
+RIGHT = "print(int(input()) * 2)\n"
+FENCED = f"```python\n{RIGHT}```\n"
+
+
+def blocks_of(text: str) -> list[tuple[str, str]]:
+    """Words behind the fence, and code, of each block."""
+    lines = [Line(found[0], found.start()) for found in LINE.finditer(text)]
+    return [(block.info, "".join(line.text for line in block.lines)) for block in fenced_blocks(lines)]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        pytest.param(f"Sample:\n```\n21\n```\nSolution:\n{FENCED}", id="untagged sample first"),
+        pytest.param(f"{FENCED}It prints\n```\n42\n```\n", id="untagged output behind"),
+        pytest.param(f"<think>\n```python\nprint(0)\n```\n</think>\n{FENCED}", id="draft while thinking"),
+        pytest.param(f"```python\nprint(0)\n```\nNo.</think>{FENCED}", id="thinking opened by the prompt"),
+        pytest.param(f"<think>a</think>\n<think>```python\nprint(0)\n```</think>\n{FENCED}", id="thinking twice"),
+        pytest.param(f"<think>so</think>\n\n{RIGHT}", id="no fence behind the thinking"),
+        pytest.param(f"  ```python\n  {RIGHT}  ```", id="indented fence"),
+        pytest.param(f"   ```python\n{RIGHT} ```", id="code indented less than its fence"),
+        pytest.param(f"1. Read.\n2. Double:\n\n   ```python\n   {RIGHT}   ```\n3. Done.", id="in a list item"),
+        pytest.param(f"- So:\n    ```python\n    {RIGHT}    ```", id="four columns in, within an item"),
+        pytest.param(f"10. So:\n\t```python\n\t{RIGHT}\t```", id="tabs in an item"),
+        pytest.param(f"> ```python\n> {RIGHT}> ```\nDone.", id="in a quote"),
+        pytest.param(f"~~~python\n{RIGHT}~~~", id="tildes"),
+        pytest.param(f"````python\n{RIGHT}````", id="four backticks"),
+        pytest.param(f"```PYTHON3\n{RIGHT}```", id="upper case"),
+        pytest.param(f"``` py\n{RIGHT}```   ", id="spaces around the fences"),
+        pytest.param(f"``` {{.python .numberLines}}\n{RIGHT}```", id="class in braces"),
+        pytest.param(f'```python title="a.py"\n{RIGHT}```', id="attributes"),
+        pytest.param(f"```python\n{RIGHT}", id="never closed"),
+        pytest.param(f"```cpp\nint x;\n```\n```\n{RIGHT}```", id="another language first"),
+        pytest.param(f"<answer>\n{FENCED}</answer>", id="below a tag"),
+        pytest.param(f"{FENCED}```python\n\n```\n", id="an empty block last"),
+        pytest.param(f"```python\n    {RIGHT}```", id="indented code"),
+        pytest.param(f" {RIGHT}", id="a space that the tokenizer puts first"),
+        pytest.param(RIGHT, id="nothing but the program"),
+    ],
+)
+def test_the_right_program_is_taken(response) -> None:
+    program = program_of(response)
+    assert program is not None and program.strip("\n") == RIGHT.strip()
+
+
+def test_a_program_that_holds_fences_is_whole() -> None:
+    docstring = 'def f():\n    """\n    ```\n    f()\n    ```\n    """\n    return "<think>"\n'
+    assert program_of(f"```python\n{docstring}```") == docstring
+    longer = 's = """\n```\n"""\nprint(s)\n'
+    assert program_of(f"````python\n{longer}````") == longer
+    assert program_of(f"~~~python\n{longer}~~~") == longer
+    assert program_of("```python\r\nif 1:\r\n\tprint(1)\r\n```") == "if 1:\r\n\tprint(1)\r\n"
+    assert program_of("  ```python\n\tif 1:\n\t\tprint(1)\n  ```") == "if 1:\n\tprint(1)\n"
+
+
+@pytest.mark.parametrize("first", ["```python", "```"])
+def test_the_first_or_the_last_of_equal_blocks(first) -> None:
+    response = f"{first}\nprint(1)\n```\nBetter:\n{first}\nprint(2)\n```\nor\n{first}\nprint(3)"
+    assert program_of(response) == program_of(response, "last") == "print(3)"
+    assert program_of(response, "first") == "print(1)\n"
+
+
+def test_a_response_that_is_still_thinking_has_no_program() -> None:
+    assert program_of(f"<think>Perhaps\n{FENCED}") is None
+    assert program_of(f"{FENCED}<think>Or") is None
+    assert program_of(f"<think>a</think>{FENCED}<think>") is None
+    assert program_of(FENCED, prompt="<|assistant|><think>\n") is None
+    assert program_of(f"So.</think>{FENCED}", prompt="<|assistant|><think>\n") == RIGHT
+    assert program_of(FENCED, prompt="<think>\n</think>\n") == RIGHT
+    assert end_of(f"<think>Perhaps\n{FENCED}", None) == len(f"<think>Perhaps\n{FENCED}")
+
+
+@pytest.mark.parametrize(
+    "info", ["python", "Py", "python3.11", "py3", "pypy3", "{.python}", "{ .x .python3 }", "python,x"]
+)
+def test_names_of_python(info) -> None:
+    assert names_python(info)
+
+
+@pytest.mark.parametrize("info", ["", "pycon", "python-repl", "pytb", "cython", "text", "{.cpp}", "{.pythonic}", "3"])
+def test_names_of_something_else(info) -> None:
+    assert not names_python(info)
+
+
+def test_blocks_are_those_of_another_parser() -> None:
+    """Random texts of fences, lists and quotes, compared with markdown-it, whose HTML blocks are turned off."""
+    markdown_it = pytest.importorskip("markdown_it")
+    parser = markdown_it.MarkdownIt("commonmark").disable(["html_block", "html_inline", "reference"])
+    pieces = ["```", "````", "~~~", "`", "  ", "    ", "\t", " ", "- x\n\n", "1. x\n\n", "> ", "x", "\n", "\n\n"]
+    pieces += ["```python\n", "```\n", "a = 1\n", "- ", "~~~~ py\n", "   "]
+    generator = random.Random(3)
+    compared = 0
+    for _ in range(3000):
+        text = "x\n\n" + "".join(generator.choices(pieces, k=generator.randint(3, 14)))
+        if "- \n" in text.replace("\t", " ") or "-  " in text:
+            continue  # items that begin with a blank line are left out
+        theirs = [(token.info.strip(), token.content) for token in parser.parse(text) if token.type == "fence"]
+        words = [[line.split() for line in code.strip().splitlines()] for _, code in theirs]
+        found = blocks_of(text)
+        assert [info for info, _ in found] == [info for info, _ in theirs], text
+        assert [[line.split() for line in code.strip().splitlines()] for _, code in found] == words, text
+        compared += len(theirs)
+    assert compared > 1000
+
+
+def test_places_in_the_response() -> None:
+    """An indented block's function ends where it does in the response, by counting."""
+    response = dedent(
+        """\
+        1. So:
+
+             ```python
+             def f(x):
+                 return 2 * x
+
+             def g(x):
+                 return x
+             ```
+        Done.
+        """
+    )
+    assert response[: end_of(response, "f")].endswith("return 2 * x")
+    assert response[: end_of(response, "g")].endswith("return x")
+    assert end_of(response, None) == response.index("\n     ```\nDone")
+    program = find_program(response)
+    assert program is not None
+    for position, character in enumerate(program.text):
+        assert response[program.position_in_response(position)] == character
+    lines = response.splitlines(True)
+    rewards = rewards_by_segment([(0, 1.0), (1, 2.0)], ["f", "g"], lines)
+    assert rewards == [0, 0, 0, 0, 1, 0, 0, 2, 0, 0]
+
+
+def test_a_segments_reward_is_in_the_block_that_was_run() -> None:
+    lines = ["```python\n", "def f(): pass\n", "```\n", "```python\n", "def f(): pass\n", "```\n"]
+    assert rewards_by_segment([(0, 1.0)], ["f"], lines) == [0, 0, 0, 0, 1, 0]
+    assert rewards_by_segment([(0, 1.0)], ["f"], lines, "first") == [0, 1, 0, 0, 0, 0]
+
+
+def test_deep_nesting_takes_little_time() -> None:
+    assert blocks_of("> - " * 5000 + "\n" + "\n" * 20_000) == []
