@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from dschat.config.commands import ResultFlags, ServeOptions, ServerFlags
-from dschat.config.common import DataFlags, EngineFlags, LogprobFlags, OptimisationFlags
+from dschat.config.common import DataFlags, EngineFlags, OptimisationFlags
+from dschat.config.logprobs import LogprobFlags
 from dschat.config.rewards import ProgramFlags, RewardFlags, SandboxLevel
 from dschat.config.rollouts import RolloutFlags
 from dschat.config.rules import AT_LEAST_1, REQUIRED, Rule, default_of, engine_name, flag, like

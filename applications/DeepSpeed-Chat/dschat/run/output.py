@@ -244,20 +244,24 @@ class RunOutput:
     def announce(self, total_updates: int, num_examples: int) -> None:
         """Says once how large an update is, how many there will be, and what is left over."""
         plan = self.plan
-        left_over = num_examples % (plan.global_rollout or plan.global_batch)
+        left_over = num_examples % plan.iteration_size
         self.record.batches.update(total_updates=total_updates, left_over_per_epoch=left_over)
         self._save_record()
         cut = f"micro-batch {plan.micro_batch}, accumulation {plan.accumulation}"
         if plan.max_tokens is not None:
             cut = f"micro-batches of at most {plan.micro_batch} rows and {plan.max_tokens} tokens"
+        length = f"{total_updates} updates"
+        if self._config.max_steps is not None:
+            iterations_per_pass = num_examples // plan.iteration_size
+            passes = total_updates / (iterations_per_pass * plan.updates_per_iteration)
+            length += f" by --max_steps, {passes:.2f} passes over the examples"
         logger.info(
-            "global batch %d = %d per process x %d processes (%s); %d updates; "
-            "%d of %d examples left over in each epoch",
+            "global batch %d = %d per process x %d processes (%s); %s; %d of %d examples left over in each epoch",
             plan.global_batch,
             plan.update_per_rank,
             plan.world_size,
             cut,
-            total_updates,
+            length,
             left_over,
             num_examples,
         )
