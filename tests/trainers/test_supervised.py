@@ -2,6 +2,7 @@
 """The tasks of step 1, step 2 and REFUEL on pairs: losses, gradients and evaluations by plain transformers."""
 
 import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -49,12 +50,41 @@ def nll_of(examples, on_prompt=False):
     return -torch.cat([hf_logprobs(model, row)[0] for row in rows]).mean().item()
 
 
+def nll_error_of(examples, on_prompt=False):
+    """Its standard error over texts: √(n / (n − 1) · Σ(tokens of a text · (its mean − mean))²) / tokens of all."""
+    lengths = [len(e) - 1 if on_prompt else len(e.response_ids) for e in examples]
+    mean = nll_of(examples, on_prompt)
+    residuals = [
+        length * (nll_of([example], on_prompt) - mean) for length, example in zip(lengths, examples, strict=True)
+    ]
+    n = len(examples)
+    return math.sqrt(n / (n - 1) * sum(x**2 for x in residuals)) / sum(lengths)
+
+
 @pytest.mark.parametrize("on_prompt", [False, True])
 def test_evaluation_is_the_perplexity_over_tokens(on_prompt, group, tmp_path):
     trainer = sft_trainer(tmp_path, sft_on_prompt=on_prompt)
     metrics = trainer.evaluate()
     expected = nll_of(HELD_OUT_DEMONSTRATIONS, on_prompt)
-    assert metrics == near({"eval/loss": expected, "eval/perplexity": math.exp(expected)}, UPDATE)
+    error = nll_error_of(HELD_OUT_DEMONSTRATIONS, on_prompt)
+    assert metrics == near(
+        {
+            "eval/loss": expected,
+            "eval/loss_stderr": error,
+            "eval/perplexity": math.exp(expected),
+            "eval/perplexity_stderr": math.exp(expected) * error,
+            "eval/rows": 3.0,
+        },
+        UPDATE,
+    )
+
+
+@pytest.mark.parametrize("flags", [{"packing": True, "max_seq_len": 24}, {"max_tokens_per_micro_batch": 24}])
+def test_the_standard_error_is_that_of_texts_in_every_layout(flags, group, tmp_path):
+    trainer = sft_trainer(tmp_path, **({"max_seq_len": 24} | flags))
+    metrics = trainer.evaluate()
+    assert metrics["eval/loss"] == near(nll_of(HELD_OUT_DEMONSTRATIONS), UPDATE)
+    assert metrics["eval/loss_stderr"] == near(nll_error_of(HELD_OUT_DEMONSTRATIONS), UPDATE)
 
 
 def test_eval_iters_limits_the_evaluation(group, tmp_path):
@@ -129,7 +159,11 @@ def expected_of(examples):
 
 
 def test_evaluation(group, tmp_path):
-    expected = {f"eval/{name}": value for name, value in expected_of(HELD_OUT_PAIRS).items()}
+    rows = [expected_of([pair]) for pair in HELD_OUT_PAIRS]
+    expected = {"eval/rows": float(len(rows))}
+    for name, value in expected_of(HELD_OUT_PAIRS).items():
+        spread = statistics.stdev([row[name] for row in rows])
+        expected |= {f"eval/{name}": value, f"eval/{name}_stderr": spread / math.sqrt(len(rows))}
     assert reward_trainer(tmp_path).evaluate() == near(expected, UPDATE)
 
 

@@ -92,11 +92,15 @@ class Loop:
     def fit(self) -> Metrics:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         total = total_updates(len(self.algorithm.lengths), self.config, self.run.plan)
+        resumes = self.config.resume_from_checkpoint is not None
+        if not resumes:  # a run that is refused writes nothing
+            self.self_check()
+        self.run.begin()
         self.algorithm.prepare()
         self.random = random_states()
         self.load_state_dict(self.checkpoints.load())
         with self.checkpoints.stopping(self.state_dict):
-            if self.algorithm.checks_trained or self.state_dict().update == 0:
+            if resumes and (self.algorithm.checks_trained or self.state_dict().update == 0):
                 self.self_check()
             with progress(total, self.algorithm.name, self.update, not is_main(), "update") as bar:
                 self.evaluate_if_due(total)
