@@ -70,7 +70,7 @@ def test_a_single_row_has_no_standard_error(options):
 
 
 def test_without_a_reward_model_rows_have_no_reward(run, options, tmp_path, capsys):
-    """The responses are those of a run with scores; a judge's pairs read them, and a report says that it needs more."""
+    """The responses are those of a run with scores; a judge reads them like others."""
     scored_rows = read_jsonl(run(num_samples=6))
     plain_rows = read_jsonl(run(num_samples=6, reward_model=None, overwrite=True))
     for row, other in zip(scored_rows, plain_rows, strict=True):

@@ -78,7 +78,7 @@ from peft import AutoPeftModelFor{kind}
 from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({path!r})
-model = AutoPeftModelFor{kind}.from_pretrained({adapter!r})  # puts the adapter on its base"""
+model = AutoPeftModelFor{kind}.from_pretrained({adapter!r}{options})  # puts the adapter on its base"""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,8 @@ def _example(model: CardModel) -> str:
     """Python that opens the model and uses it once."""
     if model.is_adapter:
         kind = "CausalLM" if model.is_policy else "SequenceClassification"
-        return ADAPTER_EXAMPLE.format(kind=kind, path=model.path, adapter=f"{model.path}/adapter")
+        options = "" if model.is_policy else ", num_labels=1"
+        return ADAPTER_EXAMPLE.format(kind=kind, path=model.path, adapter=f"{model.path}/adapter", options=options)
     if model.is_policy:
         inputs = CHAT_INPUTS if model.has_template else TEXT_INPUTS
         return POLICY_EXAMPLE.format(path=model.path, inputs=inputs)
