@@ -151,7 +151,7 @@ def test_overwriting_drops_a_run_that_was_begun_otherwise(tmp_path):
 
 
 def test_a_journal_without_rows_leaves_nothing(tmp_path):
-    """Of a run that is refused at its start; neither does its lock. One with rows stays, and so does what was there."""
+    """Of a run that is refused at its start; neither does its lock. One with rows stays."""
     with closing(Journal(tmp_path / "deep" / "new" / "rows.jsonl", {"seed": 1})):
         assert (tmp_path / "deep" / "new").exists()
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from cli_runs import read_jsonl
 from closeness import UPDATE, assert_near, near
 from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, SFTExample
@@ -85,6 +86,19 @@ def test_the_standard_error_is_that_of_texts_in_every_layout(flags, group, tmp_p
     metrics = trainer.evaluate()
     assert metrics["eval/loss"] == near(nll_of(HELD_OUT_DEMONSTRATIONS), UPDATE)
     assert metrics["eval/loss_stderr"] == near(nll_error_of(HELD_OUT_DEMONSTRATIONS), UPDATE)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_max_steps_ends_inside_a_pass_or_repeats_the_rows(steps, group, tmp_path):
+    """Two updates are a pass over 9 rows, and two passes the epochs. A resumed run goes on to a larger number."""
+    trainer = sft_trainer(tmp_path, num_train_epochs=2, max_steps=steps, save_steps=1)
+    trainer.fit()
+    trained = [row["update"] for row in read_jsonl(tmp_path / "metrics.jsonl") if "loss/sft" in row]
+    assert trained == list(range(1, steps + 1)) and trainer.update == steps
+    trainer.run.metrics.close()
+    resumed = sft_trainer(tmp_path, num_train_epochs=2, max_steps=steps + 1, resume_from_checkpoint="latest")
+    resumed.fit()
+    assert resumed.update == steps + 1
 
 
 def test_eval_iters_limits_the_evaluation(group, tmp_path):
