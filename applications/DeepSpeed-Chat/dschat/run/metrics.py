@@ -148,8 +148,8 @@ class RowMeans:
         for name in self._with_error:
             ratio = metrics[name]
             xx, xw, ww, w, n = (sums[f"{name} {moment}"] for moment in ("xx", "xw", "ww", "w", "n"))
-            if n > 1:
-                squares = max(xx - 2 * ratio * xw + ratio**2 * ww, 0.0)
+            squares = max(xx - 2 * ratio * xw + ratio**2 * ww, 0.0)
+            if n > 1 and math.isfinite(squares):
                 metrics[name + STANDARD_ERROR] = math.sqrt(n / (n - 1) * squares) / w
         return metrics
 

@@ -215,7 +215,9 @@ class RunOutput:
 
     def discard(self) -> None:
         """After a refusal: removes what this run has written, unless it has measured, trained or saved anything."""
-        if not is_main() or not self._has_begun or self._held or self.metrics.rows() or self.record.saved:
+        if not is_main() or not self._has_begun or (self._held and not self._made):
+            return
+        if self.metrics.rows() or self.record.saved:
             return
         self.metrics.close()
         if self._made:
