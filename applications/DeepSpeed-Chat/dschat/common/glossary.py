@@ -46,7 +46,14 @@ CRITIC, FP16, KL = "a critic", "fp16", "a KL penalty"
 AVERAGE, OTHER_TOKENS = "`--reward_loss average`", "a loss that does not compare that number"
 
 HEAD = ("update", "samples", "seconds")  # of every row, in this order
-HEADLINES = ("loss", "perplexity", "accuracy", "scores", "kl", "kl_per_token")  # come first where an evaluation is one line
+HEADLINES = (
+    "loss",
+    "perplexity",
+    "accuracy",
+    "scores",
+    "kl",
+    "kl_per_token",
+)  # come first where an evaluation is one line
 # Step → the metric that makes a checkpoint the best, and whether a larger one is better.
 BEST = {
     "sft": ("eval/loss", False),

@@ -20,6 +20,7 @@ _TITLES = {
     "refuel_online": "REFUEL with users from data (step 3)",
 }
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")  # owner/name, or the name of an early model such as gpt2
+SNAPSHOT = "models--"  # begins the name of a model's folder in the hub's cache
 CARD = """\
 ---
 {metadata}
@@ -139,6 +140,9 @@ def hub_base(base: str) -> str | None:
     folder = Path(base)
     if not folder.exists():
         return base if HUB_ID.fullmatch(base) else None
+    for part in folder.resolve().parts:  # a snapshot in the hub's cache: models--owner--name
+        if part.startswith(SNAPSHOT):
+            return part.removeprefix(SNAPSHOT).replace("--", "/")
     from huggingface_hub import ModelCard
 
     for card in (folder / "README.md", folder.parent / "README.md"):
