@@ -874,7 +874,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("explained variance is the unexplained", "_with_critic", "1 - _a", "_a", METRICS),
     ("squares instead of variances", "_with_critic", "_a.pop('residuals') ** 2", "0 * _a.pop('residuals')", METRICS),
     ("evaluation: ranks weigh alike", "RowMeans.add", "_a.add(_b, _c.sum(), _d.sum())",
-     "_a.add(_b, _c.sum() / _d.sum(), 1.0)", EVALUATION),
+     "_a.add(_b, _c.sum(), 1.0)", EVALUATION),
     ("evaluation: means of a rank", "RowMeans.add", "_a.add(_b, _c.sum(), _d.sum())",
      "_a.add(_b, _c.mean(), _d.sum())", EVALUATION),
     ("an epoch of steps 1 and 2 begins anew", "Loop.train_epoch", "_a[_b:_c]", "_a[:_c]",
