@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags, data and folders that cannot be used: one clear message on stderr, exit status 2, no traceback."""
 
-import json
 import sys
 
 import pytest
@@ -107,6 +106,7 @@ def test_data(name, request, run, tmp_path):
     split = {"sft": "1,0,0", "reward": "0,1,0", "ppo": "0,0,1"}[step]
     result = run(step, request.getfixturevalue(f"{step}_flags") | {"data_path": file, "data_split": split})
     message_of(result, *words)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("step", ["sft", "ppo"])
@@ -131,11 +131,24 @@ def test_one_bad_source_of_two_is_named(run, sft_flags, tmp_path):
 def test_prompts_that_are_all_too_long(run, sft_flags, reward_flags, ppo_flags, tmp_path):
     """What stopped at bad input leaves no folder that looks like a result."""
     message_of(run("ppo", ppo_flags | {"max_prompt_seq_len": 4}), "--max_prompt_seq_len 4", "prompt too long")
-    record = tmp_path / "out" / "run.json"
-    assert not record.exists() or json.loads(record.read_text())["finished"] is False
-    assert not (tmp_path / "out" / "actor").exists()
     for step, flags in (("sft", sft_flags), ("reward", reward_flags)):
         message_of(run(step, flags | {"max_seq_len": 4}), "--max_seq_len 4")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_refused_run_changes_no_folder(run, sft_flags, tmp_path):
+    """Neither an empty one, nor that of an earlier run which it would have replaced or gone on with."""
+    bad = {"data_path": write_jsonl(tmp_path / "rows.jsonl", changed(6, prompt=None))}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    message_of(run("sft", sft_flags | bad | {"output_dir": empty}), "rows.jsonl:7")
+    assert list(empty.iterdir()) == []
+    run("sft", sft_flags).expect(0)
+    before = {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    for flags in ({"overwrite_output_dir": True}, {"resume_from_checkpoint": "latest"}):
+        message_of(run("sft", sft_flags | bad | flags), "rows.jsonl:7")
+        after = {file: file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()}
+        assert after == before
 
 
 # -- the rest

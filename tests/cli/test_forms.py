@@ -99,7 +99,7 @@ def test_too_long_rows_are_counted(run, sft_flags, ppo_flags, texts, tmp_path):
 
 
 def test_a_run_without_held_out_rows_says_so(run, sft_flags, texts, tmp_path):
-    """Of 40 rows 2 are held out, and the default split 2,4,4 gives step 1 none of them."""
+    """Of 40 rows 2 are held out, and the split 2,4,4 gives step 1 none of them."""
     data = write_jsonl(tmp_path / "few.jsonl", texts[:40])
     flags = {"data_path": data, "data_split": "2,4,4", "per_device_train_batch_size": 2}
     screen = run("sft", sft_flags | flags).expect(0).stderr

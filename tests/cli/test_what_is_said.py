@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run says on the terminal, and to its trackers."""
 
+import re
+
 import pytest
 
 from cli_runs import message_of, read_jsonl, run_forked, run_process
@@ -13,9 +15,12 @@ def test_a_bf16_run_says_what_matters_and_nothing_else(tmp_path, sft_flags):
     flags = sft_flags | {"per_device_train_batch_size": 16, "dtype": "bf16", "eval_interval": 1}
     done = run_forked("sft", flags | {"output_dir": tmp_path / "out"}, tmp_path).expect(0)
     assert done.stdout == ""
-    first, *evaluations, saved, last = done.stderr.splitlines()
+    rows, first, *evaluations, saved, last = done.stderr.splitlines()
+    assert re.fullmatch(r"demonstrations: \d+ of \d+ training rows, \d+ of \d+ evaluation rows.*", rows)
     assert first.startswith("global batch 16")
-    assert [line.split(":")[0] for line in [*evaluations, last]] == [
+    if "held-out rows: differences" in evaluations[0]:
+        del evaluations[0]
+    assert [line.split(",")[0] for line in [*evaluations, last]] == [
         "after 0 updates",
         "after 1 update",
         "after 2 updates",

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -149,9 +150,22 @@ def test_overwriting_drops_a_run_that_was_begun_otherwise(tmp_path):
     assert Journal(file, {"seed": 2}, overwrite=True).rows == []
 
 
+def test_a_journal_without_rows_leaves_nothing(tmp_path):
+    """Of a run that is refused at its start; neither does its lock. One with rows stays."""
+    with closing(Journal(tmp_path / "deep" / "new" / "rows.jsonl", {"seed": 1})):
+        assert (tmp_path / "deep" / "new").exists()
+    assert list(tmp_path.iterdir()) == []
+    with closing(Journal(tmp_path / "new" / "rows.jsonl", {"seed": 1})) as journal:
+        journal.append([{"number": 0}])
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["rows.jsonl.partial"]
+    with closing(Journal(tmp_path / "new" / "rows.jsonl", {"seed": 1})) as journal:
+        assert journal.rows == [{"number": 0}]
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["rows.jsonl.partial"]
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     make_writable(tmp_path / "deep" / "new", "--x")
-    assert list((tmp_path / "deep" / "new").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--cache: cannot be written: "):
         make_writable(tmp_path / "file", "--cache")

@@ -128,9 +128,9 @@ def test_check_without_a_tokenizer(folder):
     ]
     # of 3 rows, 1.5 and 1.5 round to 2 and 2, one too many, which the second bound loses
     assert lines_of(report, "shares of --data_split 0,1,1, seed 1234") == [
-        "step 1 (SFT): 0 training, 0 evaluation rows",
-        "step 2 (reward model): 2 training, 1 evaluation rows",
-        "step 3 (PPO): 2 training, 2 evaluation rows",
+        "step 1 (SFT): 0 of 4 training, 0 of 3 evaluation rows",
+        "step 2 (reward model): 2 of 4 training, 1 of 3 evaluation rows",
+        "step 3 (PPO): 2 of 4 training, 2 of 3 evaluation rows",
     ]
     lengths = lines_of(report, "length of the prompts, in characters (--tokenizer MODEL counts tokens)")
     assert lengths[-1].startswith("min 1, median 3, mean 3.0,") and lengths[-1].endswith("max 7")
@@ -229,6 +229,7 @@ def test_preview_of_step_1(shown, words):
     folder, path = shown
     assert preview(folder, 3, 1, tokenizer=words, **limits(6, 6)).splitlines() == [
         f"{folder}: step 1: the loss is taken on the response alone; prompt and padding are masked",
+        "rows shown: 3 of 3 for training; 4 for evaluation",
         "",
         f"{path}:1",
         "[[padding x2: masked]]",
@@ -248,6 +249,7 @@ def test_preview_of_step_2_is_the_default_for_pairs(shown, words):
     folder, path = shown
     assert preview(folder, 2, tokenizer=words).splitlines() == [
         f"{folder}: step 2: the score is read at the last token before the padding; padding is masked",
+        "rows shown: 2 of 3 for training; 4 for evaluation",
         "",
         f"{path}:1",
         "[[prompt, 3 tokens: read]]<s>a b",
@@ -266,6 +268,7 @@ def test_preview_of_step_2_is_the_default_for_pairs(shown, words):
 def test_preview_of_step_3(shown, words):
     folder, path = shown
     assert preview(folder, 3, 3, tokenizer=words, **limits(6, 5)).splitlines()[1:] == [
+        "rows shown: 3 of 3 for training; 4 for evaluation",
         "",
         f"{path}:1",
         "[[padding x2: masked]]",
@@ -338,7 +341,9 @@ def test_command_of_several_paths_and_renamed_columns(tmp_path, capsys):
     keys = ["--prompt_key", "q", "--chosen_key", "good", "--rejected_key", "bad"]
     assert main(["check", first, second, *keys, "--seed", "7"]) == 0
     printed = capsys.readouterr().out
-    assert "19 training, 1 eval" in printed and "38 training, 2 eval" in printed and "seed 7" in printed
+    assert "19 training, 1 eval" in printed and "38 training, 2 eval" in printed
+    assert printed.count("rows of the steps: all rows in each (no --data_split)") == 2
+    assert printed.count("step 3 (PPO): 19 of 19 training, 1 of 1 evaluation rows") == 1
     assert main(["preview", first, "-n", "1", "--step", "1", *keys, "--colour", "always"]) == 0
     assert "[[response: trained]]y" in capsys.readouterr().out
 

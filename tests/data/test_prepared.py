@@ -32,7 +32,7 @@ from dschat.data.rows import Row
 from dschat.data.sources import load_share
 from dschat.data.template_notes import warn_of_template
 from dschat.errors import UserError
-from dschat.plan.report import find_rows
+from dschat.plan.report import find_rows, find_sources
 from factories import make_tokenizer
 from interruptions import CTRL_C, KILL, stopped_at
 
@@ -60,8 +60,9 @@ def source(tmp_path: Path) -> Path:
 
 
 def prepare(source: Path, model: str, output: Path, *flags: str, status: int = 0) -> dict[str, Any]:
-    """Runs the command; what prepared.json holds."""
-    command = ["prepare", str(source), "--output", str(output), "--tokenizer", model, *flags]
+    """Runs the command, by default on one half of the rows; what prepared.json holds."""
+    split = [] if "--data_split" in flags else ["--data_split", "1,1,0"]
+    command = ["prepare", str(source), "--output", str(output), "--tokenizer", model, *split, *flags]
     assert main(command) == status
     return json.loads((output / "prepared.json").read_text()) if status == 0 else {}
 
@@ -516,9 +517,18 @@ def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
     assert "rows       20 train, 5 test" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("stage", ["finetune", "preference"])
+def test_each_stage_takes_all_rows_of_a_users_folder(stage, source, model, tmp_path) -> None:
+    """Without --data_split: 40 training rows, a tenth of them for validation, and 10 test rows."""
+    command = ["prepare", str(source), "--output", str(tmp_path / "out"), "--tokenizer", model, "--stage", stage]
+    assert main([*command, *LOOSE, "--validation_percentage", "0.1"]) == 0
+    info = json.loads((tmp_path / "out" / "prepared.json").read_text())
+    assert info["read"] == {"train": 40, "test": 10}
+
+
 def test_the_plan_counts_its_rows(source, model, tmp_path) -> None:
     prepare(source, model, tmp_path / "out", *LOOSE)
-    assert find_rows(flags_of(tmp_path / "out")) == (20, 5)
+    assert find_rows(find_sources(flags_of(tmp_path / "out"))) == (20, 5)
 
 
 def test_a_folder_is_read_with_a_chat_template_and_what_looks_at_messages(source, model, tmp_path) -> None:

@@ -13,9 +13,18 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from cli_runs import write_jsonl as write
-from data_cases import error_of
+from data_cases import error_of, flags_of
 from dschat.data.rows import DataKeys
-from dschat.data.sources import load_source, split_bounds, split_indices, split_part
+from dschat.data.sources import (
+    is_published,
+    load_share,
+    load_source,
+    source_line,
+    split_bounds,
+    split_for,
+    split_indices,
+    split_part,
+)
 from dschat.errors import UserError
 
 PAIR = {"prompt": "Q", "chosen": " a", "rejected": " b"}
@@ -327,3 +336,50 @@ def test_bad_split(data_split):
 def test_absent_part(part, named):
     with pytest.raises(UserError, match=f"--data_split 1,1 has 2 parts, none for .*{named}"):
         split_indices(10, "1,1", part, 1234)
+
+
+# which rows a step takes
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_every_step_takes_all_rows_of_a_users_file(step, tmp_path):
+    """Of 200 rows, 5 in 100 are held out; the order is that of a split which gives everything to one step."""
+    path = write(tmp_path / "mine.jsonl", [{"prompt": str(n)} for n in range(200)])
+    share = load_share(flags_of(path, step=step, data_split=None))
+    assert (len(share.train), len(share.eval)) == (190, 10)
+    whole = ",".join("1" if number == step else "0" for number in (1, 2, 3))
+    assert share.train == load_share(flags_of(path, step=step, data_split=whole)).train
+    assert list(map(source_line, share.sources)) == ["mine: 190 of 200 rows to train on, 10 to evaluate on"]
+
+
+def test_a_given_split_holds_for_a_users_file(tmp_path):
+    """2 of 10 parts of 190 and of 10 rows."""
+    path = write(tmp_path / "mine.jsonl", [{"prompt": str(n)} for n in range(200)])
+    share = load_share(flags_of(path, data_split="2,4,4"))
+    (line,) = map(source_line, share.sources)
+    assert line == "mine: 38 of 200 rows to train on, 2 to evaluate on (this step's part of 2,4,4)"
+
+
+def test_rows_of_a_source_with_evaluation_files_and_skipped_rows(tmp_path):
+    write(tmp_path / "train.jsonl", [comparison(post="P"), comparison(title="only"), comparison(post="Q")])
+    write(tmp_path / "test.jsonl", [comparison(post="R")])
+    share = load_share(flags_of(tmp_path, step=2, data_split=None))
+    skipped = "neither post nor article: 1"
+    counts = f"2 of 3 training rows, 1 of 1 evaluation rows; {skipped}"
+    assert list(map(source_line, share.sources)) == [f"{tmp_path.name}: {counts}"]
+
+
+def test_published_sets_keep_their_shares_in_a_mixture(tmp_path, monkeypatch):
+    """By short name, by hub id and as the local copy's folder; another folder of that name is the user's own."""
+    monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path / "data"))
+    rows = [{"prompt": str(n), "response": "R"} for n in range(50)]
+    copy = write(tmp_path / "data" / "hh" / "train.jsonl", rows).parent
+    own = write(tmp_path / "hh" / "train.jsonl", rows[:20]).parent
+    write(copy / "test.jsonl", rows[:10])
+    write(own / "test.jsonl", rows[:10])
+    published = ("hh", "HH-RLHF", "Dahoas/full-hh-rlhf", str(copy), copy)
+    assert [split_for(path, None) for path in published] == ["2,4,4"] * 5
+    assert split_for(own, None) is None and not is_published("owner/name")
+    assert split_for(own, "1,0,0") == split_for("hh", "1,0,0") == "1,0,0"
+    share = load_share(flags_of("hh", own, step=2, data_split=None))
+    assert [(source["train"], source["eval"]) for source in share.sources] == [(20, 4), (20, 10)]

@@ -109,7 +109,9 @@ def test_clipping_acts_and_the_norm_is_that_before_clipping(group):
 
 
 def test_schedule_and_warm_up_count_optimiser_updates(group):
-    """Linear: up from 0 over 2 updates, down to 0 at update 6; with 4 micro-batches each."""
+    """Linear: half the peak, the peak, then from it down to 0 at update 6; with 4 micro-batches each. The first update
+    of the warm-up moves the weights.
+    """
     engine = engine_of(
         make_causal_lm(), 2, 4, learning_rate=1e-2, schedule="linear", total_updates=6, warmup_updates=2
     )
@@ -119,8 +121,8 @@ def test_schedule_and_warm_up_count_optimiser_updates(group):
         seen.append(engine.learning_rate)
         update(engine, 2)
         moved = largest_difference(weights_of(engine), before)
-        assert (moved > 0) == (seen[-1] > 0)
-    assert seen == pytest.approx([0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
+        assert moved > 0
+    assert seen == pytest.approx([0.005, 0.01, 0.01, 0.0075, 0.005, 0.0025])
     assert engine.learning_rate == pytest.approx(0)
 
 
@@ -131,7 +133,7 @@ def test_every_schedule_starts_with_its_warm_up(schedule, group):
     for _ in range(3):
         seen.append(engine.learning_rate)
         update(engine, 8)
-    assert seen == pytest.approx([0, 5e-4, 1e-3])
+    assert seen == pytest.approx([5e-4, 1e-3, 1e-3])
 
 
 def test_weight_decay_acts_on_matrices_only(group):

@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dschat.errors import UserError
+from dschat.evaluation.pairs import read_responses
 from dschat.inference import prompts, scored
 from dschat.inference.scored import run_inference
 from factories import BOS, EOS, make_classifier, make_tokenizer, save_folder
@@ -50,19 +51,86 @@ def test_rows_path_rewards_and_the_last_line(options, project, tmp_path):
     error = (statistics.variance(rewards) / len(rewards)) ** 0.5
     finished = sum(row["finished"] for row in rows) / len(rows)
     assert line.startswith(f"mean reward {statistics.fmean(rewards):.4f} ± {error:.4f}, length ")
-    assert line.endswith(f" tokens, EOS rate {finished:.1%}, 24 rows: {path}")
+    spread = 100 * (finished * (1 - finished) / (len(rows) - 1)) ** 0.5
+    assert line.endswith(f" tokens, EOS rate {100 * finished:.1f} ± {spread:.1f} %, 24 rows: {path}")
 
 
 def test_the_last_line_counts_tokens_and_prompts_that_were_left_out(options):
     flags = {"num_samples": 10, "max_prompt_len": 60, "max_new_tokens": 7, "temperature": "0"}
     line = run_inference(options(dataset="hh-rlhf", **flags))
-    found = re.search(r"length 7\.0 tokens, EOS rate 0\.0%, (\d+) rows \((\d+) prompts left out\): ", line)
+    found = re.search(
+        r"length 7\.0 ± 0\.0 tokens, EOS rate 0\.0 ± 0\.0 %, (\d+) rows \((\d+) prompts left out\): ", line
+    )
     assert int(found[1]) + int(found[2]) == 10 and int(found[2]) > 0
 
 
 def test_a_single_row_has_no_standard_error(options):
     line = run_inference(options(num_samples=1))
     assert "±" not in line and ", 1 rows: " in line
+
+
+def test_without_a_reward_model_rows_have_no_reward(run, options, tmp_path, capsys):
+    """The responses are those of a run with scores; a judge reads them like others."""
+    scored_rows = read_jsonl(run(num_samples=6))
+    plain_rows = read_jsonl(run(num_samples=6, reward_model=None, overwrite=True))
+    for row, other in zip(scored_rows, plain_rows, strict=True):
+        assert other == {name: value for name, value in row.items() if name != "reward"}
+    line = run_inference(options(num_samples=6, reward_model=None, overwrite=True))
+    assert (
+        line.startswith("mean length ") and "(no scores: neither --reward_model nor --reward_function), 6 rows" in line
+    )
+    path = options(num_samples=6).result_path
+    assert [response.reward for response in read_responses(path, "--a")] == [None] * 6
+
+
+FUNCTION = """
+def words(prompts, responses, rows):
+    assert all("chosen" in row for row in rows)
+    return [float(len(prompt) + len(response)) for prompt, response in zip(prompts, responses)]
+
+def broken(prompts, responses, rows):
+    return [None] * len(responses)
+
+def two(prompts, responses):
+    return [0.0] * len(responses)
+"""
+
+
+def test_a_function_scores_the_responses(options, project, tmp_path):
+    file = tmp_path / "score.py"
+    file.write_text(FUNCTION)
+    flags = {"dataset": "hh-rlhf", "num_samples": 6, "reward_model": None, "overwrite": True}
+    chosen = options(reward_function=f"{file}:words", **flags)
+    line = run_inference(chosen)
+    rows = read_jsonl(chosen.result_path)
+    assert [row["reward"] for row in rows] == [float(len(row["prompt"]) + len(row["response"])) for row in rows]
+    assert line.startswith(f"mean reward {statistics.fmean(row['reward'] for row in rows):.4f} ± ")
+    best = options(reward_function=f"{file}:words", num_return=3, **flags)
+    run_inference(best)
+    assert all(row["reward"] == max(row["rewards"]) for row in read_jsonl(best.result_path))
+    references = options(reward_function=f"{file}:words", ref_scores=True, **flags)
+    run_inference(references)
+    for row in read_jsonl(references.result_path):
+        assert row["rejected_reward"] == float(len(row["prompt"]) + len(row["rejected_response"]))
+    for name, words in (("broken", "it must return a number"), ("two", "three arguments"), ("absent", "absent")):
+        with pytest.raises(UserError, match=f"--reward_function.*{words}"):
+            run_inference(options(reward_function=f"{file}:{name}", **flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"reward_function": "f.py:f"}, "both score the responses"),
+        ({"reward_model": None, "num_return": 2}, "--num_return 2, which keeps the best one, needs scores"),
+        ({"reward_model": None, "ref_scores": True}, "--ref_scores needs scores"),
+        ({"reward_model": None, "reward_function": "f.py:f", "ref_scores": True, "model": None}, "give --model, too"),
+        ({"reward_model": None, "rm_template": True}, "--rm_template says how a reward model reads texts"),
+        ({"reward_model": None, "reward_function": "f"}, "--reward_function f"),
+    ],
+)
+def test_what_needs_scores_is_refused_without_them(flags, message, options):
+    with pytest.raises(UserError, match=message):
+        options(**flags)
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])

@@ -5,8 +5,10 @@ import pytest
 import torch
 from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 
+from cli_runs import write_jsonl
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SFTConfig
+from dschat.data.sources import source_line
 from dschat.models.finetuning import Finetuning
 from dschat.plan.models import roles_of
 from dschat.plan.passes import (
@@ -21,7 +23,7 @@ from dschat.plan.passes import (
 )
 from dschat.plan.phases import GB, Machine, Texts, engines, host_of
 from dschat.plan.plan import changed, make_plan, minimum_memory, smaller
-from dschat.plan.report import counts, find_rows, operations
+from dschat.plan.report import counts, find_rows, find_sources, operations
 from dschat.plan.states import Weights, Zero, averaging, gathering, passing, reducing, states, stepping
 
 # Gemma, vocabulary 10, hidden 8, MLP 12, 2 layers, 4 heads of width 2, 1 key-value head. By hand:
@@ -273,9 +275,30 @@ def test_updates_and_samples_of_step_1():
 
 def test_rows_of_published_sets():
     """Shares 2, 4, 4 of 92,858 and 86,086 rows; webgpt has no evaluation rows and gives 5 in 100 of its own."""
-    assert find_rows(ppo()) == (37_143, 34_434)
-    assert find_rows(ppo(data_path=["webgpt"])) == (7440, 392)
-    assert find_rows(ppo(data_path=["owner/name"])) is None
+    assert find_rows(find_sources(ppo())) == (37_143, 34_434)
+    assert find_rows(find_sources(ppo(data_path=["webgpt"]))) == (7440, 392)
+    assert find_rows(find_sources(ppo(data_path=["webgpt"], data_split="0,0,1"))) == (18_599, 979)
+    assert find_sources(ppo(data_path=["owner/name"])) is None
+
+
+def test_rows_of_a_mixture(tmp_path):
+    """The step's share of a published set, and all rows of a file: 95 of 100 to train on, 5 held out."""
+    path = write_jsonl(tmp_path / "mine.jsonl", [{"prompt": str(n)} for n in range(100)])
+    sources = find_sources(ppo(data_path=["webgpt", str(path)]))
+    assert find_rows(sources) == (7440 + 95, 392 + 5)
+    assert list(map(source_line, sources)) == [
+        "openai/webgpt_comparisons: 7,440 of 19,578 rows to train on, 392 to evaluate on (this step's part of 2,4,4)",
+        "mine: 95 of 100 rows to train on, 5 to evaluate on",
+    ]
+
+
+def test_max_steps_decides_over_epochs():
+    """6 updates are 3 rollouts of 8 prompts with 2 updates each, wherever the epochs would end."""
+    flags = {"per_device_generation_batch_size": 8, "per_device_training_batch_size": 4, "num_train_epochs": 2}
+    config = ppo(max_steps=6, **flags)
+    counted = counts(config, config.plan_batches(1), 1000, 0)
+    assert (counted.updates, counted.trained) == (6, 24)
+    assert counts(config, config.plan_batches(1), 8, 0).updates == 6
 
 
 def test_vllm_never_sleeps_on_a_cpu():

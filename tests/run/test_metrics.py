@@ -4,15 +4,18 @@
 import io
 import json
 import logging
+import math
+import statistics
 
 import pytest
 import torch
 from tqdm import tqdm
 
 from cli_runs import read_jsonl
+from closeness import FORMULA, near
 from dschat.common.progress import LinesAboveBars
 from dschat.errors import UserError
-from dschat.run.metrics import Means, MetricsLog, evaluation_line, rows_problem
+from dschat.run.metrics import Means, MetricsLog, RowMeans, evaluation_line, few_rows_warning, rows_problem
 
 
 def test_means_are_weighted():
@@ -153,6 +156,45 @@ def test_an_evaluation_is_a_line():
     line = "after 10 updates: scores -1.000 (+0.23), kl 0.5000 (+0.5), new 2.000"
     assert evaluation_line(10, second, first) == line
     assert evaluation_line(1, {"eval/loss": 2.0}, {"eval/loss": 2.25}) == "after 1 update: loss 2.000 (−0.25)"
+    counted = {"eval/loss": 2.0, "eval/loss_stderr": 0.0321, "eval/rows": 95.0}
+    line = "after 1 update, 95 held-out rows: loss 2.000 ± 0.032 (−0.25)"
+    assert evaluation_line(1, counted, {"eval/loss": 2.25}) == line
+
+
+def test_standard_errors_over_rows(group):
+    """Of plain numbers s / √n by the library; of a ratio by hand: totals 2, 6, 4 over weights 1, 2, 1 have the mean
+    12 / 4 = 3 and the residuals −1, 0, 1, so that the error is √(3 / 2 · 2) / 4 = √3 / 4. The row of weight 0 does not
+    count.
+    """
+    numbers = torch.tensor([1.0, 4.0, 2.0, 7.0])
+    means = RowMeans()
+    for part in numbers.split(3):
+        means.add("scores", part, torch.ones_like(part))
+    means.add("loss", torch.tensor([2.0, 6.0, 0.0, 4.0]), torch.tensor([1.0, 2.0, 0.0, 1.0]))
+    means.add("single", torch.tensor([5.0]), torch.tensor([1]))
+    means.add_mean("passed", 3.0, 4)
+    assert means.reduce() == near(
+        {
+            "scores": 3.5,
+            "scores_stderr": statistics.stdev(numbers.tolist()) / 2,
+            "loss": 3.0,
+            "loss_stderr": math.sqrt(3) / 4,
+            "single": 5.0,
+            "passed": 0.75,
+        },
+        FORMULA,
+    )
+
+
+def test_equal_rows_have_no_spread(group):
+    means = RowMeans()
+    means.add("x", torch.full((7,), 0.1), torch.ones(7))
+    assert means.reduce()["x_stderr"] == pytest.approx(0.0, abs=1e-8)
+
+
+def test_few_rows_are_said():
+    assert few_rows_warning({"eval/rows": 30.0}) is None and few_rows_warning({}) is None
+    assert few_rows_warning({"eval/rows": 2.0}).startswith("evaluations are on 2 held-out rows: differences within")
 
 
 def test_a_line_leaves_the_bar_below_it_whole(monkeypatch):

@@ -122,6 +122,35 @@ def test_a_folder_that_another_run_has_is_not_touched(flags, place, group):
     lock.close()
 
 
+def test_nothing_is_written_before_a_run_begins_and_a_refusal_takes_it_away(tmp_path, group):
+    """Also the folders above. What was measured stays."""
+    config = ppo_config(tmp_path / "a" / "b")
+    run = RunOutput("ppo", config, config.plan_batches(1))
+    assert not (tmp_path / "a").exists()
+    run.discard()
+    run.begin()
+    assert (tmp_path / "a" / "b" / "run.json").exists() and (tmp_path / "a" / "b" / "metrics.jsonl").exists()
+    run.discard()
+    assert not (tmp_path / "a").exists()
+    resuming = ppo_config(tmp_path / "a" / "b", resume_from_checkpoint="latest")
+    run = RunOutput("ppo", resuming, config.plan_batches(1))
+    run.begin()
+    run.discard()
+    assert not (tmp_path / "a").exists()
+    _, other = run_on(tmp_path / "c")
+    other.metrics.log(0, 0, {"eval/scores": 1.0})
+    other.discard()
+    assert (tmp_path / "c" / "metrics.jsonl").exists()
+
+
+def test_two_runs_that_start_in_a_new_folder_do_not_share_it(tmp_path, group):
+    config = ppo_config(tmp_path / "out")
+    first, second = (RunOutput("ppo", config, config.plan_batches(1)) for _ in range(2))
+    first.begin()
+    with pytest.raises(UserError, match="another process is writing it"):
+        second.begin()
+
+
 @pytest.mark.parametrize(("local_rank", "shown"), [("0", True), ("1", False)])
 def test_what_every_process_refuses_is_said_once_on_each_machine(local_rank, shown, monkeypatch, capsys):
     """On the second of two machines with four processes each."""

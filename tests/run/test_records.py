@@ -14,7 +14,8 @@ import torch
 from closeness import assert_near
 from dschat.data.sources import Share
 from dschat.run import output
-from dschat.run.model_folders import ModelFolders, SavedModel, write_model_card
+from dschat.run.model_card import CardModel, CardSettings, write_model_card
+from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import due, new_record, warn_unless_made_by
 from factories import engine_of, make_causal_lm, make_classifier, ppo_config, run_of, save_engines
 
@@ -93,15 +94,60 @@ def test_the_model_card_states_data_settings_and_metrics(step, tmp_path):
     titles = {"sft": "Supervised fine-tuning", "reward": "Reward model", "dpo": "Direct preference optimisation"}
     titles |= {"ppo": "PPO with macro", "rloo": "RLOO, without a critic", "refuel": "REFUEL on pairs"}
     record = new_record("ppo" if step == "rloo" else step, [], 1, 1)
-    record.data = {"sources": [{"name": "tldr", "train": 120, "eval": 30}]}
-    record.metrics = {"eval/scores": 1.23456789}
+    record.data = {"sources": [{"name": "tldr", "train": 120, "eval": 30, "hub": {"id": "openai/tldr"}}]}
+    record.metrics = {"eval/scores": 1.23456789, "eval/scores_stderr": 0.123, "eval/rows": 30.0}
     settings = {"ngram": "5", "kl_coef": 0.1} | ({"advantage_estimator": "rloo"} if step == "rloo" else {})
-    write_model_card(tmp_path, "mine", "policy", "base/model", settings, record)
-    head, body = (tmp_path / "README.md").read_text().split("---\n", 2)[1:]
-    assert "library_name: transformers" in head
+    model = CardModel("mine", "policy", "base/model", "out/mine")
+    write_model_card(tmp_path, model, CardSettings(settings, {"learning_rate": 2e-5}), record)
+    body = (tmp_path / "README.md").read_text().split("---\n", 2)[2]
     texts = ["# mine: policy", titles.get(step, "REFUEL with users"), "started from `base/model`", "- `--ngram`: 5"]
-    texts += ["- `tldr`: 120 training and 30 held-out rows", "- `--kl_coef`: 0.1", "- eval/scores: 1.235"]
+    texts += ["- `tldr`: 120 training and 30 held-out rows", "- `--kl_coef`: 0.1", "- eval/scores: 1.235 ± 0.12"]
+    texts += ["On 30 held-out rows, after 0 updates, ± one standard error:", "- `--learning_rate`: 2e-05"]
     assert all(text in body for text in [*texts, f"torch {record.packages['torch']}"])
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (("policy", "owner/base"), ("owner/base", "finetune", "text-generation", "transformers", "CausalLM")),
+        (("critic", "gpt2"), ("gpt2", "finetune", "text-classification", "transformers", "SequenceClassification")),
+        (("reward model", "from-hub"), ("owner/base", "finetune", "text-classification", "transformers", "Auto")),
+        (("policy", "nowhere-known"), (None, None, "text-generation", "transformers", "CausalLM")),
+        (("policy", "owner/base", True), ("owner/base", "adapter", "text-generation", "peft", "AutoPeftModel")),
+    ],
+)
+def test_the_cards_metadata_is_that_of_the_hub(model, expected, tmp_path):
+    """A base in a folder is the one that its own card names; a folder without a card is no base that the hub knows."""
+    from huggingface_hub import ModelCard
+
+    role, base, *is_adapter = model
+    record = new_record("ppo", [], 1, 1)
+    record.data = {"sources": [{"name": "tldr", "train": 1, "eval": 1, "hub": {"id": "openai/tldr"}}]}
+    nothing = CardSettings({}, {})
+    (tmp_path / "from-hub").mkdir()
+    (tmp_path / "nowhere-known").mkdir()
+    write_model_card(tmp_path / "from-hub", CardModel("a", "policy", "owner/base", "a"), nothing, record)
+    base = str(tmp_path / base) if (tmp_path / base).exists() else base
+    model = CardModel("mine", role, base, "out", is_adapter=bool(is_adapter))
+    write_model_card(tmp_path, model, nothing, record)
+    card = ModelCard.load(tmp_path / "README.md")
+    data = card.data
+    found = (data.base_model, data.to_dict().get("base_model_relation"), data.pipeline_tag, data.library_name)
+    assert found == expected[:4] and data.datasets == ["openai/tldr"] and data.tags == ["ma-rlhf", "rlhf"]
+    assert expected[4] in card.text and not [value for value in data.to_dict().values() if value is None]
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_the_cards_example_runs(has_template, tokenizer, tmp_path, capsys):
+    if has_template:
+        tokenizer.chat_template = "{{ messages[0].content }}"
+    make_causal_lm().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = CardModel("mine", "policy", "base", str(tmp_path), has_template)
+    write_model_card(tmp_path, model, CardSettings({}, {}), new_record("sft", [], 1, 1))
+    code = (tmp_path / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(code, {})
+    assert capsys.readouterr().out
 
 
 def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
@@ -136,8 +182,10 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     assert {path.name for path in (folder / "critic").iterdir()} == common
     assert {path.name for path in (folder / "actor").iterdir()} == common | {"generation_config.json"}
     card = (folder / "actor" / "README.md").read_text()
-    assert "- `--kl_coef`: 0.1" in card and "`--gamma`" not in card and "- eval/scores: 0.5" in card
+    assert "- `--kl_coef`: 0.1" in card.split("At their defaults:")[0] and "- eval/scores: 0.5" in card
     assert "after 4 updates" in card
+    for name in ("gamma", "actor_learning_rate", "critic_learning_rate", "num_train_epochs"):
+        assert f"`--{name}`: " in card.split("At their defaults:")[1]
     ids = torch.tensor([[1, 5, 6, 7]])
     for role, cls, engine in (
         ("actor", AutoModelForCausalLM, actor),

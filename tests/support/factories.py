@@ -276,6 +276,7 @@ def run_of(step: str, config: Any) -> Any:
     if is_main() and place in _RUNS:
         _RUNS.pop(place)._lock.close()
     run = _RUNS[place] = RunOutput(step, config, config.plan_batches(world_size()))
+    run.begin()
     log, declared = run.metrics.log, metrics_of(step)
 
     def checked(update: int, samples: int, metrics: Mapping[str, float]) -> None:

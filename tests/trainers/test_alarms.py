@@ -5,13 +5,22 @@ import pytest
 
 from cli_runs import read_jsonl
 from dschat.errors import UserError
-from dschat.trainers.alarms import Alarms, critic_alarm, eos_alarm, kl_alarm, length_alarm, repetition_alarm
+from dschat.trainers.alarms import (
+    Alarms,
+    critic_alarm,
+    eos_alarm,
+    kl_alarm,
+    length_alarm,
+    repetition_alarm,
+    short_alarm,
+)
 from nonfinite_cases import trainer_for
 
 HEALTHY = {
     "objective/kl": 3.0,
     "response/score_length_correlation": 0.5,
     "response/repetition": 0.2,
+    "response/length": 32.0,
     "response/eos_rate": 0.7,
     "val/explained_variance": 0.1,
 }
@@ -20,6 +29,10 @@ UNHEALTHY = {
     "length": ({"response/score_length_correlation": -0.95}, "scores follow the length of responses"),
     "repetition": ({"response/repetition": 0.51}, "responses repeat themselves (51% of their 4-grams)"),
     "eos": ({"response/eos_rate": 0.0}, "no response ends with EOS any more"),
+    "short": (
+        {"response/length": 7.5},
+        "responses have become short: 7.5 tokens on average, 32.0 in",
+    ),
     "critic": ({"val/explained_variance": -1.5}, "the critic's values are worse than a constant"),
     "counted": ({"policy/counted": 0.0}, "no token counts in the policy's loss: see --drop_equal_groups"),
 }
@@ -45,6 +58,26 @@ def test_the_limits_themselves_are_silent():
     assert repetition_alarm({"response/repetition": 0.5}) is None
     assert critic_alarm({"val/explained_variance": -1.0}) is None
     assert eos_alarm({"response/eos_rate": 0.0}, ended_before=False) is None
+    assert short_alarm({"response/length": 8.1}, 32.0) is None and short_alarm({"response/length": 8.0}, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("length", "first", "is_said"),
+    [(6.0, 12.0, True), (6.0, 11.0, False), (9.0, 16.0, False), (40.0, 160.0, True), (2.0, 2.0, False)],
+)
+def test_responses_that_shrink(length, first, is_said):
+    """To a quarter, or to at most 8 tokens and half; a task whose responses were short at first is left alone."""
+    assert (short_alarm({"response/length": length}, first) is not None) == is_said
+    assert short_alarm({"response/length": length}, None) is None
+
+
+def test_the_first_length_is_known_after_a_resume(caplog):
+    before = alarms()
+    before.check(HEALTHY, 4)
+    watch = alarms()
+    watch.load_state_dict(before.state_dict())
+    watch.check(HEALTHY | {"response/length": 2.0}, 8)
+    assert len(lines_of(caplog)) == 1 and "--missing_eos_penalty" in lines_of(caplog)[0]
 
 
 def test_a_correlation_over_few_rows_is_silent():

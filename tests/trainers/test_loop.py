@@ -133,11 +133,21 @@ TWO_UPDATES = {"per_device_generation_batch_size": 8, "per_device_training_batch
         (refuel_config, {}, 17, 1, 2 * 4),
         (refuel_config, {"num_train_epochs": 3}, 17, 1, 6 * 4),
         (refuel_config, {"total_episodes": 47}, 17, 1, 5 * 4),
+        (ppo_config, TWO_UPDATES | {"num_train_epochs": 3, "max_steps": 8}, 35, 2, 8),
+        (sft_config, {"num_train_epochs": 3, "per_device_train_batch_size": 4, "max_steps": 2}, 35, 2, 2),
+        (refuel_config, {"total_episodes": 47, "max_steps": 40}, 17, 1, 40),
     ],
 )
 def test_the_updates_that_a_schedule_is_over(make, flags, examples, processes, updates, tmp_path):
     config = make(tmp_path, **flags)
     assert total_updates(examples, config, config.plan_batches(processes)) == updates
+
+
+@pytest.mark.parametrize(("steps", "nearest"), [(1, "2"), (7, "6 or 8")])
+def test_max_steps_inside_a_rollout_is_refused(steps, nearest, tmp_path):
+    config = ppo_config(tmp_path, **(TWO_UPDATES | {"max_steps": steps}))
+    with pytest.raises(UserError, match=f"--max_steps {steps}: a rollout makes 2 .* make it {nearest}\\."):
+        config.plan_batches(2)
 
 
 @pytest.mark.parametrize(

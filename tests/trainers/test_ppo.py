@@ -104,7 +104,8 @@ def test_fit_writes_what_it_should(group, tmp_path):
     evaluations = [row for row in rows if "eval/scores" in row]
     assert [(row["update"], row["samples"]) for row in evaluations] == [(0, 0), (4, 16), (8, 32)]
     assert all(TRAIN_KEYS <= row.keys() for row in train) and len(train) == 2
-    assert set(result) == {"eval/scores", "eval/kl", "eval/length", "eval/eos_rate", "eval/count"}
+    means = {f"eval/{name}" for name in ("scores", "kl", "kl_per_token", "length", "eos_rate", "count")}
+    assert set(result) == means | {f"{name}_stderr" for name in means} | {"eval/rows"}
     assert evaluations[0]["eval/kl"] == near(0, UPDATE) and evaluations[-1]["eval/kl"] != 0
     assert 0 < train[0]["policy/clipfrac"] < 1 and train[0]["val/ratio"] != 1  # the second PPO epoch meets the clip
     samples = read_jsonl(tmp_path / "samples" / "update-000008.jsonl")

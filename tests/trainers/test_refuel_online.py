@@ -2,6 +2,7 @@
 """REFUEL with users from data: pairs that share a state, their rewards, the regression, and whole runs."""
 
 import math
+import statistics
 from collections import Counter
 from dataclasses import replace
 
@@ -222,8 +223,10 @@ def test_fit_writes_what_it_should(group, tmp_path):
     result = trainer.fit()
     train = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "loss/refuel" in row]
     assert len(train) == 4 and train[0]["objective/kl"] == near(0, UPDATE)
-    names = {"scores", "scores_turn_1", "scores_turn_2", "scores_turn_3", "eos_rate", "length", "kl"}
-    assert set(result) == {f"eval/{name}" for name in names}
+    names = {"scores", "scores_turn_1", "scores_turn_2", "scores_turn_3", "eos_rate", "length", "kl", "kl_per_token"}
+    with_errors = names | {f"{name}_stderr" for name in names} | {"rows"}
+    assert {f"eval/{name}" for name in with_errors} - set(result) <= {"eval/scores_turn_3_stderr"}
+    assert set(result) <= {f"eval/{name}" for name in with_errors} and result["eval/rows"] == 5
     samples = read_jsonl(tmp_path / "samples" / "update-000008.jsonl")
     assert [sample["number"] for sample in samples] == [0, 1, 2, 3, 4]
     for sample, example in zip(samples, examples_of(5), strict=True):
@@ -234,10 +237,15 @@ def test_fit_writes_what_it_should(group, tmp_path):
         assert len(sample["finished"]) == example.num_turns
     last = [sample["scores"][-1] for sample in samples]
     assert result["eval/scores"] == near(sum(last) / 5, FORMULA)
+    assert result["eval/scores_stderr"] == near(statistics.stdev(last) / math.sqrt(5), FORMULA)
     second = [sample["scores"][1] for sample in samples if len(sample["scores"]) > 1]
     assert result["eval/scores_turn_2"] == near(sum(second) / len(second), FORMULA) and len(second) == 3
     ended = [one for sample in samples for one in sample["finished"]]
     assert result["eval/eos_rate"] == pytest.approx(sum(ended) / 9)
+    # A dialogue's replies are one row: √(5 / 4 · Σ(ended − rate · replies)²) / 9.
+    residuals = [sum(sample["finished"]) - sum(ended) / 9 * len(sample["finished"]) for sample in samples]
+    error = math.sqrt(5 / 4 * sum(x**2 for x in residuals)) / 9
+    assert result["eval/eos_rate_stderr"] == pytest.approx(error, abs=1e-7)
 
 
 def test_evaluations_draw_the_likeliest_tokens_or_the_same_ones_every_time(group, tmp_path):

@@ -2,11 +2,13 @@
 """The tasks of step 1, step 2 and REFUEL on pairs: losses, gradients and evaluations by plain transformers."""
 
 import math
+import statistics
 from dataclasses import replace
 
 import pytest
 import torch
 
+from cli_runs import read_jsonl
 from closeness import UPDATE, assert_near, near
 from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, SFTExample
@@ -49,12 +51,54 @@ def nll_of(examples, on_prompt=False):
     return -torch.cat([hf_logprobs(model, row)[0] for row in rows]).mean().item()
 
 
+def nll_error_of(examples, on_prompt=False):
+    """Its standard error over texts: √(n / (n − 1) · Σ(tokens of a text · (its mean − mean))²) / tokens of all."""
+    lengths = [len(e) - 1 if on_prompt else len(e.response_ids) for e in examples]
+    mean = nll_of(examples, on_prompt)
+    residuals = [
+        length * (nll_of([example], on_prompt) - mean) for length, example in zip(lengths, examples, strict=True)
+    ]
+    n = len(examples)
+    return math.sqrt(n / (n - 1) * sum(x**2 for x in residuals)) / sum(lengths)
+
+
 @pytest.mark.parametrize("on_prompt", [False, True])
 def test_evaluation_is_the_perplexity_over_tokens(on_prompt, group, tmp_path):
     trainer = sft_trainer(tmp_path, sft_on_prompt=on_prompt)
     metrics = trainer.evaluate()
     expected = nll_of(HELD_OUT_DEMONSTRATIONS, on_prompt)
-    assert metrics == near({"eval/loss": expected, "eval/perplexity": math.exp(expected)}, UPDATE)
+    error = nll_error_of(HELD_OUT_DEMONSTRATIONS, on_prompt)
+    assert metrics == near(
+        {
+            "eval/loss": expected,
+            "eval/loss_stderr": error,
+            "eval/perplexity": math.exp(expected),
+            "eval/perplexity_stderr": math.exp(expected) * error,
+            "eval/rows": 3.0,
+        },
+        UPDATE,
+    )
+
+
+@pytest.mark.parametrize("flags", [{"packing": True, "max_seq_len": 24}, {"max_tokens_per_micro_batch": 24}])
+def test_the_standard_error_is_that_of_texts_in_every_layout(flags, group, tmp_path):
+    trainer = sft_trainer(tmp_path, **({"max_seq_len": 24} | flags))
+    metrics = trainer.evaluate()
+    assert metrics["eval/loss"] == near(nll_of(HELD_OUT_DEMONSTRATIONS), UPDATE)
+    assert metrics["eval/loss_stderr"] == near(nll_error_of(HELD_OUT_DEMONSTRATIONS), UPDATE)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_max_steps_ends_inside_a_pass_or_repeats_the_rows(steps, group, tmp_path):
+    """Two updates are a pass over 9 rows, and two passes the epochs. A resumed run goes on to a larger number."""
+    trainer = sft_trainer(tmp_path, num_train_epochs=2, max_steps=steps, save_steps=1)
+    trainer.fit()
+    trained = [row["update"] for row in read_jsonl(tmp_path / "metrics.jsonl") if "loss/sft" in row]
+    assert trained == list(range(1, steps + 1)) and trainer.update == steps
+    trainer.run.metrics.close()
+    resumed = sft_trainer(tmp_path, num_train_epochs=2, max_steps=steps + 1, resume_from_checkpoint="latest")
+    resumed.fit()
+    assert resumed.update == steps + 1
 
 
 def test_eval_iters_limits_the_evaluation(group, tmp_path):
@@ -129,7 +173,11 @@ def expected_of(examples):
 
 
 def test_evaluation(group, tmp_path):
-    expected = {f"eval/{name}": value for name, value in expected_of(HELD_OUT_PAIRS).items()}
+    rows = [expected_of([pair]) for pair in HELD_OUT_PAIRS]
+    expected = {"eval/rows": float(len(rows))}
+    for name, value in expected_of(HELD_OUT_PAIRS).items():
+        spread = statistics.stdev([row[name] for row in rows])
+        expected |= {f"eval/{name}": value, f"eval/{name}_stderr": spread / math.sqrt(len(rows))}
     assert reward_trainer(tmp_path).evaluate() == near(expected, UPDATE)
 
 

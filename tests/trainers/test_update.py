@@ -263,9 +263,11 @@ def test_the_moving_average_moves_once_in_every_iteration(trainer_of: Any) -> No
 
 
 def test_an_evaluation_is_the_mean_over_the_prompts(trainer_of: Any) -> None:
-    """Scores 0 to 4; KL, length and EOS are those of every response."""
+    """Scores 0 to 4, of variance 2.5; KL, length and EOS are those of every response."""
     trainer, _ = trainer_of(held_out=5)
-    expected = {"eval/scores": 2.0, "eval/kl": 2.0, "eval/length": 4.0, "eval/eos_rate": 1.0}
+    expected = {"eval/scores": 2.0, "eval/kl": 2.0, "eval/length": 4.0, "eval/eos_rate": 1.0, "eval/rows": 5.0}
+    expected |= {"eval/kl_per_token": 0.5, "eval/scores_stderr": math.sqrt(2.5 / 5)}
+    expected |= dict.fromkeys([f"eval/{name}_stderr" for name in ("kl", "kl_per_token", "length", "eos_rate")], 0.0)
     assert trainer.evaluate() == near(expected, FORMULA)
 
 

@@ -123,9 +123,13 @@ def _train(
                 logging.getLogger().setLevel(logging.WARNING)
             run = RunOutput(step, config, plan)
             run.record.saved = saved
-            with _clear_when_full(config):
-                train()(config, run)
-                run.finish()
+            try:
+                with _clear_when_full(config):
+                    train()(config, run)
+                    run.finish()
+            except UserError:
+                run.discard()
+                raise
             pushes = is_main()
         except Stopped as stop:
             if is_main():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each training step is made of: data, models, the algorithm, and the loop around them."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -30,7 +31,7 @@ from dschat.data.examples import (
 )
 from dschat.data.loading import StepData
 from dschat.data.messages import WEIGHT
-from dschat.data.sources import keys_of, load_share
+from dschat.data.sources import keys_of, load_share, source_line
 from dschat.data.template_notes import warn_of_dialogues, warn_of_template
 from dschat.models.load import warn_without_classifier
 from dschat.models.tokenizer import end_token_id, load_tokenizer
@@ -46,6 +47,8 @@ from dschat.trainers.refuel_pairs import RefuelTask, kept_reference
 from dschat.trainers.reward import RewardTask
 from dschat.trainers.sft import SFTTask
 from dschat.trainers.supervised import Supervised
+
+logger = logging.getLogger(__name__)
 
 E = TypeVar("E")
 MODEL = "--model_name_or_path"
@@ -185,7 +188,9 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
 
 
 def _announce(config: CommonConfig, run: RunOutput, data: StepData[E]) -> int:
-    """Says what the data are and how long the run is; its updates."""
+    """Says how many rows of each source are used and how long the run is; returns its updates."""
+    for source in data.sources:
+        logger.info("%s", source_line(source))
     run.describe_data(data, **data.dropped)
     updates = total_updates(len(data.train), config, run.plan)
     run.announce(updates, len(data.train))

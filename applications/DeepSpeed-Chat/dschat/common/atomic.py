@@ -167,6 +167,18 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def missing_folders(place: Path) -> list[Path]:
+    """A folder and those of its parents that do not exist, the innermost first."""
+    return [folder for folder in (place, *place.parents) if not folder.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes folders, in this order, as far as they are empty."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
 def remove_abandoned(folder: Path, pattern: str) -> None:
     """Removes what killed processes left of what several write, as a glob pattern names it, when it is a day old."""
     for left in folder.glob(pattern):

@@ -46,7 +46,14 @@ CRITIC, FP16, KL = "a critic", "fp16", "a KL penalty"
 AVERAGE, OTHER_TOKENS = "`--reward_loss average`", "a loss that does not compare that number"
 
 HEAD = ("update", "samples", "seconds")  # of every row, in this order
-HEADLINES = ("loss", "perplexity", "accuracy", "scores", "kl")  # come first where an evaluation is one line
+HEADLINES = (
+    "loss",
+    "perplexity",
+    "accuracy",
+    "scores",
+    "kl",
+    "kl_per_token",
+)  # come first where an evaluation is one line
 # Step → the metric that makes a checkpoint the best, and whether a larger one is better.
 BEST = {
     "sft": ("eval/loss", False),
@@ -112,6 +119,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("objective/kl", "refuel_online", "nats per reply", "log π − log π_ref of the compared replies", "as above",
          KL),
         ("objective/kl_per_token", "ppo", "nats per token", "the same over all tokens"),
+        ("objective/kl_per_token", "refuel_online", "nats per token", "the same over all tokens", "", KL),
         ("objective/kl_coef", ONLINE, "", "weight of the KL in rewards; fixed without `--adaptive_kl_target`"),
         ("objective/entropy", ONLINE, "nats per response", "−log-prob of what was drawn, an estimate of the entropy",
          "it falls to 0: every response becomes the same"),
@@ -127,7 +135,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("objective/<source>", "ppo", "", "mean of one source of scores, or of the metric function", "", SEVERAL),
         ("objective/unscored", "ppo", "share", "responses that could not be scored", "above 0: see the log", SKIP),
         ("response/length", ONLINE, "tokens", "mean length, the end token included",
-         "it grows with the scores: the policy may learn length alone"),
+         "it grows with the scores: the policy may learn length alone; in step 3 a warning at a quarter of the"
+         " first rollout's, or at 8 tokens and half of it"),
         ("response/eos_rate", ONLINE, "share", "responses that ended before the longest length",
          "0 after it was more: a warning says so"),
         ("response/repetition", "ppo", "share", "4-grams that the response has had before", "above 0.5 a warning"),
@@ -190,6 +199,10 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("val/ratio_variance", "refuel_online", "", "its variance", "it explodes: lower the learning rate or η"),
     ),
     "Evaluations, on held-out rows": (
+        ("eval/rows", ALL, "rows", "held-out rows that the evaluation is on", "below 30 a warning says so"),
+        ("eval/<metric>_stderr", ALL, "as the metric", "standard error of `eval/<metric>` over these rows, tokens of"
+         " one row and replies of one dialogue taken together; from two rows on",
+         "a difference of two evaluations within twice this is none"),
         ("eval/loss", SUPERVISED, "as above", "the same loss as in training; SFT's without label smoothing",
          "it rises while the training loss falls: fewer epochs"),
         ("eval/perplexity", "sft", "", "exp of the loss"),
@@ -200,6 +213,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("eval/scores_turn_<number>", "refuel_online", "score", "of the dialogues up to that turn"),
         ("eval/kl", "ppo", "nats per response", "KL to the reference", "as `objective/kl`"),
         ("eval/kl", "refuel_online", "nats per reply", "KL to the reference", "as `objective/kl`", KL),
+        ("eval/kl_per_token", "ppo", "nats per token", "the same over all tokens"),
+        ("eval/kl_per_token", "refuel_online", "nats per token", "the same over all tokens", "", KL),
         ("eval/length", ONLINE, "tokens", "mean length"),
         ("eval/eos_rate", ONLINE, "share", "responses that ended before the longest length"),
         ("eval/<source>", "ppo", "", "as `objective/<source>`", "", SEVERAL),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dschat.common.atomic import reporting
+from dschat.common.atomic import missing_folders, remove_empty, reporting
 from dschat.common.jsonl import dump_row, write_rows
 from dschat.common.lock import Lock
 from dschat.errors import UserError
@@ -42,6 +42,7 @@ class Journal:
                 cannot be written.
         """
         self.path, self.partial = path, path.with_name(path.name + ".partial")
+        self._holds_rows = False
         known: dict[str, Any] = json.loads(json.dumps(dict(settings)))
         self._lock = Lock(path.with_name(f".{path.name}.lock"), str(path))
         try:
@@ -53,6 +54,7 @@ class Journal:
                 if not self.rows:
                     self._file.truncate(0)
                     self.append([{"settings": known} | ({OVERWRITES: True} if overwrite else {})])
+                self._holds_rows = bool(self.rows)
         except UserError:
             self._lock.close()
             raise
@@ -66,6 +68,7 @@ class Journal:
             self._file.write("".join(map(dump_row, rows)).encode("utf-8"))
             self._file.flush()
             os.fsync(self._file.fileno())
+        self._holds_rows = True
 
     def finish(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes the file with these rows, in this order, and removes the journal."""
@@ -74,8 +77,10 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Leaves the journal for a later run."""
+        """Leaves the journal for a later run; removes one without rows, as of a run that was refused at its start."""
         self._file.close()
+        if not self._holds_rows:
+            self.partial.unlink(missing_ok=True)
         self._lock.close()
 
     def _recover_overwriting(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -117,8 +122,12 @@ def first_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def make_writable(folder: Path, what: str) -> None:
-    """Makes a folder where it is missing; raises UserError, which begins with `what`, if no file can be put there."""
-    with reporting(what):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+    """Raises UserError, which begins with `what`, if no file can be put into a folder, which is made for a moment."""
+    made = missing_folders(folder)
+    try:
+        with reporting(what):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+    finally:
+        remove_empty(made)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dschat.common.atomic import missing_folders, remove_empty
 from dschat.errors import UserError
 
 TRIES, PAUSE = 1500, 0.02  # looks at a lock that is being written, removed or waited for, and seconds between them
@@ -21,6 +22,7 @@ class Lock:
     (A POSIX lock would be lost when this process closes another descriptor of the file.) Programs that are started do
     not inherit it, and a fork closes its copy, so that no child keeps it. A file belongs to the process that it names,
     and what a killed one left is removed. On a disk without flock nobody can tell: a file that is there counts.
+    Folders that are made for the file go with it, unless something else is in them by then.
     """
 
     def __init__(self, file: Path, what: str, waits: bool = False) -> None:
@@ -29,15 +31,17 @@ class Lock:
         """
         self._file, self._what = file, what
         self._own = f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        self._made = missing_folders(file.parent)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
             for _ in range(TRIES):
+                file.parent.mkdir(parents=True, exist_ok=True)  # another process may just have removed it again
                 holder = self._try()
                 if holder is None or (holder and not waits):
                     break
                 time.sleep(PAUSE)
         except OSError as error:
             self._let_go()
+            remove_empty(self._made)
             raise UserError(f"{what}: cannot be written: {error}") from error
         if holder is not None:
             remedy = "Wait for its end, stop it, or write elsewhere."
@@ -54,6 +58,7 @@ class Lock:
         with suppress(OSError):  # a disk that went away; where the kernel has locks, this one is free all the same
             if self in _HELD and self._is_in_place():
                 self._file.unlink()
+                remove_empty(self._made)
         self._let_go()
 
     def _try(self) -> str | None:

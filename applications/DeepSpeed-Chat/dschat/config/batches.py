@@ -30,6 +30,28 @@ class BatchPlan:
         """Responses of one rollout on all processes."""
         return self.global_rollout * self.samples_per_prompt
 
+    @property
+    def iteration_size(self) -> int:
+        """Examples of one iteration on all processes: of a rollout, or of an update where there are no rollouts."""
+        return self.global_rollout or self.global_batch
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Optimiser updates of one iteration: of a rollout, or 1 where there are no rollouts."""
+        return self.updates_per_rollout or 1
+
+    def check_max_steps(self, max_steps: int | None) -> None:
+        """Raises UserError where --max_steps would end the run between two updates of one rollout."""
+        updates = self.updates_per_iteration
+        if max_steps is None or max_steps % updates == 0:
+            return
+        lower = max_steps // updates * updates
+        nearest = [size for size in (lower, lower + updates) if size]
+        raise UserError(
+            f"--max_steps {max_steps}: a rollout makes {updates} optimiser updates, and the run ends after a whole"
+            f" rollout: make it {_words(nearest)}."
+        )
+
 
 def plan_batches(
     micro_flag: str,

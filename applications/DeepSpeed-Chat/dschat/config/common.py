@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 from dschat.config import rules
 from dschat.config.batches import BatchPlan
 from dschat.config.processes import LaunchFlags
-from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, default_of, flag
+from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, default_of, flag
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,11 @@ class DataFlags:
         rule=NOT_EMPTY,
         on_resume=FREE,
     )
-    data_split: str = flag("fractions of the rows that steps 1, 2 and 3 use", "2,4,4")
+    data_split: str | None = flag(
+        "fractions of the rows that steps 1, 2 and 3 use, such as 2,4,4; if not given, 2,4,4 of the published sets"
+        " (tldr, hh, webgpt, apps), and all rows of any other source in every step",
+        None,
+    )
     prompt_key: str = flag("column of the prompt", "prompt", NOT_EMPTY)
     chosen_key: str = flag("column of the preferred response", "chosen", NOT_EMPTY)
     rejected_key: str = flag("column of the other response", "rejected", NOT_EMPTY)
@@ -128,6 +132,13 @@ class OptimisationFlags:
         rule=(lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295"),
     )
     num_train_epochs: int = flag("passes over the training rows", 1, AT_LEAST_1, FREE)
+    max_steps: int | None = flag(
+        "optimiser updates of the run, in place of num_train_epochs: it ends within a pass over the rows, or repeats"
+        " them; the learning-rate schedule spans these updates",
+        None,
+        AT_LEAST_1,
+        FREE,
+    )
     gradient_accumulation_steps: int | None = flag(
         "forward passes per optimiser update; 1, or what global_batch_size makes of it, if not given",
         None,
@@ -237,41 +248,6 @@ class EngineFlags:
 
 
 @dataclass(kw_only=True)
-class LogprobFlags:
-    """Of the steps whose updates compare log-probs with earlier ones."""
-
-    _argument_group_name = "rollouts and batches"
-    compares_logprobs: ClassVar[bool] = True
-
-    temperature: float = flag("sampling temperature, also of all log-probs", 1.0, ABOVE_0)
-
-
-@dataclass(kw_only=True)
-class KLFlags:
-    """The KL penalty, in PPO and in online REFUEL."""
-
-    _argument_group_name = "KL penalty"
-
-    kl_coef: float = flag(
-        "coefficient of the KL penalty against the reference", 0.05, AT_LEAST_0, aliases=["--kl_ctl"]
-    )
-    adaptive_kl_target: float | None = flag(
-        "target of the adaptive KL controller, in nats per sequence; fixed kl_coef if not given", None, ABOVE_0
-    )
-    adaptive_kl_horizon: int = flag(
-        "responses over which the adaptive KL controller changes kl_coef",
-        10000,
-        AT_LEAST_1,
-        only_with="adaptive_kl_target",
-    )
-
-    def check_kl(self) -> None:
-        """Check these flags against each other. Raises UserError."""
-        if self.adaptive_kl_target is not None and self.kl_coef == 0:
-            raise UserError("--adaptive_kl_target cannot steer --kl_coef 0: give a --kl_coef above 0 to start from.")
-
-
-@dataclass(kw_only=True)
 class CommonConfig(
     DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, FinetuningFlags, EngineFlags, LaunchFlags, ABC
 ):
@@ -298,7 +274,8 @@ class CommonConfig(
             UserError: for the first broken rule; the message names the flag and says what to change.
         """
         rules.check_flags(self)
-        rules.check_data_split(self.data_split, self.step)
+        if self.data_split is not None:
+            rules.check_data_split(self.data_split, self.step)
         if self.deepspeed_config is not None:
             rules.check_json_object("deepspeed_config", self.deepspeed_config)
         may_hold_run = self.overwrite_output_dir or self.resume_from_checkpoint is not None
@@ -341,8 +318,18 @@ class CommonConfig(
         return False
 
     def total_iterations(self, per_epoch: int, size: int) -> int:
-        """Iterations of the whole run, of so many in an epoch and examples in each."""
+        """Iterations of the whole run without --max_steps, of so many in an epoch and examples in each."""
         return per_epoch * self.num_train_epochs
+
+    def total_updates(self, num_examples: int, plan: BatchPlan) -> int:
+        """Optimiser updates of the whole run on so many examples, at least one iteration's.
+
+        An incomplete last iteration of an epoch is dropped. --max_steps decides over epochs and episodes.
+        """
+        if self.max_steps is not None:
+            return self.max_steps
+        size = plan.iteration_size
+        return self.total_iterations(num_examples // size, size) * plan.updates_per_iteration
 
     def warmup_updates(self, total_updates: int) -> int:
         """Number of warm-up updates in a run of `total_updates`; a ratio is rounded up."""

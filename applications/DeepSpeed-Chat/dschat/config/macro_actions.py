@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 from dschat.config import rules
 from dschat.config.commands import ServerFlags
-from dschat.config.common import LogprobFlags, OptimisationFlags
+from dschat.config.common import OptimisationFlags
+from dschat.config.logprobs import LogprobFlags
 from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, NOT_EMPTY, default_of, flag, like
 from dschat.errors import UserError
 

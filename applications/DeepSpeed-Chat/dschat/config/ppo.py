@@ -366,4 +366,6 @@ class PPOConfig(
         sizes = (self.per_device_training_batch_size, self.gradient_accumulation_steps, self.global_batch_size)
         rollout = self.per_device_generation_batch_size * self.generation_batches
         max_tokens = self.max_tokens_per_micro_batch
-        return plan_rollouts(*sizes, world_size, rollout, self.ppo_epochs, self.samples_per_prompt, max_tokens)
+        plan = plan_rollouts(*sizes, world_size, rollout, self.ppo_epochs, self.samples_per_prompt, max_tokens)
+        plan.check_max_steps(self.max_steps)
+        return plan

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dschat.config.common import KLFlags
+from dschat.config.logprobs import KLFlags
 from dschat.config.needs import NEEDS, Needs
 from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, ZERO_TO_ONE, flag
 

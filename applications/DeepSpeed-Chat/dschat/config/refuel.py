@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig, KLFlags, LogprobFlags
+from dschat.config.common import CommonConfig
+from dschat.config.logprobs import KLFlags, LogprobFlags
 from dschat.config.rewards import RewardFlags, RewardModelFlags
 from dschat.config.rollouts import RolloutFlags, SamplingFlags
 from dschat.config.rules import (
@@ -321,7 +322,9 @@ class RefuelOnlineConfig(DialogueFlags, RefuelLossFlags, OneModelConfig):
         """Work out the batch sizes, in pairs: a round is one batch, on which noptepochs updates are made.
 
         Raises:
-            UserError: when `global_batch_size` cannot be reached.
+            UserError: when `global_batch_size` cannot be reached, or --max_steps ends between updates of one round.
         """
         plan = super().plan_batches(world_size)
-        return replace(plan, rollout_per_rank=plan.update_per_rank, updates_per_rollout=self.noptepochs)
+        plan = replace(plan, rollout_per_rank=plan.update_per_rank, updates_per_rollout=self.noptepochs)
+        plan.check_max_steps(self.max_steps)
+        return plan

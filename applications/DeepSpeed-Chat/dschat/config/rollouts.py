@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Literal, get_args
 
-from dschat.config.common import LogprobFlags
+from dschat.config.logprobs import LogprobFlags
 from dschat.config.rules import (
     ABOVE_0,
     AT_LEAST_0,

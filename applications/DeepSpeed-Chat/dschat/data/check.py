@@ -20,7 +20,7 @@ from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.prepared.write import lengths_of_parts
 from dschat.data.preview import RowTokens, Settings, examples_of, row_tokens, special_notes
 from dschat.data.rows import DataKeys, Row, in_words
-from dschat.data.sources import STEPS, Source, load_source, split_part
+from dschat.data.sources import STEPS, Source, load_source, split_for, step_rows
 from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.errors import UserError
@@ -34,7 +34,7 @@ MAX_BINS = 12  # of a histogram
 BAR_WIDTH = 40  # characters of the longest bar
 
 
-def check_report(path: str, data_split: str, settings: Settings) -> str:
+def check_report(path: str, data_split: str | None, settings: Settings) -> str:
     """Reads a source as training does and describes it, in lines.
 
     They tell of files, rows, format, columns, duplicates, the shares of the three steps, lengths (in characters where
@@ -45,17 +45,22 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     """
     source, tokenizer = load_source(path, settings.keys, settings.seed, show=True), settings.tokenizer
     rows = source.train + source.eval
+    split = split_for(path, data_split)
+    steps = range(1, len(STEPS) + 1)
     shares = {
-        name: [split_part(rows, data_split, part, settings.seed) for part in range(len(STEPS))]
-        for name, rows in (("training", source.train), ("evaluation", source.eval))
+        "training": [step_rows(source.train, split, step, settings.seed) for step in steps],
+        "evaluation": [step_rows(source.eval, split, step, settings.seed) for step in steps],
     }
+    title = "rows of the steps: all rows in each (no --data_split)"
+    if split is not None:
+        title = f"shares of --data_split {split}, seed {settings.seed}"
     sections = {
         "columns (type and number)": describe_columns(
             row.extra for row in progress(desc="columns", unit="row", iterable=rows)
         ),
         UNREAD_COLUMNS: [in_words(unread_column_counts(rows, settings.keys)) or "none"],
         "prompts": _describe_duplicates(source),
-        f"shares of --data_split {data_split}, seed {settings.seed}": _describe_shares(shares),
+        title: _describe_shares(shares, source),
     }
     if tokenizer is None:
         sections |= _lengths_in_characters(rows)
@@ -119,11 +124,14 @@ def _prompt(row: Row) -> str:
     return json.dumps(asked, sort_keys=True, default=str)
 
 
-def _describe_shares(shares: Shares) -> list[str]:
-    return [
-        f"{_step(step)}: {', '.join(f'{len(parts[step - 1])} {name}' for name, parts in shares.items())} rows"
-        for step in range(1, len(STEPS) + 1)
-    ]
+def _describe_shares(shares: Shares, source: Source) -> list[str]:
+    """For each step, how many of the source's rows it reads."""
+    read, read_eval = len(source.train), len(source.eval)
+    lines = []
+    for step in range(1, len(STEPS) + 1):
+        train, held_out = (len(shares[name][step - 1]) for name in ("training", "evaluation"))
+        lines.append(f"{_step(step)}: {train} of {read} training, {held_out} of {read_eval} evaluation rows")
+    return lines
 
 
 def _lengths_in_characters(rows: Sequence[Row]) -> dict[str, list[str]]:

@@ -195,15 +195,17 @@ def load_regression_data(
     number = 0
     for name in names:
         raw = open_data(name, FLAG)
+        before = number
         rows = []
         for row in raw.train:
             if number >= start and (end == -1 or number < end):
                 rows.append(row)
             number += 1
         own = _examples(rows, max_seq_len, vocabulary, dropped["train"])
-        own_eval = _examples(raw.eval or (), max_seq_len, vocabulary, dropped["eval"])
+        eval_rows = list(raw.eval or ())
+        own_eval = _examples(eval_rows, max_seq_len, vocabulary, dropped["eval"])
         train, held_out = train + own, held_out + own_eval
-        sources.append(described(raw.name, own, own_eval, {}, raw.hub))
+        sources.append(described(raw.name, own, own_eval, {}, (number - before, len(eval_rows)), hub=raw.hub))
         files += raw.files
     if not train:
         reasons = in_words(dropped["train"])

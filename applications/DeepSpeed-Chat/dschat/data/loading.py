@@ -22,7 +22,7 @@ from dschat.data.examples import PromptExample, SFTExample, empty_responses
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import check_folder, from_prepared, prepared_share
 from dschat.data.rows import RawSource
-from dschat.data.sources import Share, ShareFlags, keys_of, load_share, open_source
+from dschat.data.sources import Share, ShareFlags, keys_of, load_share, open_source, split_for
 from dschat.data.tokenised import (
     Examples,
     NotStorable,
@@ -107,10 +107,11 @@ class ExampleLoader(Generic[E]):
         """The name of these examples in the cache: reads every file."""
         flags, tokenizer = self._flags, self._tokenizer
         settings = {name: value for name, value in self._make.keywords.items() if name not in ("kind", "tokenizer")}
+        splits = [split_for(path, flags.data_split) for path in flags.data_path]
         return key_of(
             {
                 "sources": [[[str(f), file_hash(f)] for f in source.files] + [source.hub] for source in self._sources],
-                "share": [flags.data_path, flags.data_split, flags.step, flags.seed, asdict(keys_of(flags))],
+                "share": [flags.data_path, splits, flags.step, flags.seed, asdict(keys_of(flags))],
                 "examples": [self._kind.__name__, self._make.func.__qualname__, settings],
                 "validate": None
                 if self._validate is None

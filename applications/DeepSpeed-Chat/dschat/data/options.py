@@ -67,7 +67,7 @@ class LookOptions(RowOptions):
 class CheckOptions(LookOptions):
     """Look at data before training: columns, counts, what is dropped and why, shares, duplicates, lengths."""
 
-    data_split: str = like(DataFlags, "data_split")
+    data_split: str | None = like(DataFlags, "data_split")
     run_solutions: int = flag(
         "run the reference solutions of so many rows of APPS, the first, on their tests", 0, AT_LEAST_0
     )
@@ -105,7 +105,12 @@ class PrepareOptions(RowOptions):
     )
     mask_prompt: bool = flag("step 1 is to learn from responses alone", True)
     validation_percentage: float = flag("part of the training rows for validation, 0.1 = a tenth", 0.1, BELOW_1)
-    data_split: str = like(DataFlags, "data_split", "1,1,0", "parts of the rows for finetune and preference")
+    data_split: str | None = like(
+        DataFlags,
+        "data_split",
+        help="parts of the rows for finetune and preference; if not given, each gets half of a published set (1,1,0)"
+        " and all rows of other data",
+    )
     shuffle: bool = flag("draw these parts by the seed, as training does; else they follow each other", True)
     save_skipped: bool = flag(f"write the rows that are left out to {SKIPPED}", False)
     format: Annotated[Literal["arrow", "pt"], file_format] = flag(

@@ -110,10 +110,12 @@ def preview_report(path: str, count: int, step: int | None, colour: bool, settin
     Raises:
         UserError: see `dschat.data.sources.load_source`; or a row lacks the responses that the step needs.
     """
-    rows = load_source(path, settings.keys, settings.seed).train[:count]
+    source = load_source(path, settings.keys, settings.seed)
+    rows = source.train[:count]
     if step is None:
         step = 2 if rows[0].rejected is not None else 1 if rows[0].chosen is not None else 3
     lines = [f"{path}: {ALL_TURNS if step == 1 and settings.all_turns else NOTES[step]}"]
+    lines.append(f"rows shown: {len(rows)} of {len(source.train):,} for training; {len(source.eval):,} for evaluation")
     unread = unread_column_counts(rows, settings.keys)
     if unread:
         lines.append(f"note: {UNREAD_COLUMNS}: {', '.join(unread)}")

@@ -5,12 +5,14 @@ Which rows these are is DeepSpeed-Chat's rule, index for index, so that runs are
 
     index_k = index_{k-1} + int(round(fraction_k * N));  every index_k, k >= 1, then loses index_last - N
     order   = RandomState(seed).shuffle(arange(N, uint32));  part k = order[index_k : index_{k+1}]
+
+Without `--data_split`, the steps share the rows of a published set, and each takes all rows of any other source.
 """
 
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, open_local, suffix_of
 from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
 from dschat.data.prepared.folder import find_prepared
-from dschat.data.rows import DataKeys, RawSource, Row
+from dschat.data.rows import DataKeys, RawSource, Row, in_words
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 STEPS = ("SFT", "reward model", "PPO")
 TRAIN_EVAL_SPLIT = "95,5"  # of a source without evaluation rows
+PUBLISHED_SPLIT = "2,4,4"  # of a published set between the steps, without --data_split
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
@@ -45,6 +48,7 @@ class Source:
     eval: list[Row] = field(repr=False)
     files: tuple[Path, ...]
     dropped: dict[str, int]  # reason → number of rows left out
+    num_rows: tuple[int, int | None]  # training and evaluation rows that were read; None without evaluation rows
     hub: dict[str, Any] | None = None
 
 
@@ -88,14 +92,28 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
         logger.warning("%s: skipped %d rows (%s)", path, count, reason)
     if held_out is None:
         train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
-    return Source(raw.name, train, held_out, raw.files, dropped, raw.hub)
+    return Source(raw.name, train, held_out, raw.files, dropped, counts, raw.hub)
+
+
+def is_published(path: str | Path) -> bool:
+    """Whether a `--data_path` is a published set: by short name, by hub id, or as the folder or file of its local copy
+    in $MA_RLHF_DATA. A folder or file elsewhere is the user's own, whatever its name.
+    """
+    root = Path(path)
+    if not root.exists() or _is_short_name(path):
+        return find_known(str(path)) is not None
+    copies = [copy for known in KNOWN_SETS if (copy := local_copy(known)) is not None]
+    return any(copy.samefile(root) for copy in copies)
+
+
+def _is_short_name(path: str | Path) -> bool:
+    return isinstance(path, str) and "/" not in path and find_known(path) is not None
 
 
 def _open(path: str | Path, keys: DataKeys) -> tuple[RawSource, KnownSet | None]:
     """What a path names; and the published set of which that is a local copy, if it is one."""
     root, known = Path(path), find_known(str(path))
-    is_short_name = known is not None and isinstance(path, str) and "/" not in path
-    if root.exists() and not is_short_name:
+    if root.exists() and not _is_short_name(path):
         return open_local(root), None
     copy = local_copy(known) if known else None
     if known and root.exists() and not (copy and copy.samefile(root)):
@@ -235,7 +253,7 @@ class ShareFlags(KeyFlags, Protocol):
     """What decides which rows a step reads; every configuration of a step holds these flags."""
 
     data_path: list[str]
-    data_split: str
+    data_split: str | None
     seed: int
     step: ClassVar[int]  # of the pipeline, 1, 2 or 3: which part of `data_split` it uses
 
@@ -251,11 +269,45 @@ class Share(Generic[R_co]):
 
 
 def described(
-    name: str, train: Sequence[object], held_out: Sequence[object], dropped: dict[str, int], hub: Any = None
+    name: str,
+    train: Sequence[object],
+    held_out: Sequence[object],
+    dropped: dict[str, int],
+    num_rows: tuple[int, int | None],
+    split: str | None = None,
+    hub: Any = None,
 ) -> dict[str, Any]:
-    """What run.json says of a source: rows of the share, what was left out and, if from there, the hub's data set."""
-    found = {"name": name, "train": len(train), "eval": len(held_out), "dropped": dropped}
-    return found | ({"hub": hub} if hub else {})
+    """What run.json says of a source.
+
+    Args:
+        name: of the source.
+        train, held_out: the rows of the step's share.
+        dropped: reason → number of rows left out.
+        num_rows: training and evaluation rows of the whole source; None where it has no evaluation rows of its own.
+        split: fractions by which the steps share the rows; None where the step takes all of them.
+        hub: the hub's data set, if the rows come from there.
+    """
+    record = {"name": name, "train": len(train), "eval": len(held_out), "dropped": dropped}
+    record |= {"rows": {"train": num_rows[0], "eval": num_rows[1]}, "data_split": split}
+    return record | ({"hub": hub} if hub else {})
+
+
+def source_line(source: Mapping[str, Any]) -> str:
+    """How many rows of a source a step takes, in words: "mine: 190 of 200 rows to train on, 10 to evaluate on".
+
+    Args:
+        source: from `described`.
+    """
+    rows, split = source["rows"], source["data_split"]
+    train = f"{source['train']:,} of {rows['train']:,}"
+    held_out = f"{source['eval']:,}"
+    if rows["eval"] is None:
+        counts = f"{train} rows to train on, {held_out} to evaluate on"
+    else:
+        counts = f"{train} training rows, {held_out} of {rows['eval']:,} evaluation rows"
+    skipped = f"; {in_words(source['dropped'])}" if source["dropped"] else ""
+    part = f" (this step's part of {split})" if split else ""
+    return f"{source['name']}: {counts}{skipped}{part}"
 
 
 def keys_of(flags: KeyFlags) -> DataKeys:
@@ -264,7 +316,7 @@ def keys_of(flags: KeyFlags) -> DataKeys:
 
 
 def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:
-    """Reads every source and takes the step's slice of its training and evaluation rows (``--data_split``).
+    """Reads every source and takes the step's training and evaluation rows (``--data_split``).
 
     Raises:
         UserError: see `load_source`; or ``--data_split`` has no part for this step.
@@ -277,19 +329,53 @@ def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:
     return read_share(flags.data_path, keys_of(flags), flags.data_split, flags.step, flags.seed, show)
 
 
+def split_for(path: str | Path, data_split: str | None, published_split: str = PUBLISHED_SPLIT) -> str | None:
+    """The fractions by which the steps share the rows of a source; None where each step takes all of them.
+
+    Args:
+        path: a `--data_path`.
+        data_split: `--data_split`, which holds for every source; None where the flag is not given.
+        published_split: the fractions of a published set without the flag.
+    """
+    if data_split is not None:
+        return data_split
+    return published_split if is_published(path) else None
+
+
+def step_rows(rows: Sequence[T], split: str | None, step: int, seed: int | None) -> list[T]:
+    """The rows that step 1, 2 or 3 takes by fractions from `split_for`, in shuffled order; see `split_indices`.
+
+    All rows come in the same order as with the fractions that give this step everything, such as 0,1,0.
+    """
+    if split is None:
+        return split_part(rows, "1", 0, seed)
+    return split_part(rows, split, step - 1, seed)
+
+
 def read_share(
-    paths: Sequence[str], keys: DataKeys, data_split: str, step: int, seed: int | None, show: bool = False
+    paths: Sequence[str],
+    keys: DataKeys,
+    data_split: str | None,
+    step: int,
+    seed: int | None,
+    show: bool = False,
+    published_split: str = PUBLISHED_SPLIT,
 ) -> Share[Row]:
-    """The slice of a step, 1, 2 or 3, of every source; see `load_share`. Without a seed, rows stay in their order."""
+    """The rows of a step, 1, 2 or 3, of every source; see `load_share`, and `split_for` for the two splits.
+
+    Without a seed, rows stay in their order.
+    """
     train: list[Row] = []
     held_out: list[Row] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
     for path in paths:
         source = load_source(path, keys, seed, show)
-        own, own_eval = (split_part(rows, data_split, step - 1, seed) for rows in (source.train, source.eval))
+        split = split_for(path, data_split, published_split)
+        own = step_rows(source.train, split, step, seed)
+        own_eval = step_rows(source.eval, split, step, seed)
         train += own
         held_out += own_eval
-        sources.append(described(source.name, own, own_eval, source.dropped, source.hub))
+        sources.append(described(source.name, own, own_eval, source.dropped, source.num_rows, split, source.hub))
         files += source.files
     return Share(train, held_out, sources, tuple(files))

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from dschat.common.display import HOST
 from dschat.config.commands import ServerFlags
-from dschat.config.common import DataFlags, LogprobFlags
+from dschat.config.common import DataFlags
+from dschat.config.logprobs import LogprobFlags
 from dschat.config.macro_actions import TerminationFlags
 from dschat.config.rewards import RewardFlags
 from dschat.config.rollouts import RolloutFlags

@@ -6,9 +6,10 @@ import io
 import math
 import shutil
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,7 @@ import deepspeed
 import torch
 from deepspeed.checkpoint.ds_to_universal import main as convert
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from dschat.engine import zero3
@@ -239,12 +241,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
         enable_gradient_checkpointing(model.inner)
     model.to(device())
     adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer, settings)
-    schedule = get_scheduler(
-        optimizer.schedule,
-        adam,
-        num_warmup_steps=optimizer.warmup_updates,
-        num_training_steps=max(optimizer.total_updates, 1),
-    )
+    schedule = schedule_of(adam, optimizer)
     config = deepspeed_config(settings, optimizer.gradient_clipping)
     clipping = config["gradient_clipping"]
     if settings.zero_stage == 0:  # then DeepSpeed would compute the norm a second time
@@ -254,6 +251,23 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     zero3.hold_head(engine)
     engine.train()
     return Engine(engine, clipping)
+
+
+def schedule_of(adam: torch.optim.Optimizer, optimizer: OptimizerSettings) -> LambdaLR:
+    """The learning-rate schedule: transformers', but the warm-up's first update has a rate above 0.
+
+    Update k of W warm-up updates, counted from 0, has (k + 1) / W of the peak. transformers gives it k / W, which
+    leaves the first update without effect. From update W on, the schedule is that of transformers.
+    """
+    warmup = optimizer.warmup_updates
+    schedule = get_scheduler(
+        optimizer.schedule, adam, num_warmup_steps=warmup, num_training_steps=max(optimizer.total_updates, 1)
+    )
+
+    def factor(update: int, after_warmup: Callable[[int], float]) -> float:
+        return (update + 1) / warmup if update < warmup else after_warmup(update)
+
+    return LambdaLR(adam, [partial(factor, after_warmup=function) for function in schedule.lr_lambdas])
 
 
 def frozen_engine(model: M, settings: EngineSettings) -> Engine[M]:

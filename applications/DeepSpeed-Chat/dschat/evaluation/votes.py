@@ -193,7 +193,10 @@ def _closest(file: Path, others: Sequence[Path], prompts: Mapping[Path, Counter[
 
 def _reward(response: Response) -> float:
     if response.reward is None:
-        raise UserError(f"{response.origin}: no reward to compare by; score the responses with a reward model.")
+        raise UserError(
+            f"{response.origin}: no reward to compare by; score the responses: `dschat generate`"
+            " with --reward_model or --reward_function."
+        )
     return response.reward
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from dschat.config.commands import ResultFlags, ServeOptions, ServerFlags
-from dschat.config.common import DataFlags, EngineFlags, LogprobFlags, OptimisationFlags
+from dschat.config.common import DataFlags, EngineFlags, OptimisationFlags
+from dschat.config.logprobs import LogprobFlags
 from dschat.config.rewards import ProgramBlock, ProgramFlags, RewardFlags, SandboxLevel
 from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import AT_LEAST_1, REQUIRED, Rule, default_of, engine_name, flag, like
+from dschat.config.rules import AT_LEAST_1, REQUIRED, Rule, check_function_path, default_of, engine_name, flag, like
 from dschat.config.supervised import OneModelConfig
 from dschat.data.hub import COMPARED_SETS, compared_set
 from dschat.data.rows import DataKeys
@@ -171,7 +172,12 @@ class ScoredOptions(PolicyOptions):
         REQUIRED,
         f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}, or a name for the data of --data_path",
     )
-    reward_model: str = flag("folder or hub id of a sequence classifier with one label")
+    reward_model: str | None = flag("scores responses: folder or hub id of a sequence classifier with one label", None)
+    reward_function: str | None = flag(
+        "scores responses in place of a reward model: module.py:function, called as in training with lists of prompts,"
+        " responses and rows",
+        None,
+    )
     rm_template: bool = like(RewardFlags, "rm_template")
     num_samples: int | None = like(
         PromptFlags, "num_samples", help=f"prompts; {PROTOCOL_SAMPLES}, and of webgpt all, if not given"
@@ -181,6 +187,17 @@ class ScoredOptions(PolicyOptions):
         remedy = "for data of your own any name, with --data_path FILE"
         self.dataset = compared_set(self.dataset, self.data_path is not None, remedy)
         super().__post_init__()
+        if self.reward_model is not None and self.reward_function is not None:
+            raise UserError("--reward_model and --reward_function both score the responses: give one of them.")
+        if self.reward_function is not None:
+            check_function_path("reward_function", self.reward_function)
+        if self.rm_template and self.reward_model is None:
+            raise UserError("--rm_template says how a reward model reads texts: give --reward_model, or drop it.")
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether something scores the responses."""
+        return self.reward_model is not None or self.reward_function is not None
 
     @property
     def samples(self) -> int | None:
@@ -190,10 +207,10 @@ class ScoredOptions(PolicyOptions):
 
 @dataclass(kw_only=True)
 class InferenceOptions(ScoredOptions, TemperatureOptions):
-    """Answer a data set's held-out prompts with a model and score the responses with a reward model.
+    """Answer a data set's held-out prompts with a model; a reward model or a function may score the responses.
 
-    Writes PROJ_PATH/results/DATASET/temperature=T/MODEL.jsonl: prompt, response, reward, finished. Killed and started
-    again with the same flags, it goes on where it stood.
+    Writes PROJ_PATH/results/DATASET/temperature=T/MODEL.jsonl: prompt, response, finished and, where they are scored,
+    reward. Killed and started again with the same flags, it goes on where it stood.
     """
 
     model: str | None = like(ServerFlags, "model", None, f"{MODEL_HELP}; not needed with --ref_scores")
@@ -206,6 +223,13 @@ class InferenceOptions(ScoredOptions, TemperatureOptions):
         super().__post_init__()
         if self.model is None and not self.ref_scores:
             raise UserError("--model is missing: give the policy's folder, or --ref_scores to score the data set.")
+        if not self.has_scores and (self.ref_scores or self.num_return > 1):
+            what = "--ref_scores" if self.ref_scores else f"--num_return {self.num_return}, which keeps the best one,"
+            raise UserError(f"{what} needs scores: give --reward_model or --reward_function module.py:function.")
+        if self.ref_scores and self.reward_model is None and self.model is None:
+            raise UserError(
+                "--ref_scores with --reward_function: give --model, too; its chat template writes the prompts."
+            )
         if self.num_return > 1 and self.ref_scores:
             raise UserError(
                 f"--num_return {self.num_return}: --ref_scores draws no responses. Leave --num_return out, or change"
@@ -246,6 +270,10 @@ class BestOfOptions(ScoredOptions):
                 raise UserError(f"--{name} {given}: give each number once, the smallest first.")
         if not self.temperatures and not self.single_temperatures:
             raise UserError("--temperatures and --single_temperatures: give at least one of them a number.")
+        if not self.has_scores:
+            raise UserError(
+                "the best response is that with the highest score: give --reward_model or --reward_function."
+            )
         if 0 in self.temperatures and max(self.best_of) > 1:
             raise UserError(
                 f"--temperatures 0: gives the same response every time, also with --best_of {max(self.best_of)}. "

@@ -76,9 +76,14 @@ def select_prompts(options: ScoredOptions | ProgramOptions, tokenizer: PreTraine
     """
     known = find_known(options.dataset)  # read by hub id: results lie in folders that are called like `dataset`
     path = options.data_path or (known.hub_id if known else options.dataset)
-    held_out = load_source(path, options.keys, PROTOCOL_SEED).eval
+    source = load_source(path, options.keys, PROTOCOL_SEED)
+    held_out = source.eval
     order = range(len(held_out)) if options.dataset == UNSHUFFLED else shuffled(len(held_out))
     rows = [held_out[number] for number in order][: options.samples]
+    if source.num_rows[1] is None:
+        logger.info("%s: %d of %d rows, from the 5 %% held out for evaluation", path, len(rows), source.num_rows[0])
+    else:
+        logger.info("%s: %d of %d evaluation rows", path, len(rows), source.num_rows[1])
     if options.num_samples is not None and len(rows) < options.num_samples:
         logger.warning("%s: it holds %d prompts, not the %d of --num_samples", path, len(rows), options.num_samples)
     limit = options.max_prompt_len or sys.maxsize

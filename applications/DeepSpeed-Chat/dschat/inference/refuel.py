@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 from dschat.config.commands import PushOptions
-from dschat.config.common import LogprobFlags, OptimisationFlags
+from dschat.config.common import OptimisationFlags
 from dschat.config.common import OutputFlags as TrainingOutput
+from dschat.config.logprobs import LogprobFlags
 from dschat.config.refuel import DialogueFlags
 from dschat.config.rollouts import RolloutFlags
 from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, REQUIRED, engine_name, flag, like

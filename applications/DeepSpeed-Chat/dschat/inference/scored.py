@@ -1,48 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses of a policy scored by a reward model: the best of some at one temperature, or all of a sweep."""
+"""Responses of a policy, scored by a reward model or a function: the best of some, or all of a sweep."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import folder_stamp
 from dschat.common.statistics import mean_estimate
+from dschat.common.user_function import load_function
 from dschat.data.encoding import encode_responses, response_texts
 from dschat.data.examples import PromptExample
 from dschat.errors import UserError
 from dschat.evaluation.best_of import sweep_of
+from dschat.inference.datasets import described_function
 from dschat.inference.options import BestOfOptions, InferenceOptions
 from dschat.inference.policy import SampledResponse, SamplingPolicy
 from dschat.inference.prompts import Answering, Selection, refuse_finished
 from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, run_batches, settings_of
 from dschat.reports.evaluations import write_best_of
+from dschat.scoring.function import require_arguments, score_texts
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
 
 BOTH = "--model, --reward_model: the GPU's memory does not hold both"
 
+FUNCTION = "--reward_function"
+Scorer = Callable[[ResponseTexts], Tensor]  # texts of B responses → their scores (B,)
 Candidate = tuple[float, SampledResponse]  # a response behind its reward
 
 
 def run_inference(options: InferenceOptions) -> str:
-    """Generates and scores, or with `ref_scores` only scores; writes `options.result_path` and returns the last line.
+    """Generates and scores, where there is something to score with, or with `ref_scores` only scores; writes
+    `options.result_path` and returns the last line.
 
     Raises UserError for bad models or data, a finished file, or an interrupted run with other settings.
     """
-    given, settings, open_reader = _find(options)
+    given, settings, open_scorer = _find(options)
     selection = given.selection
 
     def prepare() -> BatchFunction:
         with enough_memory(BOTH):
-            reader = open_reader()
+            scorer = open_scorer()
             if options.ref_scores or given.path is None:
-                return selection.of_batch(partial(score_references, reader, _template_of(reader, given)))
+                assert scorer is not None  # the options have something to score with
+                return selection.of_batch(partial(score_references, scorer, _template_of(scorer, given)))
             policy = given.open_policy(options.temperature_value)
         policy.check_lengths(selection.longest)
-        return selection.of_batch(partial(respond_and_score, policy, reader, options.num_return, best_of))
+        if scorer is None:
+            return selection.of_batch(partial(respond, policy))
+        return selection.of_batch(partial(respond_and_score, policy, scorer, options.num_return, best_of))
 
     def conclude(entries: list[Entry]) -> Concluded:
         left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
@@ -63,15 +73,17 @@ def run_best_of_n(options: BestOfOptions) -> str:
     settings.
     """
     path = options.result_path
-    given, settings, open_reader = _find(options)
+    given, settings, open_scorer = _find(options)
     selection, draws = given.selection, options.draws
 
     @cache
-    def models() -> tuple[SamplingPolicy, RewardReader]:
+    def models() -> tuple[SamplingPolicy, Scorer]:
         with enough_memory(BOTH):
-            reader, policy = open_reader(), given.open_policy(next(iter(draws)))
+            scorer = open_scorer()
+            policy = given.open_policy(next(iter(draws)))
+        assert scorer is not None  # the options have something to score with
         policy.check_lengths(selection.longest)
-        return policy, reader
+        return policy, scorer
 
     def prepare(temperature: float) -> BatchFunction:
         policy, reader = models()
@@ -101,23 +113,42 @@ def run_best_of_n(options: BestOfOptions) -> str:
 
 def _find(
     options: InferenceOptions | BestOfOptions,
-) -> tuple[Answering, dict[str, Any], Callable[[], RewardReader]]:
-    """The prompts and who answers them, what the rows depend on, and what opens the reward model."""
+) -> tuple[Answering, dict[str, Any], Callable[[], Scorer | None]]:
+    """The prompts and who answers them, what the rows depend on, and what opens the source of scores, if there is one.
+
+    A function is loaded at once, so that a wrong name is said before anything is read.
+    """
     refuse_finished(options)
     model, template = options.reward_model, options.rm_template
-    tokenizer = load_reward_tokenizer(model, template)
-    given = Answering.find(options, tokenizer)
-    settings = {"reward-model": folder_stamp(model), "rm-template": template} | given.settings
-    return (
-        given,
-        settings,
-        lambda: load_reward_model(model, tokenizer, template, given.where.device, given.where.dtype),
-    )
+    if model is not None:
+        tokenizer = load_reward_tokenizer(model, template)
+        given = Answering.find(options, tokenizer)
+        settings = {"reward-model": folder_stamp(model), "rm-template": template} | given.settings
+        where = given.where.device, given.where.dtype
+        return given, settings, lambda: load_reward_model(model, tokenizer, template, *where)
+    if options.reward_function is not None:
+        function = load_function(options.reward_function, FUNCTION)
+        require_arguments(function, options.reward_function, FUNCTION, with_segments=False)
+        given = Answering.find(options)
+        settings = {"reward-function": described_function(options.reward_function)} | given.settings
+        return given, settings, lambda: partial(score_texts, function, FUNCTION)
+    given = Answering.find(options)
+    return given, {"reward-model": None} | given.settings, lambda: None
+
+
+def respond(policy: SamplingPolicy, examples: list[PromptExample]) -> list[Entry]:
+    """One response to each prompt, without a score."""
+    (responses,) = policy.respond(examples, 1)
+    entries = []
+    for example, response in zip(examples, responses, strict=True):
+        row = example.columns | {"response": response.text, "finished": response.finished}
+        entries.append({"number": example.index, "row": row, "tokens": response.tokens})
+    return entries
 
 
 def respond_and_score(
     policy: SamplingPolicy,
-    reader: RewardReader,
+    scorer: Scorer,
     draws: int,
     keep: Callable[[Sequence[Candidate]], Entry],
     examples: list[PromptExample],
@@ -128,7 +159,7 @@ def respond_and_score(
     """
     drawn = []
     for responses in policy.respond(examples, draws):
-        rewards = _rewards(reader, examples, [response.text for response in responses])
+        rewards = _rewards(scorer, examples, [response.text for response in responses])
         drawn.append(list(zip(rewards, responses, strict=True)))
     entries = []
     for example, candidates in zip(examples, zip(*drawn, strict=True), strict=True):
@@ -154,17 +185,19 @@ def all_of(temperature: float, candidates: Sequence[Candidate]) -> Entry:
     return {"row": row}
 
 
-def _template_of(reader: RewardReader, given: Answering) -> PreTrainedTokenizerBase:
-    """The tokenizer whose chat template writes what the reward model reads of messages: its own, if it has one."""
-    return given.tokenizer if reader.tokenizer.chat_template is None else reader.tokenizer
+def _template_of(scorer: Scorer, given: Answering) -> PreTrainedTokenizerBase:
+    """The tokenizer whose chat template writes what is scored of messages: the reward model's own, if it has one."""
+    if isinstance(scorer, RewardReader) and scorer.tokenizer.chat_template is not None:
+        return scorer.tokenizer
+    return given.tokenizer
 
 
 def score_references(
-    reader: RewardReader, tokenizer: PreTrainedTokenizerBase, examples: list[PromptExample]
+    scorer: Scorer, tokenizer: PreTrainedTokenizerBase, examples: list[PromptExample]
 ) -> list[Entry]:
     """Scores the data set's own responses, behind messages as the chat template of the tokenizer writes them."""
     chosen, rejected = _references(examples, tokenizer)
-    scores = (_rewards(reader, examples, texts) for texts in (chosen, rejected))
+    scores = (_rewards(scorer, examples, texts) for texts in (chosen, rejected))
     entries = []
     for example, better, worse, *rewards in zip(examples, chosen, rejected, *scores, strict=True):
         row = example.columns | {"response": better, "reward": rewards[0]}
@@ -173,9 +206,9 @@ def score_references(
     return entries
 
 
-def _rewards(reader: RewardReader, examples: list[PromptExample], responses: list[str]) -> list[float]:
+def _rewards(scorer: Scorer, examples: list[PromptExample], responses: list[str]) -> list[float]:
     prompts, rows = [example.prompt_text for example in examples], [example.row for example in examples]
-    return reader(ResponseTexts(prompts, responses, rows)).tolist()
+    return scorer(ResponseTexts(prompts, responses, rows)).tolist()
 
 
 def _references(examples: list[PromptExample], tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
@@ -199,18 +232,25 @@ def _lengths(selection: Selection, options: InferenceOptions, tokenizer: PreTrai
 
 
 def _means(entries: list[Entry]) -> str:
-    """The means over the rows of the file."""
+    """The means over the rows of the file, each ± one standard error."""
     rows = [entry["row"] for entry in entries]
-    reward = f"reward {mean_estimate([row['reward'] for row in rows]).text(4)}"
     if "rejected_reward" in rows[0]:
+        reward = mean_estimate([row["reward"] for row in rows]).text(4)
         rejected = mean_estimate([row["rejected_reward"] for row in rows]).text(4)
-        higher = fmean(row["reward"] > row["rejected_reward"] for row in rows)
-        return f"{reward}, rejected {rejected}, chosen above rejected {higher:.1%}"
-    length = fmean(entry["tokens"] for entry in entries)
-    return f"{reward}, length {length:.1f} tokens, EOS rate {fmean(row['finished'] for row in rows):.1%}"
+        higher = mean_estimate([float(row["reward"] > row["rejected_reward"]) for row in rows]).text(1, 100.0)
+        return f"reward {reward}, rejected {rejected}, chosen above rejected {higher} %"
+    length = mean_estimate([float(entry["tokens"]) for entry in entries]).text(1)
+    ended = mean_estimate([float(row["finished"]) for row in rows]).text(1, 100.0)
+    numbers = f"length {length} tokens, EOS rate {ended} %"
+    if "reward" not in rows[0]:
+        return f"{numbers} (no scores: neither --reward_model nor --reward_function)"
+    return f"reward {mean_estimate([row['reward'] for row in rows]).text(4)}, {numbers}"
 
 
 def _mean(entries: list[Entry]) -> dict[str, str]:
+    """What the progress bar shows."""
+    if "reward" not in entries[0]["row"]:
+        return {"tokens": f"{fmean(entry['tokens'] for entry in entries):.1f}"}
     return {"reward": f"{fmean(entry['row']['reward'] for entry in entries):.3f}"}
 
 

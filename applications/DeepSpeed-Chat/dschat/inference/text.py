@@ -106,6 +106,9 @@ def _rows(options: TextOptions) -> list[Row]:
     if folder is None:
         source = load_source(options.data, options.keys, options.seed)
         rows = source.eval if held_out else source.train
+        num_rows = source.num_rows[0] if source.num_rows[1] is None or not held_out else source.num_rows[1]
+        taken = len(rows) if options.num_samples is None else min(len(rows), options.num_samples)
+        logger.info("%s: %d of %d rows", options.data, taken, num_rows)
     else:
         rows = prepared_rows(folder, held_out)
     if not rows:

@@ -20,7 +20,7 @@ from dschat.plan.models import Configs, find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan, remedies
 from dschat.plan.recommend import recommend
-from dschat.plan.report import Report, choices, counts, find_rows
+from dschat.plan.report import Report, choices, counts, find_rows, find_sources
 
 # No run starts, so that it does not matter what an output folder holds.
 NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
@@ -87,11 +87,14 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
     found = recommend(told.config, machine, configs) if options.recommend else None
     plan = found.best.plan if found and found.best else None
     plan = plan or make_plan(told.config, machine, configs)
-    rows = find_rows(told.config) if options.num_samples is None else (options.num_samples, 0)
+    sources = None if options.num_samples is not None else find_sources(told.config)
+    rows = None if sources is None else find_rows(sources)
+    rows = (options.num_samples, 0) if options.num_samples is not None else rows
     counted = None if rows is None else counts(plan.config, plan.config.plan_batches(plan.machine.processes), *rows)
     helps = [] if plan.fits or found else remedies(plan, configs)
     title = f"dschat {step}{f' --config {file}' if file else ''}"
-    return Report(title, plan, counted, helps, choices(plan) if options.micro_batches else [], found)
+    largest = choices(plan) if options.micro_batches else []
+    return Report(title, plan, counted, helps, largest, found, sources or ())
 
 
 def _configs(given: str | None, base: str | None) -> Configs:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,19 @@ from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.config.supervised import DPOConfig, SupervisedConfig
-from dschat.data.hub import find_known
-from dschat.data.prepared.read import share_sizes
-from dschat.data.sources import TRAIN_EVAL_SPLIT, load_share, parse_fractions, split_bounds
+from dschat.data.hub import KnownSet, find_known
+from dschat.data.prepared.folder import find_prepared
+from dschat.data.prepared.read import prepared_share
+from dschat.data.sources import (
+    PUBLISHED_SPLIT,
+    TRAIN_EVAL_SPLIT,
+    described,
+    keys_of,
+    parse_fractions,
+    read_share,
+    source_line,
+    split_bounds,
+)
 from dschat.errors import UserError
 from dschat.plan.models import Role
 from dschat.plan.phases import CUDA_BYTES, GB, Texts, engines, phases_of
@@ -49,44 +59,58 @@ def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) 
     Raises:
         UserError: fewer examples than one rollout or update.
     """
-    size = plan.global_rollout or plan.global_batch
-    per_size = plan.updates_per_rollout or 1
+    size = plan.iteration_size
+    per_size = plan.updates_per_iteration
     if examples < size:
         raise UserError(f"{examples} training rows are fewer than the {size} that are needed at a time.")
-    rounds = config.total_iterations(examples // size, size)
-    updates = rounds * per_size
+    updates = config.total_updates(examples, plan)
     evaluations = _evaluations(updates, per_size, config.eval_interval) if held_out else 0
     at_once = min(held_out, _evaluated_at_once(config, plan) or held_out)
-    return Counts(examples, held_out, updates, rounds * size, evaluations, evaluations * at_once)
+    return Counts(examples, held_out, updates, updates // per_size * size, evaluations, evaluations * at_once)
 
 
-def find_rows(config: CommonConfig) -> tuple[int, int] | None:
-    """Training and held-out rows of the step's share; None where the data are neither local nor published sets."""
+def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
+    """What the step takes of each source, as `dschat.data.sources.described` says it; None where a source is neither
+    local nor a published set.
+    """
     if isinstance(config, RefuelConfig):  # of pairs, which are tokens
         return None
-    if all(Path(path).exists() for path in config.data_path):
-        prepared = share_sizes(config)
-        if prepared is not None:
-            return prepared
-        share = load_share(config)
-        return len(share.train), len(share.eval)
-    train = held_out = 0
+    folders = find_prepared(config.data_path)
+    if folders:
+        return prepared_share(folders).sources
+    sources: list[dict[str, Any]] = []
     for path in config.data_path:
         known = find_known(path)
-        if known is None:
+        if Path(path).exists():
+            share = read_share([path], keys_of(config), config.data_split, config.step, config.seed)
+            sources += share.sources
+        elif known is not None:
+            sources.append(_published_source(known, config))
+        else:
             return None
-        rows, evaluated = known.train_rows, known.eval_rows
-        if evaluated is None:
-            bounds = split_bounds(rows, parse_fractions(TRAIN_EVAL_SPLIT))
-            rows, evaluated = bounds[1], bounds[2] - bounds[1]
-        train += _share(rows, config)
-        held_out += _share(evaluated, config)
-    return train, held_out
+    return sources
 
 
-def _share(rows: int, config: CommonConfig) -> int:
-    bounds = split_bounds(rows, parse_fractions(config.data_split))
-    return bounds[config.step] - bounds[config.step - 1]
+def _published_source(known: KnownSet, config: CommonConfig) -> dict[str, Any]:
+    """What the step takes of a published set, by its known number of rows."""
+    train_rows, eval_rows = known.counts
+    if eval_rows is None:
+        bounds = split_bounds(train_rows, parse_fractions(TRAIN_EVAL_SPLIT))
+        train_rows, eval_rows = bounds[1], bounds[2] - bounds[1]
+    split = config.data_split or PUBLISHED_SPLIT
+    train, held_out = range(_share(train_rows, split, config.step)), range(_share(eval_rows, split, config.step))
+    return described(known.hub_id, train, held_out, {}, known.counts, split)
+
+
+def find_rows(sources: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Training and held-out rows of the step's share, from `find_sources`."""
+    return sum(source["train"] for source in sources), sum(source["eval"] for source in sources)
+
+
+def _share(rows: int, data_split: str, step: int) -> int:
+    """Rows of a step's share."""
+    bounds = split_bounds(rows, parse_fractions(data_split))
+    return bounds[step] - bounds[step - 1]
 
 
 def _evaluations(updates: int, at_a_time: int, interval: int) -> int:
@@ -168,6 +192,7 @@ class Report:
     remedies: Sequence[tuple[Change, Plan]]  # see `dschat.plan.plan.remedies`
     choices: Sequence[Choice]
     recommendation: Recommendation | None = None
+    sources: Sequence[Mapping[str, Any]] = ()  # of the data, see `find_sources`
 
     def text(self) -> str:
         """Tables of models and phases, main memory, counts, and whether it fits."""
@@ -185,6 +210,7 @@ class Report:
             _servers(plan),
             _micro_batches(self.choices),
             _host(plan),
+            "\n".join(map(source_line, self.sources)),
             _counts(plan, self.counts),
             advice(self.recommendation) if self.recommendation else "",
         ]
@@ -202,6 +228,7 @@ class Report:
             "peak": plan.peak,
             "host": asdict(plan.host) | {"total": plan.main_memory},
             "counts": None if self.counts is None else asdict(self.counts),
+            "sources": list(self.sources),
             "fits": plan.fits,
             "remedies": [{"flags": in_words(change), "peak": changed.peak} for change, changed in self.remedies],
             "micro_batches": [asdict(choice) for choice in self.choices],

@@ -20,6 +20,9 @@ from dschat.run.distributed import device, is_main, sum_over_ranks
 from dschat.run.trackers import Sample, Trackers
 
 EVALUATION = "eval/"
+STANDARD_ERROR = "_stderr"  # behind the name of a metric: its standard error
+ROWS = "rows"  # held-out rows of an evaluation
+FEW_ROWS = 30  # held-out rows below which an evaluation comes with a warning
 
 Number = float | int | Tensor
 
@@ -108,6 +111,49 @@ class Means:
         return metrics
 
 
+class RowMeans:
+    """Weighted means over held-out rows of all ranks, each with its standard error."""
+
+    def __init__(self) -> None:
+        self._means = Means()
+        self._with_error: list[str] = []
+
+    def add(self, name: str, totals: Tensor, weights: Tensor) -> None:
+        """Adds rows to the metric ``name``, which is Σ totals / Σ weights.
+
+        Args:
+            name: of the metric.
+            totals: (n,), each row's sum over what it counts, such as its tokens.
+            weights: (n,), how much each row counts; a row of weight 0 is left out, and its total is 0.
+        """
+        if name not in self._with_error:
+            self._with_error.append(name)
+        x, w = totals.double(), weights.double()
+        self._means.add(name, x.sum(), w.sum())
+        for moment, products in (("xx", x * x), ("xw", x * w), ("ww", w * w), ("w", w), ("n", w > 0)):
+            self._means.add_sum(f"{name} {moment}", products.sum())
+
+    def add_mean(self, name: str, total: Number, weight: Number = 1) -> None:
+        """Adds to a mean without a standard error."""
+        self._means.add(name, total, weight)
+
+    def reduce(self) -> dict[str, float]:
+        """The means, and the standard error of each as <name>_stderr where at least two rows count.
+
+        The error is that of a ratio of two sums over rows: with r = Σx / Σw it is √(n / (n − 1) · Σ(x − r w)²) / Σw,
+        which is s / √n where every weight is 1 (Cochran, Sampling Techniques, 1977, section 6.4).
+        """
+        sums = self._means.reduce()
+        metrics = {name: value for name, value in sums.items() if " " not in name}
+        for name in self._with_error:
+            ratio = metrics[name]
+            xx, xw, ww, w, n = (sums[f"{name} {moment}"] for moment in ("xx", "xw", "ww", "w", "n"))
+            squares = max(xx - 2 * ratio * xw + ratio**2 * ww, 0.0)
+            if n > 1 and math.isfinite(squares):
+                metrics[name + STANDARD_ERROR] = math.sqrt(n / (n - 1) * squares) / w
+        return metrics
+
+
 class MetricsLog:
     """``metrics.jsonl``, one object per line, and trackers. Only the main process writes."""
 
@@ -192,16 +238,32 @@ class MetricsLog:
 
 
 def evaluation_line(update: int, metrics: Mapping[str, float], before: Mapping[str, float]) -> str:
-    """An evaluation after so many updates in one line: its metrics, as in metrics.jsonl, and how far they have moved
-    since the one before, which is empty at the first.
+    """An evaluation after so many updates in one line: its number of rows, and its metrics, as in metrics.jsonl, with
+    their standard errors and how far they have moved since the evaluation before, which is empty at the first.
     """
-    names = sorted(metrics, key=lambda name: _place(name.removeprefix(EVALUATION)))
+    named = [name for name in metrics if not name.endswith(STANDARD_ERROR) and name != EVALUATION + ROWS]
+    names = sorted(named, key=lambda name: _place(name.removeprefix(EVALUATION)))
     parts = []
     for name in names:
         finite = name in before and math.isfinite(metrics[name] - before[name])
         moved = f" ({_signed(metrics[name] - before[name])})" if finite else ""
-        parts.append(f"{name.removeprefix(EVALUATION).replace('_', ' ')} {_shown(metrics[name])}{moved}")
-    return f"{after(update)}: {', '.join(parts)}"
+        error = metrics.get(name + STANDARD_ERROR)
+        with_error = "" if error is None else f" ± {error:.2g}"
+        parts.append(f"{name.removeprefix(EVALUATION).replace('_', ' ')} {_shown(metrics[name])}{with_error}{moved}")
+    rows = metrics.get(EVALUATION + ROWS)
+    on_rows = "" if rows is None else f", {rows:.0f} held-out rows"
+    return f"{after(update)}{on_rows}: {', '.join(parts)}"
+
+
+def few_rows_warning(metrics: Mapping[str, float]) -> str | None:
+    """What to say of an evaluation on few rows; None where they are enough."""
+    rows = metrics.get(EVALUATION + ROWS, math.inf)
+    if rows >= FEW_ROWS:
+        return None
+    return (
+        f"evaluations are on {rows:.0f} held-out rows: differences within two standard errors (±) mean nothing."
+        f" Give at least {FEW_ROWS} held-out rows: more data, or valid* files in the folder of --data_path."
+    )
 
 
 def after(updates: int) -> str:

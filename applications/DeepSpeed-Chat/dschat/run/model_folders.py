@@ -12,60 +12,26 @@ README.md (the model card) and run.json; with LoRA also adapter/. Folders and fi
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.common.atomic import write_file
 from dschat.config.common import CommonConfig
-from dschat.config.needs import NEEDS
+from dschat.config.rules import FREE, flags_on_resume
 from dschat.errors import UserError
 from dschat.models.engines import Trained
+from dschat.models.lora import lora_config
 from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
-from dschat.run.metrics import after
-from dschat.run.output import RunOutput, RunRecord
+from dschat.run.model_card import CardModel, CardSettings, write_model_card
+from dschat.run.output import RunOutput
 
 logger = logging.getLogger(__name__)
-
-_TITLES = {
-    "sft": "Supervised fine-tuning (step 1)",
-    "reward": "Reward model (step 2)",
-    "dpo": "Direct preference optimisation (step 2)",
-    "refuel": "REFUEL on pairs of replies",
-    "refuel_online": "REFUEL with users from data (step 3)",
-}
-CARD = """\
----
-library_name: transformers
-tags: [ma-rlhf, rlhf]
----
-
-# {name}: {role}
-
-{title} with [MA-RLHF](https://arxiv.org/abs/2410.02743), started from `{base}`.
-
-## Data
-
-{data}
-## Settings
-
-{settings}
-## Metrics
-
-On held-out rows, {after}:
-
-{metrics}
-## Made with
-
-{packages}.
-"""
 
 
 @dataclass(frozen=True)
@@ -150,39 +116,25 @@ class ModelFolders:
         self._describe(model, place)
 
     def _describe(self, model: SavedModel, folder: Path) -> None:
-        name = model.subfolder or self._place.resolve().name
-        write_model_card(folder, name, model.role, model.base, self._settings(), self._run.record)
+        is_pushed = self._config.push_to_hub is not None and model.subfolder in ("", "actor")
+        card_model = CardModel(
+            name=model.subfolder or self._place.resolve().name,
+            role=model.role,
+            base=model.base,
+            path=str(self._config.push_to_hub) if is_pushed else str(self._place / model.subfolder),
+            has_template=bool(self._tokenizer.chat_template),
+            is_adapter=not self._config.merge_lora and lora_config(model.engine.module.inner) is not None,
+        )
+        write_model_card(folder, card_model, self._settings(), self._run.record)
         self._run.record.save(folder)
 
-    def _settings(self) -> dict[str, object]:
-        """The required flags, and those that differ from their defaults."""
+    def _settings(self) -> CardSettings:
+        """The required flags and those that differ from their defaults; further ones that decide the numbers."""
         fields = dataclasses.fields(self._config)
         required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
         plain = type(self._config)(**{name: getattr(self._config, name) for name in required})
         values = {f.name: getattr(self._config, f.name) for f in fields}
-        return {n: v for n, v in values.items() if n in required or v != getattr(plain, n)}
-
-
-def write_model_card(
-    folder: Path, name: str, role: str, base: str, settings: Mapping[str, object], record: RunRecord
-) -> None:
-    """Writes ``folder/README.md``: data, settings and metrics of the model saved there; `role` as in `SavedModel`."""
-    sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
-    estimator = NEEDS[str(settings.get("advantage_estimator", "gae"))]
-    rows = "`{name}`: {train} training and {eval} held-out rows in this step's share"
-    card = CARD.format(
-        name=name,
-        role=role,
-        base=base,
-        title=f"{estimator.title} (step 3)" if record.step == "ppo" else _TITLES[record.step],
-        data=_listed(rows.format_map(source) for source in sources),
-        settings=_listed(f"`--{flag}`: {value}" for flag, value in settings.items()),
-        after=after(record.metrics_update),
-        metrics=_listed(f"{metric}: {value:.4g}" for metric, value in record.metrics.items()),
-        packages=", ".join(f"{package} {version}" for package, version in record.packages.items()),
-    )
-    write_file(folder / "README.md", card)
-
-
-def _listed(items: Iterable[str]) -> str:
-    return "".join(f"- {item}\n" for item in items)
+        given = {name: value for name, value in values.items() if name in required or value != getattr(plain, name)}
+        rest = values.keys() - given.keys() - (flags_on_resume(self._config, FREE) - {"num_train_epochs"})
+        defaults = {name: value for name, value in values.items() if name in rest and value is not None}
+        return CardSettings(given, defaults)

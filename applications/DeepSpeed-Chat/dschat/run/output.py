@@ -17,7 +17,17 @@ from typing import Protocol
 
 import torch
 
-from dschat.common.atomic import WRITING, Backup, move_all, remove, reporting, write_file, writing_into
+from dschat.common.atomic import (
+    WRITING,
+    Backup,
+    missing_folders,
+    move_all,
+    remove,
+    remove_empty,
+    reporting,
+    write_file,
+    writing_into,
+)
 from dschat.common.fingerprints import file_hash
 from dschat.common.jsonl import read_object
 from dschat.common.lock import Lock
@@ -27,9 +37,9 @@ from dschat.config.parse import to_json, to_yaml
 from dschat.config.rules import RUN_FOLDERS, check_output_dir
 from dschat.errors import UserError
 from dschat.run.distributed import broadcast_object, is_main, world_size
-from dschat.run.metrics import MetricsLog, evaluation_line
+from dschat.run.metrics import MetricsLog, evaluation_line, few_rows_warning
 from dschat.run.state import Json
-from dschat.run.trackers import TensorBoard, Trackers, WandB
+from dschat.run.trackers import TensorBoard, Tracker, Trackers, WandB
 
 logger = logging.getLogger("dschat")
 
@@ -67,6 +77,9 @@ class RunRecord:
 
     def measured(self, metrics: dict[str, float], update: int) -> None:
         """Keeps an evaluation's metrics for model cards, and says what has changed since the one before."""
+        warning = few_rows_warning(metrics)
+        if warning and not self.metrics and is_main():
+            logger.warning("%s", warning)
         logger.info("%s", evaluation_line(update, metrics, self.metrics))
         self.metrics, self.metrics_update = metrics, update
 
@@ -126,6 +139,9 @@ class Run(Protocol):
     def folder(self) -> Path:
         """Where files of the run go now."""
 
+    def begin(self) -> None:
+        """Makes the folder; before it, nothing is written. Every rank must call it."""
+
 
 class Data(Protocol):
     """What a run records of its data; see `dschat.data.sources.Share`."""
@@ -143,19 +159,26 @@ class Data(Protocol):
 class RunOutput:
     """The folder while the run goes on; every rank has one, the main process writes and has its lock.
 
+    Nothing is written before `begin`, so that a run that is refused while data and models are read leaves no folder.
     With --overwrite_output_dir, what an earlier run left stays until this one first saves something. Until then, this
     one writes into a folder below.
     """
 
-    def __init__(self, step: str, config: CommonConfig, plan: BatchPlan) -> None:
-        """Makes the folder and writes flags, with the batch sizes that follow from them, and the record of the step.
+    metrics: MetricsLog  # from `begin` on
 
-        Raises UserError, on every rank: another run has the folder, or has left a run there; or it cannot be written.
+    def __init__(self, step: str, config: CommonConfig, plan: BatchPlan) -> None:
+        """Takes the step's name, its flags and the batch sizes that follow from them, and makes the record.
+
+        Raises UserError, on every rank: another run has the folder, or has left a run there.
         """
         self.plan, self._config, self._place = plan, config, Path(config.output_dir)
         self._backup = Backup(self._place)  # what an earlier run left, until this one's first save stands in its place
         self._held = config.resume_from_checkpoint is not None  # until it is clear where the run goes on
-        self._lock = self._lock_folder()
+        self._has_begun = False
+        self._made: list[Path] = []  # folders that this run made, the innermost first
+        self._lock: Lock | None = None
+        if broadcast_object(self._place.exists()):
+            self._lock_folder()
         replaces = config.overwrite_output_dir and not self._held
         replaces = replaces and broadcast_object((self._place / "run.json").exists())
         self._folder = self._place / UNFINISHED if replaces else self._place
@@ -164,28 +187,57 @@ class RunOutput:
         self.record.batches = asdict(plan)
         self._wandb = WandB(self._place, json.loads(to_json(config, plan))) if "wandb" in config.trackers else None
         self.record.wandb_id = None if self._wandb is None else self._wandb.run_id
+
+    def begin(self) -> None:
+        """Makes the folder, if need be, and writes the flags and the record; opens metrics and trackers.
+
+        Every rank must call it. Raises UserError, on every rank, where another run has the folder by now; or where it
+        cannot be written.
+        """
+        if self._has_begun:
+            return
+        if is_main() and not self._place.exists():
+            self._made = missing_folders(self._place)
+        if not broadcast_object(self._lock is not None):
+            self._lock_folder()
+        self._has_begun = True
         with reporting(f"--output_dir {self._place}"):
             if is_main():
                 remove(self._place / UNFINISHED)
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._save_record()
-        board = [TensorBoard(Path(str(config.tensorboard_path)))] if "tensorboard" in config.trackers else []
-        trackers = Trackers([*board, *([self._wandb] if self._wandb else [])])
-        self.metrics = MetricsLog(self._folder, trackers, keep=self._held)
+        trackers: list[Tracker] = []
+        if "tensorboard" in self._config.trackers:
+            trackers.append(TensorBoard(Path(str(self._config.tensorboard_path))))
+        if self._wandb is not None:
+            trackers.append(self._wandb)
+        self.metrics = MetricsLog(self._folder, Trackers(trackers), keep=self._held)
+
+    def discard(self) -> None:
+        """After a refusal: removes what this run has written, unless it has measured, trained or saved anything."""
+        if not is_main() or not self._has_begun or (self._held and not self._made):
+            return
+        if self.metrics.rows() or self.record.saved:
+            return
+        self.metrics.close()
+        if self._made:
+            remove(self._place)
+            remove_empty(self._made)
+        elif self._folder != self._place:
+            remove(self._folder)
 
     @property
     def folder(self) -> Path:
         """Where files of the run go now."""
         return self._folder
 
-    def _lock_folder(self) -> Lock | None:
-        """The folder's lock, on the main process; raises UserError on every rank."""
-        lock: Lock | None = None
+    def _lock_folder(self) -> None:
+        """Takes the folder's lock, on the main process; raises UserError on every rank."""
         refusal: UserError | None = None
         try:
             if is_main():
                 with reporting(f"--output_dir {self._place}"):
-                    lock = Lock(self._place / ".lock", f"--output_dir {self._place}")
+                    self._lock = Lock(self._place / ".lock", f"--output_dir {self._place}")
                     self._backup.restore()
                     check_output_dir(str(self._place), self._config.overwrite_output_dir or self._held, [])
         except UserError as error:
@@ -193,7 +245,6 @@ class RunOutput:
         if refusal := broadcast_object(refusal):
             refusal.on_every_rank = True
             raise refusal
-        return lock
 
     def writing(self, place: Path) -> AbstractContextManager[Path | None]:
         """A new folder, on the main process, whose content is in ``place`` afterwards; see `writing_into`. Raises
@@ -244,20 +295,24 @@ class RunOutput:
     def announce(self, total_updates: int, num_examples: int) -> None:
         """Says once how large an update is, how many there will be, and what is left over."""
         plan = self.plan
-        left_over = num_examples % (plan.global_rollout or plan.global_batch)
+        left_over = num_examples % plan.iteration_size
         self.record.batches.update(total_updates=total_updates, left_over_per_epoch=left_over)
         self._save_record()
         cut = f"micro-batch {plan.micro_batch}, accumulation {plan.accumulation}"
         if plan.max_tokens is not None:
             cut = f"micro-batches of at most {plan.micro_batch} rows and {plan.max_tokens} tokens"
+        length = f"{total_updates} updates"
+        if self._config.max_steps is not None:
+            iterations_per_pass = num_examples // plan.iteration_size
+            passes = total_updates / (iterations_per_pass * plan.updates_per_iteration)
+            length += f" by --max_steps, {passes:.2f} passes over the examples"
         logger.info(
-            "global batch %d = %d per process x %d processes (%s); %d updates; "
-            "%d of %d examples left over in each epoch",
+            "global batch %d = %d per process x %d processes (%s); %s; %d of %d examples left over in each epoch",
             plan.global_batch,
             plan.update_per_rank,
             plan.world_size,
             cut,
-            total_updates,
+            length,
             left_over,
             num_examples,
         )
@@ -307,7 +362,7 @@ class RunOutput:
         self._save_record()
 
     def _save_record(self) -> None:
-        if is_main() and not self._held:
+        if is_main() and self._has_begun and not self._held:
             self.record.save(self._folder)
             write_file(self._folder / FLAGS_FILE, to_json(self._config, self.plan))
             write_file(self._folder / CONFIG_FILE, to_yaml(self._config))

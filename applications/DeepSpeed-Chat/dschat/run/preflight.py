@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from dschat.common.atomic import missing_folders, remove_empty
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
@@ -133,9 +134,10 @@ def _divided(report: ProcessReport, processes: int) -> str:
 
 
 def _folder_problem(output_dir: Path) -> str | None:
-    """Writes a mark on the main process and looks for it on all."""
+    """Writes a mark on the main process and looks for it on all. A folder that is made for it is removed again."""
     mark = broadcast_object(f".preflight-{uuid.uuid4().hex}")
     problem = None
+    made = missing_folders(output_dir)
     if is_main():
         try:
             output_dir.mkdir(parents=True, exist_ok=True)
@@ -153,8 +155,9 @@ def _folder_problem(output_dir: Path) -> str | None:
     elif main_problem is None and not os.access(output_dir, os.W_OK):
         problem = "cannot be written"
     barrier()
-    if is_main() and main_problem is None:
-        (output_dir / mark).unlink()
+    if is_main():
+        (output_dir / mark).unlink(missing_ok=True)
+        remove_empty(made)
     return problem
 
 

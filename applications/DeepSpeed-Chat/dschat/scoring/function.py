@@ -127,6 +127,22 @@ def require_arguments(function: RewardFn, spec: str, flag: str, with_segments: b
         return
 
 
+def score_texts(function: RewardFn, flag: str, texts: ResponseTexts) -> Tensor:
+    """The function's numbers of finished responses, (B,) float32 on the CPU.
+
+    Raises:
+        UserError: the function fails, or does not return one finite number per response.
+    """
+    name = f"{flag}: {getattr(function, '__name__', 'function')}"
+    rows = [row.extra for row in texts.rows]
+    result = call_function(function, flag, texts.prompts, texts.responses, rows)
+    scores = _checked(_with_nan(result), len(texts.responses), "response", name)
+    for score, row in zip(scores.tolist(), texts.rows, strict=True):
+        if not math.isfinite(score):
+            raise UserError(f"{name} returned {score} for the response to {row.origin}; it must return a number.")
+    return scores
+
+
 class FunctionDialogueScores:
     """A :data:`DialogueFn`; what it returns is checked."""
 

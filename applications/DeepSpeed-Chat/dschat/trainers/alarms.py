@@ -18,6 +18,8 @@ LARGEST_CORRELATION = 0.9
 ENOUGH_ROWS = 32  # of a rollout on all ranks; in fewer a correlation this large may be chance
 LARGEST_REPETITION = 0.5
 SMALLEST_EXPLAINED_VARIANCE = -1.0
+FEW_TOKENS = 8  # mean length of responses that are hardly more than a word
+SHRUNK_TO = 0.25  # part of the first rollout's mean length
 USUAL_INTERVAL = 50  # updates, without --eval_interval
 
 Metrics = Mapping[str, float]
@@ -52,6 +54,21 @@ def eos_alarm(metrics: Metrics, ended_before: bool) -> str | None:
     return "no response ends with EOS any more: all are cut at --max_answer_seq_len"
 
 
+def short_alarm(metrics: Metrics, first_length: float | None) -> str | None:
+    """Responses have become much shorter than in the first rollout (mean ``first_length`` in tokens, if known)."""
+    length = metrics["response/length"]
+    if first_length is None:
+        return None
+    is_short = length <= SHRUNK_TO * first_length or (length <= FEW_TOKENS and length <= first_length / 2)
+    if not is_short:
+        return None
+    return (
+        f"responses have become short: {length:.1f} tokens on average, {first_length:.1f} in the first rollout. The"
+        " policy may learn to stop at once: a smaller --missing_eos_penalty, or a longer --max_answer_seq_len, in"
+        " which responses end by themselves, pays less for that"
+    )
+
+
 def critic_alarm(metrics: Metrics) -> str | None:
     """The critic's values, where there is a critic, are further from the returns than their mean is."""
     explained = metrics.get("val/explained_variance")
@@ -79,6 +96,7 @@ class Alarms:
         self._max_kl, self._stops, self._interval, self._rows = max_kl, stops, interval, rows
         self._logged: dict[str, int] = {}  # alarm → after how many updates it was logged last
         self._ended = False  # a response has ended with EOS
+        self._first_length: float | None = None  # mean length of the first rollout's responses, in tokens
 
     @classmethod
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> Alarms:
@@ -98,10 +116,13 @@ class Alarms:
             "length": length_alarm(metrics, self._rows),
             "repetition": repetition_alarm(metrics),
             "eos": eos_alarm(metrics, self._ended),
+            "short": short_alarm(metrics, self._first_length),
             "critic": critic_alarm(metrics),
             "counted": count_alarm(metrics),
         }
         self._ended = self._ended or metrics["response/eos_rate"] > 0
+        if self._first_length is None:
+            self._first_length = metrics["response/length"]
         stops = self._stops and may_stop and found["kl"] is not None
         for name, sentence in found.items():
             if sentence is not None and not (stops and name == "kl"):
@@ -111,10 +132,12 @@ class Alarms:
         return f"{after(update)}, {found['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
 
     def state_dict(self) -> Json:
-        return {"logged": self._logged, "ended": self._ended}
+        return {"logged": self._logged, "ended": self._ended, "first_length": self._first_length}
 
     def load_state_dict(self, state: Json) -> None:
-        self._logged, self._ended = dict(state["logged"]), state["ended"]
+        self._logged = dict(state["logged"])
+        self._ended = state["ended"]
+        self._first_length = state["first_length"]
 
     def _log(self, name: str, message: str, update: int) -> None:
         last = self._logged.get(name)

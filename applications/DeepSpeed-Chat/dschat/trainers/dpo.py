@@ -16,7 +16,7 @@ from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.trainers.iteration import eval_size
 from dschat.trainers.reference import FOLDER, pair_logprobs, with_reference
 from dschat.trainers.selfcheck import check_policy
-from dschat.trainers.supervised import Task
+from dschat.trainers.supervised import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import dpo_loss
 
 TEMPERATURE = 1.0
@@ -55,11 +55,23 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen, rejected = self._log_ratios(engine, examples)
+        return dpo_loss(chosen, rejected, self._config.beta, self._config.label_smoothing, count)
+
+    def row_statistics(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> RowStatistics:
+        chosen, rejected = self._log_ratios(engine, examples)
+        losses = []
+        for better, worse in zip(chosen, rejected, strict=True):
+            losses.append(dpo_loss(better[None], worse[None], self._config.beta, self._config.label_smoothing, 1.0))
+        return statistics_of_rows(losses, [1] * len(examples))
+
+    def _log_ratios(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> tuple[Tensor, Tensor]:
+        """Of the chosen and of the rejected responses, (B,) each: log-ratios, or log-probs with --reference_free."""
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, TEMPERATURE)
         if not self._config.reference_free:
             chosen_ref, rejected_ref = self._reference(examples).unbind(1)
             chosen, rejected = chosen - chosen_ref, rejected - rejected_ref
-        return dpo_loss(chosen, rejected, self._config.beta, self._config.label_smoothing, count)
+        return chosen, rejected
 
     def self_check(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> None:
         chosen = [SFTExample(example.prompt_ids, example.chosen_ids) for example in examples]

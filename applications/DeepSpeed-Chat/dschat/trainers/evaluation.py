@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Callable, Sequence, Sized
+from itertools import chain
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from dschat.data.tokenised import lengths_of
 from dschat.models.layout import PassSize, group_by_length
 from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
 from dschat.rollouts.engine import Generation
-from dschat.run.distributed import gather_objects, largest_over_ranks, rank, world_size
-from dschat.run.metrics import Means
+from dschat.run.distributed import device, gather_objects, largest_over_ranks, rank, world_size
+from dschat.run.metrics import EVALUATION, ROWS, RowMeans
 from dschat.scoring.source import DialogueScores, ResponseTexts
 from dschat.trainers.ppo_models import AuxiliaryScores
 from dschat.trainers.rollout_metrics import Outside, token_table
@@ -59,8 +60,8 @@ def evaluate_responses(
 
     `sample` draws responses; `judge` makes a batch of them, and says what else was measured.
 
-    Returns means over the prompts of all ranks: eval/scores, kl, length, eos_rate and the names of further numbers;
-    and a sample for each prompt, in their order.
+    Returns means over the prompts of all ranks: eval/scores, kl, kl_per_token, length, eos_rate and the names of
+    further numbers, with standard errors (`RowMeans`), and eval/rows; and a sample for each prompt, in their order.
     """
     by_length = sorted(prompts, key=len)
     own, most = by_length[rank() :: world_size()], len(prompts[:: world_size()])
@@ -69,14 +70,16 @@ def evaluate_responses(
     drawn, texts = sample(examples)
     batch, outside = judge(drawn, texts)
     auxiliary = outside.auxiliary
-    means = Means()
+    means = RowMeans()
     everybody = torch.ones_like(batch.response_mask[:, 0])
-    for name, of_rows in _numbers(batch, auxiliary).items():
+    numbers = _numbers(batch, auxiliary)
+    for name, of_rows in numbers.items():
         # A response without a score has no token left, and counts in no mean of tokens.
-        counted = batch.response_mask.any(1) if name in OF_TOKENS else everybody
-        means.add(name, of_rows.double()[: len(own)][counted[: len(own)]].sum(), counted[: len(own)].sum())
+        counted = (batch.response_mask.any(1) if name in OF_TOKENS else everybody)[: len(own)]
+        means.add(name, torch.where(counted, of_rows[: len(own)].double(), 0.0), counted)
+    means.add("kl_per_token", numbers["kl"][: len(own)], numbers["length"][: len(own)])
     for name, (total, count) in outside.measured.items():
-        means.add(name, total, count)
+        means.add_mean(name, total, count)
     detailed = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
     samples: dict[int, Sample] = {}
     responses = drawn.rollout.response_rows()  # in the trajectory, those without a score have no token left
@@ -107,8 +110,8 @@ def evaluate_dialogues(
     every rank calls it equally often, with as many replies.
 
     Returns means over all ranks: eval/scores of whole dialogues, eval/scores_turn_1 and so on of the dialogues as they
-    stand after that turn, and over replies eval/eos_rate, length and kl; and a sample for each dialogue, in their
-    order.
+    stand after that turn, and over replies eval/eos_rate, length, kl and kl_per_token, with standard errors over
+    dialogues (`RowMeans`), and eval/rows; and a sample for each dialogue, in their order.
     """
     by_length = sorted(held_out, key=len)
     shares = [by_length[number :: world_size()] for number in range(world_size())]
@@ -116,19 +119,22 @@ def evaluate_dialogues(
     # A rank without a dialogue of its own answers one without counting it.
     conversations = answer(own or by_length[:1])
     scores = _scores_by_turn(conversations[: len(own)], own, reward)
-    replies = [reply for talk in conversations for _, reply in sorted(talk.replies.items())]
-    counted = replies if own else []
-    means = Means()
-    means.add("scores", sum(of_dialogue[-1] for of_dialogue in scores), len(scores))
+    replies = [[reply for _, reply in sorted(talk.replies.items())] for talk in conversations]
+    counted = replies if own else []  # by dialogue
+    means = RowMeans()
+    _add(means, "scores", [of_dialogue[-1:] for of_dialogue in scores])
     for turn in range(max(example.num_turns for example in held_out)):
-        reached = [of_dialogue[turn] for of_dialogue in scores if turn < len(of_dialogue)]
-        means.add(f"scores_turn_{turn + 1}", sum(reached), len(reached))
-    means.add("eos_rate", sum(reply.finished for reply in counted), len(counted))
-    means.add("length", sum(len(reply.ids) for reply in counted), len(counted))
+        _add(means, f"scores_turn_{turn + 1}", [of_dialogue[turn : turn + 1] for of_dialogue in scores])
+    _add(means, "eos_rate", [[float(reply.finished) for reply in of_dialogue] for of_dialogue in counted])
+    lengths = [[float(len(reply.ids)) for reply in of_dialogue] for of_dialogue in counted]
+    _add(means, "length", lengths)
     if kl is not None:
+        every_reply = list(chain.from_iterable(replies))
         most = max(sum(example.num_turns for example in share) for share in shares)
-        numbers = kl(replies + replies[:1] * (most - len(replies)))
-        means.add("kl", numbers[: len(counted)].double().sum(), len(counted))
+        numbers = iter(kl(every_reply + every_reply[:1] * (most - len(every_reply))).tolist())
+        kl_of_replies = [[next(numbers) for _ in of_dialogue] for of_dialogue in counted]
+        _add(means, "kl", kl_of_replies)
+        means.add("kl_per_token", _sums(kl_of_replies), _sums(lengths))
     samples = {
         example.index: _dialogue_sample(example, talk, of_dialogue)
         for example, talk, of_dialogue in zip(own, conversations, scores, strict=False)
@@ -136,10 +142,22 @@ def evaluate_dialogues(
     return _of_all_ranks(means, samples)
 
 
-def _of_all_ranks(means: Means, samples: dict[int, Sample]) -> tuple[dict[str, float], list[Sample]]:
+def _add(means: RowMeans, name: str, numbers: Sequence[Sequence[float]]) -> None:
+    """Adds the mean of numbers, given by dialogue: those of one dialogue depend on each other, and are one row."""
+    counts = torch.tensor([float(len(of_dialogue)) for of_dialogue in numbers], device=device())
+    means.add(name, _sums(numbers), counts)
+
+
+def _sums(numbers: Sequence[Sequence[float]]) -> Tensor:
+    """The sum of each dialogue's numbers, (n,) float64."""
+    return torch.tensor([sum(of_dialogue) for of_dialogue in numbers], dtype=torch.float64, device=device())
+
+
+def _of_all_ranks(means: RowMeans, samples: dict[int, Sample]) -> tuple[dict[str, float], list[Sample]]:
     """The means as metrics, and the samples of all ranks in the order of their numbers."""
     everywhere = {index: sample for part in gather_objects(samples) for index, sample in part.items()}
     metrics = {f"eval/{name}": number for name, number in means.reduce().items()}
+    metrics[EVALUATION + ROWS] = float(len(everywhere))
     return metrics, [everywhere[index] for index in sorted(everywhere)]
 
 

@@ -78,7 +78,7 @@ class Loop:
     ) -> None:
         self.algorithm, self.config, self.run, self.folders = algorithm, config, run, folders
         self.checkpoints = checkpoints
-        self.updates_per_iteration = run.plan.updates_per_rollout or 1
+        self.updates_per_iteration = run.plan.updates_per_iteration
         self.iteration = 0  # those that are finished
         self.evaluated = -1  # after how many updates the last evaluation was
         # The global random states after the last iteration or evaluation; users' functions may draw from them.
@@ -92,11 +92,15 @@ class Loop:
     def fit(self) -> Metrics:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         total = total_updates(len(self.algorithm.lengths), self.config, self.run.plan)
+        resumes = self.config.resume_from_checkpoint is not None
+        if not resumes:  # a run that is refused writes nothing
+            self.self_check()
+        self.run.begin()
         self.algorithm.prepare()
         self.random = random_states()
         self.load_state_dict(self.checkpoints.load())
         with self.checkpoints.stopping(self.state_dict):
-            if self.algorithm.checks_trained or self.state_dict().update == 0:
+            if resumes and (self.algorithm.checks_trained or self.state_dict().update == 0):
                 self.self_check()
             with progress(total, self.algorithm.name, self.update, not is_main(), "update") as bar:
                 self.evaluate_if_due(total)
@@ -114,7 +118,7 @@ class Loop:
 
     def train_epoch(self, total: int, bar: Bar) -> None:
         """The iterations that are left of an epoch, or of the run."""
-        per_epoch = len(self.algorithm.lengths) // iteration_size(self.run.plan)
+        per_epoch = len(self.algorithm.lengths) // self.run.plan.iteration_size
         epoch, done = divmod(self.iteration, per_epoch)
         left = (total - self.update) // self.updates_per_iteration
         for work in work_of_epoch(self.algorithm, self.config, self.run.plan, epoch)[done : done + left]:
@@ -213,7 +217,7 @@ def work_of_epoch(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, e
     """What the iterations of an epoch train on, on this rank."""
     return update_batches(
         algorithm.lengths,
-        iteration_size(plan),
+        plan.iteration_size,
         algorithm.work_batch,
         config.seed,
         epoch,
@@ -226,22 +230,17 @@ def work_of_epoch(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, e
 def work_of(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, iteration: int) -> Work | None:
     """What an iteration trains on, on this rank; None after the last."""
     examples = len(algorithm.lengths)
-    if iteration * (plan.updates_per_rollout or 1) >= total_updates(examples, config, plan):
+    if iteration * plan.updates_per_iteration >= total_updates(examples, config, plan):
         return None
-    epoch, number = divmod(iteration, examples // iteration_size(plan))
+    epoch, number = divmod(iteration, examples // plan.iteration_size)
     return work_of_epoch(algorithm, config, plan, epoch)[number]
 
 
-def iteration_size(plan: BatchPlan) -> int:
-    """Examples of one iteration on all processes: of a rollout, or of an update where there are no rollouts."""
-    return plan.global_rollout or plan.global_batch
-
-
 def total_updates(num_examples: int, config: CommonConfig, plan: BatchPlan) -> int:
-    """Optimiser updates of the whole run: an incomplete last iteration is dropped in every epoch. Raises UserError for
-    fewer examples than one iteration takes.
+    """Optimiser updates of the whole run, see `CommonConfig.total_updates`. Raises UserError for fewer examples than
+    one iteration takes.
     """
-    size = iteration_size(plan)
+    size = plan.iteration_size
     if num_examples < size:
         raise UserError(f"--data_path: {num_examples} {config.too_few_examples.format(size=size)}")
-    return config.total_iterations(num_examples // size, size) * (plan.updates_per_rollout or 1)
+    return config.total_updates(num_examples, plan)

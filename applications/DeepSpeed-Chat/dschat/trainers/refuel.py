@@ -268,6 +268,7 @@ def pair_metrics(batch: PairBatch, pairs: Sequence[DrawnPair], has_reference: bo
     means = Means()
     if has_reference:
         means.add("objective/kl", batch.kl.sum(), rows)
+        means.add("objective/kl_per_token", batch.kl.sum(), mask.sum())
     means.add("objective/entropy", -batch.logprobs.sum(), rows)
     means.add("objective/scores", batch.scores.sum(), rows)
     means.add("objective/rlhf_reward", batch.rewards.sum(), rows)

@@ -19,7 +19,7 @@ from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.trainers.iteration import eval_size
 from dschat.trainers.reference import FOLDER, pair_logprobs, with_reference
 from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
-from dschat.trainers.supervised import Task
+from dschat.trainers.supervised import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import regression_loss
 
 Reference = Callable[[TrainedPolicy, Sequence[RegressionExample]], list[RegressionExample]]
@@ -64,15 +64,31 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[RegressionExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        return self._loss_of(*self._ratios(engine, examples), count)
+
+    def row_statistics(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> RowStatistics:
+        chosen, rejected, differences = self._ratios(engine, examples)
+        losses = []
+        for row in torch.arange(len(examples), device=chosen.device)[:, None]:
+            losses.append(self._loss_of(chosen[row], rejected[row], differences[row], 1.0))
+        return statistics_of_rows(losses, [1] * len(examples))
+
+    def _ratios(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-ratios of the chosen and of the rejected replies, and the differences of their rewards, (B,) each."""
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
         old_chosen, old_rejected = torch.tensor([e.ref_logprobs for e in examples], device=chosen.device).T
         # Rewards are subtracted in double precision: they are often large and close together.
         differences = torch.tensor([e.chosen_reward - e.rejected_reward for e in examples], device=chosen.device)
-        log_ratios = chosen - old_chosen, rejected - old_rejected
-        loss, stats = regression_loss(*log_ratios, differences, self._eta, count)
+        return chosen - old_chosen, rejected - old_rejected, differences
+
+    def _loss_of(
+        self, chosen: Tensor, rejected: Tensor, differences: Tensor, count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss and what is reported of it; see `_ratios` for the three tensors."""
+        loss, stats = regression_loss(chosen, rejected, differences, self._eta, count)
         named = {name: stats[name] for name in ("kl", "agreement", "ratio", "ratio_squared")}
-        for name, ratios in zip(("kl_chosen", "kl_rejected"), log_ratios, strict=True):
-            named[name] = ratios.detach().sum() / count
+        named["kl_chosen"] = chosen.detach().sum() / count
+        named["kl_rejected"] = rejected.detach().sum() / count
         return loss, named
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from dschat.data.examples import PairExample
 from dschat.models.engines import TrainedScalar
 from dschat.run.distributed import device
 from dschat.trainers.selfcheck import check_scalar
-from dschat.trainers.supervised import Task
+from dschat.trainers.supervised import RowStatistics, Task, statistics_of_rows
 from macro_actions.reward_losses import Pairs, RewardLoss, reward_loss
 
 
@@ -40,12 +40,24 @@ class RewardTask(Task[PairExample, TrainedScalar]):
     def loss(
         self, engine: TrainedScalar, examples: Sequence[PairExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen, rejected, pairs = self._scores(engine, examples)
+        return reward_loss(self._loss, chosen, rejected, pairs, self._centering, count)
+
+    def row_statistics(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> RowStatistics:
+        chosen, rejected, pairs = self._scores(engine, examples)
+        losses = []
+        for row in torch.arange(len(examples), device=device())[:, None]:
+            pair = Pairs(*(x[row] for x in (pairs.ids, pairs.other_ids, pairs.mask, pairs.other_mask, pairs.margins)))
+            losses.append(reward_loss(self._loss, chosen[row], rejected[row], pair, self._centering, 1.0))
+        return statistics_of_rows(losses, [self.count([example]) for example in examples])
+
+    def _scores(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> tuple[Tensor, Tensor, Pairs]:
+        """The model's numbers at every token of the chosen and of the rejected sequences, (N, T) each; the pairs."""
         tokens = self.collate(examples)
         chosen, rejected = engine(**tokens).chunk(2)
         (ids, other_ids), (mask, other_mask) = tokens["input_ids"].chunk(2), tokens["attention_mask"].chunk(2)
         margins = torch.tensor([example.margin for example in examples], dtype=torch.float32, device=device())
-        pairs = Pairs(ids, other_ids, mask, other_mask, margins)
-        return reward_loss(self._loss, chosen, rejected, pairs, self._centering, count)
+        return chosen, rejected, Pairs(ids, other_ids, mask, other_mask, margins)
 
     def self_check(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> None:
         tokens = self.collate(examples)

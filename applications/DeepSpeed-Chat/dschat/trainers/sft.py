@@ -11,8 +11,9 @@ from dschat.data.collate import collate_packed, collate_sft, collate_targets
 from dschat.data.examples import SFTExample
 from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device
+from dschat.run.metrics import STANDARD_ERROR
 from dschat.trainers.selfcheck import check_packing, check_policy
-from dschat.trainers.supervised import Task
+from dschat.trainers.supervised import RowStatistics, Task
 from macro_actions.losses import sft_loss
 
 
@@ -56,15 +57,33 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         self, engine: TrainedPolicy, examples: Sequence[SFTExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         batch = self.collate(examples)
+        return sft_loss(*self._logprobs(engine, batch), count)
+
+    def row_statistics(self, engine: TrainedPolicy, examples: Sequence[SFTExample]) -> RowStatistics:
+        batch = self.collate(examples)
+        logprobs, mask = self._logprobs(engine, batch)
+        if "targets" not in batch:
+            return RowStatistics(mask.sum(1), {"loss": -torch.where(mask, logprobs, 0.0).sum(1)})
+        if "position_ids" in batch:  # a packed row holds several texts, each from position 0 on
+            text = (batch["position_ids"].flatten() == 0).cumsum(0) - 1
+        else:
+            text = torch.arange(batch["input_ids"].numel(), device=device()) // batch["input_ids"].shape[1]
+        text_of_target = text[batch["targets"]]
+        zeros = logprobs.new_zeros(int(text[-1]) + 1)
+        counts = zeros.index_add(0, text_of_target, torch.ones_like(logprobs))
+        return RowStatistics(counts, {"loss": -zeros.index_add(0, text_of_target, logprobs)})
+
+    def _logprobs(self, engine: TrainedPolicy, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Log-probs of the tokens that are learnt, (N,) or (B, R), and a mask of those that count."""
         smoothing = self._smoothing if torch.is_grad_enabled() else 0.0
         if "targets" in batch:
             ids, targets, positions = batch["input_ids"], batch["targets"], batch.get("position_ids")
             logprobs, _ = engine(ids, None, targets, with_entropy=False, smoothing=smoothing, position_ids=positions)
-            return sft_loss(logprobs, torch.ones_like(targets, dtype=torch.bool), count)
+            return logprobs, torch.ones_like(targets, dtype=torch.bool)
         mask = batch["response_mask"]
         tokens = batch["input_ids"], batch["attention_mask"], mask.shape[1]
         logprobs, _ = engine(*tokens, with_entropy=False, smoothing=smoothing)
-        return sft_loss(logprobs, mask, count)
+        return logprobs, mask
 
     def self_check(self, engine: TrainedPolicy, examples: Sequence[SFTExample]) -> None:
         batch = self._unpacked(examples)
@@ -72,7 +91,10 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         check_policy(engine, tokens, batch["response_mask"].shape[1], 1.0, self._pad_id)
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
-        return {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700.0))}
+        perplexity = math.exp(min(means["loss"], 700.0))
+        error = means.get(f"loss{STANDARD_ERROR}")
+        errors = {} if error is None else {f"perplexity{STANDARD_ERROR}": perplexity * error}  # to first order
+        return {**means, "perplexity": perplexity, **errors}
 
     def collate(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
         if self._width is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from dschat.config.supervised import SupervisedConfig
 from dschat.data.tokenised import lengths_of
 from dschat.models.engines import Trained
 from dschat.run.distributed import device, sum_over_ranks, world_size
-from dschat.run.metrics import Means, with_variances
+from dschat.run.metrics import ROWS, STANDARD_ERROR, Means, RowMeans, with_variances
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.evaluation import Sample, shares
@@ -26,6 +27,14 @@ from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 Example = TypeVar("Example", bound=Sized)
 EngineT = TypeVar("EngineT", bound=Trained)
 AnyEngine = TypeVar("AnyEngine", contravariant=True)
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """What an evaluation measures on n examples, by example."""
+
+    counts: Tensor  # (n,) what the loss is a mean over: 1, or an example's response tokens
+    sums: dict[str, Tensor]  # (n,) each: the loss, and statistics, summed over that
 
 
 class Task(Protocol[Example, AnyEngine]):
@@ -48,6 +57,10 @@ class Task(Protocol[Example, AnyEngine]):
         self, engine: AnyEngine, examples: Sequence[Example], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum over the micro-batch divided by ``count``; statistics divided likewise."""
+
+    @abstractmethod
+    def row_statistics(self, engine: AnyEngine, examples: Sequence[Example]) -> RowStatistics:
+        """The loss and its statistics of each example, in any order, as `loss` computes them."""
 
     @abstractmethod
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
@@ -124,14 +137,22 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
             return {}, []
         self.engine.eval()
         held_out = self.task.eval[: self.config.num_eval_examples(world_size()) or None]
-        means = Means()
+        means = RowMeans()
         for rows in shares(held_out, eval_size(self.config), self.config.sequences_per_example):
             raise_if_stopped()
             # A rank that has run out of examples takes part in every forward pass all the same, without weight.
             examples = [held_out[number] for number in rows or [0]]
-            loss, stats = self.task.loss(self.engine, examples, 1.0)
-            weight = self.task.count(examples) if rows else 0
-            for name, total in {"loss": loss, **stats}.items():
-                means.add(name, total if rows else 0, weight)
-        summary = self.task.summary(with_variances(means.reduce()))
+            measured = self.task.row_statistics(self.engine, examples)
+            is_counted = float(bool(rows))
+            for name, totals in measured.sums.items():
+                means.add(name, totals * is_counted, measured.counts * is_counted)
+        metrics = {name: x for name, x in means.reduce().items() if not name.endswith(f"_squared{STANDARD_ERROR}")}
+        summary = self.task.summary(with_variances(metrics)) | {ROWS: float(len(held_out))}
         return {f"eval/{name}": value for name, value in summary.items()}, []
+
+
+def statistics_of_rows(losses: Sequence[tuple[Tensor, dict[str, Tensor]]], counts: Sequence[int]) -> RowStatistics:
+    """Statistics of n examples from the loss of each, computed alone and divided by 1."""
+    each = [{"loss": loss, **stats} for loss, stats in losses]
+    sums = {name: torch.stack([row[name] for row in each]) for name in each[0]}
+    return RowStatistics(torch.tensor(counts, device=sums["loss"].device), sums)

@@ -52,6 +52,7 @@ ARGUMENTS = (
     *("stage", "data_split", "shuffle", "seed", "num_samples", "validation_percentage", "mask_prompt"),
     "save_skipped",
 )
+PUBLISHED_STAGES = "1,1,0"  # parts of a published set for finetune and preference, without --data_split
 DUPLICATE, TOO_LONG, TOO_SHORT, SAME = "duplicate input", "too long", "too short", "same response"
 Unit = Literal["tokens", "characters"]
 
@@ -74,7 +75,7 @@ def prepare(
     """
     _check_output(path, options, keys)
     step, seed = 1 + STAGES.index(options.stage), options.seed if options.shuffle else None
-    share = read_share([path], keys, options.data_split, step, seed, show=True)
+    share = read_share([path], keys, options.data_split, step, seed, show=True, published_split=PUBLISHED_STAGES)
     reads = (WEIGHT,) if options.stage == "finetune" else ()
     warn_of_template(tokenizer, share.train, end_id, keys, reads)
     (source,), most = share.sources, options.num_samples

@@ -22,9 +22,9 @@ from dschat.data.examples import (
     kept,
     whole_pair,
 )
-from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, find_prepared, read_pt
+from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, read_pt
 from dschat.data.rows import Row
-from dschat.data.sources import Share, ShareFlags, described
+from dschat.data.sources import Share, described
 from dschat.data.tokenised import Examples, open_table
 from dschat.errors import UserError
 
@@ -92,7 +92,7 @@ def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedToken
         own, own_eval = read_split(folder, "train", tokenizer), read_split(folder, split, tokenizer) if split else []
         train.append(own)
         held_out.append(own_eval)
-        sources.append(described(str(folder.path), own, own_eval, {}))
+        sources.append(described(str(folder.path), own, own_eval, {}, (len(own), len(own_eval))))
     files = tuple(file for folder in folders for listed in folder.files.values() for file in listed)
     return Share(_joined(train), _joined(held_out), sources, files)
 
@@ -120,15 +120,6 @@ def prepared_rows(folder: PreparedFolder, held_out: bool) -> list[Row]:
             "--validation_percentage, or measure its training rows with --split train."
         )
     return [example.row for example in read_split(folder, split)]
-
-
-def share_sizes(flags: ShareFlags) -> tuple[int, int] | None:
-    """Training and held-out rows of prepared folders; None where the data are others."""
-    folders = find_prepared(flags.data_path)
-    if not folders:
-        return None
-    share = prepared_share(folders)
-    return len(share.train), len(share.eval)
 
 
 def read_split(

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model card, README.md beside a saved model: metadata for the Hugging Face hub, an example, the settings."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from dschat.common.atomic import write_file
+from dschat.config.needs import NEEDS
+from dschat.run.metrics import EVALUATION, ROWS, STANDARD_ERROR, after
+from dschat.run.output import RunRecord
+
+_TITLES = {
+    "sft": "Supervised fine-tuning (step 1)",
+    "reward": "Reward model (step 2)",
+    "dpo": "Direct preference optimisation (step 2)",
+    "refuel": "REFUEL on pairs of replies",
+    "refuel_online": "REFUEL with users from data (step 3)",
+}
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")  # owner/name, or the name of an early model such as gpt2
+SNAPSHOT = "models--"  # begins the name of a model's folder in the hub's cache
+CARD = """\
+---
+{metadata}
+---
+
+# {name}: {role}
+
+{title} with [MA-RLHF](https://arxiv.org/abs/2410.02743), started from `{base}`.
+
+## Use
+
+```python
+{example}
+```
+
+## Data
+
+{data}
+## Settings
+
+{given}
+At their defaults:
+
+{defaults}
+## Metrics
+
+On {rows}held-out rows, {after}{error_note}:
+
+{metrics}
+## Made with
+
+{packages}.
+"""
+POLICY_EXAMPLE = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({path!r})
+model = AutoModelForCausalLM.from_pretrained({path!r})
+inputs = {inputs}
+response = model.generate(**inputs, max_new_tokens=64)
+print(tokenizer.decode(response[0], skip_special_tokens=True))"""
+CHAT_INPUTS = """\
+tokenizer.apply_chat_template(
+    [{"role": "user", "content": "Hello!"}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)"""
+TEXT_INPUTS = 'tokenizer("Hello!", return_tensors="pt")'
+SCALAR_EXAMPLE = """\
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({path!r})
+model = AutoModelForSequenceClassification.from_pretrained({path!r})
+inputs = tokenizer("prompt and response", return_tensors="pt")
+print(model(**inputs).logits)  # one number, read at the last token"""
+ADAPTER_EXAMPLE = """\
+from peft import AutoPeftModelFor{kind}
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({path!r})
+model = AutoPeftModelFor{kind}.from_pretrained({adapter!r}{options})  # puts the adapter on its base"""
+
+
+@dataclass(frozen=True)
+class CardModel:
+    """The model that a card is about."""
+
+    name: str
+    role: str  # policy, policy (moving average), reward model or critic
+    base: str  # what it was trained from: a folder or a hub id
+    path: str  # what `from_pretrained` opens: a folder, or the repository that the run pushes to
+    has_template: bool = False  # whether its tokenizer has a chat template
+    is_adapter: bool = False  # saved as a LoRA adapter alone (--no_merge_lora)
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether it writes text; else it gives a number."""
+        return self.role.startswith("policy")
+
+
+@dataclass(frozen=True)
+class CardSettings:
+    """The flags of the run that made the model, by name."""
+
+    given: Mapping[str, object]  # those that are required, or differ from their defaults
+    defaults: Mapping[str, object]  # further ones that decide the model's numbers
+
+
+def write_model_card(folder: Path, model: CardModel, settings: CardSettings, record: RunRecord) -> None:
+    """Writes ``folder/README.md``: data, settings and metrics of the model saved there, and how to use it."""
+    sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
+    estimator = NEEDS[str(settings.given.get("advantage_estimator", "gae"))]
+    lines = "`{name}`: {train} training and {eval} held-out rows in this step's share"
+    metrics, rows = _metric_lines(record.metrics)
+    card = CARD.format(
+        metadata=_metadata(model, sources),
+        name=model.name,
+        role=model.role,
+        base=model.base,
+        title=f"{estimator.title} (step 3)" if record.step == "ppo" else _TITLES[record.step],
+        example=_example(model),
+        data=_listed(lines.format_map(source) for source in sources),
+        given=_listed(f"`--{flag}`: {value}" for flag, value in settings.given.items()),
+        defaults=_listed(f"`--{flag}`: {value}" for flag, value in settings.defaults.items()),
+        rows=rows,
+        after=after(record.metrics_update),
+        error_note=", ± one standard error" if any("±" in line for line in metrics) else "",
+        metrics=_listed(metrics),
+        packages=", ".join(f"{package} {version}" for package, version in record.packages.items()),
+    )
+    write_file(folder / "README.md", card)
+
+
+def hub_base(base: str) -> str | None:
+    """The model of the hub that a model was trained from: its id, or that of the card in its folder; None if unknown.
+
+    The hub refuses metadata whose `base_model` is the path of a folder.
+    """
+    folder = Path(base)
+    if not folder.exists():
+        return base if HUB_ID.fullmatch(base) else None
+    for part in folder.resolve().parts:  # a snapshot in the hub's cache: models--owner--name
+        if part.startswith(SNAPSHOT):
+            return part.removeprefix(SNAPSHOT).replace("--", "/")
+    from huggingface_hub import ModelCard
+
+    for card in (folder / "README.md", folder.parent / "README.md"):
+        if card.is_file():
+            found = ModelCard.load(card, ignore_metadata_errors=True).data.base_model
+            return found if isinstance(found, str) and HUB_ID.fullmatch(found) else None
+    return None
+
+
+def _metadata(model: CardModel, sources: Iterable[Mapping[str, object]]) -> str:
+    """The YAML header."""
+    from huggingface_hub import ModelCardData
+
+    hubs = [source["hub"] for source in sources if isinstance(source.get("hub"), dict)]
+    datasets = [str(hub["id"]) for hub in cast("list[dict[str, object]]", hubs)]
+    base = hub_base(model.base)
+    data = ModelCardData(
+        base_model=base,
+        base_model_relation=("adapter" if model.is_adapter else "finetune") if base else None,
+        datasets=list(dict.fromkeys(datasets)) or None,
+        library_name="peft" if model.is_adapter else "transformers",
+        pipeline_tag="text-generation" if model.is_policy else "text-classification",
+        tags=["ma-rlhf", "rlhf"],
+    )
+    return str(data.to_yaml())
+
+
+def _example(model: CardModel) -> str:
+    """Python that opens the model and uses it once."""
+    if model.is_adapter:
+        kind = "CausalLM" if model.is_policy else "SequenceClassification"
+        options = "" if model.is_policy else ", num_labels=1"
+        return ADAPTER_EXAMPLE.format(kind=kind, path=model.path, adapter=f"{model.path}/adapter", options=options)
+    if model.is_policy:
+        inputs = CHAT_INPUTS if model.has_template else TEXT_INPUTS
+        return POLICY_EXAMPLE.format(path=model.path, inputs=inputs)
+    return SCALAR_EXAMPLE.format(path=model.path)
+
+
+def _metric_lines(metrics: Mapping[str, float]) -> tuple[list[str], str]:
+    """Each metric with its standard error, and the number of held-out rows with a space behind it, if known."""
+    lines = []
+    for name, value in metrics.items():
+        if name.endswith(STANDARD_ERROR) or name == EVALUATION + ROWS:
+            continue
+        error = metrics.get(name + STANDARD_ERROR)
+        lines.append(f"{name}: {value:.4g}{'' if error is None else f' ± {error:.2g}'}")
+    rows = metrics.get(EVALUATION + ROWS)
+    return lines, "" if rows is None else f"{rows:.0f} "
+
+
+def _listed(items: Iterable[str]) -> str:
+    return "".join(f"- {item}\n" for item in items)
