@@ -105,7 +105,7 @@ def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
     base = save_folder(tmp_path / "base", make_causal_lm(kind, vocab_size=100), plain)
     file = tmp_path / "base" / "tokenizer.json"
     file.write_text(file.read_text().replace("<pad>", "<nul>"))
-    tokenizer = load_tokenizer(base, "--m", may_add_pad=True)
+    tokenizer = load_tokenizer(base, "--m")
     assert len(tokenizer) == 101 and tokenizer.pad_token_id == 100
     for load in (load_causal_lm, load_scalar):
         model = load(base, "--m", torch.float32, tokenizer)

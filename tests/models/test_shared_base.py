@@ -36,7 +36,7 @@ def filled(model, rank=2):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_classifier_is_that_of_transformers(name, tmp_path):
     path = FAMILIES[name].save(tmp_path, row_texts(make_rows(100, 1, "demonstrations")))
-    tokenizer = load_tokenizer(path, FLAG, may_add_pad=True)
+    tokenizer = load_tokenizer(path, FLAG)
     causal_lm = load_causal_lm(path, FLAG, torch.float32, tokenizer)
     own = classifier_beside(causal_lm, FLAG)
     torch.manual_seed(2)

@@ -83,7 +83,7 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
     barrier()
     settings, found = settings_of(folder), {}
     for kind in FAMILIES:
-        tokenizer, path = load_tokenizer(str(place / kind), "--m", may_add_pad=True), str(place / kind)
+        tokenizer, path = load_tokenizer(str(place / kind), "--m"), str(place / kind)
         for role, load in (("policy", load_causal_lm), ("critic", partial(load_scalar, for_this_run=True))):
             found[f"{kind} {role}"] = compare(loader(load, path, tokenizer, torch.float32), settings)
     tokenizer = make_tokenizer()

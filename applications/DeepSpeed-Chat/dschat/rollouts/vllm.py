@@ -21,6 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
+from dschat.models.lora import base_of
+from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm_weights import Temperature, inputs_first, noting, pack_again, plain_weights, wrong_layers
@@ -59,7 +61,8 @@ class VllmEngine:
         `tensor_parallel` neighbouring ranks share an engine; it divides their number.
         """
         self._share, self._group = tensor_parallel, neighbours(tensor_parallel)
-        self._model, self._max_tokens, self._gpu_memory = model, max_tokens, gpu_memory
+        self._model, _ = base_of(model, "--actor_model_name_or_path")  # an adapter's folder has no config
+        self._max_tokens, self._gpu_memory = max_tokens, gpu_memory
         self._llm: LLM | None = None
         self._on_gpu = device().type == "cuda"
         self._temperature: Temperature | None = None
@@ -126,6 +129,7 @@ class VllmEngine:
         # When the engine is collected, it would end the whole process group, which is the trainer's.
         llm.llm_engine.engine_core._finalizer.detach()
         (self._temperature,) = llm.apply_model(Temperature)
+        self._temperature.missing = missing_ids_of(actor.module.inner)
         return llm
 
     def _push(self, llm: LLM, actor: TrainedPolicy) -> None:
