@@ -35,7 +35,7 @@ def test_no_eos_is_refused_in_every_step(tmp_path):
 
 
 def without_reserve(folder, *specials):
-    """A saved tokenizer whose special tokens are `specials` in the place of <pad>, and <eos>, which is its BOS, too."""
+    """A saved tokenizer with `specials` in the places of <pad> and <bos>; BOS is <eos>."""
     path = saved(folder, pad_token=None, bos_token="<eos>")
     file = folder / "tokenizer.json"
     text = file.read_text()

@@ -157,8 +157,8 @@ def _rollout_engine(
         if grows(config, tokenizer):
             raise UserError(
                 f"{ACTOR} {config.actor_model_name_or_path}: --rollout_engine vllm opens the model as it is, but its "
-                "embeddings have fewer rows than its tokenizer has ids. Use --rollout_engine continuous, or a model of "
-                "step 1, which adds the rows."
+                "embeddings have fewer rows than its tokenizer has ids. Use --rollout_engine continuous, or a model "
+                "of step 1, which adds the rows."
             )
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         if config.vllm_url is not None:

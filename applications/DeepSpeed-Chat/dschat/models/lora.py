@@ -273,7 +273,7 @@ def _shape(parameter: Any) -> Any:
 
 def _misfit(folder: Path, where: str, base: str, name: str) -> UserError:
     return UserError(
-        f"{where}: the adapter {folder} does not fit the base {base}: {base} has no layer for {name} of that size. "
+        f"{where}: the adapter {folder} does not fit the base {base}, which has no {name} of that size. "
         "Give the model that it was trained on, at the path that adapter_config.json names."
     )
 
