@@ -155,7 +155,8 @@ def test_a_base_that_is_gone_is_named_with_its_adapter(policy, tokenizer, tmp_pa
 
 def test_an_adapter_of_another_model_is_refused_by_the_layer_that_does_not_fit(policy, reward, tokenizer, tmp_path):
     save_folder(tmp_path / "base", make_causal_lm("gpt2"), tokenizer)
-    with pytest.raises(UserError, match=f"--m {policy}: the adapter .* does not fit the base .*which has no model.layers"):
+    words = f"--m {policy}: the adapter .* does not fit the base .*which has no model.layers"
+    with pytest.raises(UserError, match=words):
         load_causal_lm(policy, "--m", torch.float32, tokenizer)
     save_folder(tmp_path / "base", make_causal_lm(hidden_size=64), tokenizer)
     for path, load in ((policy, load_causal_lm), (reward, load_scalar)):

@@ -129,7 +129,7 @@ def test_step_1_keeps_all_rows_in_its_softmax(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("make", [ContinuousEngine, GenerateEngine])
+@pytest.mark.parametrize("make", [ContinuousEngine, GenerateEngine, lambda rows: ContinuousEngine(rows, True)])
 def test_ids_without_a_token_are_never_drawn_and_drawn_log_probs_are_the_policy_s(kind, make, tmp_path):
     model, _ = opened(kind, tmp_path)
     prompts = [random_ids(3 + row % 4, row, 40) for row in range(24)]

@@ -250,7 +250,8 @@ def read_and_answer(
     prompts: list[PromptExample],
 ) -> list[Entry]:
     """The loss of each text in nats, summed over its tokens; and, if wanted, the greedy response and its ROUGE."""
-    model, examples = PolicyModel(policy.causal_lm), [texts[prompt.index] for prompt in prompts]
+    model = PolicyModel(policy.causal_lm, all_rows=True)  # as step 1's evaluation
+    examples = [texts[prompt.index] for prompt in prompts]
     batch = collate_sft(examples, policy.tokenizer.pad_token_id, all_tokens)
     batch = {name: x.to(policy.causal_lm.device) for name, x in batch.items()}
     mask = batch["response_mask"]

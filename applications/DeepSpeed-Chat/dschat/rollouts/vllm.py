@@ -86,6 +86,8 @@ class VllmEngine:
         if self._llm is None:
             self._llm = self._start(actor)
         llm = self._llm
+        assert self._temperature is not None  # the engine has been started
+        self._temperature.missing = missing_ids_of(actor.module.inner)
         sleeps = self._on_gpu and not is_new
         if sleeps:
             llm.wake_up(tags=["weights"])
@@ -129,7 +131,6 @@ class VllmEngine:
         # When the engine is collected, it would end the whole process group, which is the trainer's.
         llm.llm_engine.engine_core._finalizer.detach()
         (self._temperature,) = llm.apply_model(Temperature)
-        self._temperature.missing = missing_ids_of(actor.module.inner)
         return llm
 
     def _push(self, llm: LLM, actor: TrainedPolicy) -> None:

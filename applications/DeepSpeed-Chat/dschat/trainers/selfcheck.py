@@ -175,6 +175,9 @@ def check_rollout(
     that drew the tokens, if it gave them.
     """
     rollout, mask, temperature = trajectory.rollout, trajectory.response_mask, sampling.temperature
+    missing = missing_ids_of(actor.module.inner)
+    if missing is not None and bool((torch.isin(rollout.response_ids, missing) & mask).any()):
+        raise UserError("self-check: the policy sampled an id that its tokenizer does not have.")
     check_policy(actor, (rollout.input_ids, rollout.attention_mask), mask.shape[1], temperature, sampling.pad_id)
     part = select_rows(rollout, torch.arange(min(ROWS, len(mask)), device=mask.device))
     again, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], temperature)
@@ -189,9 +192,6 @@ def check_rollout(
     for token_id in sampling.forbidden:
         if bool(((rollout.response_ids == token_id) & mask).any()):
             raise UserError(f"self-check: the policy sampled token {token_id}, a pad or BOS token.")
-    missing = missing_ids_of(actor.module.inner)
-    if missing is not None and bool((torch.isin(rollout.response_ids, missing) & mask).any()):
-        raise UserError("self-check: the policy sampled an id that its tokenizer does not have.")
     if not bool((mask.cumsum(1) == torch.arange(1, mask.shape[1] + 1, device=mask.device))[mask].all()):
         raise UserError("self-check: a response is not a prefix of its row.")
     end_ids = torch.tensor(sampling.end_ids, device=mask.device)
