@@ -112,8 +112,8 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def save_special(place: Path) -> None:
-    """A folder that says its head is tied, and holds two different ones; one of several files; one of fewer tokens; one
-    with an adapter and a score head alone.
+    """A folder that says its head is tied, and holds two different ones; one of several files; one of fewer tokens;
+    one with an adapter and a score head alone.
     """
     save_folder(place / "odd", make_causal_lm("gemma"), make_tokenizer())
     weights = load_file(place / "odd" / "model.safetensors")
