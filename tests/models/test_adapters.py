@@ -127,6 +127,8 @@ def test_config_tokenizer_and_end_tokens_are_those_of_the_run_or_else_the_base_s
         check_length(path, "--m", 64, "--max_seq_len")
         assert load_tokenizer(path, "--m").pad_token_id == 0 and own_end_ids(path) == [2, 7]
     shutil.copytree(f"{policy}/adapter", tmp_path / "bare")  # as peft leaves it
+    shutil.copy(f"{base}/config.json", tmp_path / "bare")  # as some trainers do beside
+    assert base_of(str(tmp_path / "bare"), "--m") == (base, [tmp_path / "bare"])
     assert load_tokenizer(str(tmp_path / "bare"), "--m").eos_token_id == 2 and own_end_ids(str(tmp_path / "bare")) == [
         2
     ]

@@ -167,8 +167,15 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
 
 
 def adapter_alone(path: str) -> Path | None:
-    """The folder of the LoRA adapter of a path that holds one and no whole model (--no_merge_lora); None otherwise."""
-    return None if (Path(path) / "config.json").is_file() else find_adapter(path)
+    """The folder of the LoRA adapter of a path that holds one and no whole model (--no_merge_lora); None otherwise.
+
+    Some programs write their base's config.json beside an adapter's files.
+    """
+    place, folder = Path(path), find_adapter(path)
+    if folder is None or not (place / "config.json").is_file():
+        return folder
+    has_weights = any(file.name != WEIGHTS for file in place.glob("*.safetensors"))
+    return None if has_weights or folder != place else folder
 
 
 def base_of(path: str, flag: str) -> tuple[str, list[Path]]:
