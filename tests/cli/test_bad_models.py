@@ -103,12 +103,6 @@ def test_a_tokenizer_without_eos(step, flag, request, run, tmp_path):
     message_of(run(step, flags | {flag: folder}), f"--{flag} {folder}", "no eos token")
 
 
-def test_equal_pad_and_eos(run, reward_flags, tmp_path):
-    base = copy_model(reward_flags["model_name_or_path"], tmp_path / "base", pad_token="<eos>")
-    flags = reward_flags | {"model_name_or_path": base}
-    message_of(run("reward", flags), "--model_name_or_path", "pad and eos", "step 1")
-
-
 @pytest.mark.parametrize("flag", ["reward_model_name_or_path", "critic_model_name_or_path"])
 def test_a_reward_model_that_was_never_trained(flag, run, ppo_flags, sft):
     """The SFT model in place of the reward model: its new head would score everything 0."""

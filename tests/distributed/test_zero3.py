@@ -138,7 +138,7 @@ def test_a_self_check_changes_no_update_and_both_processes_find_the_weight_that_
 
 
 MODELS = [f"{kind} {role}" for kind in FAMILIES for role in ("policy", "critic")]
-SPECIAL = ["gemma bf16", "gpt2 bf16", "odd", "several files", "grown", "offloaded"]
+SPECIAL = ["gemma bf16", "gpt2 bf16", "odd", "several files", "adapter", "grown", "offloaded"]
 
 
 @pytest.mark.parametrize("name", [*MODELS, *SPECIAL])

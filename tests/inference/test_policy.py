@@ -16,7 +16,7 @@ from factories import BOS, EOS, PAD, make_causal_lm, make_prompt, random_ids, sa
 
 
 def policy_of(path, options):
-    tokenizer, temperature = load_tokenizer(path, "--model", may_add_pad=True), options.temperature_value
+    tokenizer, temperature = load_tokenizer(path, "--model"), options.temperature_value
     return load_policy(path, tokenizer, options, temperature, Compute(torch.device("cpu"), torch.float32))
 
 

@@ -103,9 +103,8 @@ def test_the_data_type_is_the_one_asked_for(dtype, tokenizer, tmp_path):
 def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
     plain = make_tokenizer(pad_token=None)
     base = save_folder(tmp_path / "base", make_causal_lm(kind, vocab_size=100), plain)
-    file = tmp_path / "base" / "tokenizer.json"
-    file.write_text(file.read_text().replace("<pad>", "<nul>"))
-    tokenizer = load_tokenizer(base, "--m", may_add_pad=True)
+    tokenizer = load_tokenizer(base, "--m")
+    tokenizer.add_special_tokens({"pad_token": "<fill>"})
     assert len(tokenizer) == 101 and tokenizer.pad_token_id == 100
     for load in (load_causal_lm, load_scalar):
         model = load(base, "--m", torch.float32, tokenizer)
@@ -178,7 +177,7 @@ def test_a_causal_lm_given_as_reward_model_is_refused(tied, tokenizer, tmp_path)
     with pytest.raises(UserError, match="--m .*: not a reward model, it has no score head. Train one from it"):
         load_scalar(folder, "--m", torch.float32, tokenizer, may_be_new=False)
     with pytest.raises(UserError, match="--m .*: not a reward model, it has no score head. Train one from it"):
-        load_classifier(folder, "--m", torch.float32)
+        load_classifier(folder, "--m", torch.float32, tokenizer)
     load_scalar(folder, "--m", torch.float32, tokenizer)  # a critic may start from it
 
 

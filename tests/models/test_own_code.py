@@ -16,6 +16,7 @@ from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, open_config
 from dschat.models.tokenizer import load_tokenizer
 from dschat.scoring.reward_reader import load_reward_tokenizer
+from factories import make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 FP32 = torch.float32
@@ -46,7 +47,7 @@ def folder(tmp_path, monkeypatch) -> Path:
         lambda path, flag: check_length(path, flag, 5, "5"),
         lambda path, flag: load_causal_lm(path, flag, FP32, None),
         lambda path, flag: load_scalar(path, flag, FP32, None),
-        lambda path, flag: load_classifier(path, flag, FP32),
+        lambda path, flag: load_classifier(path, flag, FP32, make_tokenizer()),
         lambda path, flag: load_tokenizer(path, flag),
         lambda path, flag: load_reward_tokenizer(path, False),
     ],

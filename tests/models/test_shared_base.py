@@ -3,9 +3,10 @@
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 
+from adapter_cases import write_users_adapter
 from closeness import FORMULA, assert_near
 from dschat.builders.shared_base import classifier_beside
 from dschat.errors import UserError
@@ -36,7 +37,7 @@ def filled(model, rank=2):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_classifier_is_that_of_transformers(name, tmp_path):
     path = FAMILIES[name].save(tmp_path, row_texts(make_rows(100, 1, "demonstrations")))
-    tokenizer = load_tokenizer(path, FLAG, may_add_pad=True)
+    tokenizer = load_tokenizer(path, FLAG)
     causal_lm = load_causal_lm(path, FLAG, torch.float32, tokenizer)
     own = classifier_beside(causal_lm, FLAG)
     torch.manual_seed(2)
@@ -65,22 +66,6 @@ def test_a_saved_adapter_gives_the_same_numbers(tokenizer, tmp_path):
         name for name, p in trained.inner.named_parameters() if p.requires_grad
     }
     assert find_adapter(None) is None and find_adapter(base) is None
-
-
-def write_users_adapter(folder, base, **options):
-    """A reward model's adapter of random numbers, as peft saves it."""
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
-    layers = ["c_attn", "c_fc"] if "gpt2" in type(model).__name__.lower() else ["q_proj", "up_proj"]
-    config = LoraConfig(
-        r=4, lora_alpha=8, target_modules=layers, task_type="SEQ_CLS", modules_to_save=["score"], **options
-    )
-    torch.manual_seed(0)
-    with_adapter = get_peft_model(model, config)
-    for name, parameter in with_adapter.named_parameters():
-        if "lora_B" in name or "score" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    with_adapter.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("kind", ["gemma", "gpt2"])

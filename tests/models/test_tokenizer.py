@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pad, bos and eos are decided once."""
 
+import json
+
 import pytest
 
+from dschat.common.fingerprints import tokenizer_fingerprint
 from dschat.errors import UserError
-from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer, same_ids
+from dschat.models.tokenizer import end_token_id, load_tokenizer, open_tokenizer, require_same_tokenizer, same_ids
 from factories import TEXTS, make_tokenizer
 
 
@@ -26,28 +29,72 @@ def test_no_tokenizer(tmp_path):
 
 def test_no_eos_is_refused_in_every_step(tmp_path):
     folder = saved(tmp_path, eos_token=None)
-    for may_add_pad in (False, True):
+    for for_classifier in (False, True):
         with pytest.raises(UserError, match="--m .*no eos token"):
-            load_tokenizer(folder, "--m", may_add_pad)
+            load_tokenizer(folder, "--m", for_classifier)
 
 
+def without_reserve(folder, *specials):
+    """A saved tokenizer with `specials` in the places of <pad> and <bos>; BOS is <eos>."""
+    path = saved(folder, pad_token=None, bos_token="<eos>")
+    file = folder / "tokenizer.json"
+    text = file.read_text()
+    for old, new in zip(("<pad>", "<bos>"), specials, strict=True):
+        text = text.replace(old, new)
+    file.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("for_classifier", [False, True])
 @pytest.mark.parametrize("pad", [None, "<eos>"])
-def test_pad_equal_to_eos_is_refused_after_step_1_which_takes_a_reserved_token(pad, tmp_path):
-    folder = saved(tmp_path, pad_token=pad)
-    with pytest.raises(UserError, match="pad and eos are the same"):
-        load_tokenizer(folder, "--m")
-    tokenizer = load_tokenizer(folder, "--m", may_add_pad=True)
+def test_a_reserved_token_pads_in_every_step_where_none_of_the_tokenizer_s_own_does(pad, for_classifier, tmp_path):
+    tokenizer = load_tokenizer(saved(tmp_path, pad_token=pad), "--m", for_classifier)
     assert tokenizer.pad_token == "<pad>" and tokenizer.pad_token_id == 0 and len(tokenizer) == 100
 
 
-def test_step_1_adds_a_pad_where_nothing_is_reserved(tmp_path):
-    folder = saved(tmp_path, pad_token=None)
-    file = tmp_path / "tokenizer.json"
-    file.write_text(file.read_text().replace("<pad>", "<nul>"))
-    tokenizer = load_tokenizer(folder, "--m", may_add_pad=True)
-    assert tokenizer.pad_token_id == 100 and tokenizer.eos_token_id == 2
+@pytest.mark.parametrize("for_classifier", [False, True])
+def test_without_a_reserved_token_the_unknown_one_pads_then_another_special_token(for_classifier, tmp_path):
+    """BOS and EOS are one; "<file>" (0) and "<turn>" (1) are special, and only the first is none of the template."""
+    folder = without_reserve(tmp_path, "<file>", "<turn>")
+    tokenizer = load_tokenizer(folder, "--m", for_classifier)
+    assert (tokenizer.pad_token, len(tokenizer)) == ("<turn>", 100)
+    (tmp_path / "chat_template.jinja").write_text("<turn>{{ messages[0].content }}")
+    assert load_tokenizer(folder, "--m", for_classifier).pad_token == "<file>"
+    assert load_tokenizer(folder, "--m", for_classifier, end_token="<file>").pad_token != "<file>"
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
+    assert load_tokenizer(folder, "--m", for_classifier).pad_token != "<file>"
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"unk_token": "<turn>"}))
+    assert load_tokenizer(folder, "--m", for_classifier).pad_token == "<turn>"
+
+
+def test_where_nothing_can_pad_eos_does_and_a_saved_classifier_gets_a_token(tmp_path):
+    """As GPT-2, whose one special token is BOS, EOS and unknown at once."""
+    folder = without_reserve(tmp_path, "wordy", "wordz")
+    config = json.loads((tmp_path / "tokenizer.json").read_text())
+    config["added_tokens"] = [token for token in config["added_tokens"] if token["id"] == 2]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(folder, "--m")
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 2
+    size = len(tokenizer)
+    classifier = load_tokenizer(folder, "--m", for_classifier=True)
+    assert (classifier.pad_token, classifier.pad_token_id, len(classifier)) == ("<pad>", 100, size + 1)
+    classifier.save_pretrained(tmp_path / "out")
+    again = load_tokenizer(str(tmp_path / "out"), "--m")
+    assert again.pad_token_id == 100 and again.eos_token_id == 2
+    require_same_tokenizer(tokenizer, again, "--a", "--b")  # a critic reads masks
+
+
+@pytest.mark.parametrize("reserved", ["<unused0>", "<extra>"])
+def test_a_pad_that_was_chosen_leaves_the_tokenizer_the_same(reserved, tmp_path):
+    """Data that were prepared with the tokenizer as it was are still those of the model that step 1 saves."""
+    folder = without_reserve(tmp_path, reserved, "<turn>")
+    before = tokenizer_fingerprint(open_tokenizer(folder, "--m"))
+    tokenizer = load_tokenizer(folder, "--m", end_token="<turn>")
+    assert tokenizer.pad_token == reserved and tokenizer_fingerprint(tokenizer) == before
     tokenizer.save_pretrained(tmp_path / "out")
-    assert load_tokenizer(str(tmp_path / "out"), "--m").pad_token_id == 100  # steps 2 and 3 take it
+    assert tokenizer_fingerprint(open_tokenizer(str(tmp_path / "out"), "--m")) == before
 
 
 def test_end_token(tokenizer):
@@ -62,7 +109,7 @@ def test_different_tokenizers_are_refused():
     first = make_tokenizer()
     require_same_tokenizer(first, make_tokenizer(), "--a", "--b")
     upper = [text.upper() for text in TEXTS]
-    for other in ({"texts": upper}, {"vocab_size": 90}, {"pad_token": "<bos>"}, {"eos_token": ";"}):
+    for other in ({"texts": upper}, {"vocab_size": 90}, {"eos_token": ";"}):
         with pytest.raises(UserError, match="--a and --b have different tokenizers"):
             require_same_tokenizer(first, make_tokenizer(**other), "--a", "--b")
 

@@ -15,6 +15,7 @@ from scipy.stats import chisquare
 from closeness import EPS, FORWARD
 from dschat.errors import UserError
 from dschat.models.lora import add_lora
+from dschat.models.vocabulary import mask_missing_ids
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm import VllmEngine
 from dschat.run.state import random_states
@@ -70,6 +71,22 @@ def test_log_probs_are_the_models_own(name, pair):
             drawn = draw(PROMPTS, sampling_of(12, **options), SEEDS)
             assert largest_gap(actor, PROMPTS, drawn, options.get("temperature", 1.0) or 1.0) < FORWARD * EPS
             assert not drawn.bad_rows.any()
+
+
+def test_ids_without_a_token_are_neither_drawn_nor_in_the_log_probs(pair):
+    """The actor's tokenizer has 80 of 100 ids."""
+    actor, engine = pair("gemma2")
+    inner = actor.module.inner
+    mask_missing_ids(inner, tokenizer_of(80))
+    try:
+        with engine.session(actor) as draw:
+            for options in ({}, {"temperature": 1.5}, {"temperature": 0}):
+                drawn = draw(PROMPTS, sampling_of(12, **options), SEEDS)
+                assert all(number < 80 for row in drawn.rollout.response_rows() for number in row)
+                assert largest_gap(actor, PROMPTS, drawn, options.get("temperature", 1.0) or 1.0) < FORWARD * EPS
+    finally:
+        inner._buffers.pop("missing_ids")
+        inner._forward_hooks.clear()
 
 
 @pytest.mark.parametrize("name", MODELS)

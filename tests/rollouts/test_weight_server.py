@@ -73,6 +73,7 @@ def test_weights_arrive_to_the_bit_and_rows_are_dealt_out(actor, servers):
     assert len(set(versions)) == 2 and both[1].version == versions[1]
     info = both[0].info
     assert info["temperature"] == 0.7 and "transformer.h.0.attn.c_attn.weight" in info["inputs_first"]
+    assert info["missing"] == []
     assert both[0].paths.count("/init_weight_transfer_engine") == 1
 
 

@@ -21,10 +21,20 @@ from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.opening import PLAIN, Opening
 from dschat.models.policy import PolicyModel
+from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.run.distributed import barrier, is_main, world_size
-from factories import TEXTS, engine_of, make_causal_lm, make_tokenizer, pad_rows, ragged_rows, save_folder
+from factories import (
+    TEXTS,
+    engine_of,
+    make_causal_lm,
+    make_tokenizer,
+    pad_rows,
+    ragged_rows,
+    save_folder,
+    saved_weights,
+)
 from model_families import MODEL_FAMILIES, WITHOUT_CLASSIFIER
 from real_size import as_large_as
 
@@ -83,7 +93,7 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
     barrier()
     settings, found = settings_of(folder), {}
     for kind in FAMILIES:
-        tokenizer, path = load_tokenizer(str(place / kind), "--m", may_add_pad=True), str(place / kind)
+        tokenizer, path = load_tokenizer(str(place / kind), "--m"), str(place / kind)
         for role, load in (("policy", load_causal_lm), ("critic", partial(load_scalar, for_this_run=True))):
             found[f"{kind} {role}"] = compare(loader(load, path, tokenizer, torch.float32), settings)
     tokenizer = make_tokenizer()
@@ -92,6 +102,8 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
         found[f"{kind} bf16"] = compare(loader(load_causal_lm, str(place / kind), tokenizer, half.dtype), half)
     for kind in ("odd", "several files"):
         found[kind] = compare(loader(load_causal_lm, str(place / kind), tokenizer, torch.float32), settings)
+    adapted = partial(load_scalar, str(place / "adapter"), "--m", torch.float32, tokenizer, may_be_new=False)
+    found["adapter"] = compare(lambda opening: adapted(opening=opening), settings)
     found["grown"] = compare(loader(load_scalar, str(place / "short"), tokenizer, torch.float32), settings)
     offloaded = replace(settings, offload=True)
     found["offloaded"] = compare(loader(load_causal_lm, str(place / "odd"), tokenizer, torch.float32), offloaded)
@@ -100,13 +112,22 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def save_special(place: Path) -> None:
-    """A folder that says its head is tied, and holds two different ones; one of several files; one of fewer tokens."""
+    """A folder that says its head is tied, and holds two different ones; one of several files; one of fewer tokens;
+    one with an adapter and a score head alone.
+    """
     save_folder(place / "odd", make_causal_lm("gemma"), make_tokenizer())
     weights = load_file(place / "odd" / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
     save_file(weights, place / "odd" / "model.safetensors", metadata={"format": "pt"})
     make_causal_lm("llama", tie_word_embeddings=False).save_pretrained(place / "several files", max_shard_size="10KB")
     make_causal_lm("gemma", vocab_size=60).save_pretrained(place / "short")
+    base = save_folder(place / "base", make_causal_lm("gpt2"), make_tokenizer())
+    model = load_scalar(base, "--m", torch.float32, make_tokenizer())
+    add_lora(model, 2, None, base)
+    for name, parameter in model.named_parameters():
+        if ".lora_B" in name or name.startswith("score."):
+            torch.nn.init.normal_(parameter, std=0.3)
+    save_model(model, saved_weights(model), make_tokenizer(), place / "adapter", merge=False)
 
 
 def loader(load: Any, path: str, tokenizer: Any, dtype: torch.dtype) -> Load:

@@ -29,6 +29,7 @@ from factories import (
     make_classifier,
     make_prompts,
     make_rollout,
+    make_tokenizer,
     pad_rows,
     ppo_config,
     ppo_loop,
@@ -61,6 +62,24 @@ def test_healthy_models_pass(kind, dtype, group):
     spread = 0.3 if dtype == torch.float32 else 0.05
     check(frozen_engine_of(make_causal_lm(kind, initializer_range=spread), dtype), temperature=0.8)
     check_scalar(frozen_engine_of(make_classifier(kind, initializer_range=spread), dtype), tokens_of()[0], PAD)
+
+
+def test_a_reward_model_whose_tokenizer_cannot_pad_is_read_row_by_row(group, tmp_path):
+    """transformers refuses batches without a pad token, and would read the token before EOS if EOS padded."""
+    tokenizer = make_tokenizer(pad_token="<eos>")
+    folder = save_folder(tmp_path, make_classifier("llama"), tokenizer)
+    model = load_scalar(folder, "--m", torch.float32, tokenizer)
+    assert model.config.pad_token_id is None
+    ids, mask, _ = pad_rows([([5, 6, 7], [8, EOS]), ([5, 6], [9, 10, 11, EOS])])
+    check_scalar(frozen_engine_of(model), (ids, mask), EOS)
+
+
+def test_an_id_that_the_tokenizer_lacks_is_found(models):
+    trajectory = trajectory_of(*models, sampled(models[0]))
+    first = trajectory.rollout.response_ids[0, :1]
+    models[0].module.inner.register_buffer("missing_ids", first, persistent=False)
+    with pytest.raises(UserError, match="sampled an id that its tokenizer does not have"):
+        check_rollout(models[0], trajectory, SAMPLING)
 
 
 @pytest.mark.parametrize("size", [1.0, 1000.0])

@@ -54,7 +54,7 @@ def cut_all(options: MacroActionsOptions) -> list[Shown]:
     for _, flags in titled:
         flags.check_termination()
     texts = _texts(options)
-    tokenizer = load_tokenizer(options.model, "--model", may_add_pad=True)
+    tokenizer = load_tokenizer(options.model, "--model")
     conditions = [TerminationCondition(flags, tokenizer, tokenizer.eos_token_id, options.seed) for _, flags in titled]
     trajectory = _trajectory(options, texts, tokenizer)
     rows = trajectory.rollout.response_rows()

@@ -28,6 +28,7 @@ class Head:
         vocab_size: V.
         temperature: divides the logits.
         smoothing: ε of the targets: each stands for its own token with weight 1 − ε and for all V tokens with ε / V.
+        missing: (K,) long, ids that are no tokens; their logits count as −inf. Not together with smoothing.
     """
 
     to_logits: Callable[[Tensor], Tensor]
@@ -35,6 +36,12 @@ class Head:
     vocab_size: int
     temperature: float = 1.0
     smoothing: float = 0.0
+    missing: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where targets would be smoothed over ids that are no tokens."""
+        if self.smoothing and self.missing is not None:
+            raise ValueError("targets cannot be smoothed over ids that have no probability")
 
 
 def token_logprobs(
@@ -158,6 +165,8 @@ def _softmax(
     softmax = softmax.float()
     if head.temperature != 1.0:
         softmax.div_(head.temperature)
+    if head.missing is not None:
+        softmax.index_fill_(1, head.missing, -torch.inf)
     rows = max(1, BLOCK // softmax.shape[1]) if softmax.device.type == "cpu" else max(1, len(softmax))
     logprobs, entropies = [], []
     for block, chosen in zip(softmax.split(rows), targets.split(rows), strict=True):

@@ -10,7 +10,7 @@ from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.refuel import RefuelOnlineConfig
-from dschat.config.supervised import OneModelConfig, RewardConfig, SupervisedConfig
+from dschat.config.supervised import OneModelConfig, RewardConfig, SFTConfig, SupervisedConfig
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import AdaptersOff, Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import training_dtype
@@ -18,11 +18,12 @@ from dschat.engine.zero3 import placement_of
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import Finetuning, choose_trained, train_top_layers
 from dschat.models.heads import add_gain
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.load import load_causal_lm, load_scalar, open_config
 from dschat.models.opening import Opening
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id
+from dschat.models.vocabulary import require_no_growth
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.scoring.source import DialogueScores
 from dschat.trainers.refuel_models import RefuelModels
@@ -73,15 +74,34 @@ def optimizer_settings(
     )
 
 
+def trained_part(
+    config: CommonConfig, rank: int, tokenizer: PreTrainedTokenizerBase, path: str, flag: str
+) -> Finetuning:
+    """What the flags train of the model at a path, with adapters of this rank.
+
+    Raises UserError where an adapter alone would be saved (--no_merge_lora) over embeddings that must grow.
+    """
+    finetuning = Finetuning(*config.finetuning(rank))
+    if finetuning.rank and not config.merge_lora:
+        require_no_growth(open_config(path, flag), tokenizer, f"{flag} {path}")
+    return finetuning
+
+
 def build_policy(
     config: SupervisedConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
 ) -> Engine[PolicyModel]:
-    """The engine of step 1 and of DPO."""
+    """The engine of step 1, of DPO and of REFUEL on pairs.
+
+    Step 1's softmax goes over all rows of the embeddings, as in transformers' own loss: its texts teach the model that
+    ids without a token do not occur, which programs that do not mask these ids rely on. The other losses compare
+    distributions of which samples are drawn, or could be, and leave such ids out.
+    """
     settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     path, opening = config.model_name_or_path, opening_of(config, settings)
-    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening)
-    choose_trained(model, Finetuning(*config.finetuning(config.lora_dim)), path)
+    finetuning, is_sft = trained_part(config, config.lora_dim, tokenizer, path, BASE), isinstance(config, SFTConfig)
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening, all_rows=is_sft)
+    choose_trained(model, finetuning, path)
     return train_engine(PolicyModel(model), one_optimizer(config, total_updates), settings)
 
 
@@ -91,11 +111,12 @@ def build_reward_model(
     """The engine of step 2's reward model."""
     settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     path, opening = config.model_name_or_path, opening_of(config, settings)
+    finetuning = trained_part(config, config.lora_dim, tokenizer, path, BASE)
     model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening)
     note_reward_loss(model, config.reward_loss)
     if config.reward_gain:
         add_gain(model.score)
-    choose_trained(model, Finetuning(*config.finetuning(config.lora_dim)), path)
+    choose_trained(model, finetuning, path)
     return train_engine(ScalarModel(model), one_optimizer(config, total_updates), settings)
 
 
@@ -117,7 +138,7 @@ def build_refuel_models(
     path = config.model_name_or_path
     torch.manual_seed(config.seed)  # rows that embeddings grow by are to be the reference's
     model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening_of(config, settings))
-    choose_trained(model, Finetuning(*config.finetuning(config.lora_dim)), path)
+    choose_trained(model, trained_part(config, config.lora_dim, tokenizer, path, BASE), path)
     if config.trained_layers:
         train_top_layers(model, config.trained_layers, "--trained_layers")
     optimizer = one_optimizer(config, total_updates)

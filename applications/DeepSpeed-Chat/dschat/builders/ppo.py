@@ -15,6 +15,7 @@ from dschat.builders.engines import (
     frozen_settings,
     opening_of,
     optimizer_settings,
+    trained_part,
 )
 from dschat.builders.scores import function_scores, own_reward_tokenizer, reward_source
 from dschat.builders.shared_base import beside_actor, is_on_base, shared_scores
@@ -23,13 +24,14 @@ from dschat.config.ppo import PPOConfig
 from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.errors import UserError
 from dschat.models.engines import PolicyEngine
-from dschat.models.finetuning import Finetuning, choose_trained
+from dschat.models.finetuning import choose_trained
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_scalar, open_config
 from dschat.models.lora import find_adapter, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
+from dschat.models.vocabulary import id_count, row_count
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.rollouts.vllm import VllmEngine
@@ -45,13 +47,14 @@ def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
 
     Raises UserError: a tokenizer is missing or unusable, or texts may be longer than the reward model can read.
     """
-    tokenizer = load_tokenizer(config.actor_model_name_or_path, ACTOR, may_add_pad=True)
+    end_token = config.end_of_conversation_token
+    tokenizer = load_tokenizer(config.actor_model_name_or_path, ACTOR, end_token=end_token)
     critic, reward = config.critic_model_name_or_path, config.reward_model_name_or_path
     reward_on_base = is_on_base(config, reward)
     for flag, path in ((CRITIC, critic), (REWARD, reward if reward_on_base else None)):
         # The folder of an adapter alone need not hold a tokenizer.
         if path and (not config.share_base or find_adapter(path) != Path(path)):
-            require_same_tokenizer(tokenizer, load_tokenizer(path, flag, may_add_pad=True), ACTOR, flag)
+            require_same_tokenizer(tokenizer, load_tokenizer(path, flag, end_token=end_token), ACTOR, flag)
     if reward and not reward_on_base and own_reward_tokenizer(config, reward, tokenizer) is None:
         tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         check_length(reward, REWARD, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
@@ -77,7 +80,7 @@ def build_ppo_models(
     opening, own = opening_of(config, settings), own_end_ids(path)
     model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, opening, own)
     critic, reward = beside_actor(config, model) if config.share_base else (None, None)
-    choose_trained(model, Finetuning(*config.finetuning(config.actor_lora_dim or 0)), path)
+    choose_trained(model, trained_part(config, config.actor_lora_dim or 0, tokenizer, path, ACTOR), path)
     optimizer = optimizer_settings(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
     actor = train_engine(PolicyModel(model), optimizer, settings)
     return PPOModels(
@@ -106,9 +109,8 @@ def _build_reference(
 
 
 def grows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the actor's embeddings must get rows for tokens that it does not have yet: that to pad with."""
-    vocabulary: int = open_config(config.actor_model_name_or_path, ACTOR).get_text_config().vocab_size
-    return len(tokenizer) > vocabulary
+    """Whether the actor's embeddings must get rows for ids of its tokenizer that it lacks."""
+    return id_count(tokenizer) > row_count(open_config(config.actor_model_name_or_path, ACTOR))
 
 
 def seed_new_rows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -131,9 +133,19 @@ def _build_critic(
         logger.info("the critic starts from the actor, with a zero value head")
     opening, model = opening_of(config, settings), shared
     if model is None:
-        model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True, opening=opening)
+        is_given = config.critic_model_name_or_path is not None
+        model = load_scalar(
+            path,
+            CRITIC,
+            settings.dtype,
+            tokenizer,
+            for_this_run=True,
+            opening=opening,
+            may_grow=not is_given,
+        )
     if lora_config(model) is None:
-        choose_trained(model, Finetuning(*config.finetuning(config.critic_lora_dim or 0)), path)
+        finetuning = trained_part(config, config.critic_lora_dim or 0, tokenizer, path, CRITIC)
+        choose_trained(model, finetuning, path)
     optimizer = optimizer_settings(config, total_updates, config.critic_learning_rate, config.critic_weight_decay)
     return train_engine(ScalarModel(model), optimizer, settings)
 
@@ -145,11 +157,12 @@ def _rollout_engine(
         if grows(config, tokenizer):
             raise UserError(
                 f"{ACTOR} {config.actor_model_name_or_path}: --rollout_engine vllm opens the model as it is, but its "
-                "embeddings must grow by a token to pad with. Use --rollout_engine continuous, or a model of step 1."
+                "embeddings have fewer rows than its tokenizer has ids. Use --rollout_engine continuous, or a model "
+                "of step 1, which adds the rows."
             )
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         if config.vllm_url is not None:
-            vocabulary: int = actor.module.inner.config.get_text_config().vocab_size
+            vocabulary = row_count(actor.module.inner.config)
             needs = ServerNeeds(
                 vocabulary, max_tokens, config.temperature or 1.0, config.vllm_patience, config.vllm_timeout
             )

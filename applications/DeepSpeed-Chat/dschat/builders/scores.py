@@ -125,7 +125,8 @@ def build_dialogue_scores(config: RefuelOnlineConfig, device: torch.device) -> D
         return FunctionDialogueScores(load_function(config.reward_function or "", flag), flag)
     check_length(path, flag, config.max_seq_len, "--max_seq_len")
     tokenizer = load_reward_tokenizer(path, rm_template=False, flags=ReaderFlags(flag))
-    model = load_classifier(path, flag, training_dtype(config.dtype)).to("cpu" if config.offload else device).eval()
+    model = load_classifier(path, flag, training_dtype(config.dtype), tokenizer)
+    model.to("cpu" if config.offload else device).eval()
     size = eval_size(config)
     pad_id, rows, tokens = tokenizer.pad_token_id, size.rows, size.tokens
     reader = ClassifierReader(model, pad_id, device, rows, config.offload, max_tokens=tokens)

@@ -33,8 +33,10 @@ from dschat.data.loading import StepData
 from dschat.data.messages import WEIGHT
 from dschat.data.sources import keys_of, load_share, source_line
 from dschat.data.template_notes import warn_of_dialogues, warn_of_template
+from dschat.models.finetuning import Finetuning
 from dschat.models.load import warn_without_classifier
 from dschat.models.tokenizer import end_token_id, load_tokenizer
+from dschat.models.vocabulary import id_count
 from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
@@ -58,7 +60,7 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
     """Step 1: supervised fine-tuning."""
     base = config.model_name_or_path
     check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL, may_add_pad=True)
+    tokenizer = load_tokenizer(base, MODEL, end_token=config.end_of_conversation_token)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     make = partial(
         sft_examples,
@@ -84,7 +86,9 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     """Step 2: the reward model."""
     base = config.model_name_or_path
     check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL)
+    # Beside an adapter alone no embeddings are saved, which therefore must not grow by a pad token.
+    saves_classifier = config.merge_lora or Finetuning(*config.finetuning(config.lora_dim)).rank == 0
+    tokenizer = load_tokenizer(base, MODEL, saves_classifier, config.end_of_conversation_token)
     warn_unless_made_by("sft", base, MODEL)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     make = partial(
@@ -105,7 +109,7 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     """Step 2 as direct preference optimisation, without a reward model."""
     base = config.model_name_or_path
     check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL)
+    tokenizer = load_tokenizer(base, MODEL, end_token=config.end_of_conversation_token)
     warn_unless_made_by("sft", base, MODEL)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id)
@@ -154,9 +158,9 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
     """REFUEL on pairs of dialogues that were drawn and scored before."""
     base = config.model_name_or_path
     check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL, may_add_pad=True)
+    tokenizer = load_tokenizer(base, MODEL, end_token=config.end_of_conversation_token)
     rows = (config.start_idx, config.end_idx)
-    data = load_regression_data(config.data_path, config.max_seq_len, len(tokenizer), *rows)
+    data = load_regression_data(config.data_path, config.max_seq_len, id_count(tokenizer), *rows)
     updates = _announce(config, run, data)
     engine = build_policy(config, run.plan, tokenizer, updates)
     pad_id = tokenizer.pad_token_id
@@ -170,7 +174,7 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
 def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     """REFUEL online, with the users of the data."""
     check_lengths(config)
-    tokenizer = load_tokenizer(config.model_name_or_path, MODEL, may_add_pad=True)
+    tokenizer = load_tokenizer(config.model_name_or_path, MODEL, end_token=config.end_of_conversation_token)
     end_id = turn_end(tokenizer).token_id
     share = load_share(config)
     if is_main():

@@ -83,7 +83,7 @@ def model_hash(path: str) -> str:
     """Of a folder: its config and, of each weight file, the length and both ends. From the hub: the commit.
 
     Where files are larger than that, the beginning of every weight follows, after a dash. A folder without a model of
-    its own may hold an adapter, in itself or in ``adapter``.
+    its own may hold an adapter, in itself or in ``adapter``, whose base counts, too, where it is a folder.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -93,6 +93,9 @@ def model_hash(path: str) -> str:
     places = [folder / "config.json", folder / "adapter_config.json", folder / "adapter" / "adapter_config.json"]
     config = next((place for place in places if place.is_file()), places[0])
     folder, whole, inner = config.parent, hashlib.sha256(config.read_bytes()), None
+    base = json.loads(config.read_bytes()).get("base_model_name_or_path") if config != places[0] else None
+    if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != Path(path).resolve():
+        whole.update(model_hash(base).encode())
     for file in sorted(folder.glob("*.safetensors")):
         with open(file, "rb") as stream:
             size = file.stat().st_size
@@ -123,6 +126,7 @@ def folder_stamp(path: str) -> str:
     folder = Path(path)
     if not folder.is_dir():
         return path
-    stats = sorted((file.name, file.stat()) for file in folder.iterdir() if file.is_file())
+    files = [file for file in (*folder.iterdir(), *folder.glob("adapter/*")) if file.is_file()]
+    stats = sorted((str(file.relative_to(folder)), file.stat()) for file in files)
     listing = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
     return f"{os.path.abspath(path)} (files {content_hash(listing)[:12]})"

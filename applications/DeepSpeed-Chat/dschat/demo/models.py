@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.common.display import visible
@@ -18,14 +17,13 @@ from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
 from dschat.inference.policy import FLAGS_FILE, STEP, locate_policy
 from dschat.models.limits import position_limit, trained_length
-from dschat.models.load import load_causal_lm
-from dschat.models.lora import base_of, find_adapter
+from dschat.models.load import gguf_remedy, load_causal_lm, open_config
+from dschat.models.lora import adapter_alone, base_of, has_score_head
 from dschat.models.opening import DTYPES
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids
 
 logger = logging.getLogger(__name__)
 
-ADAPTER = "adapter_model.safetensors"  # as peft calls it
 START = ("actor_model_name_or_path", "model_name_or_path")  # the flags that name what a run starts from
 POLICIES = ("", "actor", "actor_ema")  # folders of policies below a run's and below those of models/
 DEEPEST = 3  # levels from a run's folder down to a model: models/step-N/actor
@@ -57,6 +55,8 @@ def find_checkpoints(place: str) -> list[Checkpoint]:
         raise UserError("give a run's output folder, a model's folder, or a hub id.")
     folder = Path(place).expanduser()
     if not folder.is_dir():
+        if (remedy := gguf_remedy(place)) is not None:
+            raise UserError(f"{visible(place)}: {remedy}")
         if not HUB_NAME.fullmatch(place) or folder.exists():
             raise UserError(f"{visible(place)}: no such folder. Give a run's output folder, or a model's.")
         return [Checkpoint(place, place)]
@@ -106,8 +106,8 @@ def is_policy(folder: Path) -> bool:
     config = read_object(folder / "config.json")
     if "model_type" in config:
         return any(folder.glob("*.safetensors")) and not is_classifier(config)
-    adapter = adapter_of(folder)
-    return adapter is not None and not has_head(adapter)
+    adapter = adapter_alone(str(folder))
+    return adapter is not None and not has_score_head(adapter)
 
 
 def is_classifier(config: Json) -> bool:
@@ -115,20 +115,6 @@ def is_classifier(config: Json) -> bool:
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     return any(str(name).endswith("ForSequenceClassification") for name in names)
-
-
-def has_head(adapter: Path) -> bool:
-    """Whether a score head was saved with an adapter: a reward model's or a critic's."""
-    try:
-        with safe_open(adapter / ADAPTER, framework="pt") as file:
-            return any(".score." in name for name in file.keys())
-    except (OSError, SafetensorError):
-        return False
-
-
-def adapter_of(folder: Path) -> Path | None:
-    """The LoRA adapter of a folder without a whole model (--no_merge_lora)."""
-    return None if (folder / "config.json").is_file() else find_adapter(str(folder))
 
 
 def own_sampling(path: str) -> tuple[dict[str, float], str]:
@@ -157,9 +143,11 @@ def _numbers(values: Json) -> dict[str, float]:
 
 
 def _why_none(run: Path) -> str:
-    adapter = adapter_of(run)
-    if adapter is not None and has_head(adapter):
+    adapter = adapter_alone(str(run))
+    if adapter is not None and has_score_head(adapter):
         return SCORES_ONLY
+    if (remedy := gguf_remedy(str(run))) is not None:
+        return remedy
     if (run / "checkpoints").is_dir():
         return "it has training checkpoints alone, to resume from; models are saved at the end, or with --save_models."
     if (run / "run.json").is_file() or (run / FLAGS_FILE).is_file():
@@ -191,9 +179,7 @@ class Opened:
 class Found:
     """What is known of a model before its weights are read."""
 
-    path: str  # of the tokenizer and of what ends answers
-    weights: str  # of the model, or of the adapter's base
-    adapter: str | None
+    path: str
     tokenizer: PreTrainedTokenizerBase
     end_ids: tuple[int, ...]
 
@@ -210,22 +196,18 @@ def find_model(path: str, flag: str, end_token: str | None) -> Found:
         UserError: there is none, it is a reward model or critic, or its adapter's base is missing.
     """
     path = locate_policy(path)
-    folder = Path(path)
-    weights, adapter = base_of(path, flag)
-    if is_classifier(read_object(folder / "config.json")) or (adapter is not None and has_head(adapter)):
+    _, adapters = base_of(path, flag)
+    if is_classifier(read_object(Path(path) / "config.json")) or any(map(has_score_head, adapters)):
         raise UserError(f"{flag} {path}: a reward model or critic, which writes no text. Give a policy's folder.")
-    texts = path
-    if adapter is not None:
-        places = [place for place in (folder, adapter.parent) if (place / "tokenizer_config.json").is_file()]
-        texts = str(places[0]) if places else weights
-    tokenizer = load_tokenizer(texts, flag, may_add_pad=True)
-    ends = {tokenizer.eos_token_id, end_token_id(tokenizer, end_token), *own_end_ids(weights)}
+    open_config(path, flag)
+    tokenizer = load_tokenizer(path, flag, end_token=end_token)
+    ends = {tokenizer.eos_token_id, end_token_id(tokenizer, end_token), *own_end_ids(path)}
     if tokenizer.chat_template is not None:
         try:
             ends.add(turn_end(tokenizer).token_id)
         except UserError as error:
             logger.warning("%s %s: %s Answers end with EOS alone.", flag, path, error)
-    return Found(texts, weights, None if adapter is None else str(adapter), tokenizer, tuple(sorted(ends)))
+    return Found(path, tokenizer, tuple(sorted(ends)))
 
 
 def open_model(path: str, found: Found, flag: str, device: torch.device, dtype: torch.dtype) -> Opened:
@@ -243,9 +225,7 @@ def open_model(path: str, found: Found, flag: str, device: torch.device, dtype: 
     """
     start = time.perf_counter()
     try:
-        causal_lm = load_causal_lm(found.weights, flag, dtype, found.tokenizer)
-        if found.adapter is not None:
-            causal_lm = _with_adapter(causal_lm, found.adapter, flag)
+        causal_lm = load_causal_lm(found.path, flag, dtype, found.tokenizer)
         causal_lm = causal_lm.to(device).eval().requires_grad_(False)
     except torch.OutOfMemoryError as error:
         raise UserError(
@@ -255,15 +235,3 @@ def open_model(path: str, found: Found, flag: str, device: torch.device, dtype: 
     limit = position_limit(causal_lm) or trained_length(causal_lm.config) or 2**31
     seconds = time.perf_counter() - start
     return Opened(path, causal_lm, found.tokenizer, found.end_ids, limit, seconds)
-
-
-def _with_adapter(causal_lm: PreTrainedModel, adapter: str, flag: str) -> PreTrainedModel:
-    """The base model with the adapter's update added to its weights."""
-    from peft import PeftModel
-
-    try:
-        whole: PreTrainedModel = PeftModel.from_pretrained(causal_lm, adapter).merge_and_unload()
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{flag} {adapter}: the adapter does not fit its base model: {first_line}") from error
-    return whole

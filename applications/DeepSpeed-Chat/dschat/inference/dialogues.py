@@ -54,7 +54,7 @@ def run_generate(options: GenerateOptions) -> str:
     """
     where = Compute.chosen(options)
     path = locate_policy(options.model)
-    tokenizer = load_tokenizer(path, "--model", may_add_pad=True)
+    tokenizer = load_tokenizer(path, "--model")
     endpoint = _endpoint(options)
     firsts, repeated = first_messages(options.prompts, tokenizer, options.num_data)
     settings = _settings(options, path, where)
@@ -145,7 +145,7 @@ def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compu
         writer = ServerWriter(endpoint, options.temperature, options.concurrency, Place(options).folder / CACHE)
         return SimulatedUser(writer)
     path = locate_policy(options.user_model)
-    tokenizer = load_tokenizer(path, "--user_model", may_add_pad=True)
+    tokenizer = load_tokenizer(path, "--user_model")
     return SimulatedUser(ModelWriter(_open_assistant(path, "--user_model", tokenizer, options, where)))
 
 

@@ -147,7 +147,7 @@ def run_masks(options: MaskOptions) -> str:
     Raises UserError for a bad tokenizer or bad data, or a data set that is there with other settings.
     """
     path = locate_policy(options.model)
-    tokenizer = load_tokenizer(path, "--model", may_add_pad=True)
+    tokenizer = load_tokenizer(path, "--model")
     end = turn_end(tokenizer)
     raws = list(open_data(options.input_repo, INPUT).train)
     settings = {

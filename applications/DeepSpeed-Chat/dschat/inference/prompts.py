@@ -135,7 +135,7 @@ class Answering:
         """
         where = Compute.chosen(options)
         path = None if options.model is None else locate_policy(options.model)
-        tokenizer = reward_tokenizer if path is None else load_tokenizer(path, "--model", may_add_pad=True)
+        tokenizer = reward_tokenizer if path is None else load_tokenizer(path, "--model")
         assert tokenizer is not None  # options without a policy have a reward model
         return cls(options, where, path, tokenizer, select_prompts(options, tokenizer))
 

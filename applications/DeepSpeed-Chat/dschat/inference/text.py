@@ -34,7 +34,7 @@ from dschat.inference.prompts import Selection, digest_of, shuffled
 from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, run_batches, settings_of
 from dschat.models.limits import check_length
 from dschat.models.load import load_scalar
-from dschat.models.lora import base_of, load_adapter
+from dschat.models.lora import adapter_alone
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel, last_scores, warn_of_reward_loss
 from dschat.models.tokenizer import end_token_id, load_tokenizer
@@ -120,7 +120,7 @@ def _rows(options: TextOptions) -> list[Row]:
 
 def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
     path = locate_policy(subject.path)
-    tokenizer = load_tokenizer(path, subject.flag, may_add_pad=True)
+    tokenizer = load_tokenizer(path, subject.flag, end_token=options.end_of_conversation_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, sft_examples)
     check_length(path, subject.flag, max(map(len, texts.values())), LONGEST)
     answers = not options.no_rouge
@@ -138,16 +138,13 @@ def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where:
 
 
 def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
-    tokenizer = load_tokenizer(subject.path, subject.flag, may_add_pad=True)
+    tokenizer = load_tokenizer(subject.path, subject.flag, end_token=options.end_of_conversation_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)
-    weights, adapter = base_of(subject.path, subject.flag)
-    check_length(weights, subject.flag, max(map(len, texts.values())), LONGEST)
+    check_length(subject.path, subject.flag, max(map(len, texts.values())), LONGEST)
 
     def prepare() -> BatchFunction:
         with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
-            classifier = load_scalar(weights, subject.flag, where.dtype, tokenizer, may_be_new=adapter is not None)
-            if adapter is not None:
-                load_adapter(classifier, adapter, subject.flag, weights)
+            classifier = load_scalar(subject.path, subject.flag, where.dtype, tokenizer, may_be_new=False)
             warn_of_reward_loss(classifier.config, f"{subject.flag} {subject.path}")
             model = ScalarModel(classifier.to(where.device).eval())
         return selection.of_batch(partial(score_pairs, model, texts, tokenizer.pad_token_id))
@@ -205,7 +202,7 @@ def run_models(folder: Path) -> list[Subject]:
         for update, place in sorted(places.items())
     ]
     final = _model_in(folder)
-    if (final / "config.json").is_file() or (kind == "reward" and (final / "adapter").is_dir()):
+    if (final / "config.json").is_file() or adapter_alone(str(final)) is not None:
         found = [each for each in found if each.update != last]
         found.append(Subject(kind, "final", str(final), "--checkpoints", last))
     if not found:
@@ -258,7 +255,8 @@ def read_and_answer(
     prompts: list[PromptExample],
 ) -> list[Entry]:
     """The loss of each text in nats, summed over its tokens; and, if wanted, the greedy response and its ROUGE."""
-    model, examples = PolicyModel(policy.causal_lm), [texts[prompt.index] for prompt in prompts]
+    model = PolicyModel(policy.causal_lm, all_rows=True)  # as step 1's evaluation
+    examples = [texts[prompt.index] for prompt in prompts]
     batch = collate_sft(examples, policy.tokenizer.pad_token_id, all_tokens)
     batch = {name: x.to(policy.causal_lm.device) for name, x in batch.items()}
     mask = batch["response_mask"]

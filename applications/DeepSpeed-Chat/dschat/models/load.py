@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening Hugging Face models. Weights that a folder lacks are an error, not new numbers; its code is never run.
 
-A `path` is a folder or hub id; the command-line `flag` that named it stands in messages.
+A `path` is a folder or hub id; the command-line `flag` that named it stands in messages. A folder with a LoRA adapter
+and no whole model (--no_merge_lora) opens as its base with the adapter merged in.
 """
 
 import logging
@@ -28,6 +29,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from dschat.errors import UserError
+from dschat.models.lora import adapter_alone, base_of, has_score_head, merge_adapter, named_base
 from dschat.models.opening import (
     PLAIN,
     Opening,
@@ -38,6 +40,7 @@ from dschat.models.opening import (
     without_flash,
 )
 from dschat.models.scalar import warn_of_reward_loss
+from dschat.models.vocabulary import id_count, mask_missing_ids, require_rows
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +59,12 @@ def load_causal_lm(
     end_id: int | None = None,
     opening: Opening = PLAIN,
     own_ends: Collection[int] = (),
+    all_rows: bool = False,
 ) -> Any:
     """Opens a causal LM without dropout, its embeddings large enough for the run's tokenizer.
+
+    Ids that the tokenizer lacks have no probability, see `dschat.models.vocabulary`; with `all_rows` they stay in the
+    softmax.
 
     The generation config keeps what ends a response beside EOS: `end_id` (--end_of_conversation_token) and the model's
     own, see `dschat.models.tokenizer.own_end_ids`.
@@ -76,9 +83,19 @@ def load_causal_lm(
             f"{flag} {path}: a {scoring[0]} is a reward model or critic, which gives scores and writes no"
             " text. Give a causal LM, such as the output of step 1."
         )
+    weights, adapters = base_of(path, flag)
+    if any(map(has_score_head, adapters)):
+        raise UserError(
+            f"{flag} {path}: the adapter of a reward model or critic, which gives scores and writes no text. Give a"
+            " causal LM, such as the output of step 1."
+        )
     model, loading = _from_pretrained(AutoModelForCausalLM, path, flag, dtype, config, opening)
-    _check_weights(path, flag, loading)
+    _check_weights(weights, flag, loading)
     _fit(model, tokenizer, opening.placement, f"{flag} {path}")
+    for adapter in adapters:
+        merge_adapter(model, adapter, f"{flag} {path}", weights, opening.placement)
+    if not all_rows:
+        mask_missing_ids(model, tokenizer)
     generation = model.generation_config
     _set_special_ids(generation, tokenizer)
     known = (tokenizer.eos_token_id, tokenizer.pad_token_id, None)  # an end by padding could not be seen
@@ -120,15 +137,17 @@ def load_scalar(
     may_be_new: bool = True,
     for_this_run: bool = False,
     opening: Opening = PLAIN,
+    may_grow: bool = True,
 ) -> Any:
     """Opens a sequence classifier with one label; from a causal LM the head is new, and starts at zero, if it
     `may_be_new`.
 
     `for_this_run` accepts a family of which transformers knows no sequence classifier, and makes one: a critic, which
-    nobody opens elsewhere.
+    nobody opens elsewhere. `may_grow`: the embeddings get rows for ids of the tokenizer that they lack; a model that
+    `may_be_new` only.
 
     Raises UserError: there is no such model, it lacks weights, or it has no ``score`` head with one output, or none
-    that was trained.
+    that was trained; its embeddings have too few rows.
     """
     config = open_config(path, flag, num_labels=1)
     auto_class: Any = AutoModelForSequenceClassification
@@ -139,6 +158,9 @@ def load_scalar(
                 "there can be no reward model of it. Use another family, or in step 3 --reward_function."
             )
         auto_class = classifier_class(config)
+    if not (may_be_new and may_grow):
+        require_rows(config, tokenizer, f"{flag} {path}")
+    weights, adapters = base_of(path, flag)
     model, loading = _from_pretrained(auto_class, path, flag, dtype, config, opening)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
@@ -146,23 +168,37 @@ def load_scalar(
             f"{flag} {path}: a {type(model).__name__} has no `score` layer with one output, which the reward model "
             "and the critic need. Use a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, …)."
         )
-    new = HEAD in loading["missing_keys"]
-    _check_weights(path, flag, loading, may_lack=(HEAD, "score.bias"), may_hold=LM_HEADS if new else ())
+    is_trained_beside = any(map(has_score_head, adapters))
+    lacks_head = HEAD in loading["missing_keys"]
+    _check_weights(weights, flag, loading, (HEAD, "score.bias"), LM_HEADS if lacks_head else ())
+    new = lacks_head and not is_trained_beside
     if new and not may_be_new:
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
     if new:
         logger.info("%s %s: a new score head, starting at zero", flag, path)
+    if lacks_head:
         zero_head(head)
     _fit(model, tokenizer, opening.placement, f"{flag} {path}")
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:
+        # The forward of transformers looks for the last token that is not padding, which is to be EOS.
+        model.config.pad_token_id = None
+    for adapter in adapters:
+        merge_adapter(model, adapter, f"{flag} {path}", weights, opening.placement)
     return model
 
 
-def load_classifier(path: str, flag: str, dtype: torch.dtype) -> Any:
-    """Opens any sequence classifier with one trained label as it is, for scoring; its tokenizer is its own.
+def load_classifier(path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Opens any sequence classifier with one trained label as it is, for scoring; the tokenizer is its own.
 
-    Raises UserError: there is no such model, it has several labels, it lacks weights, or no head that was trained.
+    Raises UserError: there is no such model, it has several labels, it lacks weights, or no head that was trained; its
+    embeddings have fewer rows than the tokenizer has ids.
     """
+    if adapter_alone(path) is not None:
+        model = load_scalar(path, flag, dtype, tokenizer, may_be_new=False)
+        warn_of_reward_loss(model.config, f"{flag} {path}")
+        return model
     config = open_config(path, flag)
+    require_rows(config, tokenizer, f"{flag} {path}")
     model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, config)
     if any(not name.startswith(f"{model.base_model_prefix}.") for name in loading["missing_keys"]):
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
@@ -180,11 +216,15 @@ def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if "trust_remote_code" in str(error):
         return f"{flag} {path}: its {what} needs Python code of its own (auto_map), which is never run. Give another."
+    if remedy := gguf_remedy(path):
+        return f"{flag} {path}: {remedy}"
     looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
     if Path(path).is_dir():
         below = [str(config.parent) for config in sorted(Path(path).glob("*/config.json"))]
         hint = f" Did you mean {' or '.join(below)}?" if below else ""
         return f"{flag} {path}: this folder holds no {what} that transformers can open: {first_line}{hint}"
+    if Path(path).is_file():
+        return f"{flag} {path}: a file, and no folder. Give the folder that holds the model's config.json."
     if looks_local:
         return f"{flag} {path}: no such folder. Give the folder that holds the model's config.json."
     return (
@@ -194,12 +234,30 @@ def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
     )
 
 
+def gguf_remedy(path: str) -> str | None:
+    """What to do with a GGUF file, a folder of such files or a repository of them; None of any other path."""
+    place = Path(path)
+    files = sorted(place.glob("*.gguf")) if place.is_dir() else [place] if place.suffix.lower() == ".gguf" else []
+    if not files and not (not place.exists() and "gguf" in place.name.lower()):
+        return None
+    folder, name = (place, "FILE.gguf") if not files else (files[0].parent, files[0].name)
+    return (
+        "GGUF weights, which are quantised for inference and cannot be trained or scored with as they are. Prefer the "
+        "original model (safetensors). Or convert them, with the package gguf installed: model = "
+        f"AutoModelForCausalLM.from_pretrained({str(folder)!r}, gguf_file={name!r}, dtype=torch.float32); build a "
+        "second model by AutoModelForCausalLM.from_config(model.config), give it model.state_dict() by "
+        "load_state_dict, and save_pretrained(FOLDER) both that model and the tokenizer, which AutoTokenizer opens "
+        "with the same gguf_file. Then give FOLDER."
+    )
+
+
 def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
-    """The model's config, dropout off."""
+    """The model's config, dropout off; of an adapter alone, its base's."""
+    base, _ = base_of(path, flag)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, **options)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(base, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(explain_missing("model", path, flag, error)) from error
+        raise UserError(explain_missing("model", base, named_base(path, flag), error)) from error
     _disable_dropout(config)
     return config
 
@@ -212,17 +270,20 @@ def _from_pretrained(
     config: PreTrainedConfig,
     opening: Opening = PLAIN,
 ) -> tuple[Any, dict[str, Collection[str]]]:
-    """The model and what transformers says of its weights (missing_keys, …)."""
+    """The model and what transformers says of its weights (missing_keys, …); of an adapter alone, the base."""
     attention = opening.attention
+    weights, adapters = base_of(path, flag)
+    if adapters:
+        logger.info("%s %s: a LoRA adapter, which is merged into %s", flag, path, weights)
     check_attention(attention, dtype)
     options = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     options["attn_implementation"] = implementation(attention, config)
     try:
         with opening.placement.load_sharded() as where:
-            model, loading = auto_class.from_pretrained(path, trust_remote_code=False, **options, **where)
+            model, loading = auto_class.from_pretrained(weights, trust_remote_code=False, **options, **where)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        problem = without_flash(attention, path, error) or explain_missing("model", path, flag, error)
-        raise UserError(problem) from error
+        missing = explain_missing("model", weights, named_base(path, flag), error)
+        raise UserError(without_flash(attention, path, error) or missing) from error
     except RuntimeError as error:
         if "mismatch" not in str(error):
             raise
@@ -233,6 +294,7 @@ def _from_pretrained(
     for module in model.modules():
         if any("jitter" in name for name in vars(module)):  # a router of experts, random in training mode
             module.register_forward_pre_hook(_evaluate)
+    model.name_or_path = path
     return model, loading
 
 
@@ -262,13 +324,13 @@ def _check_weights(
 
 def _fit(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement, where: str) -> None:
     """Room for tokens that were added, of which more than one to pad with is a warning; special ids in the config."""
-    embeddings = model.get_input_embeddings()
-    if len(tokenizer) > embeddings.num_embeddings:
-        if len(tokenizer) > embeddings.num_embeddings + 1:
-            _warn_of_growth(where, embeddings.num_embeddings, len(tokenizer))
+    embeddings, needed = model.get_input_embeddings(), id_count(tokenizer)
+    if needed > embeddings.num_embeddings:
+        if needed > embeddings.num_embeddings + 1:
+            _warn_of_growth(where, embeddings.num_embeddings, needed)
         heads = [head for head in (model.get_output_embeddings(),) if head is not None]
         with placement.whole(model, embeddings, *heads):
-            model.resize_token_embeddings(len(tokenizer))
+            model.resize_token_embeddings(needed)
     placement.finalise(model)
     _set_special_ids(model.config, tokenizer)
     model.config.use_cache = True

@@ -4,19 +4,24 @@
 import copy
 import json
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import get_pattern_key
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from dschat.errors import UserError
+from dschat.models.opening import Placement
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +129,9 @@ def merged(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[
         if matrix == f"A.{NAME}.weight":
             waiting["A"] = tensor.float().clone()
         elif matrix == f"B.{NAME}.weight":
-            module, own = model.get_submodule(layer), waiting["own"]
-            update = module.scaling[NAME] * (tensor.float() @ waiting["A"])
-            yield f"{layer}.weight", (own.float() + (update.T if module.fan_in_fan_out else update)).to(own.dtype)
+            module = model.get_submodule(layer)
+            pair = (waiting["A"], tensor)
+            yield f"{layer}.weight", _merged_weight(waiting["own"], pair, module.scaling[NAME], module.fan_in_fan_out)
             waiting.clear()
         elif matrix:
             raise UserError(f"{name}: an adapter with such a weight cannot be merged. Save it with --no_merge_lora.")
@@ -134,6 +139,16 @@ def merged(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[
             waiting["own"] = tensor.clone()
         else:
             yield name.replace(".base_layer.", "."), tensor
+
+
+def _merged_weight(own: Tensor, pair: tuple[Tensor, Tensor], scaling: float, inputs_first: bool) -> Tensor:
+    """W + scaling · B·A in W's own dtype, computed in float32: W (out, in), the pair A (r, in) and B (out, r).
+
+    `inputs_first`: W is (in, out), as GPT-2's are.
+    """
+    a, b = (matrix.to(own.device, torch.float32) for matrix in pair)
+    update = scaling * (b @ a)
+    return (own.float() + (update.T if inputs_first else update)).to(own.dtype)
 
 
 def find_adapter(path: str | None) -> Path | None:
@@ -151,19 +166,150 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def base_of(path: str, flag: str) -> tuple[str, Path | None]:
-    """The path of a model's whole weights, and the folder of the LoRA adapter that goes on them; None without one.
+def adapter_alone(path: str) -> Path | None:
+    """The folder of the LoRA adapter of a path that holds one and no whole model (--no_merge_lora); None otherwise.
 
-    An adapter alone goes on its base. Raises UserError, which names the flag, where it does not say what that is.
+    Some programs write their base's config.json beside an adapter's files.
     """
-    folder = find_adapter(path)
-    if folder is None or (Path(path) / "config.json").is_file():
-        return path, None
-    base = adapter_settings(folder).get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        raise UserError(f"{flag} {path}: {folder / CONFIG} does not say which model it is for.")
-    logger.info("%s %s: a LoRA adapter, which is put on %s", flag, path, base)
-    return base, folder
+    place, folder = Path(path), find_adapter(path)
+    if folder is None or not (place / "config.json").is_file():
+        return folder
+    has_weights = any(file.name != WEIGHTS for file in place.glob("*.safetensors"))
+    return None if has_weights or folder != place else folder
+
+
+def base_of(path: str, flag: str) -> tuple[str, list[Path]]:
+    """The path of a model's whole weights, and the folders of the LoRA adapters to put on them, in that order.
+
+    A path that holds an adapter alone goes on its base, which may be such a path itself. Of any other path there are
+    no adapters. Raises UserError, which names the flag, where an adapter does not say what its base is.
+    """
+    adapters: list[Path] = []
+    base = path
+    while (folder := adapter_alone(base)) is not None:
+        if folder in adapters:
+            raise UserError(f"{flag} {path}: {folder / CONFIG} names its own folder as the model that it is for.")
+        adapters.insert(0, folder)
+        named = adapter_settings(folder).get("base_model_name_or_path")
+        if not isinstance(named, str) or not named:
+            raise UserError(f"{flag} {path}: {folder / CONFIG} does not say which model it is for.")
+        base = named
+    return base, adapters
+
+
+def named_base(path: str, flag: str) -> str:
+    """What stands before the base's path in messages about a path that cannot be opened."""
+    return flag if adapter_alone(path) is None else f"{flag} {path}: its LoRA adapter is for"
+
+
+def file_place(path: str, name: str, flag: str) -> str:
+    """Where a file that goes with a model is, such as its tokenizer's: `path`, or, of an adapter alone, the first of
+    its folder, the folder above it and its base that has one called `name`.
+    """
+    base, adapters = base_of(path, flag)
+    for adapter in reversed(adapters):
+        for place in (adapter, adapter.parent):
+            if (place / name).is_file():
+                return str(place)
+    return base
+
+
+def has_score_head(adapter: Path) -> bool:
+    """Whether a score head was saved with an adapter: a reward model's or a critic's."""
+    try:
+        with safe_open(adapter / WEIGHTS, framework="pt") as file:
+            return any(".score." in name for name in file.keys())
+    except (OSError, SafetensorError):
+        return False
+
+
+@torch.no_grad()
+def merge_adapter(model: Any, folder: Path, where: str, base: str, placement: Placement) -> None:
+    """Adds the update of a saved LoRA adapter to a model's own weights, as `merged` does; whole weights that were
+    saved beside it, such as a score head, take the places of the model's. Every rank must call it.
+
+    `where` is the flag and path for messages, `base` the path of the model below. Raises UserError where the adapter
+    is not plain LoRA, or does not fit.
+    """
+    config, saved = _read_adapter(folder, where, "")
+    layers: dict[str, dict[str, Tensor]] = {}  # by name: A and B
+    whole: dict[str, Tensor] = {}
+    for name, tensor in saved.items():
+        layer, _, matrix = name.removeprefix(PREFIX).partition(".lora_")
+        if matrix:
+            layers.setdefault(layer, {})[matrix] = tensor
+        else:
+            whole[layer] = tensor
+    modules = dict(model.named_modules())
+    for layer, matrices in layers.items():
+        module = modules.get(layer)
+        _require_fit(module, matrices, folder, where, base, layer)
+        assert module is not None
+        pair = (matrices["A.weight"], matrices["B.weight"])
+        scaling = _scaling(config, layer, len(pair[0]))
+        with placement.whole(model, module):
+            weight = module.weight
+            weight.copy_(_merged_weight(weight, pair, scaling, isinstance(module, Conv1D)))
+    for name, tensor in whole.items():
+        parent, _, attribute = name.rpartition(".")
+        module = modules.get(parent)
+        own = getattr(module, attribute, None)
+        if module is None or not isinstance(own, nn.Parameter) or _shape(own) != tensor.shape:
+            raise _misfit(folder, where, base, name)
+        with placement.whole(model, module):
+            getattr(module, attribute).copy_(tensor)
+
+
+def _require_fit(
+    module: nn.Module | None, matrices: Mapping[str, Tensor], folder: Path, where: str, base: str, layer: str
+) -> None:
+    """Raises UserError unless a layer is linear and A (r, in) and B (out, r) have its size."""
+    if not isinstance(module, nn.Linear | Conv1D) or matrices.keys() != {"A.weight", "B.weight"}:
+        raise _misfit(folder, where, base, layer)
+    a, b = matrices["A.weight"], matrices["B.weight"]
+    size = (b.shape[0], a.shape[1])
+    own = _shape(module.weight)
+    if a.shape[0] != b.shape[1] or tuple(own[::-1] if isinstance(module, Conv1D) else own) != size:
+        raise _misfit(folder, where, base, layer)
+
+
+def _shape(parameter: Any) -> Any:
+    """That of the whole weight, which may be in parts."""
+    return getattr(parameter, "ds_shape", parameter.shape)
+
+
+def _misfit(folder: Path, where: str, base: str, name: str) -> UserError:
+    return UserError(
+        f"{where}: the adapter {folder} does not fit the base {base}, which has no {name} of that size. "
+        "Give the model that it was trained on, at the path that adapter_config.json names."
+    )
+
+
+def _scaling(config: LoraConfig, layer: str, rank: int) -> float:
+    """What an adapter's update of a layer is multiplied by, as peft computes it."""
+    patterns = config.alpha_pattern or {}
+    alpha = patterns.get(get_pattern_key(list(patterns), layer), config.lora_alpha)
+    return float(alpha / math.sqrt(rank) if config.use_rslora else alpha / rank)
+
+
+def _read_adapter(folder: Path, where: str, more: str) -> tuple[LoraConfig, dict[str, Tensor]]:
+    """The config and the weights of a saved adapter. Raises UserError where it cannot be read, or is not plain LoRA;
+    `more` is added to the remedy.
+    """
+    try:
+        config = LoraConfig.from_pretrained(str(folder))
+        saved = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise UserError(f"{where}: the adapter {folder} cannot be read: {error}") from error
+    if config.init_lora_weights in (False, "gaussian", "orthogonal"):  # others would change the base
+        config.init_lora_weights = True
+    names, plain = [field.name for field in fields(config) if field.name not in PLAIN_LORA], LoraConfig()
+    if odd := ", ".join(name for name in names if getattr(config, name) != getattr(plain, name)):
+        raise UserError(
+            f"{where}: the adapter {folder} is no plain LoRA, its {CONFIG} sets {odd}. Merge it into its base by "
+            f"peft's merge_and_unload and give that as a whole model{more}."
+        )
+    return config, saved
 
 
 def load_adapter(model: Any, folder: Path, flag: str, base: str) -> None:
@@ -172,19 +318,7 @@ def load_adapter(model: Any, folder: Path, flag: str, base: str) -> None:
     `base`, the path of the model below it, is recorded when the adapter is saved again. Raises UserError where the
     adapter is not plain LoRA, or not of a reward model over such a base.
     """
-    try:
-        config = LoraConfig.from_pretrained(str(folder))
-        saved = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{flag} {folder}: the adapter cannot be read: {error}") from error
-    if config.init_lora_weights in (False, "gaussian", "orthogonal"):  # others would change the base
-        config.init_lora_weights = True
-    names, plain = [field.name for field in fields(config) if field.name not in PLAIN_LORA], LoraConfig()
-    if more := ", ".join(name for name in names if getattr(config, name) != getattr(plain, name)):
-        raise UserError(
-            f"{flag} {folder}: the adapter is no plain LoRA, its {CONFIG} sets {more}. Merge it into its base by "
-            "peft's merge_and_unload and give that as a whole model, without --share_base."
-        )
+    config, saved = _read_adapter(folder, f"{flag} {folder}", ", without --share_base")
     config.base_model_name_or_path, config.inference_mode, config.modules_to_save = base, False, None
     config.lora_dropout = 0.0  # log-probs and values of an update are compared with earlier ones
     try:

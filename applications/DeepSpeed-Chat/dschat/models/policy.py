@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from dschat.models.backbone import last_hidden_state
 from dschat.models.heads import keep_float32
+from dschat.models.vocabulary import missing_ids_of
 from macro_actions.logprobs import Head, token_logprobs
 
 
@@ -23,9 +24,11 @@ class PolicyModel(nn.Module):
     All computation goes through ``forward`` (or generation), so that DeepSpeed's hooks see every use of a parameter.
     """
 
-    def __init__(self, causal_lm: Any) -> None:
+    def __init__(self, causal_lm: Any, all_rows: bool = False) -> None:
+        """`all_rows`: ids that the tokenizer lacks stay in the softmax, as in step 1."""
         super().__init__()
         self.inner: Any = causal_lm
+        self._all_rows = all_rows
         keep_float32(causal_lm.get_output_embeddings())
         self.to_logits = logits_function(causal_lm)
         self.vocab_size = causal_lm.config.get_text_config().vocab_size
@@ -53,7 +56,8 @@ class PolicyModel(nn.Module):
         divides the logits; for `smoothing` see `macro_actions.logprobs.Head`. `position_ids` (B, T) long, 0 where a
         text begins, are of rows that hold several.
 
-        Meaningless where nothing is attended. Without the entropy, its tensor is empty.
+        Meaningless where nothing is attended. Without the entropy, its tensor is empty. Ids that the tokenizer lacks
+        have no probability, see `dschat.models.vocabulary`.
         """
         states = last_hidden_state(self.inner, input_ids, attention_mask, position_ids)
         shape: tuple[int, ...] = (-1,)
@@ -63,7 +67,8 @@ class PolicyModel(nn.Module):
             targets = places[:, places.shape[1] - targets :].flatten()
         backbone = self.inner.base_model_prefix
         parameters = [p for name, m in self.inner.named_children() if name != backbone for p in m.parameters()]
-        head = Head(self.to_logits, parameters, self.vocab_size, temperature, smoothing)
+        missing = None if self._all_rows else missing_ids_of(self.inner)
+        head = Head(self.to_logits, parameters, self.vocab_size, temperature, smoothing, missing)
         chosen = input_ids.flatten()[targets]
         logprobs, entropy = token_logprobs(states.flatten(0, 1)[targets - 1], chosen, head, with_entropy)
         return logprobs.view(shape), entropy.view(shape) if with_entropy else entropy

@@ -47,6 +47,8 @@ def save_model(
     else:
         for _ in noted:
             pass
+        if hasattr(model, "generation_config"):
+            model.generation_config.save_pretrained(folder)  # what ends a response
     save_adapter(model, adapter, folder / "adapter")
 
 

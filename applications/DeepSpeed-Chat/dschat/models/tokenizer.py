@@ -2,12 +2,15 @@
 """The tokenizer, its pad and end tokens decided once for the whole run."""
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
 from dschat.errors import UserError
 from dschat.models.load import explain_missing
+from dschat.models.lora import file_place, named_base
+from dschat.models.vocabulary import id_count
 
 logger = logging.getLogger(__name__)
 
@@ -21,22 +24,32 @@ RESERVED_PAD_TOKENS = (
     "<unused0>",
     "<|extra_0|>",
 )
+ADDED_PAD = "<pad>"
 
 
 def open_tokenizer(path: str, flag: str) -> Any:
-    """Opens a tokenizer, folder or hub id, as it is. Raises UserError where there is none, which names the flag."""
+    """Opens a tokenizer, folder or hub id, as it is; that of an adapter alone may lie with its base.
+
+    Raises UserError where there is none, which names the flag.
+    """
+    place = file_place(path, "tokenizer_config.json", flag)
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(explain_missing("tokenizer", path, flag, error)) from error
+        raise UserError(explain_missing("tokenizer", place, named_base(path, flag), error)) from error
 
 
-def load_tokenizer(path: str, flag: str, may_add_pad: bool = False) -> Any:
-    """Opens the tokenizer at ``path`` and makes sure that pad, eos and bos are usable, pad and eos distinct.
+def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token: str | None = None) -> Any:
+    """Opens the tokenizer at ``path`` and makes sure that it can pad, in every step by the same rule.
 
-    `may_add_pad` chooses or adds a pad token where there is none distinct from eos (step 1), so that the tokenizer's
-    length may exceed the model's embeddings. Raises UserError: nothing to load, no eos token, or pad = eos where none
-    may be chosen.
+    A pad token of its own is left alone. Where there is none distinct from eos, the first of these is chosen: a token
+    that the vocabulary holds in reserve, the unknown token, another special token that neither ends nor writes turns.
+    Where there is none of them, eos pads: masks tell padding from ends. But the classifier that a step saves
+    (`for_classifier`) needs a pad token of its own, since transformers reads its score at the last token that is not
+    padding: then ``<pad>`` is added, unless the vocabulary has holes, and the tokenizer has one id more than the model
+    has rows.
+
+    `end_token` is --end_of_conversation_token, which cannot pad. Raises UserError: nothing to load, or no eos token.
     """
     tokenizer = open_tokenizer(path, flag)
     if tokenizer.eos_token_id is None:
@@ -45,12 +58,20 @@ def load_tokenizer(path: str, flag: str, may_add_pad: bool = False) -> Any:
             "tokenizer_config.json to a token of its vocabulary."
         )
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        if not may_add_pad:
-            raise UserError(
-                f"{flag} {path}: pad and eos are the same token (or pad is missing), so the end of a response cannot "
-                "be told from padding. Use a model made by step 1, which chooses a pad token of its own."
+        token = _unused_token(tokenizer, {*own_end_ids(path)}, end_token)
+        if token is not None:
+            tokenizer.pad_token = token
+            logger.info("%s %s: the tokenizer has no pad token of its own: %s pads", flag, path, token)
+        elif for_classifier and id_count(tokenizer) == len(tokenizer):  # else it would get another token's id
+            tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
+            logger.warning(
+                "%s %s: the tokenizer has no pad token, and none in reserve: %s is added; the embeddings grow by one "
+                "row",
+                *(flag, path, ADDED_PAD),
             )
-        _choose_pad(tokenizer)
+        else:
+            tokenizer.pad_token = tokenizer.eos_token
+            logger.info("%s %s: the tokenizer has no pad token of its own: %s pads", flag, path, tokenizer.eos_token)
     return tokenizer
 
 
@@ -77,7 +98,7 @@ def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:
 def own_end_ids(path: str) -> list[int]:
     """The end tokens of the checkpoint's generation config: a chat model may have several, also beside EOS."""
     try:
-        return end_ids_of(GenerationConfig.from_pretrained(path))
+        return end_ids_of(GenerationConfig.from_pretrained(file_place(path, "generation_config.json", "")))
     except (OSError, ValueError):
         return []
 
@@ -89,8 +110,11 @@ def end_ids_of(generation: GenerationConfig) -> list[int]:
 
 
 def require_same_tokenizer(first: Any, second: Any, first_flag: str, second_flag: str) -> None:
-    """Raises UserError unless the critic's tokenizer gives the actor's ids: vocabulary, bos, eos and pad."""
-    if not same_ids(first, second) or first.pad_token_id != second.pad_token_id:
+    """Raises UserError unless the critic's tokenizer gives the actor's ids: vocabulary, bos and eos.
+
+    What they pad with may differ, since the critic reads masks.
+    """
+    if not same_ids(first, second):
         raise UserError(
             f"{first_flag} and {second_flag} have different tokenizers, but the critic reads the actor's token ids. "
             "Train the critic's start (step 2) from the same base as the actor (step 1); or name it as "
@@ -109,14 +133,22 @@ def same_ids(first: Any, second: Any) -> bool:
     return vocabularies[0] == vocabularies[1] and all(getattr(first, n) == getattr(second, n) for n in special)
 
 
-def _choose_pad(tokenizer: Any) -> None:
-    """Takes a reserved token of the vocabulary as pad, or adds ``<pad>``."""
+def _unused_token(tokenizer: Any, end_ids: Collection[int], end_token: str | None) -> str | None:
+    """A token of the vocabulary that can pad; None where there is none. See `load_tokenizer`."""
     vocabulary = tokenizer.get_vocab()
-    unusable = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token}
-    for token in RESERVED_PAD_TOKENS:
-        if token in vocabulary and token not in unusable:
-            tokenizer.pad_token = token
-            logger.warning("the tokenizer had no pad token of its own: using the reserved token %s", token)
-            return
-    tokenizer.add_special_tokens({"pad_token": "<pad>"})
-    logger.warning("the tokenizer had no pad token of its own: added <pad>; the embeddings grow by one row")
+    excluded = {tokenizer.eos_token, tokenizer.bos_token, end_token}
+    excluded |= {token for token, number in vocabulary.items() if number in end_ids}
+    for token in (*RESERVED_PAD_TOKENS, tokenizer.unk_token):
+        if token in vocabulary and token not in excluded:
+            return str(token)
+    # The last ones: the first special tokens are those that write turns. The very last may be a token that was added
+    # as this one's pad, which `tokenizer_fingerprint` leaves out.
+    specials = {token for token in tokenizer.all_special_tokens if token in vocabulary}
+    specials |= {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    template = str(tokenizer.chat_template or "")
+    ordered = sorted(specials - excluded, key=lambda token: -vocabulary[token])
+    last = max(vocabulary.values())
+    for token in ordered:
+        if token not in template and vocabulary[token] != last:
+            return token
+    return None

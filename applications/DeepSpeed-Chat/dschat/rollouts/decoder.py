@@ -16,6 +16,7 @@ from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dschat.models.layout import to_device
+from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
 from dschat.rollouts.slots import SlotCache, StepMasks
 
@@ -69,7 +70,10 @@ class Decoder:
         """Empties the slots, of which so many are used from now on; `seeds` are of each prompt."""
         self._sampling, self._used = sampling, slots
         if sampling not in self._samplers:
-            self._samplers[sampling] = TokenSampler(sampling, self._model.config.vocab_size, self._device)
+            missing = missing_ids_of(self._model)
+            excluded = [] if missing is None else missing.tolist()
+            vocab_size = self._model.config.vocab_size
+            self._samplers[sampling] = TokenSampler(sampling, vocab_size, self._device, excluded)
         width = min(sampling.max_new_tokens, self.capacity.tokens)  # of limits, fewer
         self.uniform[: len(seeds), :width] = uniforms(torch.tensor(seeds, device=self._device), width)
         self.tokens.fill_(sampling.pad_id)

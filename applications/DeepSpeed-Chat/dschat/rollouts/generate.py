@@ -17,6 +17,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from dschat.models.engines import TrainedPolicy
+from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.decoder import Capacity, Decoder
 from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling
@@ -35,6 +36,8 @@ class CausalLM(Protocol):
 
     device: torch.device
     generation_config: GenerationConfig
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]: ...
 
     def generate(self, **options: object) -> Tensor: ...
 
@@ -169,16 +172,18 @@ class FiniteLogits(LogitsProcessor):
     """Notes rows whose logits are not finite, and lets them be sampled from evenly, to be thrown away later.
 
     They are not an error here, or other processes would wait for the one that fails. A logit of −inf beside finite
-    ones is fine: it is a token that is never sampled.
+    ones is fine: it is a token that is never sampled. Ids that are no tokens (`missing`, (K,) long) are never sampled.
     """
 
-    def __init__(self, rows: int, device: torch.device) -> None:
+    def __init__(self, rows: int, device: torch.device, missing: Tensor | None = None) -> None:
         self.bad_rows = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._missing = missing
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         usable = scores.amax(-1).isfinite()
         self.bad_rows |= ~usable
-        return torch.where(usable[:, None], scores, 0.0)
+        scores = torch.where(usable[:, None], scores, 0.0)
+        return scores if self._missing is None else scores.index_fill_(1, self._missing, -torch.inf)
 
 
 @torch.no_grad()
@@ -208,7 +213,8 @@ def generate(
         for chosen in _batches(order, most, batch_size):
             raise_if_stopped_here()
             rows = torch.tensor(chosen, device=device)
-            width, watch = len(prompts[chosen[0]]), FiniteLogits(len(rows), device)
+            width = len(prompts[chosen[0]])
+            watch = FiniteLogits(len(rows), device, missing_ids_of(causal_lm))
             sequences = causal_lm.generate(
                 input_ids=input_ids[rows, -width:],
                 attention_mask=attention_mask[rows, -width:].long(),

@@ -118,11 +118,15 @@ def row_seed(*parts: int) -> int:
 class TokenSampler:
     """Draws tokens as a `Sampling` says."""
 
-    def __init__(self, sampling: Sampling, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, sampling: Sampling, vocab_size: int, device: torch.device, missing: Collection[int] = ()
+    ) -> None:
+        """`missing` are ids that are no tokens: their logits are −inf already, see `dschat.models.vocabulary`."""
         forbidden = sorted(sampling.forbidden)
+        excluded = sampling.forbidden.union(missing)
         self._temperature = sampling.temperature
         self._forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)
-        self._allowed = torch.tensor([i for i in range(vocab_size) if i not in sampling.forbidden], device=device)
+        self._allowed = torch.tensor([i for i in range(vocab_size) if i not in excluded], device=device)
         self._end_ids = torch.tensor(sampling.end_ids, device=device)
         self._no_ids = torch.LongTensor()  # the warpers do not read them
         self._truncation = LogitsProcessorList()

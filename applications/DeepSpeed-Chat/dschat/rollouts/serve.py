@@ -17,6 +17,7 @@ import torch
 from dschat.cli import main
 from dschat.config.commands import ServeVllmOptions
 from dschat.errors import UserError
+from dschat.models.lora import base_of
 from dschat.rollouts.vllm import BATCHED_TOKENS
 
 logger = logging.getLogger("dschat.rollouts.serve")  # also where the module is __main__
@@ -30,9 +31,10 @@ GATE = "dschat.rollouts.vllm_gate"
 def command(options: ServeVllmOptions) -> list[str]:
     """vLLM's own server with what a run needs of it."""
     on_gpu = torch.cuda.is_available()
+    model, _ = base_of(options.model, "--model")  # an adapter's folder has no config
     dtype = options.dtype or ("bf16" if on_gpu else "fp32")
     words = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model),
         *("--host", options.host, "--port", str(options.port)),
         *("--tensor-parallel-size", str(options.tensor_parallel)),
         *("--max-model-len", str(options.max_tokens), "--dtype", DTYPES[dtype]),

@@ -21,6 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
+from dschat.models.lora import base_of
+from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm_weights import Temperature, inputs_first, noting, pack_again, plain_weights, wrong_layers
@@ -59,7 +61,8 @@ class VllmEngine:
         `tensor_parallel` neighbouring ranks share an engine; it divides their number.
         """
         self._share, self._group = tensor_parallel, neighbours(tensor_parallel)
-        self._model, self._max_tokens, self._gpu_memory = model, max_tokens, gpu_memory
+        self._model, _ = base_of(model, "--actor_model_name_or_path")  # an adapter's folder has no config
+        self._max_tokens, self._gpu_memory = max_tokens, gpu_memory
         self._llm: LLM | None = None
         self._on_gpu = device().type == "cuda"
         self._temperature: Temperature | None = None
@@ -83,6 +86,8 @@ class VllmEngine:
         if self._llm is None:
             self._llm = self._start(actor)
         llm = self._llm
+        assert self._temperature is not None  # the engine has been started
+        self._temperature.missing = missing_ids_of(actor.module.inner)
         sleeps = self._on_gpu and not is_new
         if sleeps:
             llm.wake_up(tags=["weights"])

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
+from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.engine import Draw, Generation
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm import generation_of, sampling_parameters
@@ -200,10 +201,12 @@ class VllmServers:
             self._nccl = None
             names = sorted(inputs_first(actor))
             self._post("/collective_rpc", {"method": "forget_update"})
+            missing = missing_ids_of(actor.module.inner)
             self._introduction = {
                 "run": self._run,
                 "temperature": self._needs.temperature,
                 "inputs_first": names,
+                "missing": [] if missing is None else missing.tolist(),
             }
             self._post("/init_weight_transfer_engine", {"init_info": self._introduction})
         on_gpus = on_gpu() and all(about.device == "cuda" for about in abouts)

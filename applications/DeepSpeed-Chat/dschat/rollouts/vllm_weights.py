@@ -22,14 +22,22 @@ logger = logging.getLogger("dschat")
 
 
 class Temperature:
-    """Divides the logits of vLLM's model, so that its raw log-probs are those of softmax(logits / temperature)."""
+    """Divides the logits of vLLM's model, so that its raw log-probs are those of softmax(logits / temperature).
+
+    The logits of `missing` ids, which are no tokens (`dschat.models.vocabulary`), become −inf.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.value = 1.0
+        self.missing: Tensor | None = None  # (K,) long
         compute_logits: Callable[[Tensor], Tensor] = model.compute_logits  # type: ignore[assignment]
 
         def divided(hidden: Tensor) -> Tensor:
-            return compute_logits(hidden).float().div_(self.value)
+            logits = compute_logits(hidden).float().div_(self.value)
+            if self.missing is not None:
+                self.missing = self.missing.to(logits.device)
+                logits.index_fill_(-1, self.missing, -torch.inf)
+            return logits
 
         model.compute_logits = divided  # type: ignore[assignment]
 

@@ -32,6 +32,7 @@ class RunInfo:
     run: str  # its name, with which the versions of its weights begin
     temperature: float  # of its draws; 1 for greedy ones
     inputs_first: list[str]  # names of the matrices that are (inputs, outputs)
+    missing: list[int]  # ids that are no tokens, and are never drawn
     nccl: dict[str, object] = field(default_factory=dict)  # how to meet the trainer; empty: weights come by HTTP
 
 
@@ -65,6 +66,7 @@ class TrainerWeights(NCCLWeightTransferEngine):
     def init_transfer_engine(self, init_info: RunInfo) -> None:
         self._run = init_info.run
         self._temperature.value, self._inputs_first = init_info.temperature, frozenset(init_info.inputs_first)
+        self._temperature.missing = torch.tensor(init_info.missing) if init_info.missing else None
         if init_info.nccl:
             super().init_transfer_engine(NCCLWeightTransferInitInfo(**init_info.nccl))
 

@@ -27,8 +27,7 @@ from dschat.errors import UserError
 from dschat.models.engines import ScalarForward
 from dschat.models.layout import PassSize, group_by_length
 from dschat.models.limits import position_limit
-from dschat.models.load import load_classifier, load_scalar
-from dschat.models.lora import base_of, load_adapter
+from dschat.models.load import load_classifier
 from dschat.models.scalar import ScalarModel, last_scores
 from dschat.models.tokenizer import open_tokenizer
 from dschat.run.distributed import largest_over_ranks
@@ -329,7 +328,7 @@ def load_reward_model(
     """Opens a reward model, whole.
 
     Args:
-        path: folder or hub id; a folder may hold a LoRA adapter alone, which is put on its base.
+        path: folder or hub id; a folder may hold a LoRA adapter alone, which is merged into its base.
         tokenizer: from `load_reward_tokenizer`.
         rm_template: use the chat template.
         batch_size: texts read together at most; all if not given.
@@ -338,12 +337,6 @@ def load_reward_model(
     Raises:
         UserError: there is no such model, or it is none that gives one number.
     """
-    weights, adapter = base_of(path, flags.model)
-    if adapter is None:
-        classifier = load_classifier(path, flags.model, dtype)
-    else:
-        classifier = load_scalar(weights, flags.model, dtype, tokenizer)
-        load_adapter(classifier, adapter, flags.model, weights)
-    classifier.to(device).eval()
+    classifier = load_classifier(path, flags.model, dtype, tokenizer).to(device).eval()
     reader = ClassifierReader(classifier, tokenizer.pad_token_id, device, batch_size, max_tokens=max_tokens)
     return RewardReader(reader, tokenizer, path, rm_template, flags)

@@ -5,6 +5,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -19,6 +20,7 @@ from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPoli
 from dschat.models.layout import PassSize
 from dschat.models.lora import lora_config
 from dschat.models.scalar import last_scores
+from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import device, first_over_ranks, gather_objects
 from dschat.run.state import random_states, set_random_states
@@ -137,19 +139,29 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
     model = engine.module
     numbers = engine(input_ids, attention_mask)
     scores, size = last_scores(numbers, attention_mask), float(torch.where(attention_mask, numbers.abs(), 0.0).max())
-    own = model.inner(
-        input_ids=input_ids,
-        attention_mask=attention_mask.long(),
-        use_cache=False,
-        **position_ids(model.inner, attention_mask),
-    )
     every = torch.ones_like(scores, dtype=torch.bool)
-    theirs = own.logits[:, 0].float()
+    theirs = _own_scores(model.inner, input_ids, attention_mask)
     _require_close("scores", "those of the classifier's own forward", scores, theirs, every, engine, size)
     padded_mask = F.pad(attention_mask, (3, 2), value=False)
     padded = last_scores(engine(F.pad(input_ids, (3, 2), value=pad_id), padded_mask), padded_mask)
     _require_close("scores with padding", "those without", padded, scores, every, engine, size)
     check_modes(engine, "scores", attention_mask, lambda: engine(input_ids, attention_mask))
+
+
+def _own_scores(classifier: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """(B,) float32: what the forward of transformers gives, which finds each row's last token by the pad token.
+
+    Rows are read alone and without padding where the model has no pad token.
+    """
+    if classifier.config.pad_token_id is None:
+        rows = zip(input_ids, attention_mask, strict=True)
+        alone = [classifier(input_ids=ids[mask][None], use_cache=False).logits[0, 0] for ids, mask in rows]
+        return torch.stack(alone).float()
+    positions = position_ids(classifier, attention_mask)
+    mask = attention_mask.long()
+    output = classifier(input_ids=input_ids, attention_mask=mask, use_cache=False, **positions)
+    scores: Tensor = output.logits[:, 0].float()
+    return scores
 
 
 @torch.no_grad()
@@ -163,6 +175,9 @@ def check_rollout(
     that drew the tokens, if it gave them.
     """
     rollout, mask, temperature = trajectory.rollout, trajectory.response_mask, sampling.temperature
+    missing = missing_ids_of(actor.module.inner)
+    if missing is not None and bool((torch.isin(rollout.response_ids, missing) & mask).any()):
+        raise UserError("self-check: the policy sampled an id that its tokenizer does not have.")
     check_policy(actor, (rollout.input_ids, rollout.attention_mask), mask.shape[1], temperature, sampling.pad_id)
     part = select_rows(rollout, torch.arange(min(ROWS, len(mask)), device=mask.device))
     again, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], temperature)

@@ -215,7 +215,8 @@ def read_pt(file: Path, tokenizer: PreTrainedTokenizerBase | None) -> list[Prepa
     rows = _load(file)
     if not isinstance(rows, list) or not rows:
         raise UserError(f"--data_path {file}: it must hold a list of rows; prepare the data again.")
-    return [_example(row, f"{file} row {number}", tokenizer) for number, row in enumerate(rows, start=1)]
+    known = None if tokenizer is None else frozenset(tokenizer.get_vocab().values())
+    return [_example(row, f"{file} row {number}", tokenizer, known) for number, row in enumerate(rows, start=1)]
 
 
 def check_example_prompt(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -255,7 +256,10 @@ def _load(file: Path) -> Any:
         ) from error
 
 
-def _example(row: object, origin: str, tokenizer: PreTrainedTokenizerBase | None) -> PreparedExample:
+def _example(
+    row: object, origin: str, tokenizer: PreTrainedTokenizerBase | None, known: frozenset[int] | None
+) -> PreparedExample:
+    """`known` are the tokenizer's ids."""
     if not isinstance(row, Mapping):
         raise UserError(f"{origin}: it must hold prompt_len and ids; prepare the data again.")
     is_pair = "chosen_input_ids" in row
@@ -265,11 +269,11 @@ def _example(row: object, origin: str, tokenizer: PreTrainedTokenizerBase | None
         rejected = _ids(row["rejected_input_ids"]) if is_pair else None
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{origin}: {error} is missing or no such value; prepare the data again.") from error
-    highest = max([*chosen, *(rejected or ()), 0])
-    if tokenizer is not None and highest >= len(tokenizer):
+    unknown = set() if known is None else {*chosen, *(rejected or ())} - known
+    if tokenizer is not None and unknown:
         raise UserError(
-            f"{origin}: token {highest} is none of the {len(tokenizer)} of {tokenizer.name_or_path}: the data were "
-            "prepared with another tokenizer; prepare them again."
+            f"{origin}: token {max(unknown)} is none of the {len(tokenizer)} of {tokenizer.name_or_path}: the data "
+            "were prepared with another tokenizer; prepare them again."
         )
     if not 0 < length <= len(chosen) or (rejected is not None and rejected[:length] != chosen[:length]):
         raise UserError(f"{origin}: prompt_len {length} is no prompt of its ids; prepare the data again.")

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tokenizer's ids beside the rows of a model's embeddings, of which there may be more, or fewer.
+
+Published models often have more rows than their tokenizers have ids (Qwen2.5-7B: 152,064 rows, 151,665 ids), and a
+vocabulary may have holes. An id without a token can be neither decoded nor read by a scorer with fewer rows. So such
+ids are missing from the policy's distribution: their logits are −inf wherever a model that `mask_missing_ids` has seen
+computes logits or log-probs, so that the others add up to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from dschat.errors import UserError
+
+_BUFFER = "missing_ids"  # of a causal LM; it is not saved
+
+
+def id_count(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of rows that embeddings need: the highest id + 1, which is more than ``len(tokenizer)`` where the
+    vocabulary has holes.
+    """
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def row_count(config: PreTrainedConfig) -> int:
+    """Rows of the embeddings of a model with this config."""
+    return int(config.get_text_config().vocab_size)
+
+
+def missing_ids(tokenizer: PreTrainedTokenizerBase, rows: int) -> list[int]:
+    """The ids below `rows` that a tokenizer does not have, ascending."""
+    return sorted(set(range(rows)) - set(tokenizer.get_vocab().values()))
+
+
+def mask_missing_ids(causal_lm: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Takes the ids that a tokenizer lacks out of a causal LM's distribution: its forward gives them logits of −inf.
+
+    A model whose ids all have tokens stays as it is. Log-probs are computed without the model's own forward, and read
+    `missing_ids_of`.
+    """
+    missing = missing_ids(tokenizer, row_count(causal_lm.config))
+    if not missing:
+        return
+    device = causal_lm.get_input_embeddings().weight.device
+    causal_lm.register_buffer(_BUFFER, torch.tensor(missing, device=device), persistent=False)
+    causal_lm.register_forward_hook(_mask_logits)
+
+
+class HasBuffers(Protocol):
+    """A module, as far as its buffers are asked for."""
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]: ...
+
+
+def missing_ids_of(causal_lm: HasBuffers) -> Tensor | None:
+    """(K,) long: the ids that `mask_missing_ids` has found missing; None where there are none."""
+    return dict(causal_lm.named_buffers(recurse=False)).get(_BUFFER)
+
+
+def _mask_logits(causal_lm: nn.Module, inputs: object, output: Any) -> Any:
+    missing = missing_ids_of(causal_lm)
+    assert missing is not None  # the hook comes with the buffer
+    logits = output.logits
+    if logits.requires_grad:
+        output.logits = logits.index_fill(-1, missing, -torch.inf)
+    else:
+        logits.index_fill_(-1, missing, -torch.inf)
+    return output
+
+
+def require_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raises UserError where a scorer has fewer rows than the tokenizer of the texts that it reads has ids.
+
+    `name` is its flag and path.
+    """
+    rows, ids = row_count(config), id_count(tokenizer)
+    if ids > rows:
+        raise UserError(
+            f"{name}: its embeddings have {rows} rows, but the tokenizer of what it reads has ids up to {ids - 1}, "
+            "which it could not look up. Train it (step 2) from a model with at least as many rows as the tokenizer "
+            "has ids; the output of step 1 has."
+        )
+
+
+def require_no_growth(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raises UserError where an adapter would be saved alone (--no_merge_lora) over embeddings that must grow.
+
+    The rows that are added would be in no file. `name` is the flag and path of the base.
+    """
+    rows, ids = row_count(config), id_count(tokenizer)
+    if ids > rows:
+        raise UserError(
+            f"--no_merge_lora: {name} has embeddings of {rows} rows, and its tokenizer ids up to {ids - 1}. The rows "
+            "that are added for them would not be in the adapter's folder. Leave --no_merge_lora out, or train step 1 "
+            "without adapters first, which saves the added rows."
+        )

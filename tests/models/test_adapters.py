@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder with an adapter and no whole model opens wherever a model does: its base with the adapter merged in."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
+
+from adapter_cases import write_users_adapter
+from closeness import assert_near, near
+from dschat.common.fingerprints import model_hash
+from dschat.data.rows import Row
+from dschat.errors import UserError
+from dschat.models.limits import check_length
+from dschat.models.load import load_causal_lm, load_classifier, load_scalar, open_config
+from dschat.models.lora import adapter_alone, add_lora, base_of
+from dschat.models.save import save_model
+from dschat.models.tokenizer import load_tokenizer, own_end_ids
+from dschat.plan.models import open_decoder_config
+from dschat.scoring.reward_reader import load_reward_model
+from dschat.scoring.source import ResponseTexts
+from factories import hf_score, largest_difference, make_causal_lm, make_classifier, save_folder, saved_weights
+
+IDS = torch.tensor([[5, 9, 12, 7, 30, 8]])
+
+
+def save_both(folder, model, base, tokenizer, seed=0):
+    """An adapter of random numbers, alone in folder/alone, and merged in folder/merged; the path of the first."""
+    torch.manual_seed(seed)
+    add_lora(model, 2, None, base)
+    for name, parameter in model.named_parameters():
+        if ".lora_B" in name or name.startswith("score."):
+            torch.nn.init.normal_(parameter, std=0.3)
+    for name, merge in (("alone", False), ("merged", True)):
+        save_model(model, saved_weights(model), tokenizer, folder / name, merge)
+    return str(folder / "alone")
+
+
+@pytest.fixture
+def base(tokenizer, tmp_path):
+    return save_folder(tmp_path / "base", make_causal_lm(), tokenizer)
+
+
+@pytest.fixture
+def policy(base, tokenizer, tmp_path):
+    """A causal LM's adapter."""
+    model = load_causal_lm(base, "--m", torch.float32, tokenizer, end_id=7)
+    return save_both(tmp_path / "policy", model, base, tokenizer)
+
+
+@pytest.fixture
+def reward(base, tokenizer, tmp_path):
+    """A reward model's adapter, with its head."""
+    model = load_scalar(base, "--m", torch.float32, tokenizer)
+    return save_both(tmp_path / "reward", model, base, tokenizer, seed=1)
+
+
+def same(first, second):
+    return largest_difference(first.state_dict(), second.state_dict()) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("place", ["", "/adapter"])
+def test_a_policy_s_adapter_is_the_merged_model_to_the_bit(place, dtype, policy, base, tokenizer, tmp_path):
+    model = load_causal_lm(policy + place, "--m", dtype, tokenizer)
+    merged = load_causal_lm(str(tmp_path / "policy" / "merged"), "--m", dtype, tokenizer)
+    if dtype == torch.float32:
+        assert same(model, merged)
+    else:  # the merged model was saved in float32 and rounded afterwards, the base before
+        largest = float(merged(IDS).logits.detach().abs().max())
+        assert_near(model(IDS).logits, merged(IDS).logits, scale=largest * 2**16)
+    assert not same(model, load_causal_lm(base, "--m", dtype, tokenizer))
+    assert not any("lora" in name for name in model.state_dict()) and model.name_or_path == policy + place
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_trained_reward_model_brings_its_head_and_is_called_by_its_own_name(
+    reward, base, tokenizer, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    for may_be_new in (True, False):
+        model = load_scalar(reward, "--m", torch.float32, tokenizer, may_be_new=may_be_new)
+        assert same(model, load_scalar(str(tmp_path / "reward" / "merged"), "--m", torch.float32, tokenizer))
+    assert model.score.weight.any() and "new score head" not in caplog.text
+    assert f"--m {reward}: a LoRA adapter, which is merged into {base}" in caplog.text
+    classifier = load_classifier(f"{reward}/adapter", "--m", torch.float32, tokenizer)
+    assert same(classifier, model)
+    reader = load_reward_model(reward, tokenizer, False, torch.device("cpu"), torch.float32)
+    texts = ResponseTexts(["the quick"], [" fox"], [Row("the quick", None, None, None, {}, "one")])
+    ids = [*tokenizer.encode("the quick"), *tokenizer.encode(" fox", add_special_tokens=False), 2]
+    whole = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward" / "merged", dtype=torch.float32)
+    assert float(reader(texts)) == near(hf_score(whole.eval(), ids))
+
+
+def test_a_policy_s_adapter_is_a_start_of_step_2_but_no_reward_model(policy, reward, tokenizer, tmp_path, caplog):
+    caplog.set_level("INFO")
+    model = load_scalar(policy, "--m", torch.float32, tokenizer)
+    merged = load_scalar(str(tmp_path / "policy" / "merged"), "--m", torch.float32, tokenizer)
+    assert same(model, merged) and not model.score.weight.any()
+    assert f"--m {policy}: a new score head" in caplog.text
+    with pytest.raises(UserError, match=f"--m {policy}: not a reward model, it has no score head"):
+        load_scalar(policy, "--m", torch.float32, tokenizer, may_be_new=False)
+    with pytest.raises(UserError, match=f"--m {policy}: not a reward model, it has no score head"):
+        load_classifier(policy, "--m", torch.float32, tokenizer)
+    with pytest.raises(UserError, match=f"--m {reward}: the adapter of a reward model or critic"):
+        load_causal_lm(reward, "--m", torch.float32, tokenizer)
+
+
+def test_an_adapter_may_lie_on_an_adapter(policy, tokenizer, tmp_path):
+    """As step 1 and step 2 leave it, both with --no_merge_lora."""
+    start = load_scalar(policy, "--m", torch.float32, tokenizer)
+    path = save_both(tmp_path / "second", start, policy, tokenizer, seed=2)
+    assert base_of(path, "--m") == (str(tmp_path / "base"), [adapter_alone(policy), adapter_alone(path)])
+    found = load_scalar(path, "--m", torch.float32, tokenizer, may_be_new=False)
+    assert same(found, load_scalar(str(tmp_path / "second" / "merged"), "--m", torch.float32, tokenizer))
+    assert open_config(path, "--m").model_type == "gemma" and load_tokenizer(path, "--m").eos_token_id == 2
+
+
+def test_config_tokenizer_and_end_tokens_are_those_of_the_run_or_else_the_base_s(policy, base, tmp_path):
+    """Step 3 and `generate` know that id 7 ends a response, too."""
+    for path in (policy, f"{policy}/adapter"):
+        assert open_config(path, "--m").vocab_size == open_decoder_config(path, "--m").vocab_size == 100
+        check_length(path, "--m", 64, "--max_seq_len")
+        assert load_tokenizer(path, "--m").pad_token_id == 0 and own_end_ids(path) == [2, 7]
+    shutil.copytree(f"{policy}/adapter", tmp_path / "bare")  # as peft leaves it
+    shutil.copy(f"{base}/config.json", tmp_path / "bare")  # as some trainers do beside
+    assert base_of(str(tmp_path / "bare"), "--m") == (base, [tmp_path / "bare"])
+    assert load_tokenizer(str(tmp_path / "bare"), "--m").eos_token_id == 2 and own_end_ids(str(tmp_path / "bare")) == [
+        2
+    ]
+
+
+def test_the_identity_of_an_adapter_is_its_base_s_too(policy, base, tokenizer):
+    before = model_hash(policy)
+    make_causal_lm(seed=9).save_pretrained(base)
+    assert model_hash(policy) != before
+
+
+def test_a_base_that_is_gone_is_named_with_its_adapter(policy, tokenizer, tmp_path):
+    shutil.rmtree(tmp_path / "base")
+    words = f"--m {policy}: its LoRA adapter is for {tmp_path / 'base'}: no such folder"
+    for load in (load_causal_lm, load_scalar):
+        with pytest.raises(UserError, match=words):
+            load(policy, "--m", torch.float32, tokenizer)
+    settings = tmp_path / "policy" / "alone" / "adapter" / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": None}))
+    with pytest.raises(UserError, match=f"--m {policy}: .* does not say which model it is for"):
+        load_causal_lm(policy, "--m", torch.float32, tokenizer)
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": policy}))
+    with pytest.raises(UserError, match="names its own folder"):
+        load_causal_lm(policy, "--m", torch.float32, tokenizer)
+
+
+def test_an_adapter_of_another_model_is_refused_by_the_layer_that_does_not_fit(policy, reward, tokenizer, tmp_path):
+    save_folder(tmp_path / "base", make_causal_lm("gpt2"), tokenizer)
+    words = f"--m {policy}: the adapter .* does not fit the base .*which has no model.layers"
+    with pytest.raises(UserError, match=words):
+        load_causal_lm(policy, "--m", torch.float32, tokenizer)
+    save_folder(tmp_path / "base", make_causal_lm(hidden_size=64), tokenizer)
+    for path, load in ((policy, load_causal_lm), (reward, load_scalar)):
+        with pytest.raises(UserError, match=f"--m {path}: the adapter .* does not fit the base .* of that size"):
+            load(path, "--m", torch.float32, tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_rslora": True},
+        {"alpha_pattern": {"q_proj": 3, "c_attn": 3}},
+        {"rank_pattern": {"up_proj": 2, "c_fc": 2}, "use_rslora": True},
+    ],
+    ids=lambda options: "_".join(options) or "plain",
+)
+def test_an_adapter_of_peft_s_is_merged_as_peft_merges_it(options, kind, tokenizer, tmp_path):
+    base = save_folder(tmp_path / "base", make_causal_lm(kind), tokenizer)
+    folder = write_users_adapter(tmp_path / "adapter", base, fan_in_fan_out=kind == "gpt2", **options)
+    plain = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
+    expected = PeftModel.from_pretrained(plain, folder).merge_and_unload().state_dict()
+    found = load_scalar(str(folder), "--m", torch.float32, tokenizer, may_be_new=False).state_dict()
+    # Three float32 operations on numbers below 4: products of rank 4, the scaling, the sum.
+    assert largest_difference(found, expected) < 4 * 3 * 4 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize(("name", "value"), [("use_dora", True), ("lora_bias", True), ("init_lora_weights", "pissa")])
+def test_an_adapter_that_is_more_than_lora_is_refused_by_name(name, value, tokenizer, tmp_path):
+    base = save_folder(tmp_path / "base", make_causal_lm(), tokenizer)
+    folder = write_users_adapter(tmp_path / "adapter", base, **{name: value})
+    with pytest.raises(UserError, match=f"--m {folder}: .*adapter_config.json sets {name}\\. .*merge_and_unload"):
+        load_scalar(str(folder), "--m", torch.float32, tokenizer)
+
+
+def test_embeddings_that_peft_saved_with_an_adapter_take_the_base_s_places(tokenizer, tmp_path):
+    """As of a run that added tokens: the base has 95 rows, the adapter brings all 100."""
+    base = save_folder(tmp_path / "base", make_causal_lm("llama", vocab_size=95), tokenizer)
+    folder = write_users_adapter(tmp_path / "adapter", base)
+    weights = load_file(folder / "adapter_model.safetensors")
+    rows = torch.randn(100, 32)
+    weights["base_model.model.model.embed_tokens.weight"] = rows
+    save_file(weights, folder / "adapter_model.safetensors")
+    model = load_scalar(str(folder), "--m", torch.float32, tokenizer)
+    assert torch.equal(model.get_input_embeddings().weight, rows)
+
+
+# -- GGUF
+@pytest.mark.parametrize("place", ["folder", "file", "hub"])
+def test_gguf_weights_are_called_so_with_a_remedy(place, tokenizer, tmp_path):
+    (tmp_path / "model.Q4_1.gguf").write_bytes(b"GGUF")
+    path = {"folder": str(tmp_path), "file": str(tmp_path / "model.Q4_1.gguf"), "hub": "somebody/model-GGUF"}[place]
+    for load in (
+        lambda: load_causal_lm(path, "--m", torch.float32, tokenizer),
+        lambda: load_scalar(path, "--m", torch.float32, tokenizer),
+        lambda: load_classifier(path, "--m", torch.float32, tokenizer),
+        lambda: load_tokenizer(path, "--m"),
+        lambda: check_length(path, "--m", 8, "--max_seq_len"),
+    ):
+        with pytest.raises(UserError, match=f"--m {path}: GGUF weights, .*gguf_file=.*save_pretrained"):
+            load()
+
+
+def test_a_file_in_the_place_of_a_folder_is_called_one(tokenizer, tmp_path):
+    make_classifier().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="--m .*model.safetensors: a file, and no folder"):
+        load_causal_lm(str(tmp_path / "model.safetensors"), "--m", torch.float32, tokenizer)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids that a tokenizer lacks: no model draws them, and all log-probs are of one distribution over the others."""
+
+import json
+
+import pytest
+import torch
+
+from closeness import FORMULA, assert_near
+from dschat.errors import UserError
+from dschat.models.load import load_causal_lm, load_classifier, load_scalar
+from dschat.models.policy import PolicyModel
+from dschat.models.save import save_model
+from dschat.models.tokenizer import load_tokenizer
+from dschat.models.vocabulary import id_count, missing_ids, missing_ids_of, require_no_growth
+from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
+from dschat.scoring.reward_reader import load_reward_model
+from factories import (
+    KINDS,
+    engine_of,
+    make_causal_lm,
+    make_classifier,
+    make_config,
+    make_tokenizer,
+    random_ids,
+    sampling_of,
+    save_folder,
+)
+from macro_actions.logprobs import Head, token_logprobs
+
+ROWS = 130  # of a model whose tokenizer has 100 ids
+MISSING = [40, 41, *range(100, ROWS)]  # with holes inside the vocabulary, too
+
+
+def with_holes(folder, holes=(40, 41)):
+    """A saved tokenizer without some of its tokens, whose other ids stay."""
+    make_tokenizer().save_pretrained(folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    lost = {token for token, number in vocabulary.items() if number in holes}
+    content["model"]["vocab"] = {token: number for token, number in vocabulary.items() if token not in lost}
+    content["model"]["merges"] = [pair for pair in content["model"]["merges"] if not lost & {*pair, "".join(pair)}]
+    file.write_text(json.dumps(content))
+    return load_tokenizer(str(folder), "--m")
+
+
+def opened(kind, folder, **options):
+    """A model of 130 rows, with its tokenizer; the logits of ids without a token are the largest by far."""
+    tokenizer = with_holes(folder)
+    model = make_causal_lm(kind, vocab_size=ROWS, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.lm_head.weight[MISSING] += 2 * model.lm_head.weight.std() * torch.randn(len(MISSING), 32).sign()
+    model.save_pretrained(folder)
+    return load_causal_lm(str(folder), "--m", torch.float32, tokenizer, **options), tokenizer
+
+
+def test_exactly_the_ids_that_the_tokenizer_lacks_are_missing(tmp_path):
+    tokenizer = with_holes(tmp_path)
+    assert missing_ids(tokenizer, ROWS) == MISSING and id_count(tokenizer) == 100 > len(tokenizer)
+    assert missing_ids(make_tokenizer(), 100) == []
+
+
+def test_a_model_whose_ids_all_have_tokens_is_left_alone(tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
+    model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
+    assert missing_ids_of(model) is None and not model._forward_hooks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_of_the_distribution_over_the_tokenizer_s_ids(kind, temperature, tmp_path):
+    """The expected ones are torch's over the columns that have tokens, also where the model caps its logits."""
+    model, _ = opened(kind, tmp_path)
+    plain = type(model).from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.tensor([random_ids(12, 1, 40)])
+    present = [number for number in range(ROWS) if number not in MISSING]
+    with torch.no_grad():
+        logits = plain(ids).logits[0, 3:-1, present] / temperature
+        logprobs, entropy = PolicyModel(model)(ids, None, 8, temperature)
+        masked = model(ids).logits[0, 3:-1]
+    expected = torch.distributions.Categorical(logits=logits)
+    places = torch.tensor([present.index(number) for number in ids[0, 4:].tolist()])
+    assert_near(logprobs[0], expected.log_prob(places))
+    assert_near(entropy[0], expected.entropy())
+    assert masked[:, MISSING].eq(-torch.inf).all() and masked[:, present].isfinite().all()
+    whole = (plain(ids).logits[0, 3:-1] / temperature).log_softmax(-1).gather(-1, ids[0, 4:, None])[:, 0]
+    assert (whole - logprobs[0]).abs().max() > 0.1  # what they would be with the ids that are no tokens
+
+
+def test_gradients_are_those_of_the_masked_log_probs_and_leave_missing_rows_alone(tmp_path):
+    model, _ = opened("llama", tmp_path)
+    plain = type(model).from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch.tensor([random_ids(12, 2, 40)])
+    logits = plain(ids).logits[0, 3:-1].index_fill(-1, torch.tensor(MISSING), -torch.inf)
+    logits.log_softmax(-1).gather(-1, ids[0, 4:, None]).sum().backward()
+    PolicyModel(model)(ids, None, 8)[0].sum().backward()
+    assert_near(model.lm_head.weight.grad, plain.lm_head.weight.grad)
+    assert_near(model.model.embed_tokens.weight.grad, plain.model.embed_tokens.weight.grad)
+    assert not model.lm_head.weight.grad[MISSING].any()
+
+
+def test_chunks_do_not_matter_and_without_missing_ids_nothing_changes(tmp_path):
+    hidden, weight = torch.randn(9, 4), torch.randn(20, 4)
+    targets = torch.randint(0, 10, (9,))
+
+    def logprobs(missing, chunk):
+        head = Head(lambda states: states @ weight.T, [weight], 20, missing=missing)
+        return token_logprobs(hidden, targets, head, chunk=chunk)
+
+    missing = torch.arange(10, 20)
+    for alone, together in zip(logprobs(missing, 1), logprobs(missing, 9), strict=True):
+        assert_near(alone, together, FORMULA)
+    assert_near(logprobs(missing, 9)[0], (hidden @ weight[:10].T).log_softmax(-1).gather(1, targets[:, None])[:, 0])
+    with pytest.raises(ValueError, match="cannot be smoothed"):
+        Head(lambda states: states, [], 20, smoothing=0.1, missing=missing)
+
+
+def test_step_1_keeps_all_rows_in_its_softmax(tmp_path):
+    """Its loss is that of transformers, and teaches that ids without a token do not occur."""
+    model, _ = opened("llama", tmp_path, all_rows=True)
+    ids = torch.tensor([random_ids(12, 3, 40)])
+    labels = torch.where(torch.arange(12) < 4, -100, ids)
+    theirs = type(model).from_pretrained(tmp_path, dtype=torch.float32)(ids, labels=labels).loss
+    logprobs = PolicyModel(model)(ids, None, 8)[0]
+    assert_near(-logprobs.mean(), theirs)
+    logprobs.sum().backward()
+    assert model.lm_head.weight.grad[MISSING].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", [ContinuousEngine, GenerateEngine, lambda rows: ContinuousEngine(rows, True)])
+def test_ids_without_a_token_are_never_drawn_and_drawn_log_probs_are_the_policy_s(kind, make, tmp_path):
+    model, _ = opened(kind, tmp_path)
+    prompts = [random_ids(3 + row % 4, row, 40) for row in range(24)]
+    for options in ({}, {"temperature": 0.0}, {"temperature": 1.3, "top_k": 50}, {"top_p": 0.9}):
+        generation = make(8).draw_from(model)(prompts, sampling_of(10, **options), range(24))
+        rollout, mask = generation.rollout, generation.rollout.response_mask
+        drawn = rollout.response_ids[mask]
+        assert len(drawn) > 20 and not torch.isin(drawn, torch.tensor(MISSING)).any()
+        if generation.logprobs is None:
+            continue
+        temperature = options.get("temperature", 1.0) or 1.0
+        with torch.no_grad():
+            own, _ = PolicyModel(model)(rollout.input_ids, rollout.attention_mask, mask.shape[1], temperature)
+        assert_near(generation.logprobs[mask], own[mask])
+
+
+def test_a_row_whose_logits_are_not_finite_draws_no_missing_id_either(tmp_path):
+    """Such a row is thrown away, but a scorer may read it first."""
+    model, _ = opened("gpt2", tmp_path)
+    with torch.no_grad():
+        model.transformer.wte.weight[39] = torch.nan
+    for make in (ContinuousEngine, GenerateEngine):
+        generation = make(64).draw_from(model)([[5, 39]] * 64, sampling_of(4), range(64))
+        assert generation.bad_rows.all()
+        assert not torch.isin(generation.rollout.response_ids, torch.tensor(MISSING)).any()
+
+
+def test_training_and_saving_know_nothing_of_the_mask(group, tmp_path):
+    """The buffer is not saved, and a trained model opens in transformers with all of its rows."""
+    model, tokenizer = opened("llama", tmp_path / "base")
+    engine = engine_of(model)
+    ids = torch.tensor([random_ids(12, 4, 40)])
+    engine.begin_update(1)
+    engine.backward(-engine(ids, None, 8)[0].mean())
+    engine.step()
+    named = ((name.removeprefix("inner."), x) for name, x in engine.whole_weights())
+    save_model(model, named, tokenizer, tmp_path / "out")
+    again = type(model).from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert again(ids).logits.shape[-1] == ROWS and again(ids).logits.isfinite().all()
+
+
+# -- scorers with fewer rows than the tokenizer has ids
+@pytest.mark.parametrize("rows", [60, 99])
+def test_a_scorer_with_too_few_rows_is_named_before_its_weights_are_read(rows, tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_classifier(vocab_size=rows), tokenizer)
+    (tmp_path / "model.safetensors").unlink()
+    words = f"--reward_model {folder}: its embeddings have {rows} rows, .* ids up to 99"
+    with pytest.raises(UserError, match=words):
+        load_scalar(folder, "--reward_model", torch.float32, tokenizer, may_be_new=False)
+    with pytest.raises(UserError, match=words):
+        load_scalar(folder, "--reward_model", torch.float32, tokenizer, may_grow=False)
+    with pytest.raises(UserError, match=words):
+        load_classifier(folder, "--reward_model", torch.float32, tokenizer)
+    with pytest.raises(UserError, match=words):
+        load_reward_model(folder, tokenizer, False, torch.device("cpu"), torch.float32)
+
+
+def test_embeddings_must_not_grow_below_an_adapter_that_is_saved_alone(tokenizer):
+    with pytest.raises(UserError, match="--no_merge_lora: --m base has embeddings of 99 rows, .* ids up to 99"):
+        require_no_growth(make_config("llama", 99), tokenizer, "--m base")
+    require_no_growth(make_config("llama", 100), tokenizer, "--m base")
+
+
+def test_embeddings_grow_to_the_highest_id_of_a_vocabulary_with_holes(tmp_path):
+    """98 tokens with ids up to 99: 98 rows would be too few."""
+    tokenizer = with_holes(tmp_path)
+    make_causal_lm(vocab_size=98).save_pretrained(tmp_path)
+    model = load_causal_lm(str(tmp_path), "--m", torch.float32, tokenizer)
+    assert model.get_input_embeddings().num_embeddings == 100
+    assert missing_ids_of(model).tolist() == [40, 41]
