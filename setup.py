@@ -44,7 +44,7 @@ def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) 
         "install_requires": [
             "torch>=2.8",
             "transformers>=5.17,<6",
-            "deepspeed>=0.19,<1",
+            "deepspeed>=0.19.8,<1",
             "accelerate>=1.10",
             "datasets>=4",
             "peft>=0.21",

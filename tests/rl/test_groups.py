@@ -137,6 +137,69 @@ def test_tempo_of_equal_scores_is_nothing() -> None:
     assert not credit_of(trajectory, trajectory.response_mask, "tempo", kl_coef=0.0, samples=3).advantages.any()
 
 
+# KLs of four responses of two tokens: .001, .007, -.003 and -.011 nats, at a coefficient of .5.
+KLS_BY_TOKEN = [[0.004, -0.003], [0.002, 0.005], [-0.004, 0.001], [-0.010, -0.001]]
+PENALTIES = [-0.0005, -0.0035, 0.0015, 0.0055]
+
+
+def with_kl(scores: list[float]) -> Trajectory:
+    """Four responses with these scores, the first tokens of the first two alike."""
+    trajectory = scored(scores, [2] * 4, [[7, 1], [7, 2], [8, 3], [9, 4]])
+    return replace(trajectory, logprobs=torch.tensor(KLS_BY_TOKEN))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "reinforce_pp_baseline", "tempo"])
+def test_of_equal_scores_the_kl_penalty_is_all_that_is_left(name: str) -> None:
+    """The penalty of the whole response, on each of its tokens: neither shifted nor scaled."""
+    trajectory = with_kl([2.0] * 4)
+    found = credit_of(trajectory, trajectory.response_mask, name, kl_coef=0.5, samples=4).advantages
+    assert_near(found, [[penalty] * 2 for penalty in PENALTIES], FORMULA, scale=0.01)
+
+
+def test_rloo_compares_rewards_that_hold_the_kl_penalty() -> None:
+    """As its paper defines: of the four penalties, in all .003, each minus the mean of the other three."""
+    trajectory = with_kl([2.0] * 4)
+    found = credit_of(trajectory, trajectory.response_mask, "rloo", kl_coef=0.5, samples=4).advantages
+    assert_near(found[:, 0], [penalty - (0.003 - penalty) / 3 for penalty in PENALTIES], FORMULA, scale=2.0)
+
+
+def test_the_kl_penalty_is_added_to_what_scores_give() -> None:
+    """Scores 1, 2, 3, 6 have mean 3 and deviation √(14/3). Of TEMPO, the prefix of the first two has the mean 1.5."""
+    trajectory, deviation = with_kl([1.0, 2.0, 3.0, 6.0]), math.sqrt(14 / 3)
+    centred = [-2.0, -1.0, 0.0, 3.0]
+    steps = [[-1.5, -0.5], [-1.5, 0.5], [0.0, 0.0], [3.0, 0.0]]
+    expected = {
+        "grpo": [[x / deviation] * 2 for x in centred],
+        "dr_grpo": [[x] * 2 for x in centred],
+        "tempo": [[(x + step) / deviation for step in row] for x, row in zip(centred, steps, strict=True)],
+    }
+    for name, from_scores in expected.items():
+        found = credit_of(trajectory, trajectory.response_mask, name, kl_coef=0.5, samples=4).advantages
+        assert_near(found, torch.tensor(from_scores) + torch.tensor(PENALTIES)[:, None], FORWARD)
+
+
+@pytest.mark.parametrize(("name", "half"), [("grpo", 1 / math.sqrt(2)), ("dr_grpo", 1.0), ("tempo", 2 / math.sqrt(2))])
+def test_a_group_leaves_out_what_could_not_be_scored(name: str, half: float) -> None:
+    """Scores 1 and 3 count; a response without a token does not, and has no advantage. TEMPO adds as much again."""
+    trajectory = scored([1.0, 9.0, 3.0], [1, 0, 2], [[7, 0], [0, 0], [8, 8]])
+    trajectory = replace(trajectory, logprobs=torch.tensor([[0.2, math.nan], [math.nan] * 2, [-0.2, -0.2]]))
+    ends = fixed_ngram_ends(trajectory.response_mask, math.inf)
+    found = credit_of(trajectory, ends, name, kl_coef=0.5, samples=3).advantages
+    assert_near(found, [[-half - 0.1, 0.0], [0.0, 0.0], [half + 0.2, half + 0.2]], FORWARD)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "tempo"])
+def test_scores_are_compared_as_they_are_trained_on(name: str) -> None:
+    """A cut response costs 1, and scores end at −3: all four are −3, though their parts by macro actions differ."""
+    trajectory = with_kl([-2.0, -3.0, -5.0, -3.0])
+    finished = torch.tensor([False, True, True, True])
+    parts = torch.tensor([[0.1, 0.2], [0.7, 0.1], [0.3, 0.3], [0.0, 0.0]])
+    trajectory = replace(trajectory, rollout=replace(trajectory.rollout, finished=finished), segment_rewards=parts)
+    options = {"missing_eos_penalty": 1.0, "clip_reward_value": 3.0, "kl_coef": 0.5, "samples": 4}
+    found = credit_of(trajectory, trajectory.response_mask, name, **options).advantages
+    assert_near(found, [[penalty] * 2 for penalty in PENALTIES], FORMULA, scale=0.01)
+
+
 def test_reinforce_pp_by_hand() -> None:
     """Rewards −.1, −.2 and 3 − .3 by a KL of 1, 2, 3 nats: with γ = .5 from the last one on 2.7, 1.15, .475."""
     trajectory = replace(scored([3.0], [3]), logprobs=torch.tensor([[1.0, 2.0, 3.0]]))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from closeness import EPS, FORMULA, assert_near
 from dschat.rollouts.sampling import Sampling, TokenSampler, inverse_cdf, row_seed, uniforms
 from factories import BOS, EOS, PAD, sampling_of
+from macro_actions.logprobs import Head, token_logprobs
 
 CPU = torch.device("cpu")
 WORD = 2**64
@@ -82,11 +83,28 @@ def test_log_probs_are_those_of_the_whole_softmax(temperature: float, truncation
         assert torch.equal(ids, logits.argmax(-1))
 
 
-def test_rows_that_are_not_finite_have_no_log_prob_and_are_drawn_evenly() -> None:
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 4}])
+def test_log_probs_of_a_large_vocabulary_are_exact_and_those_of_the_scoring_pass(truncation: dict[str, int]) -> None:
+    """One of 49,152 ids is likely: a running sum that begins with it loses bits of each of the others."""
+    num_ids, rows = 49_152, 16
+    logits = torch.full((rows, num_ids), -1.0)
+    logits[:, 5] = torch.arange(rows) + 5.0
+    uniform = uniforms(torch.tensor([3]), rows)[0]
+    ids, logprobs = TokenSampler(Sampling(1, (EOS,), PAD, BOS, **truncation), num_ids, CPU)(logits.clone(), uniform)
+    expected = logits.double().log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    identity = Head(lambda states: states, (), num_ids)
+    scored, _ = token_logprobs(logits.clone(), ids, identity, with_entropy=False)
+    # Two roundings at the size of the largest logit: of log Z, and of the difference to it.
+    assert_near(logprobs, expected, 2, scale=20)
+    assert_near(logprobs, scored, 2, scale=20)
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 2}])
+def test_rows_that_are_not_finite_have_no_log_prob_and_are_drawn_evenly(truncation: dict[str, int]) -> None:
     logits = torch.zeros(4, 10)
     logits[0, 5], logits[1, 6], logits[2] = torch.nan, torch.inf, -torch.inf
     logits[3, :9] = -torch.inf  # what is left is certain
     uniform = torch.tensor([0.0, 0.99, 0.5, 0.5], dtype=torch.float64)
-    ids, logprobs = TokenSampler(Sampling(1, (EOS,), PAD, BOS), 10, CPU)(logits, uniform)
+    ids, logprobs = TokenSampler(Sampling(1, (EOS,), PAD, BOS, **truncation), 10, CPU)(logits, uniform)
     assert ids.tolist() == [2, 9, 6, 9]  # of the eight ids from 2 on, the first, the last, and number 4
     assert logprobs.isnan().tolist() == [True, True, True, False] and logprobs[3] == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cli_runs import read_jsonl
-from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
+from closeness import FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
@@ -234,6 +234,53 @@ def test_tokens_that_are_left_out_count_in_no_mean_and_deviation(over, group, tm
     deviation = math.sqrt(14 / 3)
     expected = [[-2 / deviation, -1 / deviation, 0.0, 3 / deviation], [0.0] * 4]
     assert_near(found, expected, FORMULA)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"advantage_estimator": "reinforce_pp_baseline"},
+        {"advantage_estimator": "dr_grpo", "normalize_advantages": "batch"},
+        {"advantage_estimator": "grpo", "normalize_advantages": "batch"},
+    ],
+)
+def test_the_kl_penalty_is_no_part_of_what_is_normalised(flags, group, tmp_path):
+    """Two prompts of two responses, of scores 1, 3 and 5, 5: ±x, 0 and 0 over rows of one length have the variance x²/2."""
+    kl = torch.tensor([[0.1, 0.3], [0.0, -0.2], [0.4, 0.4], [-0.1, 0.0]])
+    trajectory = trajectory_of([2] * 4, 2, 0)
+    trajectory = replace(trajectory, logprobs=trajectory.ref_logprobs + kl, scores=torch.tensor([1.0, 3.0, 5.0, 5.0]))
+    macro = segment(trajectory.response_mask, trajectory.response_mask)
+    config = ppo_config(tmp_path, samples_per_prompt=2, **flags)
+    found = assign_credit(trajectory, macro, 0.5, config, samples=2).advantages
+    from_scores = [-math.sqrt(2), math.sqrt(2), 0.0, 0.0]
+    penalties = [-0.2, 0.1, -0.4, 0.05]
+    expected = [[x + penalty] * 2 for x, penalty in zip(from_scores, penalties, strict=True)]
+    assert_near(found, expected, FORWARD)
+
+
+def test_rloo_is_normalised_with_its_kl_penalty(group, tmp_path):
+    """Rewards 1 − .2 and 3 + .1 of one token each: differences of ∓2.3 become ∓1."""
+    trajectory = trajectory_of([1, 1], 1, 0)
+    logprobs = trajectory.ref_logprobs + torch.tensor([[0.4], [-0.2]])
+    trajectory = replace(trajectory, logprobs=logprobs, scores=torch.tensor([1.0, 3.0]))
+    macro = segment(trajectory.response_mask, trajectory.response_mask)
+    flags = {"advantage_estimator": "rloo", "samples_per_prompt": 2, "normalize_advantages": "batch"}
+    found = assign_credit(trajectory, macro, 0.5, ppo_config(tmp_path, **flags), samples=2).advantages
+    assert_near(found, [[-1.0], [1.0]], FORWARD)
+
+
+def test_normalising_each_response_does_not_take_its_kl_penalty_away(group, tmp_path):
+    """TEMPO: a, then b or c, with scores 1 and 3: tokens −1, −2 and 1, 2 in deviations, so −1 and 1 in each row."""
+    trajectory = trajectory_of([2, 2], 2, 0)
+    ids = torch.tensor([[1, 1, 1, 7, 1], [1, 1, 1, 7, 2]])
+    rollout = replace(trajectory.rollout, input_ids=ids)
+    kl = torch.tensor([[0.1, 0.3], [0.0, -0.2]])
+    logprobs = trajectory.ref_logprobs + kl
+    trajectory = replace(trajectory, rollout=rollout, logprobs=logprobs, scores=torch.tensor([1.0, 3.0]))
+    macro = segment(trajectory.response_mask, trajectory.response_mask)
+    config = ppo_config(tmp_path, samples_per_prompt=2, advantage_estimator="tempo", normalize_advantages="row")
+    found = assign_credit(trajectory, macro, 0.5, config, samples=2).advantages
+    assert_near(found, [[1 - 0.2, -1 - 0.2], [-1 + 0.1, 1 + 0.1]], FORWARD)
 
 
 def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tmp_path):

@@ -81,19 +81,27 @@ def gae_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSe
 def rloo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """Token rewards → their sum over the response → minus the mean of its prompt's other responses, on every token.
 
-    RLOO (Ahmadian et al. 2024, "Back to Basics"). Like all estimators that compare the responses of a group, it works
-    on any subset of prompts: a row's result depends on the rows of its prompt alone. A row without a response token
-    could not be scored: it is no part of the others' baseline. The advantages do not depend on the macro actions; the
-    losses may, see `macro_actions.segments.macro_logprobs`.
+    RLOO (Ahmadian et al. 2024, "Back to Basics"), whose reward of a response holds the KL penalty: nothing is divided
+    by a deviation. Like all estimators that compare the responses of a group, it works on any subset of prompts: a
+    row's result depends on the rows of its prompt alone. A row without a response token could not be scored: it is no
+    part of the others' baseline. The advantages do not depend on the macro actions; the losses may, see
+    `macro_actions.segments.macro_logprobs`.
 
     Raises:
         ValueError: B is no multiple of the samples of a prompt.
     """
-    return _group_batch(trajectory, macro, settings, rloo)
+    rewards, kl = _token_rewards(trajectory, settings)
+    mask = trajectory.response_mask
+    advantages = rloo(_by_group(rewards.sum(1), settings), _by_group(mask.any(1), settings)).flatten()
+    return _batch(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
 
 
 def grpo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """GRPO (Shao et al. 2024): as RLOO, minus the mean of the whole group, divided by its standard deviation."""
+    """GRPO (Shao et al. 2024): a score minus the mean of its prompt's, divided by their standard deviation; plus the
+    KL penalty of the response, which is neither compared nor scaled (see :func:`response_penalty`).
+
+    Example: scores 1, 2, 6 with KLs of .1, 0, .2 nats at a coefficient of .5 → −2/√7 − .05, −1/√7, 3/√7 − .1.
+    """
     return _group_batch(trajectory, macro, settings, grpo)
 
 
@@ -101,7 +109,7 @@ def dr_grpo_batch(trajectory: Trajectory, macro: MacroActions, settings: Estimat
     """Dr. GRPO (Liu et al. 2025): as GRPO without the standard deviation, which weighs prompts by how hard they are.
 
     Its loss is divided by a constant length: `macro_actions.losses.loss_weights`. REINFORCE++'s baseline (Hu et al.
-    2025) is the same advantage, normalised over the batch afterwards.
+    2025) is the same advantage, normalised over the batch afterwards, again without the KL penalty.
     """
     return _group_batch(trajectory, macro, settings, dr_grpo)
 
@@ -118,21 +126,23 @@ def reinforce_batch(trajectory: Trajectory, macro: MacroActions, settings: Estim
 
 
 def tempo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """TEMPO (Tran et al. 2025): (r_i − mean + V(after the macro action) − V(before it)) / (std + ε).
+    """TEMPO (Tran et al. 2025): (r_i − mean + V(after the macro action) − V(before it)) / (std + ε), of scores r.
 
-    V of a prefix is the mean reward of the group's responses that begin with it, see
+    V of a prefix is the mean score of the group's responses that begin with it, see
     :func:`macro_actions.groups.prefix_values`; so the difference is 0 but where responses part, and macro actions of
-    one token make it the paper's. It draws nothing more than the group.
+    one token make it the paper's. It draws nothing more than the group. The KL penalty is added as by GRPO.
     """
     rewards, kl = _token_rewards(trajectory, settings)
-    scores, counted = _by_group(rewards.sum(1), settings), _by_group(trajectory.response_mask.any(1), settings)
+    scores = _by_group(_compared_scores(trajectory, settings), settings)
+    counted = _by_group(trajectory.response_mask.any(1), settings)
     ids = torch.where(trajectory.response_mask, trajectory.rollout.response_ids, -1)
     values = prefix_values(_by_group(ids, settings), scores, counted).flatten(0, 1)
     last = macro.lengths.cumsum(1)
     before, after = values.gather(1, last - macro.lengths), values.gather(1, last)
     whole = grpo(scores, counted).flatten()[:, None]
     parts = (after - before) / scale(scores, counted).expand_as(scores).reshape(-1, 1)
-    return _batch(trajectory, macro, kl, rewards, to_tokens(torch.where(macro.mask, whole + parts, 0.0), macro))
+    advantages = whole + parts + response_penalty(kl, settings.kl_coef)[:, None]
+    return _batch(trajectory, macro, kl, rewards, to_tokens(torch.where(macro.mask, advantages, 0.0), macro))
 
 
 def segment_mc_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
@@ -279,16 +289,39 @@ def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple
     )
 
 
+def response_penalty(kl: Tensor, kl_coef: float) -> Tensor:
+    """−kl_coef · Σ_j kl_j: the KL penalty of a whole response, as estimators that compare scores within a group add it
+    to the advantage of each of its tokens.
+
+    Args:
+        kl: (B, R) in nats, 0 off the response.
+        kl_coef: weight of the penalty.
+
+    Returns:
+        (B,).
+    """
+    return -kl_coef * kl.sum(1)
+
+
+def _compared_scores(trajectory: Trajectory, settings: EstimatorSettings) -> Tensor:
+    """Scores (B,) that the responses of a group are compared by: less penalties, clamped, without the KL."""
+    lengths, bound = trajectory.response_mask.sum(1), settings.clip_reward_value
+    scores = penalised(trajectory.scores, trajectory.rollout.finished, lengths, settings)
+    return scores if bound is None else scores.clamp(-bound, bound)
+
+
 def _group_batch(
     trajectory: Trajectory,
     macro: MacroActions,
     settings: EstimatorSettings,
-    compared: Callable[[Tensor, Tensor], Tensor],
+    compare: Callable[[Tensor, Tensor], Tensor],
 ) -> PPOBatch:
-    """A batch whose responses have one advantage each: the sum of its token rewards, compared with its prompt's."""
+    """A batch whose responses have one advantage each: the score, compared with its prompt's, plus the KL penalty."""
     rewards, kl = _token_rewards(trajectory, settings)
     mask = trajectory.response_mask
-    advantages = compared(_by_group(rewards.sum(1), settings), _by_group(mask.any(1), settings)).flatten()
+    scores = _by_group(_compared_scores(trajectory, settings), settings)
+    compared = compare(scores, _by_group(mask.any(1), settings)).flatten()
+    advantages = compared + response_penalty(kl, settings.kl_coef)
     return _batch(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
 
 

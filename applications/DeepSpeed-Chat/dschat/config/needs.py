@@ -16,6 +16,7 @@ class Needs:
         macro_actions: advantages differ between the macro actions of a response; else all of its tokens have the same.
         segment_values: values of the states before macro actions, which completions from there measure.
         normalized: advantages are always scaled to mean 0 and variance 1 over all tokens of a rollout.
+        kl_apart: the KL penalty is added to the advantages as it is; only what scores give is compared and normalised.
         reads: flags that this estimator reads and others do not, where they are refused or of no effect.
     """
 
@@ -26,6 +27,7 @@ class Needs:
     macro_actions: bool = False
     segment_values: bool = False
     normalized: bool = False
+    kl_apart: bool = False
     reads: frozenset[str] = frozenset()
 
 
@@ -44,13 +46,15 @@ NEEDS = {
     ),
     "grpo": Needs(
         "GRPO, without a critic",
-        "a response's reward minus the mean of its prompt's, divided by their standard deviation",
+        "a response's score minus the mean of its prompt's, divided by their standard deviation",
         group=True,
+        kl_apart=True,
     ),
     "dr_grpo": Needs(
         "Dr. GRPO, without a critic",
-        "a response's reward minus the mean of its prompt's",
+        "a response's score minus the mean of its prompt's",
         group=True,
+        kl_apart=True,
     ),
     "reinforce_pp": Needs(
         "REINFORCE++, without a critic",
@@ -63,12 +67,14 @@ NEEDS = {
         "REINFORCE++ with the mean of the group as baseline",
         "that of dr_grpo, normalised over the batch",
         group=True,
+        kl_apart=True,
         normalized=True,
     ),
     "tempo": Needs(
         "TEMPO, without a critic",
-        "that of grpo, and how much each macro action changes the mean reward of the responses that begin alike",
+        "that of grpo, and how much each macro action changes the mean score of the responses that begin alike",
         group=True,
+        kl_apart=True,
         macro_actions=True,
     ),
     "segment_mc": Needs(

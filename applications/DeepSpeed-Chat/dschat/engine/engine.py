@@ -23,6 +23,8 @@ from transformers import get_scheduler
 from dschat.engine import zero3
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.engine.process_group import prepare_op
+from dschat.engine.reduction import ReductionCheck, check_of
+from dschat.errors import UserError
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.lora import adapters_off
 from dschat.models.policy import PolicyModel
@@ -54,8 +56,9 @@ class FiniteWatch:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         """Hangs on every trained parameter, where its gradient arrives: before DeepSpeed sums it over processes."""
         self._reset()
-        self._nodes = [accumulation_of(parameter) for parameter in parameters if parameter.requires_grad]
-        for node in self._nodes:  # kept: a node that nobody holds is made anew, without the hook
+        # Kept: a node that nobody holds is made anew, without the hook.
+        self.nodes = {parameter: accumulation_of(parameter) for parameter in parameters if parameter.requires_grad}
+        for node in self.nodes.values():
             node.register_prehook(self._note)
 
     def _reset(self) -> None:
@@ -82,6 +85,12 @@ class FiniteWatch:
         return math.isfinite(loss), math.isfinite(gradient), number
 
 
+def adam_steps(adam: torch.optim.Optimizer | None) -> Tensor:
+    """How many updates Adam has made of what this process holds (0-d); nothing waits for the device."""
+    state: dict[str, Any] = {} if adam is None else next(iter(adam.state.values()), {})
+    return torch.as_tensor(state.get("step", 0)).clone()
+
+
 @dataclass(frozen=True)
 class OptimizerSettings:
     """Optimiser and schedule of one model."""
@@ -103,16 +112,17 @@ class Engine(Generic[M]):
     gradient is that of the global mean.
     """
 
-    def __init__(self, engine: Any, clipping: float = 0.0) -> None:
-        """Takes DeepSpeed's engine, with an optimiser or without, and the largest gradient norm, 0 = no clipping; with
-        ZeRO, the engine sees to it itself.
+    def __init__(self, engine: Any, clipping: float = 0.0, adam: torch.optim.Optimizer | None = None) -> None:
+        """Takes DeepSpeed's engine, and what it trains with: the largest gradient norm, 0 = no clipping (with ZeRO, the
+        engine sees to it itself), and the optimiser.
         """
-        self._engine, self._clipping = engine, clipping
+        self._engine, self._clipping, self._adam = engine, clipping, adam
         self.grad_norm = math.nan  # of the last update, before clipping
         self.skipped = False  # the last update was left out, see `step`
         self.nonfinite: str | None = None  # why the last update was left out, see `step`
         self._left: int | None = None  # micro-batches of this update; None where DeepSpeed counts them
         self._watch = FiniteWatch(engine.module.parameters())
+        self._reduction: ReductionCheck | None = None  # of the next update
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._engine(*args, **kwargs)
@@ -132,6 +142,9 @@ class Engine(Generic[M]):
     def eval(self) -> None:
         self._engine.eval()
 
+    def check_reduction(self) -> None:
+        self._reduction = check_of(self._engine, self._watch.nodes)
+
     def begin_update(self, micro_batches: int) -> None:
         self._left = micro_batches
 
@@ -147,11 +160,17 @@ class Engine(Generic[M]):
         An update with gradients that are not finite is left out: weights, optimiser and schedule stay as they are. In
         fp16, where scaled gradients may overflow, that is ordinary (`skipped`), and the next update is scaled less.
         Otherwise `nonfinite` says what this process saw: "losses", "gradients", or "gradient norms" where its own
-        gradients are finite.
+        gradients are finite. An update that DeepSpeed leaves out for another reason is `skipped` in any precision.
+
+        Raises UserError where gradients are wrong, see `check_reduction`, or where an update that had to be left out
+        was applied.
         """
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
             return
+        if self._reduction is not None and self._reduction.compare():
+            self._reduction = None
+        steps = adam_steps(self._adam)
         if self._engine.zero_optimization_stage() == 0:  # from stage 1 on, DeepSpeed clips and skips itself
             losses, gradients, self.grad_norm = self._watch.read(self._clip())
             self._engine.optimizer.overflow = not math.isfinite(self.grad_norm)
@@ -159,8 +178,14 @@ class Engine(Generic[M]):
         else:
             self._engine.step()
             losses, gradients, self.grad_norm = self._watch.read(self._engine.get_global_grad_norm())
-        self.skipped = self._engine.fp16_enabled() and not self._engine.was_step_applied()
         self.nonfinite = self._nonfinite(losses, gradients)
+        self.skipped = not self._engine.was_step_applied() and self.nonfinite is None
+        is_finite = losses and gradients and math.isfinite(self.grad_norm)
+        if not is_finite and not torch.equal(adam_steps(self._adam), steps):
+            raise UserError(
+                f"DeepSpeed {deepspeed.__version__} applied an update with numbers that are not finite: the weights "
+                "are spoiled. Install deepspeed>=0.19.8, and go on from the last checkpoint."
+            )
 
     def _nonfinite(self, losses: bool, gradients: bool) -> str | None:
         if not losses:
@@ -250,7 +275,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
     zero3.hold_head(engine)
     engine.train()
-    return Engine(engine, clipping)
+    return Engine(engine, clipping, adam)
 
 
 def schedule_of(adam: torch.optim.Optimizer, optimizer: OptimizerSettings) -> LambdaLR:

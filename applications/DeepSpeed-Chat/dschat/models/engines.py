@@ -70,7 +70,8 @@ class Trained(ModelEngine, Protocol):
     """A model with its optimiser and schedule."""
 
     grad_norm: float  # of the last update, before clipping
-    skipped: bool  # the last update was left out: fp16's loss scale was too large
+    # DeepSpeed left the last update out though nothing is wrong: fp16's loss scale was too large.
+    skipped: bool
     # What was not finite in the last update, which was left out: "losses" or "gradients" of this process, or "gradient
     # norms" over all; None where it was applied.
     nonfinite: str | None
@@ -78,6 +79,11 @@ class Trained(ModelEngine, Protocol):
     @property
     def learning_rate(self) -> float:
         """That of the next update."""
+
+    def check_reduction(self) -> None:
+        """Has the next update compare the gradients that the engine holds with those that processes computed, before
+        it is applied. Every rank must call it; `step` raises UserError where they differ.
+        """
 
     def begin_update(self, micro_batches: int) -> None:
         """Says how many micro-batches the next update has on every rank, where the flags do not say it."""

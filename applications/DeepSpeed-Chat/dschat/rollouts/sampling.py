@@ -147,18 +147,14 @@ class TokenSampler:
             logits = logits / self._temperature
         kept_out = logits.index_select(1, self._forbidden).double()
         logits = logits.index_fill_(1, self._forbidden, -torch.inf)
-        if self._truncation:
-            log_z = logits.logsumexp(-1).double()
-            probs = self._truncation(self._no_ids, logits).softmax(-1)
-            ids = self._draw(probs, uniform)
-            chosen = logits.gather(1, ids[:, None])[:, 0].double()
-        else:
-            probs = logits.softmax(-1)
-            ids = self._draw(probs, uniform) if self._temperature > 0 else logits.argmax(-1)
-            chosen = logits.gather(1, ids[:, None])[:, 0].double()
-            log_z = chosen - probs.gather(1, ids[:, None])[:, 0].double().log()
+        # logsumexp, not softmax: over a large vocabulary, the denominator of torch's softmax on a CPU is less exact.
+        log_z = logits.logsumexp(-1).double()
+        probs = (self._truncation(self._no_ids, logits) if self._truncation else logits).softmax(-1)
+        ids = self._draw(probs, uniform) if self._temperature > 0 else logits.argmax(-1)
+        chosen = logits.gather(1, ids[:, None])[:, 0].double()
         log_z = torch.cat([log_z[:, None], kept_out], dim=1).logsumexp(-1)
-        return ids, (chosen - log_z).float()
+        logprobs = (chosen - log_z).float()
+        return ids, torch.where(logprobs.isfinite(), logprobs, torch.nan)
 
     def ended(self, ids: Tensor) -> Tensor:
         """(N,) bool: whether each of the ids (N,) ends its response."""

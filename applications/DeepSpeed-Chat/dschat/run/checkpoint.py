@@ -82,6 +82,11 @@ class Checkpoints:
         self._folder = self._place / "checkpoints"
         self._last: Progress | None = None  # what was saved last
 
+    @property
+    def engines(self) -> Mapping[str, Trained]:
+        """What the run trains, by name."""
+        return self._engines
+
     # -- writing
 
     def save(self, progress: Progress) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dschat.config.ppo import PPOConfig
 from dschat.run.distributed import sum_over_ranks
-from macro_actions.estimators import ESTIMATORS, Estimator, EstimatorSettings, penalised
+from macro_actions.estimators import ESTIMATORS, Estimator, EstimatorSettings, penalised, response_penalty
 from macro_actions.groups import are_equal
 from macro_actions.masked import masked_moments, whiten, whiten_rows
 from macro_actions.rewards import ScoreMoments
@@ -63,13 +63,13 @@ def assign_credit(
             scores=moments.normalised(trajectory.scores),
             segment_rewards=None if own is None else own / moments.deviation,
         )
-    estimator = ESTIMATORS[config.advantage_estimator] if estimator is None else estimator
-    batch = estimator(trajectory, macro, settings)
+    assign = ESTIMATORS[config.advantage_estimator] if estimator is None else estimator
+    batch = assign(trajectory, macro, settings)
     counted = tokens_that_count(batch, samples, config.drop_equal_groups, config.max_token_probability)
     batch = replace(batch, trajectory=given, counted=counted)
-    if config.normalized_over == "row":
-        return replace(batch, advantages=whiten_rows(batch.advantages, batch.policy_mask))
-    return whiten_advantages(batch) if config.normalized_over == "batch" else batch
+    if config.needs.kl_apart and estimator is None:
+        return normalise(batch, config.normalized_over, response_penalty(batch.kl, settings.kl_coef))
+    return normalise(batch, config.normalized_over)
 
 
 def estimator_settings(config: PPOConfig, kl_coef: float = 0.0, samples: int = 1) -> EstimatorSettings:
@@ -123,6 +123,27 @@ def equal_groups(trajectory: Trajectory, samples: int) -> Tensor:
     """(P,) bool: prompts whose responses, `samples` rows in succession, all have the same score, as it was given."""
     by_prompt = (x.unflatten(0, (-1, samples)) for x in (trajectory.scores, trajectory.response_mask.any(1)))
     return are_equal(*by_prompt)
+
+
+def normalise(batch: PPOBatch, over: str | None, penalty: Tensor | None = None) -> PPOBatch:
+    """The batch with advantages of mean 0 and variance 1 over each row's tokens, or those of all ranks.
+
+    Args:
+        batch: of B rows; the tokens are those that the policy's loss is of.
+        over: ``row``, ``batch``, or None: the advantages stay as they are.
+        penalty: (B,), a part of each row's advantages that is left out and then added as it is.
+    """
+    if over is None:
+        return batch
+    apart = torch.zeros_like(batch.advantages)
+    if penalty is not None:
+        apart = torch.where(batch.response_mask, penalty[:, None], apart)
+    compared = replace(batch, advantages=batch.advantages - apart)
+    if over == "row":
+        advantages = whiten_rows(compared.advantages, batch.policy_mask)
+    else:
+        advantages = whiten_advantages(compared).advantages
+    return replace(batch, advantages=advantages + torch.where(batch.policy_mask, apart, 0.0))
 
 
 def whiten_advantages(batch: PPOBatch) -> PPOBatch:

@@ -99,6 +99,9 @@ class Loop:
         self.algorithm.prepare()
         self.random = random_states()
         self.load_state_dict(self.checkpoints.load())
+        if self.config.self_checks:
+            for engine in self.checkpoints.engines.values():
+                engine.check_reduction()
         with self.checkpoints.stopping(self.state_dict):
             if resumes and (self.algorithm.checks_trained or self.state_dict().update == 0):
                 self.self_check()
