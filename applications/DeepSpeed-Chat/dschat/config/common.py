@@ -42,6 +42,7 @@ class DataFlags:
         " save_to_disk; tldr, hh, webgpt, apps; data sets of the Hugging Face hub",
         rule=NOT_EMPTY,
         on_resume=FREE,
+        path=True,
     )
     data_split: str = flag("fractions of the rows that steps 1, 2 and 3 use", "2,4,4")
     prompt_key: str = flag("column of the prompt", "prompt", NOT_EMPTY)
@@ -58,7 +59,7 @@ class OutputFlags:
 
     _argument_group_name = "output, evaluation and logging"
 
-    output_dir: str = flag("folder for models, metrics and records", rule=NOT_EMPTY, on_resume=FREE)
+    output_dir: str = flag("folder for models, metrics and records", rule=NOT_EMPTY, on_resume=FREE, path=True)
     overwrite_output_dir: bool = flag(
         "replace a run that output_dir holds, once there are new models", False, on_resume=FREE
     )
@@ -77,6 +78,7 @@ class OutputFlags:
         on_resume=FREE,
         nargs="?",
         const="latest",
+        path=True,
     )
     eval_interval: int = flag(
         "evaluate every this many optimiser updates; 0 = only at the start and the end", 0, AT_LEAST_0, FREE
@@ -84,7 +86,10 @@ class OutputFlags:
     per_device_eval_batch_size: int = flag("examples per forward pass and process in evaluation", 16, AT_LEAST_1)
     enable_tensorboard: bool = flag("short for --report_to tensorboard", False, on_resume=FREE)
     tensorboard_path: str | None = flag(
-        "folder of the TensorBoard files; output_dir/tensorboard if not given", None, on_resume=FREE
+        "folder of the TensorBoard files; output_dir/tensorboard if not given",
+        None,
+        on_resume=FREE,
+        path=True,
     )
 
 
@@ -229,7 +234,7 @@ class EngineFlags:
         "check log-probs, padding and special tokens before the first update", True, on_resume=FREE
     )
     deepspeed: bool = flag("accepted for the launcher: every run uses DeepSpeed", False, on_resume=FREE)
-    deepspeed_config: str | None = flag("JSON file with DeepSpeed settings that replace ours", None)
+    deepspeed_config: str | None = flag("JSON file with DeepSpeed settings that replace ours", None, path=True)
     local_rank: int = flag("set by the launcher", -1, on_resume=FREE)
     ddp_timeout: int = flag(
         "seconds that processes wait for each other before the run ends with an error", 1800, AT_LEAST_1, FREE

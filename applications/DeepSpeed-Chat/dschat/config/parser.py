@@ -9,16 +9,20 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
+from functools import lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from dschat.config.rules import Notes
+from dschat.config.variables import escape_path
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
+NOT_IN_FILES = ("help", "config", "print_config")
+APPEND = "+"  # `--data_path=a --data_path+=-b` gives two values, of which the second begins with a dash
 _DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
 _TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
 
@@ -61,8 +65,6 @@ class FlagParser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
         )
         self._flags = flags
-        factories = {one.name: one.default_factory for one in fields(flags)}
-        self._empty = {name for name, make in factories.items() if make is not MISSING and make() == []}
         self._place = ""  # of the file that words come from
         self._discreet = any(notes_of(one).secret for one in fields(flags))
         hints = get_type_hints(flags, include_extras=True)
@@ -75,7 +77,7 @@ class FlagParser(argparse.ArgumentParser):
                 groups.get(title or "", self),
                 field,
                 hints[field.name],
-                bool(_positional(flags)) or hasattr(flags, "rest"),
+                _takes_bare_words(flags),
             )
         own: Mapping[str, str] | None = getattr(flags, "own_inert_flags", None)
         if own is not None:
@@ -88,25 +90,33 @@ class FlagParser(argparse.ArgumentParser):
         namespace, rest = self.parse_known_args(words)
         return vars(namespace), rest
 
+    def has(self, key: str) -> bool:
+        """Whether a key of a file is a flag that files may give."""
+        action = self._option_string_actions.get(f"--{key}")
+        return action is not None and not key.endswith(APPEND) and action.dest not in NOT_IN_FILES
+
+    def field_of(self, key: str) -> str | None:
+        """The field of a key of a file; None of a flag without effect."""
+        dest = self._option_string_actions[f"--{key}"].dest
+        return None if dest == argparse.SUPPRESS else dest
+
+    def unknown(self, key: str, place: str) -> str:
+        """What is said of a key that is no flag."""
+        near = self._nearest(f"--{key}").replace("--", "") or "; --help lists the flags."
+        return f"{place}: {key} is no flag of `{self.prog}`{near}"
+
     def value_of(self, key: str, value: str | list[str], place: str) -> dict[str, Any]:
         """The field of a key in a file with its value, as a command line would give it; {} of a flag without effect.
 
         Raises:
-            UserError: there is no such flag, or it has no such value; names the place.
+            UserError: the flag has no such value; names the place.
         """
-        action = self._option_string_actions.get(f"--{key}")
-        if action is None or action.dest in ("help", "config", "print_config"):
-            near = self._nearest(f"--{key}").replace("--", "") or "; --help lists the flags."
-            raise UserError(f"{place}: {key} is no flag of `{self.prog}`{near}")
+        action = self._option_string_actions[f"--{key}"]
         words = value if isinstance(value, list) else [value]
         with self._at(place):
             if action.nargs == 0 and len(words) == 1:  # a flag that takes no value on a command line
                 return {action.dest: action.const if self._truth_of(key, words[0]) else not action.const}
-            if not words and action.dest in self._empty:  # which a command line cannot say
-                return {action.dest: []}
-            if len(words) == 1:
-                return vars(self.parse_args([f"--{key}={words[0]}"]))
-            return vars(self.parse_args([f"--{key}", *words]))
+            return vars(self.parse_args(_words_of_several(key, words)))
 
     def _truth_of(self, key: str, word: str) -> bool:
         try:
@@ -139,7 +149,7 @@ class FlagParser(argparse.ArgumentParser):
             self.error(f"the following arguments are required: {shown}")
 
     def _nearest(self, unknown: str) -> str:
-        known = [option for option in self._option_string_actions if "-" not in option[2:]]
+        known = [option for option in self._option_string_actions if not {*option[2:]} & {*"-+"}]
         near = difflib.get_close_matches(unknown, known, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
@@ -177,17 +187,77 @@ def as_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
-def as_words(name: str, value: object) -> list[str]:
-    """The words that give a flag a value; none of None, which stands for the default."""
-    if value is None:
-        return []
-    if isinstance(value, list | tuple):
-        return [f"--{name}", *map(as_text, value)]
-    return [f"--{name}={as_text(value)}"]
+def as_words(flags: type, values: Mapping[str, Any]) -> list[str]:
+    """A command line that gives the fields of a dataclass these values.
+
+    Args:
+        flags: the dataclass.
+        values: values by field; fields that are not in it are left out.
+    """
+    words: list[str] = []
+    bare_words: list[str] = []
+    for one in fields(flags):
+        if one.name not in values:
+            continue
+        value = values[one.name]
+        if value is None:
+            words += [] if default_value(one) in (None, MISSING) else [f"{spellings(one.name)[0]}=none"]
+        elif notes_of(one).positional:
+            bare_words += texts_of(flags, one.name, value)
+        elif isinstance(value, bool):
+            words += _switch_words(flags, one, value)
+        elif isinstance(value, list | tuple):
+            words += _words_of_several(one.name, texts_of(flags, one.name, value))
+        else:
+            words.append(f"{spellings(one.name)[0]}={texts_of(flags, one.name, value)[0]}")
+    # Behind `--` a word is no flag, whatever it begins with.
+    return [*words, "--", *bare_words] if bare_words else words
+
+
+def texts_of(flags: type, name: str, value: object) -> list[str]:
+    """A value, or each of several, as text that reads as the same value again; see `is_path`."""
+    values = value if isinstance(value, list | tuple) else [value]
+    texts = [as_text(one) for one in values]
+    return [escape_path(text) for text in texts] if is_path(flags, name) else texts
+
+
+def is_path(flags: type, name: str) -> bool:
+    """Whether `~` and variables are expanded in a field's values."""
+    return name in _path_fields(flags)
+
+
+@lru_cache
+def _path_fields(flags: type) -> frozenset[str]:
+    hints = get_type_hints(flags, include_extras=True)
+    return frozenset(one.name for one in fields(flags) if notes_of(one).path or _kind(hints[one.name])[0] is Path)
+
+
+def _switch_words(flags: type, field: "Field[Any]", value: bool) -> list[str]:
+    """The words that turn a flag on or off."""
+    if value:
+        return [f"--{field.name}"]
+    if default_value(field) is True:
+        return [f"--no_{field.name}"]
+    # Beside words without dashes a flag takes no value, and is off unless it is given.
+    return [] if _takes_bare_words(flags) else [f"--{field.name}=false"]
+
+
+def _words_of_several(name: str, texts: Sequence[str]) -> list[str]:
+    """The words that give a flag several values, also such as begin with a dash, or none."""
+    if not texts:
+        return [f"--{name}"]
+    if len(texts) == 1 or any(text.startswith("-") for text in texts):
+        return [f"--{name}={texts[0]}", *(f"--{name}{APPEND}={text}" for text in texts[1:])]
+    return [f"--{name}", *texts]
 
 
 def _positional(flags: type) -> list[str]:
     return [one.name for one in fields(flags) if notes_of(one).positional]
+
+
+def _takes_bare_words(flags: type) -> bool:
+    """Whether a command has words without dashes, which a flag with an optional value would swallow."""
+    return bool(_positional(flags)) or hasattr(flags, "rest")
 
 
 def _in_order(flags: type) -> list[tuple["Field[Any]", type]]:
@@ -207,7 +277,7 @@ def _add(parser: Any, field: "Field[Any]", hint: Any, has_positionals: bool) -> 
     options["help"] = _help(field)
     kind, several, convert = _kind(hint)
     if several:
-        options.setdefault("nargs", "+")
+        options.setdefault("nargs", "*" if default == [] else "+")
     if notes.positional:
         options.setdefault("nargs", None if default is MISSING or several else "?")
         word = parser.add_argument(field.name, type=convert, metavar=field.name.upper(), **options)
@@ -229,6 +299,9 @@ def _add(parser: Any, field: "Field[Any]", hint: Any, has_positionals: bool) -> 
         options.setdefault("choices", get_args(kind))
     options.setdefault("metavar", None if "choices" in options else _metavar(kind))
     parser.add_argument(*words, dest=field.name, type=convert, **options)
+    if several:
+        options |= {"action": _AppendAction, "nargs": None, "help": argparse.SUPPRESS}
+        parser.add_argument(*(f"--{name}{APPEND}" for name in names), dest=field.name, type=convert, **options)
 
 
 def _kind(hint: Any) -> tuple[Any, bool, Callable[[str], Any]]:
@@ -296,6 +369,20 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         metavar = self._get_default_metavar_for_optional(action)
         arguments = self._format_args(action, metavar) if action.nargs != 0 else ""
         return f"{', '.join(shown)} {arguments}".strip()
+
+
+class _AppendAction(argparse.Action):
+    """Adds one value to those of the same flag before it; a value that begins with a dash needs it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Append."""
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), values])
 
 
 class _InertAction(argparse.Action):
