@@ -27,6 +27,7 @@ Schedule = Literal[
 ]
 ZeroStage = Literal[0, 1, 2, 3]
 DEFAULT_RANK = 8  # of --finetune_mode lora
+NO_TRACKER = "none"  # a value of --report_to, alone
 # Tracker → what to install where its package is missing.
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'"}
 
@@ -99,7 +100,9 @@ class TrackingFlags:
 
     _argument_group_name = "trackers and the hub"
 
-    report_to: list[str] = flag("also write metrics and samples to: tensorboard, wandb", factory=list, on_resume=FREE)
+    report_to: list[str] = flag(
+        "also write metrics and samples to: tensorboard, wandb; none for neither", factory=list, on_resume=FREE
+    )
     push_to_hub: str | None = flag(
         "at the end, upload the model to this private repository, owner/name", None, on_resume=FREE
     )
@@ -107,6 +110,8 @@ class TrackingFlags:
     def check_tracking(self) -> None:
         """Check names. Raises UserError."""
         for name in self.report_to:
+            if name == NO_TRACKER:
+                raise UserError(f"--report_to {' '.join(self.report_to)}: drop {NO_TRACKER} or the others.")
             if name not in TRACKERS:
                 raise UserError(f"--report_to {name}: there is no such tracker; give {' or '.join(TRACKERS)}.")
         rules.check_repository("--push_to_hub", self.push_to_hub)
@@ -291,6 +296,8 @@ class CommonConfig(
         """Fill in the values that follow from other flags."""
         if self.bf16 and self.dtype is None:
             self.dtype = "bf16"
+        if self.report_to == [NO_TRACKER]:
+            self.report_to = []
         if self.tensorboard_path is None:
             self.tensorboard_path = str(Path(self.output_dir) / "tensorboard")
         if self.finetune_mode == "lora" and self.lora_dim == 0:

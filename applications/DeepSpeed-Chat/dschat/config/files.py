@@ -34,6 +34,7 @@ class Setting:
 
     value: str | list[str] | None
     place: str  # FILE:LINE
+    fault: str = ""  # why a flag cannot have what the file has for a value
 
     @property
     def file(self) -> str:
@@ -58,9 +59,11 @@ class ConfigFile:
         """The value of a key with its variables filled in; None where that leaves nothing of it.
 
         Raises:
-            UserError: a variable is not set.
+            UserError: a flag cannot have this value, or a variable is not set.
         """
         setting = self.settings[key]
+        if setting.fault:
+            raise UserError(setting.fault)
         place = f"{setting.place}: {key}"
         expand = expand_path if in_path else expand_text
         if isinstance(setting.value, list):
@@ -79,8 +82,7 @@ def read_file(name: str, command: str, environ: Mapping[str, str]) -> ConfigFile
         environ: variables.
 
     Raises:
-        UserError: a file is missing or no YAML, its keys are no names or are there twice, or its values are neither
-            texts nor lists of them.
+        UserError: a file is missing or no YAML, or its keys are no names or are there twice.
     """
     path = _find(expand_path(name, "--config", environ), command, None, f"--config {name}")
     read = _read(path, command, (), environ)
@@ -116,12 +118,13 @@ def _read(path: Path, command: str, below: tuple[Path, ...], environ: Mapping[st
             raise UserError(f"{place}: {key} is there twice, first at {places[key]}; keep one of them.")
         places[key] = place
         if key == "extends":
-            base_path = _find(_extended(node, place, environ), command, path.parent, f"{place}: extends")
+            name = _extended(node, place, environ)
+            base_path = _find(name, command, path.parent, f"{place}: extends: {name}")
             base = _read(base_path, command, (*below, path.resolve()), environ)
         elif key == "preset":
             preset = _preset(node, path, place)
         else:
-            settings[key] = Setting(_text(node, f"{place}: {key}"), place)
+            settings[key] = _setting(node, key, place)
     inherited = {key: setting for key, setting in base.settings.items() if key not in settings}
     return ConfigFile({**inherited, **settings}, {**base.preset, **preset}, environ)
 
@@ -144,6 +147,14 @@ def _top_level(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
         line = root.start_mark.line + 1
         raise UserError(f"{path}:{line}: the file must hold `flag: value` on each line, not a list or a single value.")
     return list(root.value)
+
+
+def _setting(node: yaml.Node, key: str, place: str) -> Setting:
+    """A key's value. A fault is kept: if the key is no flag, that is what has to be said."""
+    try:
+        return Setting(_text(node, f"{place}: {key}"), place)
+    except UserError as error:
+        return Setting(None, place, str(error))
 
 
 def _key(node: yaml.Node, place: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from dschat.config.other_names import suggestion
 from dschat.config.rules import Notes
 from dschat.config.variables import escape_path
 from dschat.errors import UserError
@@ -102,8 +103,9 @@ class FlagParser(argparse.ArgumentParser):
 
     def unknown(self, key: str, place: str) -> str:
         """What is said of a key that is no flag."""
-        near = self._nearest(f"--{key}").replace("--", "") or "; --help lists the flags."
-        return f"{place}: {key} is no flag of `{self.prog}`{near}"
+        elsewhere = suggestion(key, self.has)
+        near = f"; {elsewhere}" if elsewhere else self._nearest(f"--{key}").replace("--", "")
+        return f"{place}: {key} is no flag of `{self.prog}`{near or '; --help lists the flags.'}"
 
     def value_of(self, key: str, value: str | list[str], place: str) -> dict[str, Any]:
         """The field of a key in a file with its value, as a command line would give it; {} of a flag without effect.
@@ -139,7 +141,11 @@ class FlagParser(argparse.ArgumentParser):
         """Exit as `error` does, with the nearest flag that exists."""
         if self._discreet:
             self.error("some words are no flags of this command (not repeated here: one may be a key)")
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest(unknown[0].partition('=')[0])}")
+        names = list(dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("--")))
+        near = [(name, self._suggestion(name)) for name in names]
+        several = sum(bool(text) for _, text in near) > 1
+        texts = [f"; {name}: {text}" if several else f"; {text}" for name, text in near if text]
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(texts)}")
 
     def require(self, missing: Iterable[str]) -> None:
         """Exit as `error` does where fields that need a value have none."""
@@ -147,6 +153,11 @@ class FlagParser(argparse.ArgumentParser):
         shown = ", ".join(name.upper() if name in places else f"--{name}" for name in missing)
         if shown:
             self.error(f"the following arguments are required: {shown}")
+
+    def _suggestion(self, unknown: str) -> str:
+        """What a word of a command line that is no flag may have meant; nothing where no flag is like it."""
+        elsewhere = suggestion(unknown.removeprefix("--").replace("-", "_"), self.has)
+        return elsewhere or self._nearest(unknown).removeprefix("; ")
 
     def _nearest(self, unknown: str) -> str:
         known = [option for option in self._option_string_actions if not {*option[2:]} & {*"-+"}]
