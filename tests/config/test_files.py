@@ -9,9 +9,9 @@ import pytest
 
 from dschat.cli import COMMANDS
 from dschat.config.parse import resolve
-from dschat.config.parser import is_path
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SFTConfig
+from dschat.config.words import is_path
 from dschat.errors import UserError
 from dschat.quickstart.options import QuickstartOptions
 from flag_cases import REQUIRED

@@ -257,31 +257,6 @@ class LogprobFlags:
 
 
 @dataclass(kw_only=True)
-class KLFlags:
-    """The KL penalty, in PPO and in online REFUEL."""
-
-    _argument_group_name = "KL penalty"
-
-    kl_coef: float = flag(
-        "coefficient of the KL penalty against the reference", 0.05, AT_LEAST_0, aliases=["--kl_ctl"]
-    )
-    adaptive_kl_target: float | None = flag(
-        "target of the adaptive KL controller, in nats per sequence; fixed kl_coef if not given", None, ABOVE_0
-    )
-    adaptive_kl_horizon: int = flag(
-        "responses over which the adaptive KL controller changes kl_coef",
-        10000,
-        AT_LEAST_1,
-        only_with="adaptive_kl_target",
-    )
-
-    def check_kl(self) -> None:
-        """Check these flags against each other. Raises UserError."""
-        if self.adaptive_kl_target is not None and self.kl_coef == 0:
-            raise UserError("--adaptive_kl_target cannot steer --kl_coef 0: give a --kl_coef above 0 to start from.")
-
-
-@dataclass(kw_only=True)
 class CommonConfig(
     DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, FinetuningFlags, EngineFlags, LaunchFlags, ABC
 ):

@@ -19,10 +19,11 @@ import yaml
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.files import ConfigFile, read_file
-from dschat.config.parser import FlagParser, as_words, default_value, is_path, notes_of, texts_of
+from dschat.config.parser import FlagParser
 from dschat.config.presets import batch_sizes
 from dschat.config.rules import default_of
 from dschat.config.variables import escape_text, expand_path
+from dschat.config.words import as_words, default_value, is_path, notes_of, texts_of
 from dschat.errors import UserError
 
 Config = TypeVar("Config")

@@ -1,29 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command line's parser from a dataclass whose fields are flags, and the way back from values to words."""
+"""A command line's parser from a dataclass whose fields are flags."""
 
 import argparse
 import difflib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
-from functools import lru_cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from dschat.config.other_names import suggestion
-from dschat.config.rules import Notes
-from dschat.config.variables import escape_path
+from dschat.config.words import (
+    APPEND,
+    as_text,
+    default_value,
+    kind_of,
+    notes_of,
+    positional_fields,
+    spellings,
+    takes_bare_words,
+    truth,
+    words_of_several,
+)
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
 NOT_IN_FILES = ("help", "config", "print_config")
-APPEND = "+"  # `--data_path=a --data_path+=-b` gives two values, of which the second begins with a dash
 _DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
 _TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
 
@@ -56,7 +62,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def __init__(self, flags: type, prog: str | None = None) -> None:
         """Adds every field of `flags`, and of a training step the flags without effect."""
-        usage = getattr(flags, "usage", None if _positional(flags) else "%(prog)s [flags]")
+        usage = getattr(flags, "usage", None if positional_fields(flags) else "%(prog)s [flags]")
         super().__init__(
             prog,
             usage,
@@ -78,7 +84,7 @@ class FlagParser(argparse.ArgumentParser):
                 groups.get(title or "", self),
                 field,
                 hints[field.name],
-                _takes_bare_words(flags),
+                takes_bare_words(flags),
             )
         own: Mapping[str, str] | None = getattr(flags, "own_inert_flags", None)
         if own is not None:
@@ -91,14 +97,22 @@ class FlagParser(argparse.ArgumentParser):
         namespace, rest = self.parse_known_args(words)
         return vars(namespace), rest
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Keep a flag's value `--`, which argparse would drop as the mark before words without dashes."""
+        words = _FlagWords(arg_strings) if action.option_strings else arg_strings
+        return super()._get_values(action, words)
+
     def has(self, key: str) -> bool:
         """Whether a key of a file is a flag that files may give."""
-        action = self._option_string_actions.get(f"--{key}")
-        return action is not None and not key.endswith(APPEND) and action.dest not in NOT_IN_FILES
+        action = self._option_string_actions.get(spellings(key)[0])
+        if action is None or key.endswith(APPEND):
+            return False
+        own = action.dest in {one.name for one in fields(self._flags)}
+        return own or action.dest not in NOT_IN_FILES
 
     def field_of(self, key: str) -> str | None:
         """The field of a key of a file; None of a flag without effect."""
-        dest = self._option_string_actions[f"--{key}"].dest
+        dest = self._option_string_actions[spellings(key)[0]].dest
         return None if dest == argparse.SUPPRESS else dest
 
     def unknown(self, key: str, place: str) -> str:
@@ -113,16 +127,16 @@ class FlagParser(argparse.ArgumentParser):
         Raises:
             UserError: the flag has no such value; names the place.
         """
-        action = self._option_string_actions[f"--{key}"]
+        action = self._option_string_actions[spellings(key)[0]]
         words = value if isinstance(value, list) else [value]
         with self._at(place):
             if action.nargs == 0 and len(words) == 1:  # a flag that takes no value on a command line
                 return {action.dest: action.const if self._truth_of(key, words[0]) else not action.const}
-            return vars(self.parse_args(_words_of_several(key, words)))
+            return vars(self.parse_args(words_of_several(key, words)))
 
     def _truth_of(self, key: str, word: str) -> bool:
         try:
-            return _truth(word)
+            return truth(word)
         except argparse.ArgumentTypeError as error:
             self.error(f"argument --{key}: {error}")
 
@@ -149,7 +163,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def require(self, missing: Iterable[str]) -> None:
         """Exit as `error` does where fields that need a value have none."""
-        places = _positional(self._flags)
+        places = positional_fields(self._flags)
         shown = ", ".join(name.upper() if name in places else f"--{name}" for name in missing)
         if shown:
             self.error(f"the following arguments are required: {shown}")
@@ -173,104 +187,6 @@ class FlagParser(argparse.ArgumentParser):
             self._place = ""
 
 
-def notes_of(field: "Field[Any]") -> Notes:
-    """What is declared of a flag beside name, default and help."""
-    notes: Notes = field.metadata["notes"]
-    return notes
-
-
-def default_value(field: "Field[Any]") -> Any:
-    """The default of a flag; MISSING where it must be given."""
-    return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def spellings(name: str) -> list[str]:
-    """`num_samples` → `--num_samples`, `--num_samples`; `n` → `-n`."""
-    if len(name) == 1:
-        return [f"-{name}"]
-    return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
-
-
-def as_text(value: object) -> str:
-    """A value as the command line takes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-def as_words(flags: type, values: Mapping[str, Any]) -> list[str]:
-    """A command line that gives the fields of a dataclass these values.
-
-    Args:
-        flags: the dataclass.
-        values: values by field; fields that are not in it are left out.
-    """
-    words: list[str] = []
-    bare_words: list[str] = []
-    for one in fields(flags):
-        if one.name not in values:
-            continue
-        value = values[one.name]
-        if value is None:
-            words += [] if default_value(one) in (None, MISSING) else [f"{spellings(one.name)[0]}=none"]
-        elif notes_of(one).positional:
-            bare_words += texts_of(flags, one.name, value)
-        elif isinstance(value, bool):
-            words += _switch_words(flags, one, value)
-        elif isinstance(value, list | tuple):
-            words += _words_of_several(one.name, texts_of(flags, one.name, value))
-        else:
-            words.append(f"{spellings(one.name)[0]}={texts_of(flags, one.name, value)[0]}")
-    # Behind `--` a word is no flag, whatever it begins with.
-    return [*words, "--", *bare_words] if bare_words else words
-
-
-def texts_of(flags: type, name: str, value: object) -> list[str]:
-    """A value, or each of several, as text that reads as the same value again; see `is_path`."""
-    values = value if isinstance(value, list | tuple) else [value]
-    texts = [as_text(one) for one in values]
-    return [escape_path(text) for text in texts] if is_path(flags, name) else texts
-
-
-def is_path(flags: type, name: str) -> bool:
-    """Whether `~` and variables are expanded in a field's values."""
-    return name in _path_fields(flags)
-
-
-@lru_cache
-def _path_fields(flags: type) -> frozenset[str]:
-    hints = get_type_hints(flags, include_extras=True)
-    return frozenset(one.name for one in fields(flags) if notes_of(one).path or _kind(hints[one.name])[0] is Path)
-
-
-def _switch_words(flags: type, field: "Field[Any]", value: bool) -> list[str]:
-    """The words that turn a flag on or off."""
-    if value:
-        return [f"--{field.name}"]
-    if default_value(field) is True:
-        return [f"--no_{field.name}"]
-    # Beside words without dashes a flag takes no value, and is off unless it is given.
-    return [] if _takes_bare_words(flags) else [f"--{field.name}=false"]
-
-
-def _words_of_several(name: str, texts: Sequence[str]) -> list[str]:
-    """The words that give a flag several values, also such as begin with a dash, or none."""
-    if not texts:
-        return [f"--{name}"]
-    if len(texts) == 1 or any(text.startswith("-") for text in texts):
-        return [f"--{name}={texts[0]}", *(f"--{name}{APPEND}={text}" for text in texts[1:])]
-    return [f"--{name}", *texts]
-
-
-def _positional(flags: type) -> list[str]:
-    return [one.name for one in fields(flags) if notes_of(one).positional]
-
-
-def _takes_bare_words(flags: type) -> bool:
-    """Whether a command has words without dashes, which a flag with an optional value would swallow."""
-    return bool(_positional(flags)) or hasattr(flags, "rest")
-
-
 def _in_order(flags: type) -> list[tuple["Field[Any]", type]]:
     """Fields with the class that declares each first: its own flags come before those of its bases."""
     sections = [section for section in flags.__mro__ if section is not object]
@@ -286,7 +202,7 @@ def _add(parser: Any, field: "Field[Any]", hint: Any, has_positionals: bool) -> 
     notes, default = notes_of(field), default_value(field)
     options = {key: value for key, value in field.metadata.items() if key not in ("help", "aliases", "notes")}
     options["help"] = _help(field)
-    kind, several, convert = _kind(hint)
+    kind, several, convert = kind_of(hint)
     if several:
         options.setdefault("nargs", "*" if default == [] else "+")
     if notes.positional:
@@ -312,47 +228,8 @@ def _add(parser: Any, field: "Field[Any]", hint: Any, has_positionals: bool) -> 
     parser.add_argument(*words, dest=field.name, type=convert, **options)
     if several:
         options |= {"action": _AppendAction, "nargs": None, "help": argparse.SUPPRESS}
-        parser.add_argument(*(f"--{name}{APPEND}" for name in names), dest=field.name, type=convert, **options)
-
-
-def _kind(hint: Any) -> tuple[Any, bool, Callable[[str], Any]]:
-    """Of a type: what one value is, whether there are several, and what turns a word into one."""
-    convert = None
-    if get_origin(hint) is Annotated:
-        convert, hint = hint.__metadata__[0], get_args(hint)[0]
-    if get_origin(hint) in (Union, UnionType):
-        (hint,) = (one for one in get_args(hint) if one is not NoneType)
-        if convert is None and hint in (int, float):
-            convert = _number_or_none(hint)
-    several = get_origin(hint) in (list, tuple) or getattr(get_origin(hint), "__name__", "") == "Sequence"
-    if several:
-        hint = get_args(hint)[0]
-    if get_origin(hint) is Annotated:
-        convert, hint = hint.__metadata__[0], get_args(hint)[0]
-    if convert is None and get_origin(hint) is Literal:
-        convert = _one_of(get_args(hint))
-    return hint, several, convert or (_truth if hint is bool else hint)
-
-
-def _one_of(choices: Sequence[object]) -> Callable[[str], object]:
-    known = {str(choice): choice for choice in choices}
-    return lambda word: known.get(word, word)
-
-
-def _number_or_none(kind: type) -> Callable[[str], object]:
-    """What reads a number, or none: the default again, where a file gives a number."""
-
-    def convert(word: str) -> object:
-        return None if word.lower() == "none" else kind(word)
-
-    convert.__name__ = kind.__name__  # in messages
-    return convert
-
-
-def _truth(word: str) -> bool:
-    if word.lower() not in (*TRUE, *FALSE):
-        raise argparse.ArgumentTypeError(f"invalid truth value: {word!r}")
-    return word.lower() in TRUE
+        longer = [f"{spellings(name)[0]}{APPEND}" for name in names]
+        parser.add_argument(*longer, dest=field.name, type=convert, **options)
 
 
 def _metavar(kind: Any) -> str:
@@ -380,6 +257,13 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         metavar = self._get_default_metavar_for_optional(action)
         arguments = self._format_args(action, metavar) if action.nargs != 0 else ""
         return f"{', '.join(shown)} {arguments}".strip()
+
+
+class _FlagWords(list[str]):
+    """The words behind a flag, from which none is removed."""
+
+    def remove(self, word: str) -> None:
+        """Remove nothing."""
 
 
 class _AppendAction(argparse.Action):

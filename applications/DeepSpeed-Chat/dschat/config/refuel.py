@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig, KLFlags, LogprobFlags
+from dschat.config.common import CommonConfig, LogprobFlags
+from dschat.config.ppo_loss import KLFlags
 from dschat.config.rewards import RewardFlags, RewardModelFlags
 from dschat.config.rollouts import RolloutFlags, SamplingFlags
 from dschat.config.rules import (
