@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The distribution ma-rlhf. applications/DeepSpeed-Chat/setup.py installs the same one."""
 
+import os
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
+VERSION = "0.1.0"  # of all three distributions
+EDITABLE = "MA_RLHF_EDITABLE"  # set by the build backend
 ROOT = Path(__file__).resolve().parent
 PACKAGES = ROOT / "applications" / "DeepSpeed-Chat"
 CORE = ROOT / "applications" / "macro-actions"
@@ -14,20 +17,28 @@ TREES = ROOT / "Constituent-Treelib"
 def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) -> dict:
     """Arguments of ``setup`` for the packages as seen from a folder.
 
+    An editable install finds macro_actions and constituent_treelib in the checkout; a wheel requires their
+    distributions, which own their files alone. See applications/DeepSpeed-Chat/build_backend.py.
+
     Args:
         package_dir: where the folder ``dschat`` lies, relative to the folder that holds the running setup.py.
         core_dir: the folder that holds ``macro_actions``, likewise; that package has a setup of its own, too.
         trees_dir: the folder that holds ``constituent_treelib``, as core_dir.
     """
-    folders = {"": package_dir, "macro_actions": f"{core_dir}/macro_actions"}
+    folders = {"": package_dir}
     packages = find_packages(str(PACKAGES), include=["dschat", "dschat.*"])
-    packages += find_packages(str(CORE), include=["macro_actions", "macro_actions.*"])
-    if trees_dir is not None:
-        folders["constituent_treelib"] = f"{trees_dir}/constituent_treelib"
-        packages += find_packages(str(TREES), include=["constituent_treelib", "constituent_treelib.*"])
+    core_requirement = [f"macro-actions=={VERSION}"]
+    trees_requirement = [f"ma-rlhf-constituent-treelib=={VERSION}"]
+    if EDITABLE in os.environ:
+        core_requirement = trees_requirement = []
+        folders["macro_actions"] = f"{core_dir}/macro_actions"
+        packages += find_packages(str(CORE), include=["macro_actions", "macro_actions.*"])
+        if trees_dir is not None:
+            folders["constituent_treelib"] = f"{trees_dir}/constituent_treelib"
+            packages += find_packages(str(TREES), include=["constituent_treelib", "constituent_treelib.*"])
     return {
         "name": "ma-rlhf",
-        "version": "0.1.0",
+        "version": VERSION,
         "description": "RLHF with macro actions: SFT, reward model and PPO on DeepSpeed",
         "long_description": (ROOT / "README.md").read_text(encoding="utf-8"),
         "long_description_content_type": "text/markdown",
@@ -36,17 +47,16 @@ def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) 
         "package_dir": folders,
         "packages": packages,
         "package_data": {
-            "dschat": ["**/*.html", "**/*.css", "**/*.js", "presets/*/*.yaml"],
-            "macro_actions": ["py.typed"],
-            "constituent_treelib": ["py.typed"],
+            "dschat": ["**/*.html", "**/*.css", "**/*.js", "presets/*/*.yaml", "py.typed"],
         },
         "entry_points": {"console_scripts": ["dschat = dschat.cli:main"]},
         "install_requires": [
+            *core_requirement,
             "torch>=2.8",
-            "transformers>=5.17,<6",
+            "transformers>=5.21,<6",
             "deepspeed>=0.19.8,<1",
             "accelerate>=1.10",
-            "datasets>=4",
+            "datasets>=4.3",
             "peft>=0.21",
             "tensorboard>=2.20",
             "matplotlib>=3.9",
@@ -54,16 +64,21 @@ def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) 
             "markupsafe>=3",
             "psutil>=6",
             "pyyaml>=6",
-            "pyarrow>=19",
-            "safetensors>=0.5",
-            "huggingface-hub>=1",
-            "scipy>=1.14",
+            "pyarrow>=21",
+            "safetensors>=0.8",
+            "huggingface-hub>=1.31",
+            "scipy>=1.15",
             "statsmodels>=0.14.4",
             "rouge-score>=0.1.2",
-            "tqdm>=4.66",
+            "tqdm>=4.66.3",
             "numpy>=1.26",
             "fastapi>=0.115,<1",
             "uvicorn>=0.35,<1",
+            "starlette>=0.37.2",
+            "tokenizers>=0.23.1",
+            "multiprocess>=0.70.16",
+            "httpx2>=2",
+            "filelock>=3.10",
         ],
         "extras_require": {
             "judge": ["openai>=3,<4"],
@@ -71,6 +86,7 @@ def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) 
             "ui": ["gradio>=6.24,<7"],
             "vllm": ["vllm>=0.32,<0.34"],
             "parsing": [
+                *trees_requirement,
                 "spacy>=3.8",
                 "benepar>=0.2",
                 "nltk>=3.9",

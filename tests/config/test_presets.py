@@ -51,12 +51,12 @@ def test_flags_win_over_the_file_and_that_over_what_it_extends(monkeypatch):
         ("ngram: many\n", "bad.yaml:1: .*--ngram many is out of range|--ngram many is out of range"),
         ("ppo_epochs: x\n", "bad.yaml:1: argument --ppo_epochs.*: invalid int value: 'x'"),
         ("seed: 1\nseed: 2\n", "bad.yaml:2: seed is there twice"),
-        ("lora: {dim: 3}\n", "bad.yaml:1: lora must be a value or a list of values"),
-        ("- a\n", "bad.yaml must hold"),
+        ("ngram: {dim: 3}\n", "bad.yaml:1: ngram must be a value or a list of values"),
+        ("- a\n", "bad.yaml:1: the file must hold"),
         ("a: [\n", "bad.yaml cannot be read as YAML"),
         ("extends: bad.yaml\n", "bad.yaml extends itself"),
-        ("extends: absent\n", "extends: absent in .*: there is no such file; .*tldr_gemma_2b_vanilla"),
-        ("seed: ${NO_SUCH}\n", r"bad.yaml:1: the variable NO_SUCH is not set; .*\$\{NO_SUCH:-DEFAULT\}"),
+        ("extends: absent\n", "bad.yaml:1: extends: absent: there is no such file; .*tldr_gemma_2b_vanilla"),
+        ("seed: ${NO_SUCH}\n", r"bad.yaml:1: seed: the variable NO_SUCH is not set; .*\$\{NO_SUCH:-DEFAULT\}"),
     ],
 )
 def test_files_that_are_refused(text, message):

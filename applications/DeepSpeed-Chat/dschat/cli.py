@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from dschat.config.common import CommonConfig
+from dschat.config.other_names import OTHER_COMMANDS
 from dschat.config.parse import PRINTS, Resolved, resolve
 from dschat.errors import UserError
 from dschat.launch import OF_A_MACHINE, is_rank, launch, plan_processes, variables_of_a_rank
@@ -264,8 +265,8 @@ def _no_command(words: Sequence[str]) -> int:
     lines += ["", "`dschat COMMAND --help` lists its flags; --config FILE reads them from YAML."]
     wanted = not words or {"-h", "--help"} & {*words}
     if not below and asked:
-        near = get_close_matches(asked, COMMANDS, n=1)
-        print(f"dschat: error: {asked} is no command{f'; did you mean {near[0]}?' if near else ''}", file=sys.stderr)
+        near = OTHER_COMMANDS.get(asked) or next(iter(get_close_matches(asked, COMMANDS, n=1)), "")
+        print(f"dschat: error: {asked} is no command{f'; did you mean {near}?' if near else ''}", file=sys.stderr)
         return 2
     print("\n".join(lines), file=sys.stdout if wanted else sys.stderr)
     return 0 if wanted else 2

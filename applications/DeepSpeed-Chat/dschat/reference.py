@@ -4,7 +4,7 @@
 python -m dschat.reference > docs/flags.md
 """
 
-from argparse import Action
+from argparse import SUPPRESS, Action
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -86,7 +86,8 @@ def _actions(command: Command) -> list[Action]:
     """The flags of a subcommand as its parser has them, those of DeepSpeed-Chat without effect left out."""
     kind = command.flags_class()
     known = {field.name for field in fields(kind)}
-    return [action for action in FlagParser(kind)._actions if action.dest in known]
+    actions = FlagParser(kind)._actions
+    return [action for action in actions if action.dest in known and action.help != SUPPRESS]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ PORT = (lambda port: 0 <= port < 2**16, "a port, from 0 to 65535; 0 takes a free
 class ServerFlags:
     """Where a server listens."""
 
-    model: str = flag("model: folder or hub id")
+    model: str = flag("model: folder or hub id", path=True)
     host: str = flag("address to listen on; 0.0.0.0 lets anybody who reaches this machine ask", "127.0.0.1")
     port: int = flag("port to listen on; 0 takes a free one and says which", 8500, PORT)
     dtype: Literal["fp32", "bf16", "fp16"] | None = like(EngineFlags, "dtype")

@@ -27,6 +27,7 @@ Schedule = Literal[
 ]
 ZeroStage = Literal[0, 1, 2, 3]
 DEFAULT_RANK = 8  # of --finetune_mode lora
+NO_TRACKER = "none"  # a value of --report_to, alone
 # Tracker → what to install where its package is missing.
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'"}
 
@@ -42,6 +43,7 @@ class DataFlags:
         " save_to_disk; tldr, hh, webgpt, apps; data sets of the Hugging Face hub",
         rule=NOT_EMPTY,
         on_resume=FREE,
+        path=True,
     )
     data_split: str | None = flag(
         "fractions of the rows that steps 1, 2 and 3 use, such as 2,4,4; if not given, 2,4,4 of the published sets"
@@ -62,7 +64,7 @@ class OutputFlags:
 
     _argument_group_name = "output, evaluation and logging"
 
-    output_dir: str = flag("folder for models, metrics and records", rule=NOT_EMPTY, on_resume=FREE)
+    output_dir: str = flag("folder for models, metrics and records", rule=NOT_EMPTY, on_resume=FREE, path=True)
     overwrite_output_dir: bool = flag(
         "replace a run that output_dir holds, once there are new models", False, on_resume=FREE
     )
@@ -81,6 +83,7 @@ class OutputFlags:
         on_resume=FREE,
         nargs="?",
         const="latest",
+        path=True,
     )
     eval_interval: int = flag(
         "evaluate every this many optimiser updates; 0 = only at the start and the end", 0, AT_LEAST_0, FREE
@@ -88,7 +91,10 @@ class OutputFlags:
     per_device_eval_batch_size: int = flag("examples per forward pass and process in evaluation", 16, AT_LEAST_1)
     enable_tensorboard: bool = flag("short for --report_to tensorboard", False, on_resume=FREE)
     tensorboard_path: str | None = flag(
-        "folder of the TensorBoard files; output_dir/tensorboard if not given", None, on_resume=FREE
+        "folder of the TensorBoard files; output_dir/tensorboard if not given",
+        None,
+        on_resume=FREE,
+        path=True,
     )
 
 
@@ -98,7 +104,9 @@ class TrackingFlags:
 
     _argument_group_name = "trackers and the hub"
 
-    report_to: list[str] = flag("also write metrics and samples to: tensorboard, wandb", factory=list, on_resume=FREE)
+    report_to: list[str] = flag(
+        "also write metrics and samples to: tensorboard, wandb; none for neither", factory=list, on_resume=FREE
+    )
     push_to_hub: str | None = flag(
         "at the end, upload the model to this private repository, owner/name", None, on_resume=FREE
     )
@@ -106,6 +114,8 @@ class TrackingFlags:
     def check_tracking(self) -> None:
         """Check names. Raises UserError."""
         for name in self.report_to:
+            if name == NO_TRACKER:
+                raise UserError(f"--report_to {' '.join(self.report_to)}: drop {NO_TRACKER} or the others.")
             if name not in TRACKERS:
                 raise UserError(f"--report_to {name}: there is no such tracker; give {' or '.join(TRACKERS)}.")
         rules.check_repository("--push_to_hub", self.push_to_hub)
@@ -240,7 +250,7 @@ class EngineFlags:
         "check log-probs, padding and special tokens before the first update", True, on_resume=FREE
     )
     deepspeed: bool = flag("accepted for the launcher: every run uses DeepSpeed", False, on_resume=FREE)
-    deepspeed_config: str | None = flag("JSON file with DeepSpeed settings that replace ours", None)
+    deepspeed_config: str | None = flag("JSON file with DeepSpeed settings that replace ours", None, path=True)
     local_rank: int = flag("set by the launcher", -1, on_resume=FREE)
     ddp_timeout: int = flag(
         "seconds that processes wait for each other before the run ends with an error", 1800, AT_LEAST_1, FREE
@@ -262,6 +272,8 @@ class CommonConfig(
         """Fill in the values that follow from other flags."""
         if self.bf16 and self.dtype is None:
             self.dtype = "bf16"
+        if self.report_to == [NO_TRACKER]:
+            self.report_to = []
         if self.tensorboard_path is None:
             self.tensorboard_path = str(Path(self.output_dir) / "tensorboard")
         if self.finetune_mode == "lora" and self.lora_dim == 0:

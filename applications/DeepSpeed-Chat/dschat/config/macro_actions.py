@@ -77,7 +77,10 @@ class TerminationFlags:
         "benepar",
     )
     parser_model: str | None = flag(
-        "parsing: name or path of the parser's model; benepar_en3 for benepar", None, NOT_EMPTY
+        "parsing: name or path of the parser's model; benepar_en3 for benepar",
+        None,
+        NOT_EMPTY,
+        path=True,
     )
     parser_device: str = flag("parsing: where benepar computes: cpu or cuda", "cpu", NOT_EMPTY)
     ppl_mode: Literal["chunk", "prefix", "token"] = flag("ppl: which rise in perplexity ends a macro action", "chunk")

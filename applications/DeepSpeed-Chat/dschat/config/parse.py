@@ -19,8 +19,12 @@ import yaml
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.files import ConfigFile, read_file
-from dschat.config.parser import FlagParser, as_text, as_words, default_value, notes_of
+from dschat.config.parser import FlagParser
 from dschat.config.presets import batch_sizes
+from dschat.config.rules import default_of
+from dschat.config.variables import escape_text, expand_path
+from dschat.config.words import as_words, default_value, is_path, notes_of, texts_of
+from dschat.errors import UserError
 
 Config = TypeVar("Config")
 DEFAULT = "default"
@@ -39,17 +43,13 @@ class Resolved(Generic[Config]):
 
     def words(self, without: Sequence[str] = ()) -> list[str]:
         """A command line that says the same without a file, but for some flags."""
-        names = [name for name in self.origins if name not in without]
-        return [word for name in names for word in as_words(name, self.values[name])]
+        values = {name: self.values[name] for name in self.origins if name not in without}
+        return as_words(type(self.config), values)
 
     @property
     def yaml(self) -> str:
         """A file that says the same, with where each value comes from."""
-        lines = [
-            (f"{name}: {_yaml_value(self.values[name])}", self.origins.get(name, DEFAULT)) for name in self.values
-        ]
-        width = min(48, max((len(line) for line, _ in lines), default=0))
-        return "".join(f"{line:<{width}}  # {origin}\n" for line, origin in lines)
+        return as_yaml(type(self.config), self.values, self.origins)
 
 
 def resolve(
@@ -95,7 +95,7 @@ def resolve(
     name = config if has_own else given.pop("config", config)
     prints = not has_own and given.pop("print_config", False)
     known = os.environ if environ is None else environ
-    file = read_file(name, command, known) if name else ConfigFile({}, {})
+    file = read_file(name, command, known) if name else ConfigFile({}, {}, known)
     values, origins = _merge(config_class, parser, file, given)
     share = int(os.environ.get("WORLD_SIZE") or 1) if processes is None else processes
     if most := file.preset.get("most_per_gpu"):
@@ -105,13 +105,13 @@ def resolve(
     for one in fields(config_class):  # type: ignore[arg-type]
         variable = notes_of(one).environment
         if one.name not in values and variable and known.get(variable):
-            values |= parser.value_of(one.name, known[variable], variable)
+            values |= _with_paths(config_class, parser.value_of(one.name, known[variable], variable), known)
             origins[one.name] = f"${variable}"
     defaults = {one.name: default_value(one) for one in fields(config_class)}  # type: ignore[arg-type]
     parser.require(key for key, default in defaults.items() if default is MISSING and key not in values)
     complete = {key: values.get(key, default) for key, default in defaults.items()}
     if prints:
-        print(Resolved(None, complete, origins, rest).yaml, end="", flush=True)
+        print(as_yaml(config_class, complete, origins), end="", flush=True)
     made = config_class(**values)
     if isinstance(made, CommonConfig) and checks:
         made.validate()
@@ -142,7 +142,21 @@ def to_yaml(config: CommonConfig) -> str:
     values = {one.name: getattr(config, one.name) for one in fields(config)}
     if values["tensorboard_path"] == follows:
         values["tensorboard_path"] = None
-    return "".join(f"{name}: {_yaml_value(value)}\n" for name, value in values.items())
+    return "".join(f"{name}: {_yaml_value(type(config), name, value)}\n" for name, value in values.items())
+
+
+def as_yaml(flags: type, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """A file for --config that gives these values, with where each comes from.
+
+    Args:
+        flags: the dataclass of the flags.
+        values: by field.
+        origins: of each value that is no default: its flag, FILE:LINE or $VARIABLE.
+    """
+    lines = [f"{name}: {_yaml_value(flags, name, value)}" for name, value in values.items()]
+    width = min(48, max(map(len, lines), default=0))
+    places = [origins.get(name, DEFAULT) for name in values]
+    return "".join(f"{line:<{width}}  # {place}\n" for line, place in zip(lines, places, strict=True))
 
 
 def _merge(
@@ -151,27 +165,52 @@ def _merge(
     """Values of a file and of a command line, which wins, in the order of the fields; and where they come from."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    unknown = [parser.unknown(key, setting.place) for key, setting in file.settings.items() if not parser.has(key)]
+    if unknown:
+        raise UserError("\n".join(unknown))
     for key, setting in file.settings.items():
-        if setting.value is None:
+        name = parser.field_of(key)
+        value = file.value_of(key, in_path=name is not None and is_path(config_class, name))
+        if value is None:
             continue
-        found = parser.value_of(key, setting.value, setting.place)
-        values |= found
-        origins |= dict.fromkeys(found, setting.place)
-    values |= given
+        if name in origins and file.is_in(origins[name], setting.file):
+            raise UserError(f"{setting.place}: {key} is --{name}, which {origins[name]} gives; keep one of them.")
+        values |= parser.value_of(key, value, setting.place)
+        if name is not None:
+            origins[name] = setting.place
+    values |= _with_paths(config_class, given, file.environ)
     origins |= {name: f"--{name}" for name in given}
     order = [one.name for one in fields(config_class)]
     return {name: values[name] for name in order if name in values}, {n: origins[n] for n in order if n in origins}
 
 
-def _yaml_value(value: object) -> str:
-    """On one line."""
-    if value is None or isinstance(value, bool):
-        return yaml.safe_dump(value).split("\n")[0]
-    plain = list(map(as_text, value)) if isinstance(value, list | tuple) else as_text(value)
-    if isinstance(plain, str) and not isinstance(value, str):
-        return plain
-    return (
-        str(yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True))
-        .split("\n...")[0]
-        .strip()
-    )
+def _with_paths(flags: type, values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Values by field, with `~` and variables expanded in paths."""
+    expanded = dict(values)
+    for name, value in values.items():
+        if value is None or not is_path(flags, name):
+            continue
+        if isinstance(value, list | tuple):
+            expanded[name] = [type(one)(expand_path(str(one), f"--{name}", environ)) for one in value]
+        else:
+            expanded[name] = type(value)(expand_path(str(value), f"--{name}", environ))
+    return expanded
+
+
+def _yaml_value(flags: type, name: str, value: object) -> str:
+    """A value on one line, which a file gives back as it is."""
+    if value is None:
+        return "null" if default_of(flags, name) is None else "none"
+    texts = texts_of(flags, name, value)
+    if not is_path(flags, name):
+        texts = list(map(escape_text, texts))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_yaml_scalar(text) for text in texts)}]"
+    return _yaml_scalar(texts[0]) if isinstance(value, str | Path) else texts[0]
+
+
+def _yaml_scalar(text: str) -> str:
+    """A text on one line, in quotes where it needs them as an item of a list."""
+    style = '"' if not text.isprintable() else None
+    dumped = yaml.safe_dump([text], default_flow_style=True, default_style=style, width=math.inf, allow_unicode=True)
+    return str(dumped).strip().removeprefix("[").removesuffix("]")

@@ -1,24 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command line's parser from a dataclass whose fields are flags, and the way back from values to words."""
+"""A command line's parser from a dataclass whose fields are flags."""
 
 import argparse
 import difflib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from dschat.config.rules import Notes
+from dschat.config.other_names import suggestion
+from dschat.config.words import (
+    APPEND,
+    as_text,
+    default_value,
+    kind_of,
+    notes_of,
+    positional_fields,
+    spellings,
+    takes_bare_words,
+    truth,
+    words_of_several,
+)
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
+NOT_IN_FILES = ("help", "config", "print_config")
 _DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
 _TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
 
@@ -51,7 +62,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def __init__(self, flags: type, prog: str | None = None) -> None:
         """Adds every field of `flags`, and of a training step the flags without effect."""
-        usage = getattr(flags, "usage", None if _positional(flags) else "%(prog)s [flags]")
+        usage = getattr(flags, "usage", None if positional_fields(flags) else "%(prog)s [flags]")
         super().__init__(
             prog,
             usage,
@@ -61,8 +72,6 @@ class FlagParser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
         )
         self._flags = flags
-        factories = {one.name: one.default_factory for one in fields(flags)}
-        self._empty = {name for name, make in factories.items() if make is not MISSING and make() == []}
         self._place = ""  # of the file that words come from
         self._discreet = any(notes_of(one).secret for one in fields(flags))
         hints = get_type_hints(flags, include_extras=True)
@@ -75,7 +84,7 @@ class FlagParser(argparse.ArgumentParser):
                 groups.get(title or "", self),
                 field,
                 hints[field.name],
-                bool(_positional(flags)) or hasattr(flags, "rest"),
+                takes_bare_words(flags),
             )
         own: Mapping[str, str] | None = getattr(flags, "own_inert_flags", None)
         if own is not None:
@@ -88,29 +97,46 @@ class FlagParser(argparse.ArgumentParser):
         namespace, rest = self.parse_known_args(words)
         return vars(namespace), rest
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Keep a flag's value `--`, which argparse would drop as the mark before words without dashes."""
+        words = _FlagWords(arg_strings) if action.option_strings else arg_strings
+        return super()._get_values(action, words)
+
+    def has(self, key: str) -> bool:
+        """Whether a key of a file is a flag that files may give."""
+        action = self._option_string_actions.get(spellings(key)[0])
+        if action is None or key.endswith(APPEND):
+            return False
+        own = action.dest in {one.name for one in fields(self._flags)}
+        return own or action.dest not in NOT_IN_FILES
+
+    def field_of(self, key: str) -> str | None:
+        """The field of a key of a file; None of a flag without effect."""
+        dest = self._option_string_actions[spellings(key)[0]].dest
+        return None if dest == argparse.SUPPRESS else dest
+
+    def unknown(self, key: str, place: str) -> str:
+        """What is said of a key that is no flag."""
+        elsewhere = suggestion(key, self.has)
+        near = f"; {elsewhere}" if elsewhere else self._nearest(f"--{key}").replace("--", "")
+        return f"{place}: {key} is no flag of `{self.prog}`{near or '; --help lists the flags.'}"
+
     def value_of(self, key: str, value: str | list[str], place: str) -> dict[str, Any]:
         """The field of a key in a file with its value, as a command line would give it; {} of a flag without effect.
 
         Raises:
-            UserError: there is no such flag, or it has no such value; names the place.
+            UserError: the flag has no such value; names the place.
         """
-        action = self._option_string_actions.get(f"--{key}")
-        if action is None or action.dest in ("help", "config", "print_config"):
-            near = self._nearest(f"--{key}").replace("--", "") or "; --help lists the flags."
-            raise UserError(f"{place}: {key} is no flag of `{self.prog}`{near}")
+        action = self._option_string_actions[spellings(key)[0]]
         words = value if isinstance(value, list) else [value]
         with self._at(place):
             if action.nargs == 0 and len(words) == 1:  # a flag that takes no value on a command line
                 return {action.dest: action.const if self._truth_of(key, words[0]) else not action.const}
-            if not words and action.dest in self._empty:  # which a command line cannot say
-                return {action.dest: []}
-            if len(words) == 1:
-                return vars(self.parse_args([f"--{key}={words[0]}"]))
-            return vars(self.parse_args([f"--{key}", *words]))
+            return vars(self.parse_args(words_of_several(key, words)))
 
     def _truth_of(self, key: str, word: str) -> bool:
         try:
-            return _truth(word)
+            return truth(word)
         except argparse.ArgumentTypeError as error:
             self.error(f"argument --{key}: {error}")
 
@@ -129,17 +155,26 @@ class FlagParser(argparse.ArgumentParser):
         """Exit as `error` does, with the nearest flag that exists."""
         if self._discreet:
             self.error("some words are no flags of this command (not repeated here: one may be a key)")
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest(unknown[0].partition('=')[0])}")
+        names = list(dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("--")))
+        near = [(name, self._suggestion(name)) for name in names]
+        several = sum(bool(text) for _, text in near) > 1
+        texts = [f"; {name}: {text}" if several else f"; {text}" for name, text in near if text]
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(texts)}")
 
     def require(self, missing: Iterable[str]) -> None:
         """Exit as `error` does where fields that need a value have none."""
-        places = _positional(self._flags)
+        places = positional_fields(self._flags)
         shown = ", ".join(name.upper() if name in places else f"--{name}" for name in missing)
         if shown:
             self.error(f"the following arguments are required: {shown}")
 
+    def _suggestion(self, unknown: str) -> str:
+        """What a word of a command line that is no flag may have meant; nothing where no flag is like it."""
+        elsewhere = suggestion(unknown.removeprefix("--").replace("-", "_"), self.has)
+        return elsewhere or self._nearest(unknown).removeprefix("; ")
+
     def _nearest(self, unknown: str) -> str:
-        known = [option for option in self._option_string_actions if "-" not in option[2:]]
+        known = [option for option in self._option_string_actions if not {*option[2:]} & {*"-+"}]
         near = difflib.get_close_matches(unknown, known, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
@@ -150,44 +185,6 @@ class FlagParser(argparse.ArgumentParser):
             yield
         finally:
             self._place = ""
-
-
-def notes_of(field: "Field[Any]") -> Notes:
-    """What is declared of a flag beside name, default and help."""
-    notes: Notes = field.metadata["notes"]
-    return notes
-
-
-def default_value(field: "Field[Any]") -> Any:
-    """The default of a flag; MISSING where it must be given."""
-    return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def spellings(name: str) -> list[str]:
-    """`num_samples` → `--num_samples`, `--num_samples`; `n` → `-n`."""
-    if len(name) == 1:
-        return [f"-{name}"]
-    return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
-
-
-def as_text(value: object) -> str:
-    """A value as the command line takes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-def as_words(name: str, value: object) -> list[str]:
-    """The words that give a flag a value; none of None, which stands for the default."""
-    if value is None:
-        return []
-    if isinstance(value, list | tuple):
-        return [f"--{name}", *map(as_text, value)]
-    return [f"--{name}={as_text(value)}"]
-
-
-def _positional(flags: type) -> list[str]:
-    return [one.name for one in fields(flags) if notes_of(one).positional]
 
 
 def _in_order(flags: type) -> list[tuple["Field[Any]", type]]:
@@ -205,9 +202,9 @@ def _add(parser: Any, field: "Field[Any]", hint: Any, has_positionals: bool) -> 
     notes, default = notes_of(field), default_value(field)
     options = {key: value for key, value in field.metadata.items() if key not in ("help", "aliases", "notes")}
     options["help"] = _help(field)
-    kind, several, convert = _kind(hint)
+    kind, several, convert = kind_of(hint)
     if several:
-        options.setdefault("nargs", "+")
+        options.setdefault("nargs", "*" if default == [] else "+")
     if notes.positional:
         options.setdefault("nargs", None if default is MISSING or several else "?")
         word = parser.add_argument(field.name, type=convert, metavar=field.name.upper(), **options)
@@ -229,46 +226,10 @@ def _add(parser: Any, field: "Field[Any]", hint: Any, has_positionals: bool) -> 
         options.setdefault("choices", get_args(kind))
     options.setdefault("metavar", None if "choices" in options else _metavar(kind))
     parser.add_argument(*words, dest=field.name, type=convert, **options)
-
-
-def _kind(hint: Any) -> tuple[Any, bool, Callable[[str], Any]]:
-    """Of a type: what one value is, whether there are several, and what turns a word into one."""
-    convert = None
-    if get_origin(hint) is Annotated:
-        convert, hint = hint.__metadata__[0], get_args(hint)[0]
-    if get_origin(hint) in (Union, UnionType):
-        (hint,) = (one for one in get_args(hint) if one is not NoneType)
-        if convert is None and hint in (int, float):
-            convert = _number_or_none(hint)
-    several = get_origin(hint) in (list, tuple) or getattr(get_origin(hint), "__name__", "") == "Sequence"
     if several:
-        hint = get_args(hint)[0]
-    if get_origin(hint) is Annotated:
-        convert, hint = hint.__metadata__[0], get_args(hint)[0]
-    if convert is None and get_origin(hint) is Literal:
-        convert = _one_of(get_args(hint))
-    return hint, several, convert or (_truth if hint is bool else hint)
-
-
-def _one_of(choices: Sequence[object]) -> Callable[[str], object]:
-    known = {str(choice): choice for choice in choices}
-    return lambda word: known.get(word, word)
-
-
-def _number_or_none(kind: type) -> Callable[[str], object]:
-    """What reads a number, or none: the default again, where a file gives a number."""
-
-    def convert(word: str) -> object:
-        return None if word.lower() == "none" else kind(word)
-
-    convert.__name__ = kind.__name__  # in messages
-    return convert
-
-
-def _truth(word: str) -> bool:
-    if word.lower() not in (*TRUE, *FALSE):
-        raise argparse.ArgumentTypeError(f"invalid truth value: {word!r}")
-    return word.lower() in TRUE
+        options |= {"action": _AppendAction, "nargs": None, "help": argparse.SUPPRESS}
+        longer = [f"{spellings(name)[0]}{APPEND}" for name in names]
+        parser.add_argument(*longer, dest=field.name, type=convert, **options)
 
 
 def _metavar(kind: Any) -> str:
@@ -296,6 +257,27 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         metavar = self._get_default_metavar_for_optional(action)
         arguments = self._format_args(action, metavar) if action.nargs != 0 else ""
         return f"{', '.join(shown)} {arguments}".strip()
+
+
+class _FlagWords(list[str]):
+    """The words behind a flag, from which none is removed."""
+
+    def remove(self, word: str) -> None:
+        """Remove nothing."""
+
+
+class _AppendAction(argparse.Action):
+    """Adds one value to those of the same flag before it; a value that begins with a dash needs it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Append."""
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), values])
 
 
 class _InertAction(argparse.Action):

@@ -44,7 +44,7 @@ class PlanOptions:
     num_samples: int | None = like(
         ResultFlags, "num_samples", help="training rows; those of the data if not given", aliases=["--prompts"]
     )
-    config: str | None = flag("folder or hub id of the model in folders that are not there yet", None)
+    config: str | None = flag("folder or hub id of the model in folders that are not there yet", None, path=True)
     micro_batches: bool = flag(
         "also the largest micro-batches that fit, with gradient checkpointing and without (takes longer)", False
     )

@@ -40,7 +40,10 @@ class PPOModelFlags:
     _argument_group_name = "models"
 
     actor_model_name_or_path: str = flag(
-        "model of step 1: the actor starts from it, the frozen reference is it", rule=NOT_EMPTY, on_resume=FREE
+        "model of step 1: the actor starts from it, the frozen reference is it",
+        rule=NOT_EMPTY,
+        on_resume=FREE,
+        path=True,
     )
     critic_model_name_or_path: str | None = flag(
         "reward model of step 2, which the critic starts from; if another source of scores is named, the default is"
@@ -48,6 +51,7 @@ class PPOModelFlags:
         None,
         NOT_EMPTY,
         FREE,
+        path=True,
     )
 
 

@@ -20,7 +20,11 @@ class LaunchFlags:
         environment="NUM_GPUS",
     )
     hostfile: str | None = flag(
-        'several machines with ssh: file of lines of "name slots=8"', None, on_resume=FREE, environment="HOSTFILE"
+        'several machines with ssh: file of lines of "name slots=8"',
+        None,
+        on_resume=FREE,
+        environment="HOSTFILE",
+        path=True,
     )
     num_nodes: int = flag(
         "several machines without ssh: how many; start the command on each",

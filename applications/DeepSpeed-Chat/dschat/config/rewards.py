@@ -74,6 +74,7 @@ class RewardModelFlags:
         None,
         NOT_EMPTY,
         FREE,
+        path=True,
     )
 
 
@@ -84,7 +85,9 @@ class RewardFlags(RewardModelFlags, ProgramFlags):
     _argument_group_name = "sources of scores"
 
     reward_function: list[str] | None = flag(
-        "one or more module.py:function, called with (prompts, responses, rows), that return one score per row", None
+        "one or more module.py:function, called with (prompts, responses, rows), that return one score per row",
+        None,
+        path=True,
     )
     reward_url: str | None = flag(
         "address of a server of scores, such as `dschat serve`; docs/rewards.md has its request",
@@ -111,6 +114,7 @@ class RewardFlags(RewardModelFlags, ProgramFlags):
         "module.py:function, called with prompts, responses and rows: a second score, logged at rollouts and"
         " evaluations, never trained on",
         None,
+        path=True,
     )
     rm_template: bool = flag(
         "the reward model reads prompt and response through its own chat template, as turns of user and assistant",

@@ -52,6 +52,7 @@ class Notes:
     environment: str | None = None  # variable that holds its value where the flag is not given
     positional: bool = False  # a word without dashes
     secret: bool = False  # never repeated in a message
+    path: bool = False  # a text, or each of several, may be a path: `~` and variables in it are expanded
 
 
 def flag(
@@ -66,6 +67,7 @@ def flag(
     environment: str | None = None,
     positional: bool = False,
     secret: bool = False,
+    path: bool = False,
     **options: Any,
 ) -> Any:
     """Declare a dataclass field that is a command-line flag; without a default the flag is required.
@@ -73,7 +75,7 @@ def flag(
     Help says the default behind it by itself. What has the name of an argument of `Notes` is that; `options` are
     further ones of argparse's `add_argument`: choices, nargs, const.
     """
-    notes = Notes(rule, only_with, on_resume, environment, positional, secret)
+    notes = Notes(rule, only_with, on_resume, environment, positional, secret, path)
     metadata = {"help": help, "aliases": list(aliases), "notes": notes, **options}
     return field(default=default, default_factory=factory, metadata=metadata)
 

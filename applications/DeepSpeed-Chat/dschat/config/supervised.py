@@ -33,7 +33,10 @@ class OneModelConfig(CommonConfig):
     _argument_group_name = "model and batches"
 
     model_name_or_path: str = flag(
-        "model to start from: a folder or a Hugging Face name", rule=NOT_EMPTY, on_resume=FREE
+        "model to start from: a folder or a Hugging Face name",
+        rule=NOT_EMPTY,
+        on_resume=FREE,
+        path=True,
     )
     max_seq_len: int = flag("longest text in tokens, prompt and response together; the rest is cut", 1024, AT_LEAST_1)
     per_device_train_batch_size: int = flag("examples per forward pass and process in training", 16, AT_LEAST_1, SHARE)

@@ -36,8 +36,8 @@ def file_format(value: str) -> str:
 class RowOptions:
     """The flags of all three commands."""
 
-    paths: list[str] = flag(PATH_HELP, positional=True)
-    tokenizer: str | None = flag("folder or hub id of the model, for lengths in tokens", None)
+    paths: list[str] = flag(PATH_HELP, positional=True, path=True)
+    tokenizer: str | None = flag("folder or hub id of the model, for lengths in tokens", None, path=True)
     end_of_conversation_token: str | None = like(DataFlags, "end_of_conversation_token")
     prompt_key: str = like(DataFlags, "prompt_key")
     chosen_key: str = like(DataFlags, "chosen_key")
@@ -91,7 +91,7 @@ class PreviewOptions(LookOptions):
 class PrepareOptions(RowOptions):
     """Filter, split and encode data once, into a folder that training takes as --data_path."""
 
-    output: str = flag("folder to write; training takes it as --data_path")
+    output: str = flag("folder to write; training takes it as --data_path", path=True)
     tokenizer: str = like(RowOptions, "tokenizer", REQUIRED, "folder or hub id of the model to train")
     stage: Literal["finetune", "preference"] = flag("finetune: for step 1; preference: for step 2 and DPO", "finetune")
     max_length: int = flag("tokens of prompt and response; the rest is cut", 512, AT_LEAST_2)

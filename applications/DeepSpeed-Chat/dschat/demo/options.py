@@ -35,7 +35,7 @@ class DemoOptions(TerminationFlags, ComputeFlags):
         "model",
         help="a run's output folder, a model's folder, or a hub id; the page asks if not given",
     )
-    other: str | None = flag("a second model, which answers the same beside the first", None)
+    other: str | None = flag("a second model, which answers the same beside the first", None, path=True)
     reward_model: str | None = like(
         ScoredOptions,
         "reward_model",

@@ -172,11 +172,14 @@ class ScoredOptions(PolicyOptions):
         REQUIRED,
         f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}, or a name for the data of --data_path",
     )
-    reward_model: str | None = flag("scores responses: folder or hub id of a sequence classifier with one label", None)
+    reward_model: str | None = flag(
+        "scores responses: folder or hub id of a sequence classifier with one label", None, path=True
+    )
     reward_function: str | None = flag(
         "scores responses in place of a reward model: module.py:function, called as in training with lists of prompts,"
         " responses and rows",
         None,
+        path=True,
     )
     rm_template: bool = like(RewardFlags, "rm_template")
     num_samples: int | None = like(
@@ -334,7 +337,7 @@ class TextOptions(PromptFlags):
         ScoredOptions, "reward_model", (), "reward models of step 2: folders or hub ids", nargs="+"
     )
     checkpoints: Path | None = flag("output folder of a run: all of its models, models/step-N and the final one", None)
-    data: str = flag("data set: as --data_path of training")
+    data: str = flag("data set: as --data_path of training", path=True)
     output: Path = like(ComparedFlags, "output", help="where the result is written")
     split: Literal["eval", "train"] = flag("eval, the held-out rows, or train", "eval")
     seed: int | None = like(

@@ -35,7 +35,7 @@ LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
 class OutputFlags(QuietFlags):
     """Where a command that makes REFUEL's data puts them."""
 
-    output_repo: str = flag("gets the data set: a folder, or owner/name on the Hugging Face hub")
+    output_repo: str = flag("gets the data set: a folder, or owner/name on the Hugging Face hub", path=True)
     output_dir: Path | None = like(
         TrainingOutput,
         "output_dir",
@@ -65,6 +65,7 @@ class GenerateOptions(OutputFlags, ComputeFlags):
     prompts: str = flag(
         "first messages of users: a file, folder or data set of the hub, with a column messages, trajectory or prompt",
         ULTRAINTERACT,
+        path=True,
     )
     num_data: int = flag("dialogues, 0 = one for each first message", 0, AT_LEAST_0)
     num_turns: int = flag("turns of a dialogue", 5, AT_LEAST_1)
@@ -77,10 +78,14 @@ class GenerateOptions(OutputFlags, ComputeFlags):
     batch_size: int = like(PromptFlags, "batch_size", 64, "dialogues at once; a kill loses so many at most")
     rollout_engine: Annotated[Engine, engine_name] = like(PromptFlags, "rollout_engine")
     user_model: str = flag(
-        "who plays the user: with --user_server the name of its model, else a folder or hub id", LLAMA_USER
+        "who plays the user: with --user_server the name of its model, else a folder or hub id",
+        LLAMA_USER,
+        path=True,
     )
     user_server: str | None = flag("address of an OpenAI-compatible server that has --user_model", None)
-    user_function: str | None = flag("module.py:function in the user's place: dialogues → next messages", None)
+    user_function: str | None = flag(
+        "module.py:function in the user's place: dialogues → next messages", None, path=True
+    )
     concurrency: int = like(AskingOptions, "concurrency", 32, "requests to the server at the same time")
     timeout: float = like(AskingOptions, "timeout", 600.0, "seconds to wait for an answer of the server")
     max_tries: int = like(AskingOptions, "max_tries")
@@ -132,7 +137,7 @@ class MaskOptions(OutputFlags):
     Writes train.parquet and test.parquet: chosen, reject, and of each _token, _mask and _reward.
     """
 
-    input_repo: str = flag("what `refuel-data rank` wrote: a folder, or owner/name on the hub")
+    input_repo: str = flag("what `refuel-data rank` wrote: a folder, or owner/name on the hub", path=True)
     model: str = like(
         InferenceOptions,
         "model",

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""YAML that is no file of flags is refused with file, line and remedy; `~` and variables in paths of any origin."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from dschat.cli import COMMANDS
+from dschat.config.parse import resolve
+from dschat.config.ppo import PPOConfig
+from dschat.config.supervised import SFTConfig
+from dschat.config.words import is_path
+from dschat.errors import UserError
+from dschat.quickstart.options import QuickstartOptions
+from flag_cases import REQUIRED
+
+SFT = REQUIRED["sft"]
+
+
+def settings_of(text: str | bytes, words: list[str] | None = None):
+    Path("own.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return resolve(SFTConfig, [*(SFT if words is None else words), "--config", "own.yaml"], command="sft").config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("preset: x\n", r"own.yaml:1: only shipped presets have the key preset; .*`extends: NAME`"),
+        ("seed: 1\npreset: {run: a}\n", r"own.yaml:2: only shipped presets"),
+        (
+            "seed: !!python/object/apply:os.getpid []\n",
+            r"own.yaml:1: seed has the tag !!python/object/apply:os.getpid",
+        ),
+        ("seed: !!python/name:os.system ''\n", "own.yaml:1: seed has the tag .*remove the tag"),
+        ("data_path: [a, !!binary aGk=]\n", "own.yaml:1: data_path has the tag !!binary: remove the tag"),
+        ("seed: !own 3\n", "own.yaml:1: seed has the tag !own"),
+        ("seed: " + "[" * 3000 + "]" * 3000, "own.yaml is nested too deeply: .*`flag: value`"),
+        ("{" * 3000, "own.yaml is nested too deeply"),
+        ("extends: [a, b]\n", "own.yaml:1: extends must be one file or preset; .*let each of them extend the next"),
+        ("extends: {a: b}\n", "own.yaml:1: extends must be a value"),
+        ("extends:\n", "own.yaml:1: extends must be one file or preset"),
+        ("seed: 1\nextends: absent\n", "own.yaml:2: extends: absent: there is no such file; give the path .*presets"),
+        ("extends: a\nextends: b\n", "own.yaml:2: extends is there twice, first at own.yaml:1|no such file"),
+        ("learning_rate: 1\nlearning-rate: 2\n", "own.yaml:2: learning_rate is there twice, first at own.yaml:1"),
+        ("--seed: 1\nseed: 2\n", "own.yaml:2: seed is there twice"),
+        ("? [a]\n: b\n", "own.yaml:1: a key must be the name of a flag"),
+        ("? \n: b\n", "own.yaml:1: a key must be the name of a flag"),
+        ("seed: 1\n\tlora_dim: 2\n", "own.yaml cannot be read as YAML: .*own.yaml.*line 2"),
+        ("seed: 1\n---\nseed: 2\n", "own.yaml cannot be read as YAML: .*document"),
+        ("seed: *nowhere\n", "own.yaml cannot be read as YAML: .*undefined alias"),
+        ("seed\n", "own.yaml:1: the file must hold `flag: value` on each line"),
+        ("# a comment\n- seed\n", "own.yaml:2: the file must hold `flag: value`"),
+        (b"seed: \xff\n", "own.yaml is not in UTF-8 .*save it in that encoding"),
+        ("seed: 1\n".encode("utf-16"), "own.yaml is not in UTF-8"),
+        ("seed: \x01\n", "own.yaml cannot be read as YAML: .*special characters"),
+        ("data_path: [a, ~]\n", "own.yaml:1: data_path has an empty item in its list"),
+        ("data_path: [a, [b]]\n", "own.yaml:1: data_path must be a value or a list of values"),
+        (
+            "data_path: &a [x, x]\nlora_module_name: &b [*a, *a]\n",
+            "own.yaml:2: lora_module_name must be a value or a list",
+        ),
+        ("data_path: &a [*a]\n", "own.yaml:1: data_path must be a value or a list of values"),
+        ("<<: {seed: 1}\n", "own.yaml:1: << is no flag"),
+        ("data_path+: b\n", r"own.yaml:1: data_path\+ is no flag"),
+        ("seed: ${\n", r"own.yaml:1: seed: \$\{ has no name and closing brace: write \$\{NAME\}, or \$\$\{"),
+        ("seed: ${A-B}\n", r"own.yaml:1: seed: \$\{ has no name and closing brace"),
+        ("output_dir: $NO_SUCH/x\n", r"own.yaml:1: output_dir: the variable NO_SUCH is not set; .*\$\$ for a literal"),
+        ("output_dir: ~no_such_user/x\n", r"own.yaml:1: output_dir: ~no_such_user/x: there is no user .*\./~"),
+        ("output_dir: ${NO_SUCH}\n", "own.yaml:1: output_dir: the variable NO_SUCH is not set"),
+        ("seed: 1\nseed_: 2\nngrams: 3\n", "own.yaml:2: seed_ is no flag .*\n.*own.yaml:3: ngrams is no flag"),
+    ],
+    ids=str,
+)
+def test_a_file_that_is_refused(text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refused:
+        settings_of(text)
+    assert re.search(message, str(refused.value)), str(refused.value)
+
+
+def test_one_flag_by_two_names_in_a_file(tmp_path, monkeypatch):
+    """Of two files, the one that extends the other wins, whichever name it uses."""
+    monkeypatch.chdir(tmp_path)
+    Path("twice.yaml").write_text("kl_coef: 0.1\nkl_ctl: 0.2\n")
+    with pytest.raises(UserError, match="twice.yaml:2: kl_ctl is --kl_coef, which twice.yaml:1 gives; keep one"):
+        resolve(PPOConfig, [*REQUIRED["ppo"], "--config", "twice.yaml"], command="ppo")
+    for name, text in {"a": "kl_coef: 0.1\n", "b": "extends: a.yaml\nkl_ctl: 0.2\n"}.items():
+        Path(f"{name}.yaml").write_text(text)
+    Path("c.yaml").write_text("extends: b.yaml\nkl_coef: 0.3\n")
+    found = resolve(PPOConfig, [*REQUIRED["ppo"], "--config", "c.yaml"], command="ppo")
+    assert (found.config.kl_coef, found.origins["kl_coef"]) == (0.3, "c.yaml:2")
+
+
+def test_what_yaml_writes_in_its_own_way(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert settings_of("").seed == settings_of("# nothing\n").seed == 1234
+    text = (
+        "\ufeffseed: 010\nlearning_rate: 1e-6\nself_checks: off\nbf16: yes\nprompt_key: on\nchosen_key: 2026-11-26\n"
+    )
+    config = settings_of(text + "response_key: 12:30:00\nrejected_key: '--x'\nlora_module_name: [--q, -1]\n")
+    assert (config.seed, config.learning_rate, config.self_checks, config.bf16) == (10, 1e-6, False, True)
+    assert (config.prompt_key, config.chosen_key, config.response_key) == ("on", "2026-11-26", "12:30:00")
+    assert (config.rejected_key, config.lora_module_name) == ("--x", ["--q", "-1"])
+    Path("ppo.yaml").write_text("ngram: .inf\n")
+    assert resolve(PPOConfig, [*REQUIRED["ppo"], "--config", "ppo.yaml"], command="ppo").config.ngram == float("inf")
+
+
+@pytest.mark.parametrize("origin", ["file", "flag", "two words"])
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("~/rows", "/home/me/rows"),
+        ("~", "/home/me"),
+        ("$HOME/rows", "/home/me/rows"),
+        ("${HOME}/rows", "/home/me/rows"),
+        ("$SHORT/rows", "/home/me/work/rows"),
+        ("${NONE:-/tmp}/rows", "/tmp/rows"),
+        ("costs in $", "costs in $"),
+        ("$5/rows", "$5/rows"),
+        ("a$$b~", "a$b~"),
+        ("./~/rows", "./~/rows"),
+        ("owner/name", "owner/name"),
+    ],
+)
+def test_paths_wherever_they_are_written(written, path, origin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("SHORT", "~/work")
+    if origin == "file":
+        quoted = f'"{written}"'
+        text = f"data_path: [rows, {quoted}]\noutput_dir: {quoted}\nmodel_name_or_path: {quoted}\n"
+        config = settings_of(text, [])
+    elif origin == "flag":
+        words = ["--data_path", "rows", written, f"--output_dir={written}", f"--model_name_or_path={written}"]
+        config = resolve(SFTConfig, words).config
+    else:
+        words = ["--data_path", "rows", written, "--output_dir", written, "--model_name_or_path", written]
+        config = resolve(SFTConfig, words).config
+    assert (config.data_path, config.output_dir, config.model_name_or_path) == (["rows", path], path, path)
+
+
+def test_paths_of_other_kinds(tmp_path, monkeypatch):
+    """Of the type Path; of a variable that a flag reads; below what `extends` and --config name; in a preset."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOSTFILE", "~/hosts")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "base.yaml").write_text("seed: 7\n")
+    assert resolve(QuickstartOptions, ["--output_dir=~/q"]).config.output_dir == tmp_path / "home" / "q"
+    Path("own.yaml").write_text("extends: ~/base.yaml\n")
+    found = resolve(SFTConfig, [*SFT, "--config", "own.yaml"]).config
+    assert (found.seed, found.hostfile) == (7, str(tmp_path / "home" / "hosts"))
+    assert resolve(SFTConfig, [*SFT, "--config=$HOME/base.yaml"]).config.seed == 7
+    environ = {"PROJ_PATH": "~/p", "HOME": str(tmp_path / "home")}
+    preset = resolve(SFTConfig, ["--config", "tldr_gemma_2b"], command="sft", processes=8, environ=environ).config
+    assert preset.output_dir == str(tmp_path / "home" / "p" / "models" / "tldr-gemma-2b" / "sft")
+    with pytest.raises(UserError, match=r"--output_dir: the variable NO_SUCH is not set; .*\$\$ for a literal \$"):
+        resolve(SFTConfig, [*SFT, "--output_dir=$NO_SUCH/x"])
+
+
+def test_every_path_is_known_as_one():
+    """Flags of a text whose help speaks of a file, a folder, a path or an id of the hub."""
+    speaks = re.compile(r"\b(files?|folders?|path|hub id|module\.py)\b")
+    # Names of result files, of a package, and of data sets that --data_path gives.
+    exempt = {"name", "dataset", "margin_key", "termination_condition", "parser"}
+    for command in COMMANDS.values():
+        flags = command.flags_class()
+        for one in dataclasses.fields(flags):
+            if "str" in str(one.type) and speaks.search(one.metadata["help"]) and one.name not in exempt:
+                assert is_path(flags, one.name), (command.summary, one.name)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of TRL, LLaMA-Factory and Axolotl: what is suggested, all of a file at once, and the page of them."""
+
+from pathlib import Path
+
+import pytest
+
+from cli_runs import ROOT
+from dschat.cli import COMMANDS, main
+from dschat.config.other_names import OTHER_COMMANDS, OTHER_NAMES, page
+from dschat.config.parse import resolve
+from dschat.config.parser import FlagParser
+from dschat.errors import UserError
+from flag_cases import FAMILIES, REQUIRED, config_of, refusal
+
+AXOLOTL = """\
+base_model: google/gemma-2b
+datasets:
+  - path: rows.jsonl
+    type: alpaca
+sequence_len: 2048
+micro_batch_size: 2
+learning_rate: 1e-5
+fp16: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "said"),
+    [
+        ("sft", "eval_steps", "did you mean --eval_interval? (eval_steps of TRL, LLaMA-Factory, Axolotl)"),
+        ("sft", "fp16", "did you mean --dtype fp16? (fp16 of"),
+        ("ppo", "max_new_tokens", "did you mean --max_answer_seq_len? (max_new_tokens of TRL, LLaMA-Factory)"),
+        ("sft", "micro_batch_size", "did you mean --per_device_train_batch_size? (micro_batch_size of Axolotl)"),
+        ("ppo", "micro_batch_size", "did you mean --per_device_training_batch_size? (micro_batch_size of Axolotl)"),
+        ("ppo", "num_generations", "did you mean --samples_per_prompt? (num_generations of TRL)"),
+        ("ppo", "beta", "did you mean --kl_coef? (beta of TRL)"),
+        ("sft", "cutoff-len", "did you mean --max_seq_len? (cutoff_len of LLaMA-Factory)"),
+        ("ppo", "learning_rate", "did you mean --actor_learning_rate?"),
+        ("sft", "optim", "optim of TRL, LLaMA-Factory has no flag here: the optimiser is AdamW"),
+        ("sft", "num_generations", "num_generations of TRL is --samples_per_prompt in other commands"),
+    ],
+)
+def test_a_name_of_another_trainer(step, name, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        config_of(step, f"--{name} 1")
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_several_of_a_command_line(capsys):
+    with pytest.raises(SystemExit):
+        config_of("sft", "--eval_steps 5 --fp16 --zzzzzz=3")
+    error = capsys.readouterr().err
+    assert "; --eval_steps: did you mean --eval_interval?" in error and "; --fp16: did you mean --dtype fp16?" in error
+    assert error.count("\n") == 1 and "--zzzzzz=3" in error
+
+
+def test_all_of_a_file_at_once(tmp_path):
+    file = tmp_path / "axolotl.yaml"
+    file.write_text(AXOLOTL)
+    with pytest.raises(UserError) as refused:
+        resolve(FAMILIES["sft"], [*REQUIRED["sft"], "--config", str(file)], command="sft")
+    lines = str(refused.value).splitlines()
+    wanted = ["model_name_or_path", "data_path", "max_seq_len", "per_device_train_batch_size", "dtype fp16"]
+    assert len(lines) == len(wanted)
+    for line, flag, number in zip(lines, wanted, (1, 2, 5, 6, 8), strict=True):
+        assert line.startswith(f"{file}:{number}: ") and f"did you mean --{flag}?" in line, line
+
+
+def test_every_suggestion_is_a_flag():
+    """Of some command, and what a name means is no flag of that very name there."""
+    flags = {option for command in COMMANDS.values() for option in options_of(command.flags_class())}
+    assert len(OTHER_NAMES) >= 40
+    for name, other in OTHER_NAMES.items():
+        assert other.here or other.note, name
+        assert {words.split()[0] for words in other.here} <= flags | {f"--{name}"}, name
+
+
+def options_of(flags: type) -> set[str]:
+    return {option for action in FlagParser(flags)._actions for option in action.option_strings}
+
+
+@pytest.mark.parametrize(("name", "command"), OTHER_COMMANDS.items())
+def test_a_command_of_another_trainer(name, command, capsys):
+    assert main([name]) == 2
+    assert f"{name} is no command; did you mean {command}?" in capsys.readouterr().err
+    words = command.removeprefix("dschat ").split(",")[0].split()
+    known = options_of(COMMANDS[words[0] if words[0] in COMMANDS else " ".join(words[:2])].flags_class())
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("step", FAMILIES)
+def test_no_tracker(step):
+    assert config_of(step, "--report_to none") == config_of(step) == config_of(step, "--report_to")
+    assert "drop none or the others" in refusal(step, "--report_to none wandb")
+
+
+def test_the_page_has_the_table():
+    """Made anew by `python -m dschat.config.other_names`, between the lines that say so."""
+    text = (ROOT / "docs" / "coming-from-trl.md").read_text("utf-8")
+    begin, end = "<!-- made by python -m dschat.config.other_names -->\n\n", "\n<!-- end -->"
+    assert text.partition(begin)[2].partition(end)[0] == page()
+    assert "coming-from-trl.md" in Path(ROOT / "mkdocs.yml").read_text("utf-8")
