@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from dschat.errors import UserError
+from dschat.models.heads import draw_head, zero_head
 from dschat.models.opening import (
     PLAIN,
     Opening,
@@ -120,9 +121,11 @@ def load_scalar(
     may_be_new: bool = True,
     for_this_run: bool = False,
     opening: Opening = PLAIN,
+    head_seed: int | None = None,
 ) -> Any:
-    """Opens a sequence classifier with one label; from a causal LM the head is new, and starts at zero, if it
-    `may_be_new`.
+    """Opens a sequence classifier with one label; from a causal LM the head is new, if it `may_be_new`.
+
+    A new head is drawn with `head_seed` (a reward model's, see `heads.draw_head`), or zero without one (a critic's).
 
     `for_this_run` accepts a family of which transformers knows no sequence classifier, and makes one: a critic, which
     nobody opens elsewhere.
@@ -151,10 +154,19 @@ def load_scalar(
     if new and not may_be_new:
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
     if new:
-        logger.info("%s %s: a new score head, starting at zero", flag, path)
-        zero_head(head)
+        start_head(head, head_seed, f"{flag} {path}")
     _fit(model, tokenizer, opening.placement, f"{flag} {path}")
     return model
+
+
+def start_head(head: nn.Linear, seed: int | None, where: str) -> None:
+    """Starts a new head, drawn with `seed` or at zero without one, and logs which."""
+    if seed is None:
+        logger.info("%s: a new score head, starting at zero", where)
+        zero_head(head)
+    else:
+        logger.info("%s: a new score head, drawn from N(0, 1 / %d)", where, head.in_features + 1)
+        draw_head(head, seed)
 
 
 def load_classifier(path: str, flag: str, dtype: torch.dtype) -> Any:
@@ -296,12 +308,6 @@ def classifier_class(config: PreTrainedConfig) -> Any:
     name = causal_lm.__name__.replace("ForCausalLM", "ForSequenceClassification")
     members = {"base_model_prefix": causal_lm.base_model_prefix}
     return type(name, (GenericForSequenceClassification, family), members)
-
-
-def zero_head(head: nn.Linear) -> None:
-    """Lets a new head start at zero."""
-    for parameter in head.parameters():
-        nn.init.zeros_(parameter)
 
 
 def _disable_dropout(config: PreTrainedConfig) -> None:

@@ -106,7 +106,7 @@ class Loop:
                 self.checkpoints.save(self.state_dict())
             self.folders.save_final()
             with evaluation_after_saving(self.config.output_dir):
-                if self.algorithm.checks_trained:  # a reward head of zeros passes whatever the model computes
+                if self.algorithm.checks_trained:  # trained weights show more than those at the start
                     self.self_check()
                 result = self.evaluate()
         self.folders.describe_final()
