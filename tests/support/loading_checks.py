@@ -92,7 +92,8 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
         found[f"{kind} bf16"] = compare(loader(load_causal_lm, str(place / kind), tokenizer, half.dtype), half)
     for kind in ("odd", "several files"):
         found[kind] = compare(loader(load_causal_lm, str(place / kind), tokenizer, torch.float32), settings)
-    found["grown"] = compare(loader(load_scalar, str(place / "short"), tokenizer, torch.float32), settings)
+    reward_model = partial(load_scalar, head_seed=5)
+    found["grown"] = compare(loader(reward_model, str(place / "short"), tokenizer, torch.float32), settings)
     offloaded = replace(settings, offload=True)
     found["offloaded"] = compare(loader(load_causal_lm, str(place / "odd"), tokenizer, torch.float32), offloaded)
     keep(folder, "loading", found)

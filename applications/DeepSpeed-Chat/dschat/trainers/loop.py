@@ -61,6 +61,10 @@ class Algorithm(Protocol):
     def evaluate(self) -> tuple[Metrics, list[Sample]]:
         """Metrics of the held-out examples, the same on every rank, and samples; {} without such examples."""
 
+    def conclude(self, result: Metrics) -> None:
+        """Warns about the trained models at the end of the run; `result` is the last evaluation, which may be {}."""
+        return None
+
     def state_dict(self) -> Progress:
         """What the algorithm must know to go on, beside models and optimisers."""
         return Progress(0, {}, {})
@@ -110,6 +114,7 @@ class Loop:
                     self.self_check()
                 result = self.evaluate()
         self.folders.describe_final()
+        self.algorithm.conclude(result)
         return result
 
     def train_epoch(self, total: int, bar: Bar) -> None:
