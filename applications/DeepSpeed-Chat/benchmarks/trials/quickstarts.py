@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 
 from tqdm import tqdm
 
@@ -27,7 +28,7 @@ from dschat.quickstart.inputs import (
     reward_model_flags,
 )
 from dschat.reports.run_data import RunData
-from dschat.reports.run_summary import final, levels_of, updates_to
+from dschat.reports.run_summary import final, levels_of, updates_to, window_of
 from dschat.reports.runs import read_runs
 from harness import table
 from trials.figures import over_seeds, updates_text, usual_updates
@@ -35,6 +36,7 @@ from trials.figures import over_seeds, updates_text, usual_updates
 SCRIPT = TRAINING / "quickstart" / "main.py"
 SEEDS = range(10)
 GOLD, EXPLAINED = "gold_scores", "val/explained_variance"
+MEANS = ((GOLD, 3), ("scores", 2), ("kl", 1))  # of an evaluation, with their digits
 BASELINE = "PPO, SFT critic"  # updates are counted to where this run ends
 # Name → variables that choose the kernels of torch and of oneDNN. They round otherwise, and training makes another
 # model of that.
@@ -120,10 +122,19 @@ def quickstart_table(folder: Path) -> str | None:
     seeds = runs_of_seeds(folder)
     if not seeds:
         return None
-    head = ["", "seeds", "gold score at the end", "reward-model score at the end", "KL", "explained variance"]
-    head += ["lowest share ended by EOS", f"updates to where “{BASELINE}” ends", "times fewer", "fewer on"]
-    rows = [quickstart_row(name, seeds) for name in RUNS]
+    head = ["", "seeds", "gold score at the end", "reward-model score at the end", "KL"]
+    head += ["explained variance, first tenth", "last tenth", "lowest share ended by EOS"]
+    head += [f"updates to where “{BASELINE}” ends", "times fewer", "fewer on"]
+    rows = [start_row(seeds), *(quickstart_row(name, seeds) for name in RUNS)]
     return f"{table(head, rows)}\n\n{ends_text(folder, seeds)}"
+
+
+def start_row(seeds: Sequence[Mapping[str, RunData]]) -> list[str]:
+    """The SFT model of every seed."""
+    starts = [seed[BASELINE].first for seed in seeds]
+    means = [over_seeds([start.mean(key) for start in starts]).text(digits) for key, digits in MEANS]
+    lowest = min(start.mean("eos_rate") for start in starts)
+    return ["SFT", str(len(starts)), *means, "", "", f"{lowest:.3f}", "", "", ""]
 
 
 def quickstart_row(name: str, seeds: Sequence[Mapping[str, RunData]]) -> list[str]:
@@ -135,13 +146,13 @@ def quickstart_row(name: str, seeds: Sequence[Mapping[str, RunData]]) -> list[st
     # A run that does not come there is set down as one that needs twice the baseline's updates.
     times = [0.5 if n is None else t / n for t, n in zip(theirs, needed, strict=True) if t is not None]
     means = [over_seeds([run.last.mean(key) for run in runs]).text(digits) for key, digits in MEANS]
-    explained = over_seeds([final([row[EXPLAINED] for row in run.train if EXPLAINED in row]) for run in runs])
-    cells = [name, str(len(runs)), *means, explained.text(2), f"{min(run.last.mean('eos_rate') for run in runs):.3f}"]
+    curves = [[row[EXPLAINED] for row in run.train] for run in runs]
+    first = over_seeds([fmean(curve[: window_of(len(curve))]) for curve in curves])
+    last = over_seeds([final(curve) for curve in curves])
+    lowest = min(run.last.mean("eos_rate") for run in runs)
+    cells = [name, str(len(runs)), *means, first.text(2), last.text(2), f"{lowest:.3f}"]
     cells += [updates_text(usual_updates(needed), len(runs)), over_seeds(times, median=True).text(2)]
     return [*cells, f"{sum(time > 1 for time in times)}/{len(times)}"]
-
-
-MEANS = ((GOLD, 3), ("scores", 2), ("kl", 1))  # of the last evaluation, with their digits
 
 
 def ends_text(folder: Path, seeds: Sequence[Mapping[str, RunData]]) -> str:
