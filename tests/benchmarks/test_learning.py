@@ -217,9 +217,9 @@ def test_a_row_of_quickstarts_by_hand() -> None:
     ]
     row = quickstarts.quickstart_row("PPO (n = 1)", seeds)
     assert row[:2] == ["PPO (n = 1)", "2"] and row[2].startswith("0.300 [")
-    assert row[3:] == ["-1.00", "4.0", "0.10", "1.00", "0.910", "5 (1/2)", row[-2], "1/2"]
+    assert row[3:] == ["4.0", "0.55", "0.910", "5 (1/2)", row[-2], "1/2"]
     assert row[-2].startswith("1.25 [")
-    assert quickstarts.start_row(seeds) == ["SFT", "2", "0.200", "-3.00", "0.0", "", "", "1.000", "", "", ""]
+    assert quickstarts.start_row(seeds) == ["SFT", "2", "0.200", "0.0", "", "1.000", "", "", ""]
 
 
 def test_settings_that_groups_share_are_run_once() -> None:

@@ -28,7 +28,7 @@ from dschat.quickstart.inputs import (
     reward_model_flags,
 )
 from dschat.reports.run_data import RunData
-from dschat.reports.run_summary import final, levels_of, updates_to, window_of
+from dschat.reports.run_summary import levels_of, updates_to
 from dschat.reports.runs import read_runs
 from harness import table
 from trials.figures import over_seeds, updates_text, usual_updates
@@ -36,7 +36,7 @@ from trials.figures import over_seeds, updates_text, usual_updates
 SCRIPT = TRAINING / "quickstart" / "main.py"
 SEEDS = range(10)
 GOLD, EXPLAINED = "gold_scores", "val/explained_variance"
-MEANS = ((GOLD, 3), ("scores", 2), ("kl", 1))  # of an evaluation, with their digits
+MEANS = ((GOLD, 3), ("kl", 1))  # of an evaluation, with their digits
 BASELINE = "PPO, SFT critic"  # updates are counted to where this run ends
 # Name → variables that choose the kernels of torch and of oneDNN. They round otherwise, and training makes another
 # model of that.
@@ -122,9 +122,8 @@ def quickstart_table(folder: Path) -> str | None:
     seeds = runs_of_seeds(folder)
     if not seeds:
         return None
-    head = ["", "seeds", "gold score at the end", "reward-model score at the end", "KL"]
-    head += ["explained variance, first tenth", "last tenth", "lowest share ended by EOS"]
-    head += [f"updates to where “{BASELINE}” ends", "times fewer", "fewer on"]
+    head = ["", "seeds", "gold score at the end", "KL to SFT", "explained variance, mean", "ended by EOS, lowest"]
+    head += [f"updates to where “{BASELINE}” ends", "times fewer", "on"]
     rows = [start_row(seeds), *(quickstart_row(name, seeds) for name in RUNS)]
     return f"{table(head, rows)}\n\n{ends_text(folder, seeds)}"
 
@@ -134,7 +133,7 @@ def start_row(seeds: Sequence[Mapping[str, RunData]]) -> list[str]:
     starts = [seed[BASELINE].first for seed in seeds]
     means = [over_seeds([start.mean(key) for start in starts]).text(digits) for key, digits in MEANS]
     lowest = min(start.mean("eos_rate") for start in starts)
-    return ["SFT", str(len(starts)), *means, "", "", f"{lowest:.3f}", "", "", ""]
+    return ["SFT", str(len(starts)), *means, "", f"{lowest:.3f}", "", "", ""]
 
 
 def quickstart_row(name: str, seeds: Sequence[Mapping[str, RunData]]) -> list[str]:
@@ -147,10 +146,9 @@ def quickstart_row(name: str, seeds: Sequence[Mapping[str, RunData]]) -> list[st
     times = [0.5 if n is None else t / n for t, n in zip(theirs, needed, strict=True) if t is not None]
     means = [over_seeds([run.last.mean(key) for run in runs]).text(digits) for key, digits in MEANS]
     curves = [[row[EXPLAINED] for row in run.train] for run in runs]
-    first = over_seeds([fmean(curve[: window_of(len(curve))]) for curve in curves])
-    last = over_seeds([final(curve) for curve in curves])
+    explained = over_seeds([fmean(curve) for curve in curves])
     lowest = min(run.last.mean("eos_rate") for run in runs)
-    cells = [name, str(len(runs)), *means, first.text(2), last.text(2), f"{lowest:.3f}"]
+    cells = [name, str(len(runs)), *means, explained.text(2), f"{lowest:.3f}"]
     cells += [updates_text(usual_updates(needed), len(runs)), over_seeds(times, median=True).text(2)]
     return [*cells, f"{sum(time > 1 for time in times)}/{len(times)}"]
 
