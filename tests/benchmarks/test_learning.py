@@ -20,11 +20,12 @@ from benchmark_runs import FOLDER
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import load_scalar
 from dschat.models.tokenizer import load_tokenizer
+from dschat.reports.run_data import HeldOut, RunData
 from learning import LIMITS
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory
-from trials import figures, limit, programs, runner, starts, tasks, variants
+from trials import figures, limit, programs, quickstarts, runner, starts, tasks, variants
 from trials.matrix import Spec, read_matrix, runs_of
 
 PPO, MACRO = "PPO, λ .95", "n = 5"
@@ -188,6 +189,37 @@ def test_the_document_has_a_place_for_every_group() -> None:
     assert (
         names == set(re.findall(r"<!-- learning (.+) -->", text)) == set(re.findall(r"<!-- /learning (.+) -->", text))
     )
+
+
+def quickstart_run(name: str, gold: list[float], end: float, eos_rate: float) -> RunData:
+    """A run whose gold score is `end` in its last evaluation; its critic explains .1, .2, … of the variance."""
+    rows = [
+        {"update": n, "objective/gold_scores": x, "val/explained_variance": n / 10}
+        for n, x in enumerate(gold, start=1)
+    ]
+    first = {"eval/gold_scores": 0.2, "eval/scores": -3.0, "eval/kl": 0.0, "eval/eos_rate": 1.0}
+    last = {"eval/gold_scores": end, "eval/scores": -1.0, "eval/kl": 4.0, "eval/eos_rate": eos_rate}
+    return RunData(name, {}, "gold_scores", rows, [first, last], HeldOut("SFT", first, []), HeldOut(name, last, []))
+
+
+def test_a_row_of_quickstarts_by_hand() -> None:
+    """Ten updates, so that nothing is averaged: with the first seed PPO is where the baseline ends after 5 updates in
+    the place of 10, with the second it never is, which counts as twice the updates: 2 and 0.5 have the median 1.25.
+    """
+    ramp = [n / 10 for n in range(1, 11)]
+    runs = [([2 * x for x in ramp], 0.4, 0.95), ([0.5 * x for x in ramp], 0.2, 0.91)]
+    seeds = [
+        {
+            quickstarts.BASELINE: quickstart_run(quickstarts.BASELINE, ramp, 0.3, 1.0),
+            "PPO (n = 1)": quickstart_run("PPO (n = 1)", *run),
+        }
+        for run in runs
+    ]
+    row = quickstarts.quickstart_row("PPO (n = 1)", seeds)
+    assert row[:2] == ["PPO (n = 1)", "2"] and row[2].startswith("0.300 [")
+    assert row[3:] == ["4.0", "0.55", "0.910", "5 (1/2)", row[-2], "1/2"]
+    assert row[-2].startswith("1.25 [")
+    assert quickstarts.start_row(seeds) == ["SFT", "2", "0.200", "0.0", "", "1.000", "", "", ""]
 
 
 def test_settings_that_groups_share_are_run_once() -> None:

@@ -57,6 +57,21 @@ def test_a_last_layer_of_step_2_is_the_score(stage, sft, run, reward_flags, tmp_
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
 
 
+def test_the_seed_decides_how_a_reward_model_starts(run, reward_flags, tmp_path):
+    """Scores differ before the first update, and step 2 says at its end that a margin is too small for step 3."""
+    flags = reward_flags | {"learning_rate": 1e-7}
+    first = {}
+    for name, seed in (("first", 1), ("again", 1), ("other", 2)):
+        result = run("reward", flags | {"seed": seed, "output_dir": tmp_path / name})
+        result.expect(0)
+        first[name] = {key: value for key, value in evaluation_rows(tmp_path / name)[0].items() if key != "seconds"}
+        width = json.loads((tmp_path / name / "config.json").read_text())["hidden_size"]
+        assert f"a new score head, drawn from N(0, 1 / {width + 1})" in result.stderr
+        assert "the scores of a pair differ by only" in result.stderr
+    assert first["first"] == first["again"] and first["first"]["eval/margin"] != 0
+    assert first["first"]["eval/margin"] != first["other"]["eval/margin"]
+
+
 @pytest.mark.parametrize("loss", ["last_token", "per_sample", "average"])
 def test_reward_losses(loss, run, reward_flags, tmp_path):
     result = run("reward", reward_flags | {"reward_loss": loss, "center_rewards_coefficient": 0.01})

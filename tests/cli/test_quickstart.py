@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command
+from dschat.quickstart.inputs import RUNS
 from dschat.quickstart.reward_losses import table
 from dschat.scoring.programs.levels import weakness
 
@@ -39,7 +40,7 @@ def test_small(tmp_path):
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("<table") >= 1 and page.count("<html") == 1
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page), "it opens without network"
-    for name in ("SFT", "PPO (n = 1)", "MA-PPO (n = 5)", "PPO, λ = .99", "updates to where PPO (n = 1) ends"):
+    for name in ("SFT", *RUNS, "updates to where PPO (n = 1) ends"):
         assert name in page and name in result.stdout
     for step in ("sft", "reward", "ppo"):
         assert f"== dschat {step} " in result.stdout
@@ -50,14 +51,22 @@ def test_small(tmp_path):
             for line in result.stdout.splitlines()
             if " against " in line and "against SFT" not in line and judge in line and "[" in line
         ]
-        assert len(pairs) == 2, "the win rate of the best run against both others, with its interval"
+        assert len(pairs) == 4, "the win rate of the best run against all others, with its interval"
 
-    runs = {"step3-ppo": (1, 0.95), "step3-ma-ppo": (5, 0.95), "step3-ppo-99": (1, 0.99)}
+    runs = {
+        "step3-ppo": (1, 0.95, "step2-reward"),
+        "step3-ma-ppo": (5, 0.95, "step2-reward"),
+        "step3-ppo-sft-critic": (1, 0.95, "step1-sft"),
+        "step3-ma-ppo-sft-critic": (5, 0.95, "step1-sft"),
+        "step3-ppo-99-sft-critic": (1, 0.99, "step1-sft"),
+    }
+    assert config_of(folder / "step2-reward")["reward_loss"] == "per_sample"
     before = {}
-    for name, (ngram, lam) in runs.items():
+    for name, (ngram, lam, critic) in runs.items():
         config = config_of(folder / name)
         assert (config["termination_condition"], config["ngram"], config["lam"]) == ("fixed", ngram, lam)
-        assert config["critic_model_name_or_path"].endswith("step1-sft") and config["whiten_advantages"]
+        assert config["critic_model_name_or_path"].endswith(critic) and config["whiten_advantages"]
+        assert config["missing_eos_penalty"] == 5
         rows = evaluation_rows(folder / name)
         assert all("eval/gold_scores" in row for row in rows)
         before[name] = {key: value for key, value in rows[0].items() if key != "seconds"}

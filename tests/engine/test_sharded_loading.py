@@ -3,6 +3,7 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -40,6 +41,12 @@ def test_every_weight_of_the_files_is_cut_on_arrival(settings, tokenizer, tmp_pa
     assert all(is_in_parts(p) for p in critic.parameters()) and not bool(critic.score.weight.ds_tensor.any())
     assert IN_TURN not in os.environ
     assert not any(hasattr(p, "ds_id") for p in AutoModelForCausalLM.from_pretrained(folder).parameters())
+
+
+def test_a_new_reward_head_in_parts_is_the_whole_one(settings, tmp_path, tokenizer):
+    folder = save_folder(tmp_path / "lm", make_causal_lm("llama"), tokenizer)
+    found = compare(loader(partial(load_scalar, head_seed=3), folder, tokenizer, torch.float32), settings)
+    assert found["differ"] == []
 
 
 def test_a_tie_that_does_not_hold_is_not_made(settings, tmp_path, tokenizer):

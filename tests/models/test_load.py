@@ -15,6 +15,7 @@ from closeness import FORMULA, assert_near, near
 from dschat.builders.shared_base import classifier_beside
 from dschat.errors import UserError
 from dschat.models.finetuning import enable_gradient_checkpointing
+from dschat.models.heads import draw_head
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, warn_without_classifier
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
@@ -353,3 +354,34 @@ def test_a_router_stays_quiet_where_a_model_is_copied_and_around_adapters(tokeni
         copied(ids, None)
     modes = {name for name, module in copied.inner.named_modules() if not module.training}
     assert modes == {f"model.layers.{layer}.mlp" for layer in (0, 1)}
+
+
+def test_a_new_reward_head_has_the_published_variance():
+    """N(0, 1 / (H + 1)): over 65,536 weights, mean square and mean deviate by no more than 5 standard errors."""
+    width = 65_536
+    head = torch.nn.Linear(width, 1)
+    draw_head(head, 7)
+    assert float(head.weight.square().mean()) * (width + 1) == pytest.approx(1, abs=5 * (2 / width) ** 0.5)
+    assert abs(float(head.weight.mean())) < 5 / width
+    assert not bool(head.bias.any())
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_the_seed_alone_decides_a_new_reward_head(kind, tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_causal_lm(kind), tokenizer)
+
+    def head(seed, dtype=torch.float32):
+        torch.manual_seed(torch.seed())
+        return load_scalar(folder, "--m", dtype, tokenizer, head_seed=seed).score.weight.detach()
+
+    first = head(1)
+    assert torch.equal(first, head(1)) and torch.equal(first.bfloat16(), head(1, torch.bfloat16))
+    assert not torch.equal(first, head(2)) and bool(first.all())
+
+
+def test_a_trained_head_is_not_drawn_again(tokenizer, tmp_path):
+    classifier = make_classifier("llama")
+    folder = save_folder(tmp_path, classifier, tokenizer)
+    assert torch.equal(
+        load_scalar(folder, "--m", torch.float32, tokenizer, head_seed=1).score.weight, classifier.score.weight
+    )

@@ -12,12 +12,16 @@ from dschat.trainers.alarms import (
     kl_alarm,
     length_alarm,
     repetition_alarm,
+    scale_alarm,
     short_alarm,
 )
+from factories import ppo_config
 from nonfinite_cases import trainer_for
 
 HEALTHY = {
     "objective/kl": 3.0,
+    "objective/kl_coef": 0.05,
+    "objective/scores_std": 1.0,
     "response/score_length_correlation": 0.5,
     "response/repetition": 0.2,
     "response/length": 32.0,
@@ -34,6 +38,7 @@ UNHEALTHY = {
         "responses have become short: 7.5 tokens on average, 32.0 in",
     ),
     "critic": ({"val/explained_variance": -1.5}, "the critic's values are worse than a constant"),
+    "scale": ({"objective/kl_coef": 0.5}, "the KL penalty outweighs the scores: their standard deviation is 1, and "),
     "counted": ({"policy/counted": 0.0}, "no token counts in the policy's loss: see --drop_equal_groups"),
 }
 
@@ -78,6 +83,65 @@ def test_the_first_length_is_known_after_a_resume(caplog):
     watch.load_state_dict(before.state_dict())
     watch.check(HEALTHY | {"response/length": 2.0}, 8)
     assert len(lines_of(caplog)) == 1 and "--missing_eos_penalty" in lines_of(caplog)[0]
+
+
+def test_scores_without_a_scale_are_seen_in_the_first_rollout(caplog):
+    """Scores that differ by .015 against a penalty of .05 a nat: the best policy is .045 nats away."""
+    assert alarms().check(HEALTHY | {"objective/kl": 0.0, "objective/scores_std": 0.015}, 1) is None
+    (line,) = lines_of(caplog)
+    assert "standard deviation is 0.015, and --kl_ctl 0.05 × 1 nats = 0.05" in line
+    assert "--normalize_scores" in line and "reward model with a larger margin" in line
+
+
+@pytest.mark.parametrize(
+    ("metrics", "spread", "rows", "sounds"),
+    [
+        ({"objective/kl": 0.2, "objective/kl_coef": 0.05}, 0.0499, 8, True),
+        ({"objective/kl": 0.2, "objective/kl_coef": 0.05}, 0.05, 8, False),
+        ({"objective/kl": 0.2, "objective/kl_coef": 0.05}, 0.0, 7, False),  # too few to know their spread
+        ({"objective/kl": 10.0, "objective/kl_coef": 0.1}, 0.99, 8, True),
+        ({"objective/kl": 10.0, "objective/kl_coef": 0.1}, 1.0, 8, False),
+        ({"objective/kl": 50.0, "objective/kl_coef": 0.0}, 0.0, 8, False),
+    ],
+)
+def test_the_penalty_is_compared_with_the_spread(metrics, spread, rows, sounds):
+    assert (scale_alarm(metrics, spread, rows) is not None) == sounds
+
+
+def test_normalised_scores_have_their_scale(caplog):
+    """Their deviation is divided by the running one; the remedy does not name what is on already."""
+    normalised = {"objective/scores_std": 0.015, "objective/scores_running_std": 0.015}
+    assert alarms().check(HEALTHY | normalised, 1) is None and not lines_of(caplog)
+    alarms(max_kl=None).check(HEALTHY | normalised | {"objective/kl": 25.0}, 1)
+    (line,) = lines_of(caplog)
+    assert "their standard deviation is 1," in line and "Try a smaller --kl_ctl" in line
+
+
+def test_high_scores_of_a_trained_policy_may_be_alike(caplog):
+    """The largest spread counts, also after a break."""
+    first, second = alarms(), alarms()
+    first.check(HEALTHY, 1)
+    second.load_state_dict(first.state_dict())
+    second.check(HEALTHY | {"objective/scores_std": 0.0}, 2)
+    assert not lines_of(caplog)
+
+
+@pytest.mark.parametrize(
+    ("flags", "matters"),
+    [
+        ({}, True),
+        ({"advantage_estimator": "rloo", "samples_per_prompt": 2}, True),
+        ({"advantage_estimator": "grpo", "samples_per_prompt": 2}, False),
+        ({"advantage_estimator": "tempo", "samples_per_prompt": 2}, False),
+        ({"whiten_advantages": True}, True),
+        ({"whiten_advantages": True, "kl_in": "loss", "kl_estimator": "k3"}, False),
+    ],
+)
+def test_where_the_scale_does_not_matter_nothing_is_said(flags, matters, caplog, tmp_path):
+    config = ppo_config(tmp_path, per_device_generation_batch_size=32, per_device_training_batch_size=32, **flags)
+    caplog.clear()
+    Alarms.from_config(config, config.plan_batches(1)).check(HEALTHY | {"objective/scores_std": 0.0}, 1)
+    assert bool(lines_of(caplog)) == matters
 
 
 def test_a_correlation_over_few_rows_is_silent():

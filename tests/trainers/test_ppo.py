@@ -77,7 +77,7 @@ TRAIN_KEYS = {
     *("objective/count", "policy/approxkl", "policy/clipfrac", "policy/entropy", "loss/policy", "loss/value"),
     *("val/ratio", "val/clipfrac", "val/num_eos_tokens", "val/explained_variance"),
     *("macro/count", "macro/length", "macro/lambda_eff", "response/length", "response/eos_rate"),
-    *("response/score_length_correlation", "response/repetition"),
+    *("response/score_length_correlation", "response/repetition", "objective/scores_std"),
     *("time/generation", "time/scoring", "time/training", "lr/actor", "lr/critic"),
     *("grad_norm/actor", "grad_norm/critic"),
 }

@@ -40,6 +40,7 @@ def test_rollout_metrics_by_hand():
         "objective/kl_per_token": 0.15,
         "objective/entropy": 5.0,
         "objective/scores": 2.0,
+        "objective/scores_std": 1.0,
         "objective/rlhf_reward": 2.0 - 0.15,
         "response/length": 2.0,
         "response/eos_rate": 0.5,
@@ -109,8 +110,10 @@ def test_the_correlation_is_pearsons(offset):
     expected = float(np.corrcoef(lengths, scores.double().numpy())[0, 1])
     name = "response/score_length_correlation"
     assert rollout_metrics(batch, 0.9)[name] == near(expected)
+    assert rollout_metrics(batch, 0.9)["objective/scores_std"] == near(float(np.std(scores.double().numpy())))
     constant = credit_of(replace(trajectory, scores=torch.full((6,), 1.3)), ends, kl_coef=0.5, gamma=1.0, lam=0.9)
-    assert rollout_metrics(constant, 0.9)[name] == 0
+    metrics = rollout_metrics(constant, 0.9)
+    assert metrics[name] == metrics["objective/scores_std"] == 0
 
 
 def test_a_character_of_several_tokens_is_shown_once():

@@ -17,6 +17,7 @@ from dschat.models.layout import PassSize
 from dschat.run.metrics import with_variances
 from dschat.trainers.reference import reference_logprobs, with_logprobs
 from dschat.trainers.refuel_pairs import RefuelTask
+from dschat.trainers.reward import margin_warning
 from dschat.trainers.sft import SFTTask
 from factories import (
     PAD,
@@ -231,6 +232,34 @@ def test_a_new_head_ranks_nothing(loss, group, tmp_path):
     found = reward_trainer(tmp_path, model=model, reward_loss=loss).evaluate()
     assert found["eval/accuracy"] == found["eval/end_accuracy"] == 0
     assert found["eval/loss"] == near(math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "margin", "nats"), [(1.0, 0.015, "0.3"), (1.0, 0.06, "1.2"), (0.7, 0.249, "5"), (0.4, -0.2, "0")]
+)
+def test_a_margin_below_the_kl_penalty_is_said(accuracy, margin, nats):
+    """The policy's log-ratio moves by the margin divided by the coefficient, .05."""
+    warning = margin_warning(accuracy, margin)
+    assert f"only {margin:.2g} on average (accuracy {accuracy:.3f})" in warning and f"at most {nats} nats" in warning
+    assert "--learning_rate" in warning and "--normalize_scores" in warning
+
+
+def test_a_margin_of_five_nats_is_enough():
+    assert margin_warning(0.7, 0.25) is None and margin_warning(1.0, 3.0) is None
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+@pytest.mark.parametrize(("learning_rate", "warns"), [(1e-6, True), (3e-3, False)])
+def test_step_2_ends_with_the_warning(learning_rate, warns, held_out, group, tmp_path, caplog):
+    """Of the last evaluation; of the last update where nothing is held out."""
+    model = make_classifier()
+    torch.nn.init.zeros_(model.score.weight)
+    flags = {"learning_rate": learning_rate, "num_train_epochs": 1 if warns else 6}
+    trainer = reward_trainer(tmp_path, model=model, **flags)
+    if not held_out:
+        trainer.algorithm.task.eval = []
+    trainer.fit()
+    assert ("the scores of a pair differ by only" in caplog.text) == warns
 
 
 @pytest.mark.parametrize("loss", ["end", "last_token", "per_sample", "average"])

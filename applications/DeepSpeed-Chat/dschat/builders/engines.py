@@ -25,6 +25,7 @@ from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id
 from dschat.models.vocabulary import require_no_growth
 from dschat.rollouts.generate import Report, choose_engine
+from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.source import DialogueScores
 from dschat.trainers.refuel_models import RefuelModels
 
@@ -112,7 +113,8 @@ def build_reward_model(
     settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     path, opening = config.model_name_or_path, opening_of(config, settings)
     finetuning = trained_part(config, config.lora_dim, tokenizer, path, BASE)
-    model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening)
+    seed = derive_seed(config.seed, SeedKind.HEAD)
+    model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening, head_seed=seed)
     note_reward_loss(model, config.reward_loss)
     if config.reward_gain:
         add_gain(model.score)

@@ -30,7 +30,8 @@ from dschat.config.ppo import PPOConfig
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.errors import UserError
-from dschat.models.load import classifier_class, open_config, zero_head
+from dschat.models.heads import zero_head
+from dschat.models.load import classifier_class, open_config
 from dschat.models.lora import adapter_settings, find_adapter, load_adapter
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.scoring.reward_model import RewardModelScores

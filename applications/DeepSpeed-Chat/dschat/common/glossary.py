@@ -124,6 +124,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("objective/entropy", ONLINE, "nats per response", "−log-prob of what was drawn, an estimate of the entropy",
          "it falls to 0: every response becomes the same"),
         ("objective/scores", ONLINE, "score", "mean score as the source gave it"),
+        ("objective/scores_std", "ppo", "score", "standard deviation of the scores of a rollout",
+         "below `--kl_ctl` times the KL a warning: the penalty decides, not the scores"),
         ("objective/rlhf_reward", ONLINE, "score", "mean sum of rewards: the score that is trained on, less the KL"
          " penalty", "it falls while the scores rise: the KL costs more than is won"),
         ("objective/reward_gap", "refuel_online", "score", "mean \\|ΔR\\| of a pair", "0: nothing to learn from"),

@@ -105,3 +105,9 @@ class PPOLossFlags(KLFlags):
     def normalized_over(self) -> Literal["row", "batch"] | None:
         """What advantages are normalised over, in either spelling."""
         return "batch" if self.whiten_advantages or self.needs.normalized else self.normalize_advantages
+
+    @property
+    def scores_are_rescaled(self) -> bool:
+        """Whether the policy's loss divides scores by their deviation, but not the KL: their scale does not matter."""
+        by_group = self.advantage_estimator in ("grpo", "tempo")
+        return by_group or (self.kl_in == "loss" and self.normalized_over is not None)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output layers whose numbers stay float32, of models in bf16 or fp16; and a score head's learnable factor, the gain.
+"""Output layers whose numbers stay float32, of models in bf16 or fp16; how a new score head starts; and a score head's
+learnable factor, the gain.
 
 A score of 20 in bf16 stands for anything from 19.94 to 20.06, and so does a logit. The weights stay what they are; the
 products are added up and kept in float32.
@@ -11,6 +12,7 @@ it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -19,6 +21,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 HEAD, GAIN = "score.", "score.gain"  # names in a Hugging Face classifier
+
+
+def zero_head(head: nn.Linear) -> None:
+    """Sets a head to zero: a critic's first values are then 0, whatever the model computes."""
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+
+
+def draw_head(head: nn.Linear, seed: int) -> None:
+    """Draws a reward model's head of width H from N(0, 1 / (H + 1)), and sets its bias to 0.
+
+    Hidden states leave the last norm with about unit variance in every dimension, so the first scores are of order 1,
+    and the gradient reaches the layers below from the first update on. From a head of zeros both must first grow,
+    which takes hundreds of updates at the rates of large models. The draw is the same on every process, in every dtype
+    (up to its rounding) and on every device.
+
+    Source: Stiennon et al. 2020, appendix B.1; Huang et al. 2024, "The N+ Implementation Details of RLHF with PPO".
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        if head.bias is not None:
+            head.bias.zero_()
 
 
 def keep_float32(head: nn.Module | None) -> None:

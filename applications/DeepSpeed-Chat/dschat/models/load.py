@@ -29,6 +29,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from dschat.errors import UserError
+from dschat.models.heads import draw_head, zero_head
 from dschat.models.lora import adapter_alone, base_of, has_score_head, merge_adapter, named_base
 from dschat.models.opening import (
     PLAIN,
@@ -138,9 +139,11 @@ def load_scalar(
     for_this_run: bool = False,
     opening: Opening = PLAIN,
     may_grow: bool = True,
+    head_seed: int | None = None,
 ) -> Any:
-    """Opens a sequence classifier with one label; from a causal LM the head is new, and starts at zero, if it
-    `may_be_new`.
+    """Opens a sequence classifier with one label; from a causal LM the head is new, if it `may_be_new`.
+
+    A new head is drawn with `head_seed` (a reward model's, see `heads.draw_head`), or zero without one (a critic's).
 
     `for_this_run` accepts a family of which transformers knows no sequence classifier, and makes one: a critic, which
     nobody opens elsewhere. `may_grow`: the embeddings get rows for ids of the tokenizer that they lack; a model that
@@ -175,8 +178,8 @@ def load_scalar(
     if new and not may_be_new:
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
     if new:
-        logger.info("%s %s: a new score head, starting at zero", flag, path)
-    if lacks_head:
+        start_head(head, head_seed, f"{flag} {path}")
+    elif lacks_head:  # the adapter brings a trained one
         zero_head(head)
     _fit(model, tokenizer, opening.placement, f"{flag} {path}")
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -185,6 +188,16 @@ def load_scalar(
     for adapter in adapters:
         merge_adapter(model, adapter, f"{flag} {path}", weights, opening.placement)
     return model
+
+
+def start_head(head: nn.Linear, seed: int | None, where: str) -> None:
+    """Starts a new head, drawn with `seed` or at zero without one, and logs which."""
+    if seed is None:
+        logger.info("%s: a new score head, starting at zero", where)
+        zero_head(head)
+    else:
+        logger.info("%s: a new score head, drawn from N(0, 1 / %d)", where, head.in_features + 1)
+        draw_head(head, seed)
 
 
 def load_classifier(path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -358,12 +371,6 @@ def classifier_class(config: PreTrainedConfig) -> Any:
     name = causal_lm.__name__.replace("ForCausalLM", "ForSequenceClassification")
     members = {"base_model_prefix": causal_lm.base_model_prefix}
     return type(name, (GenericForSequenceClassification, family), members)
-
-
-def zero_head(head: nn.Linear) -> None:
-    """Lets a new head start at zero."""
-    for parameter in head.parameters():
-        nn.init.zeros_(parameter)
 
 
 def _disable_dropout(config: PreTrainedConfig) -> None:

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from dschat.common.launch import Processes, as_arguments, run_step
 from dschat.errors import UserError
@@ -41,13 +42,31 @@ class Scale:
 FULL = Scale(4000, 6144, 768, 3, 2, 16, 64, 40, 20)
 SMALL = Scale(64, 64, 48, 1, 1, 16, 16, 3, 2)  # shows that every part runs; learns nothing
 
-# Name of each run of the quickstart → its folder and flags. The third tells why the second is faster: PPO's advantages
+
+@dataclass(frozen=True)
+class Step3Run:
+    """A run of the quickstart's step 3."""
+
+    folder: str
+    critic: Literal["reward", "sft"]  # the model that the critic starts from
+    flags: Sequence[str]
+
+
+# Name of each run of the quickstart → what it is. The first two start the critic from the reward model, as published,
+# and the others from the SFT model with a head of zeros. The last tells why MA-PPO is faster then: PPO's advantages
 # reach as far back over tokens as MA-PPO's when its λ is .95^(1/5) = .99.
 RUNS = {
-    "PPO (n = 1)": ("step3-ppo", ["--ngram", "1"]),
-    "MA-PPO (n = 5)": ("step3-ma-ppo", ["--ngram", "5"]),
-    "PPO, λ = .99": ("step3-ppo-99", ["--ngram", "1", "--lam", "0.99"]),
+    "PPO (n = 1)": Step3Run("step3-ppo", "reward", ["--ngram", "1"]),
+    "MA-PPO (n = 5)": Step3Run("step3-ma-ppo", "reward", ["--ngram", "5"]),
+    "PPO, SFT critic": Step3Run("step3-ppo-sft-critic", "sft", ["--ngram", "1"]),
+    "MA-PPO, SFT critic": Step3Run("step3-ma-ppo-sft-critic", "sft", ["--ngram", "5"]),
+    "PPO, SFT critic, λ = .99": Step3Run("step3-ppo-99-sft-critic", "sft", ["--ngram", "1", "--lam", "0.99"]),
 }
+# The loss compares the numbers at every token, so that a response that was cut has a score that was learnt, and a
+# critic that starts from the reward model knows something of responses that have not ended.
+REWARD_LOSS = ["--reward_loss", "per_sample"]
+# Points that a response loses where it is cut. Scores of the quickstart's responses lie within some 3 points.
+MISSING_EOS_PENALTY = 5
 
 
 def make_folder(folder: Path, content: str) -> Path:
@@ -98,12 +117,18 @@ def train_reward_model(
     pairs: Path, sft: Path, output: Path, scale: Scale, more: Sequence[str], processes: Processes
 ) -> None:
     """Step 2 on the first share of the comparisons, with more flags."""
+    run_step("reward", [*reward_model_flags(pairs, sft, output, scale, processes), *more], processes)
+
+
+def reward_model_flags(pairs: Path, sft: Path, output: Path, scale: Scale, processes: Processes) -> list[str]:
+    """Step 2 on the first share of the comparisons."""
     batch = processes.share(scale.batch)
-    flags = supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)
-    run_step("reward", [*flags, *more], processes)
+    return supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)
 
 
-def ppo_flags(data: Path, sft: Path, reward: Path, output: Path, scale: Scale, processes: Processes) -> list[str]:
+def ppo_flags(
+    data: Path, sft: Path, reward: Path, output: Path, scale: Scale, processes: Processes, eos_penalty: float = 2
+) -> list[str]:
     """Step 3 on the prompts of the other share; all runs start from the same models and see the same prompts."""
     flags = {
         "--data_path": data / "comparisons",
@@ -121,12 +146,14 @@ def ppo_flags(data: Path, sft: Path, reward: Path, output: Path, scale: Scale, p
         "--max_answer_seq_len": 64,
         "--actor_learning_rate": 1e-3,
         "--kl_ctl": 0.05,
-        "--missing_eos_penalty": 2,
+        "--missing_eos_penalty": eos_penalty,
         "--warmup_ratio": 0.05,
     }
     return [*as_arguments(flags), "--whiten_advantages"]
 
 
-def critic_flags(sft: Path) -> list[str]:
-    """The critic of step 3 starts from the SFT model and has everything to learn: then the score's reach matters."""
-    return as_arguments({"--critic_model_name_or_path": sft, "--critic_learning_rate": 2e-3})
+def critic_flags(start: Path) -> list[str]:
+    """The critic of step 3, which starts from this model. From the SFT model it has everything to learn: then it
+    matters how far back a score reaches.
+    """
+    return as_arguments({"--critic_model_name_or_path": start, "--critic_learning_rate": 2e-3})

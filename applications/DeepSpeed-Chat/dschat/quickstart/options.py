@@ -7,7 +7,7 @@ from typing import Literal
 
 from dschat.config.common import EngineFlags, OptimisationFlags, OutputFlags
 from dschat.config.processes import LaunchFlags
-from dschat.config.rules import check_flags, flag, like
+from dschat.config.rules import AT_LEAST_1, check_flags, flag, like
 
 
 @dataclass(kw_only=True)
@@ -33,6 +33,7 @@ class QuickstartOptions(ExampleFlags):
     output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/quickstart"))
     num_gpus: Literal[1, 2, 4, 8] = like(LaunchFlags, "num_gpus", 1, "processes, each on a GPU or CPU")
     zero_stage: Literal[0, 1, 2, 3] = like(EngineFlags, "zero_stage", help="ZeRO stage of every model")
+    jobs: int = flag("runs of step 3 at a time, where each is one process", 2, AT_LEAST_1)
 
 
 @dataclass(kw_only=True)

@@ -62,6 +62,7 @@ class SeedKind(IntEnum):
     SELF_CHECK = 3
     COMPLETION = 4
     REFILL = 5
+    HEAD = 6
 
 
 def derive_seed(*parts: int) -> int:

@@ -20,6 +20,8 @@ LARGEST_REPETITION = 0.5
 SMALLEST_EXPLAINED_VARIANCE = -1.0
 FEW_TOKENS = 8  # mean length of responses that are hardly more than a word
 SHRUNK_TO = 0.25  # part of the first rollout's mean length
+ENOUGH_SCORES = 8  # of a rollout on all ranks, for their standard deviation
+SMALLEST_KL = 1.0  # nats per response: a policy that may move no further hardly changes
 USUAL_INTERVAL = 50  # updates, without --eval_interval
 
 Metrics = Mapping[str, float]
@@ -86,14 +88,48 @@ def count_alarm(metrics: Metrics) -> str | None:
     )
 
 
+def spread_of(metrics: Metrics) -> float:
+    """Standard deviation of a rollout's scores as they are trained on: normalised, where they are normalised."""
+    spread = metrics.get("objective/scores_std", 0.0)
+    deviation = metrics.get("objective/scores_running_std", 1.0)
+    return spread / deviation if deviation > 0 else 0.0
+
+
+def scale_alarm(metrics: Metrics, spread: float, rows: int) -> str | None:
+    """The KL penalty of a response is larger than the differences between scores, so that the policy stays where it is
+    or returns there.
+
+    Gaussian scores of standard deviation s, with the coefficient β, are maximised at a KL of s² / (2 β²) nats: half a
+    nat where s = β. The KL counts as one nat at least, so that the first rollout shows a scale that is too small.
+
+    Args:
+        metrics: of an iteration.
+        spread: largest `spread_of` so far. Scores of a trained policy may all be high; then they differ less.
+        rows: of a rollout on all ranks.
+    """
+    kl, coefficient = max(metrics["objective/kl"], SMALLEST_KL), metrics.get("objective/kl_coef", 0.0)
+    if rows < ENOUGH_SCORES or spread >= coefficient * kl:
+        return None
+    remedy = "a smaller --kl_ctl"
+    if "objective/scores_running_std" not in metrics:
+        remedy = "--normalize_scores, a smaller --kl_ctl, or a reward model with a larger margin (step 2)"
+    return (
+        f"the KL penalty outweighs the scores: their standard deviation is {spread:.2g}, and --kl_ctl"
+        f" {coefficient:.2g} × {kl:.2g} nats = {coefficient * kl:.2g}. The policy gains more by staying at the"
+        f" reference than by better scores. Try {remedy}"
+    )
+
+
 class Alarms:
     """Reads the metrics of every iteration; each alarm is logged at most once in so many updates."""
 
-    def __init__(self, max_kl: float | None, stops: bool, interval: int, rows: int) -> None:
-        """Takes --max_kl in nats, whether a KL above it ends the run, updates between two lines of the same alarm, and
-        the rows of a rollout on all ranks.
+    def __init__(self, max_kl: float | None, stops: bool, interval: int, rows: int, checks_scale: bool = True) -> None:
+        """Takes --max_kl in nats, whether a KL above it ends the run, updates between two lines of the same alarm, the
+        rows of a rollout on all ranks, and whether the scale of scores matters.
         """
         self._max_kl, self._stops, self._interval, self._rows = max_kl, stops, interval, rows
+        self._checks_scale = checks_scale
+        self._spread = 0.0  # largest spread of scores so far
         self._logged: dict[str, int] = {}  # alarm → after how many updates it was logged last
         self._ended = False  # a response has ended with EOS
         self._first_length: float | None = None  # mean length of the first rollout's responses, in tokens
@@ -101,7 +137,8 @@ class Alarms:
     @classmethod
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> Alarms:
         interval = config.eval_interval or USUAL_INTERVAL
-        return cls(config.max_kl, config.kl_action == "stop", interval, plan.global_responses)
+        stops = config.kl_action == "stop"
+        return cls(config.max_kl, stops, interval, plan.global_responses, not config.scores_are_rescaled)
 
     def check(self, metrics: Metrics, update: int, may_stop: bool = True) -> str | None:
         """Logs what is wrong after so many updates; returns why the run must end, if it must.
@@ -111,6 +148,7 @@ class Alarms:
         """
         if "objective/kl" not in metrics:
             return None
+        self._spread = max(self._spread, spread_of(metrics))
         found = {
             "kl": kl_alarm(metrics, self._max_kl),
             "length": length_alarm(metrics, self._rows),
@@ -119,6 +157,7 @@ class Alarms:
             "short": short_alarm(metrics, self._first_length),
             "critic": critic_alarm(metrics),
             "counted": count_alarm(metrics),
+            "scale": scale_alarm(metrics, self._spread, self._rows) if self._checks_scale else None,
         }
         self._ended = self._ended or metrics["response/eos_rate"] > 0
         if self._first_length is None:
@@ -132,12 +171,18 @@ class Alarms:
         return f"{after(update)}, {found['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
 
     def state_dict(self) -> Json:
-        return {"logged": self._logged, "ended": self._ended, "first_length": self._first_length}
+        return {
+            "logged": self._logged,
+            "ended": self._ended,
+            "first_length": self._first_length,
+            "spread": self._spread,
+        }
 
     def load_state_dict(self, state: Json) -> None:
         self._logged = dict(state["logged"])
         self._ended = state["ended"]
         self._first_length = state["first_length"]
+        self._spread = state["spread"]
 
     def _log(self, name: str, message: str, update: int) -> None:
         last = self._logged.get(name)

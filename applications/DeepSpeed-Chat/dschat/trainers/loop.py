@@ -61,6 +61,10 @@ class Algorithm(Protocol):
     def evaluate(self) -> tuple[Metrics, list[Sample]]:
         """Metrics of the held-out examples, the same on every rank, and samples; {} without such examples."""
 
+    def conclude(self, result: Metrics) -> None:
+        """Warns about the trained models at the end of the run; `result` is the last evaluation, which may be {}."""
+        return None
+
     def state_dict(self) -> Progress:
         """What the algorithm must know to go on, beside models and optimisers."""
         return Progress(0, {}, {})
@@ -113,10 +117,11 @@ class Loop:
                 self.checkpoints.save(self.state_dict())
             self.folders.save_final()
             with evaluation_after_saving(self.config.output_dir):
-                if self.algorithm.checks_trained:  # a reward head of zeros passes whatever the model computes
+                if self.algorithm.checks_trained:  # trained weights show more than those at the start
                     self.self_check()
                 result = self.evaluate()
         self.folders.describe_final()
+        self.algorithm.conclude(result)
         return result
 
     def train_epoch(self, total: int, bar: Bar) -> None:

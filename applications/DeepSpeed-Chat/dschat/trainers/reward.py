@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 2, the reward model: the chosen response of a pair shall score above the rejected one."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from dschat.config.ppo import PPOConfig
 from dschat.data.collate import collate_pairs
 from dschat.data.examples import PairExample
 from dschat.models.engines import TrainedScalar
-from dschat.run.distributed import device
+from dschat.run.distributed import device, is_main
 from dschat.trainers.selfcheck import check_scalar
 from dschat.trainers.supervised import RowStatistics, Task, statistics_of_rows
 from macro_actions.reward_losses import Pairs, RewardLoss, reward_loss
+
+logger = logging.getLogger(__name__)
+
+FEWEST_NATS = 5.0  # that a pair's margin must move the policy by at step 3's default --kl_ctl
 
 
 class RewardTask(Task[PairExample, TrainedScalar]):
@@ -59,9 +65,36 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         margins = torch.tensor([example.margin for example in examples], dtype=torch.float32, device=device())
         return chosen, rejected, Pairs(ids, other_ids, mask, other_mask, margins)
 
+    def conclude(self, metrics: Mapping[str, float]) -> None:
+        warning = margin_warning(metrics["accuracy"], metrics["margin"])
+        if warning is not None and is_main():
+            logger.warning("%s", warning)
+
     def self_check(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> None:
         tokens = self.collate(examples)
         check_scalar(engine, (tokens["input_ids"], tokens["attention_mask"]), self._pad_id)
 
     def collate(self, examples: Sequence[PairExample]) -> dict[str, Tensor]:
         return {name: x.to(device()) for name, x in collate_pairs(examples, self._pad_id).items()}
+
+
+def margin_warning(accuracy: float, margin: float) -> str | None:
+    """Says that step 3 will learn little from a reward model; None where it can.
+
+    With the coefficient β of the KL penalty, the best policy prefers the chosen response of a pair to the rejected one
+    by margin / β nats more than the reference does (Rafailov et al. 2023, equation 5).
+
+    Args:
+        accuracy: share of pairs that are ranked right.
+        margin: mean of chosen score − rejected score.
+    """
+    coefficient = PPOConfig.kl_coef
+    nats = max(0.0, margin / coefficient)
+    if nats >= FEWEST_NATS:
+        return None
+    return (
+        f"the scores of a pair differ by only {margin:.2g} on average (accuracy {accuracy:.3f}): with --kl_ctl"
+        f" {coefficient:g}, step 3 will prefer the chosen response by at most {nats:.2g} nats, and its KL penalty"
+        " decides. Train longer or with a higher --learning_rate (or --reward_gain), or give step 3"
+        " --normalize_scores or a smaller --kl_ctl."
+    )

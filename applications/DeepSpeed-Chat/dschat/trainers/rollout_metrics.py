@@ -137,6 +137,7 @@ def rollout_metrics(batch: PPOBatch, lam: float, lam_alpha: float | None = None)
     objective/…, response/…, macro/…, val/num_eos_tokens and, of a critic, val/explained_variance and macro/lambda_eff:
     GAE's λ acts per macro action, per token that is λ_eff = λ^(1/mean macro length). KL in nats. Of the responses,
     score_length_correlation is Pearson's, and repetition the share of 4-grams that the response has had before.
+    scores_std is the standard deviation of the scores as their source gave them, with the denominator of a population.
     """
     mask, macro, trajectory = batch.response_mask, batch.macro, batch.trajectory
     rows, tokens, macros = mask.shape[0], mask.sum(), macro.mask.sum()
@@ -200,6 +201,7 @@ def _with_correlation(metrics: dict[str, float]) -> dict[str, float]:
     length, score, product = (metrics.pop(name) for name in ("l", "s", "ls"))
     spreads = [_spread(metrics.pop(f"{name}²"), mean) for name, mean in (("l", length), ("s", score))]
     correlation = (product - length * score) / math.sqrt(math.prod(spreads)) if all(spreads) else 0.0
+    metrics["objective/scores_std"] = math.sqrt(spreads[1])
     metrics["response/score_length_correlation"] = min(max(correlation, -1.0), 1.0)
     return metrics
 

@@ -70,6 +70,12 @@ class Task(Protocol[Example, AnyEngine]):
     def self_check(self, engine: AnyEngine, examples: Sequence[Example]) -> None:
         """Raises UserError if the model is computed wrongly."""
 
+    def conclude(self, metrics: Mapping[str, float]) -> None:
+        """Warns about what was trained. The metrics have no prefix; they are those of the last evaluation, or of the
+        last update where nothing is held out.
+        """
+        return None
+
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         """Evaluation metrics from the evaluation's mean loss and statistics."""
         return means
@@ -90,6 +96,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         self.shown: Mapping[str, str] = {"loss": f"loss/{task.name}"}
         self.lengths: Sequence[int] = lengths_of(task.train)
         self.size = pass_size(run.plan)
+        self.last_update: Metrics = {}
 
     def prepare(self) -> None:
         self.task.prepare(self.engine)
@@ -116,7 +123,8 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         if self.nonfinite.in_update({"model": self.engine}, iteration, lambda: self._tensors(batches)):
             return {SKIPPED_NONFINITE: 1.0, "lr": learning_rate}
         norm = {"skipped": 1.0} if self.engine.skipped else {"grad_norm": self.engine.grad_norm}
-        return {**with_variances(sums.reduce()), **norm, "lr": learning_rate}
+        self.last_update = {**with_variances(sums.reduce()), **norm, "lr": learning_rate}
+        return self.last_update
 
     def _micro_batches(self, work: Work) -> Work:
         """The example numbers of an update, cut anew where that is by tokens."""
@@ -129,6 +137,13 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
     def _tensors(self, batches: list[list[Example]]) -> dict[str, Tensor]:
         parts = [(number, self.task.collate(batch)) for number, batch in enumerate(batches)]
         return {f"{number}.{name}": x for number, part in parts for name, x in part.items()}
+
+    def conclude(self, result: Metrics) -> None:
+        """The task's warnings, from the last evaluation or, where nothing is held out, from the last update."""
+        prefix, metrics = ("eval/", result) if result else ("train/", self.last_update)
+        found = {name.removeprefix(prefix): x for name, x in metrics.items() if name.startswith(prefix)}
+        if found:
+            self.task.conclude(found)
 
     @torch.no_grad()
     def evaluate(self) -> tuple[Metrics, list[Sample]]:
