@@ -14,7 +14,18 @@ from cli_runs import built_once
 from launches import WORKERS, run_ranks
 from recorded import FAST_CASES, Case
 
-CHECKS = ("updates", "chunks", "generation", "saving", "evaluation", "lora", "loading", "shared_base", "self_checks")
+CHECKS = (
+    "updates",
+    "chunks",
+    "generation",
+    "saving",
+    "evaluation",
+    "lora",
+    "loading",
+    "shared_base",
+    "self_checks",
+    "reduction",
+)
 FAULTS = ("resume", "nonfinite", "empty")  # of tests that are slow
 
 

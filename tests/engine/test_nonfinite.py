@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from factories import engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, weights_of, whole_state
+from dschat.errors import UserError
+from factories import engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, whole_state
 
 ROWS = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3)
 
@@ -66,10 +67,58 @@ def test_a_gradient_that_is_not_finite_changes_nothing(stage, clipping, group):
     assert largest_difference(whole_state(engine), whole_state(other)) == 0
 
 
-def test_gradients_whose_norm_overflows(group):
-    """Each number is finite, their squares are not."""
-    engine = engine_at(0)
-    before = weights_of(engine)
+@pytest.mark.parametrize(("stage", "dtype"), [(0, torch.float32), *((stage, torch.bfloat16) for stage in (1, 2, 3))])
+def test_gradients_whose_norm_overflows(stage, dtype, group):
+    """Each number is finite, their squares are not: in bf16 it is DeepSpeed's own check that leaves the update out."""
+    engine, other = engine_at(stage, dtype=dtype), engine_at(stage, dtype=dtype)
+    update(engine)
+    update(other)
+    before, rate = whole_state(engine), engine.learning_rate
     update(engine, factor=1e30)
-    assert engine.nonfinite == "gradient norms"
-    assert largest_difference(weights_of(engine), before) == 0
+    assert engine.nonfinite == "gradient norms" and not engine.skipped
+    assert largest_difference(whole_state(engine), before) == 0 and engine.learning_rate == rate
+    update(engine)
+    update(other)
+    assert largest_difference(whole_state(engine), whole_state(other)) == 0
+
+
+def test_an_update_that_deepspeed_leaves_out_by_itself_is_skipped(group, tmp_path):
+    """In bf16, with gradients that are finite: it is said, and a checkpoint of then goes on alike."""
+    engine = engine_at(2, dtype=torch.bfloat16)
+    update(engine)
+    before, rate, optimizer = whole_state(engine), engine.learning_rate, engine._engine.optimizer
+    real = type(optimizer).has_overflow
+    optimizer.has_overflow = lambda **_: True
+    norm = engine._engine.get_global_grad_norm
+    engine._engine.get_global_grad_norm = lambda: 1.0
+    update(engine)
+    optimizer.has_overflow, engine._engine.get_global_grad_norm = real.__get__(optimizer), norm
+    assert engine.skipped and engine.nonfinite is None
+    assert largest_difference(whole_state(engine), before) == 0 and engine.learning_rate == rate
+    engine.save_checkpoint(tmp_path / "step-2")
+    resumed = engine_at(2, dtype=torch.bfloat16)
+    resumed.load_checkpoint(tmp_path / "step-2")
+    assert resumed._engine.skipped_steps == 1
+    for one in (engine, resumed):
+        update(one)
+    assert not engine.skipped and engine.learning_rate == resumed.learning_rate != rate
+    assert largest_difference(whole_state(engine), whole_state(resumed)) == 0
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_an_update_that_is_applied_all_the_same_is_refused(stage, group, monkeypatch):
+    engine = engine_at(stage)
+    update(engine)
+    adam = engine._engine.basic_optimizer
+    step = engine._engine.step
+
+    def applied():
+        step()
+        if engine._engine.is_gradient_accumulation_boundary():
+            for state in adam.state.values():
+                state["step"] += 1
+
+    monkeypatch.setattr(engine._engine, "step", applied)
+    update(engine)
+    with pytest.raises(UserError, match="applied an update with numbers that are not finite.*deepspeed>=0.19.8"):
+        update(engine, 1.0, *SPOILED["NaN"])

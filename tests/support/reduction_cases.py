@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers' check of DeepSpeed's reduction: engines whose gradients are right, and some that lose a part."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dschat.errors import UserError
+from dschat.models.lora import add_lora
+from dschat.run.distributed import rank
+from dschat.run.state import random_states
+from factories import (
+    engine_of,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    pad_rows,
+    ragged_rows,
+    whole_state,
+)
+
+SPOILED = "model.layers.0.mlp.up_proj.weight"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+CASES = [(stage, dtype) for dtype in DTYPES for stage in (0, 1, 2, 3)]
+OTHERS = ("lora", "checkpointing", "offload", "scalar")
+
+
+def update(engine: Any) -> str | None:
+    """One update of two micro-batches, other rows on each process; what is said where it is refused."""
+    rows = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3 + rank())
+    for part in (rows[:2], rows[2:]):
+        ids, attention_mask, mask = pad_rows(part)
+        if hasattr(engine.module.inner, "score"):
+            loss = engine(ids, attention_mask)[attention_mask].square().sum() / 50
+        else:
+            logprobs, _ = engine(ids, attention_mask, mask.shape[1])
+            loss = -torch.where(mask, logprobs, 0.0).sum() / 30
+        engine.backward(loss)
+        try:
+            engine.step()
+        except UserError as error:
+            return str(error)
+    return None
+
+
+def engine_at(stage: int, dtype: str = "fp32", **options: Any) -> Any:
+    """An engine of the toy model."""
+    model = options.pop("model", None) or make_causal_lm()
+    return engine_of(model, 2, 2, zero_stage=stage, dtype=DTYPES[dtype], **options)
+
+
+def lose(engine: Any, share: float) -> None:
+    """Leaves so much of a weight's gradient, behind autograd and before the reduction."""
+
+    def left(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(share * gradient for gradient in gradients)
+
+    names = {name.removeprefix("inner."): parameter for name, parameter in engine.module.named_parameters()}
+    engine._watch.nodes[names[SPOILED]].register_prehook(left)
+
+
+def reduction(folder: Path, keep: Callable[..., None]) -> None:
+    """`said`: what checks say, None where they agree. `moved`: whether a check changed anything."""
+    said: dict[str, Any] = {}
+    moved: dict[str, bool] = {}
+    for stage, dtype in CASES:
+        case = f"{stage}-{dtype}"
+        checked, unchecked = engine_at(stage, dtype), engine_at(stage, dtype)
+        checked.check_reduction()
+        before = random_states()
+        said[f"right-{case}"] = update(checked) or checked._reduction and "not compared"
+        same_states = all(torch.equal(x, before[name]) for name, x in random_states().items())
+        update(unchecked)
+        moved[case] = largest_difference(whole_state(checked), whole_state(unchecked)) > 0 or not same_states
+        said[f"again-{case}"] = update(checked)  # nothing is left of the check
+        for name, share in (("dropped", float(rank() == 0)), ("halved", 0.5)):
+            engine = engine_at(stage, dtype)
+            engine.check_reduction()
+            lose(engine, share)
+            said[f"{name}-{case}"] = update(engine)
+    for stage in (2, 3):
+        adapted = make_causal_lm()
+        add_lora(adapted, 2, ["q_proj", "v_proj"], "unused")
+        options: dict[str, dict[str, Any]] = {
+            "lora": {"model": adapted},
+            "checkpointing": {"gradient_checkpointing": True, "dtype": "bf16"},
+            "offload": {"offload": True},
+            "scalar": {"model": make_classifier(), "dtype": "bf16"},
+        }
+        for name, given in options.items():
+            engine = engine_at(stage, **given)
+            engine.check_reduction()
+            said[f"{name}-{stage}"] = update(engine) or engine._reduction and "not compared"
+    keep(folder, "reduction", {"said": said, "moved": moved})
+
+
+CHECKS = {"reduction": reduction}
