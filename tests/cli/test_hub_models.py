@@ -49,8 +49,8 @@ def run_in(tmp_path, step, flags, name):
 
 def generate(tmp_path, policy, reward, data, name):
     """`inference_with_rewards.py`: the rows that it writes."""
-    words = ["--proj", tmp_path / name, "--model", policy, "--reward-model", reward, "--data-path", data]
-    words += ["--num-samples", SAMPLES, "--max-new-tokens", 12, "--name", name]
+    words = ["--proj-path", tmp_path / name, "--dataset", "own", "--model", policy, "--reward-model", reward]
+    words += ["--data-path", data, "--num-samples", SAMPLES, "--max-new-tokens", 12]
     script = ROOT / "inference" / "inference_with_rewards.py"
     run_forked(script, list(map(str, words)), tmp_path / f"printed {name}").expect(0)
     (file,) = (tmp_path / name).rglob("*.jsonl")

@@ -46,8 +46,7 @@ def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token
     that the vocabulary holds in reserve, the unknown token, another special token that neither ends nor writes turns.
     Where there is none of them, eos pads: masks tell padding from ends. But the classifier that a step saves
     (`for_classifier`) needs a pad token of its own, since transformers reads its score at the last token that is not
-    padding: then ``<pad>`` is added, unless the vocabulary has holes, and the tokenizer has one id more than the model
-    has rows.
+    padding: then ``<pad>`` is added, unless the vocabulary has holes, and the model may lack a row for it.
 
     `end_token` is --end_of_conversation_token, which cannot pad. Raises UserError: nothing to load, or no eos token.
     """
@@ -65,9 +64,8 @@ def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token
         elif for_classifier and id_count(tokenizer) == len(tokenizer):  # else it would get another token's id
             tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
             logger.warning(
-                "%s %s: the tokenizer has no pad token, and none in reserve: %s is added; the embeddings grow by one "
-                "row",
-                *(flag, path, ADDED_PAD),
+                "%s %s: the tokenizer has no pad token, and none in reserve: %s is added, with the id %d",
+                *(flag, path, ADDED_PAD, tokenizer.pad_token_id),
             )
         else:
             tokenizer.pad_token = tokenizer.eos_token
