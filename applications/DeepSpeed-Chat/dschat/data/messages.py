@@ -69,7 +69,8 @@ def _checked(raw: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
         )
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = content = _joined_parts(content, name, origin)
+        content = _joined_parts(content, name, origin)
+        message["content"] = content
     if content is not None or message["role"] != "assistant" or "tool_calls" not in message:
         check_text(content, f"content of {name}", origin)
     return message

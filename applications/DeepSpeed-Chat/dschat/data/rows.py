@@ -43,9 +43,8 @@ class Row:
 
     def reply(self, column: Literal["chosen", "rejected"]) -> dict[str, Any] | None:
         """A response as the assistant's message; None if the row has none."""
-        message, text = (
-            (self.chosen_message, self.chosen) if column == "chosen" else (self.rejected_message, self.rejected)
-        )
+        message = self.chosen_message if column == "chosen" else self.rejected_message
+        text = self.chosen if column == "chosen" else self.rejected
         if message is not None or text is None:
             return message
         return {"role": "assistant", "content": text}

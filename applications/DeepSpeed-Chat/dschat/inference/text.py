@@ -287,7 +287,8 @@ def score_pairs(
     entries = []
     for prompt, better, worse in zip(prompts, chosen.tolist(), rejected.tolist(), strict=True):
         written = prompt.columns
-        written |= {column: message_text(prompt.row.reply(column) or {}) for column in ("chosen", "rejected")}
+        written["chosen"] = message_text(prompt.row.reply("chosen") or {})
+        written["rejected"] = message_text(prompt.row.reply("rejected") or {})
         written |= {"chosen_score": better, "rejected_score": worse}
         entries.append({"number": prompt.index, "row": written})
     return entries

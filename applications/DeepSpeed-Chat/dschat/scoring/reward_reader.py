@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -156,8 +155,8 @@ def readable_rows(tokenizer: PreTrainedTokenizerBase, texts: ResponseTexts) -> l
 
 def encode_dialogues(
     tokenizer: PreTrainedTokenizerBase,
-    dialogues: Sequence[Sequence[Mapping[str, Any]]],
-    arguments: Sequence[Mapping[str, Any]] | None = None,
+    dialogues: Sequence[Sequence[Mapping[str, object]]],
+    arguments: Sequence[Mapping[str, object]] | None = None,
 ) -> tuple[dict[int, list[int]], dict[int, Exception]]:
     """Token ids of dialogues as the chat template writes them, and why it refuses others; both by their numbers.
 
