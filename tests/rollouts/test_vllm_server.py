@@ -98,21 +98,26 @@ def test_two_runs_cannot_share_a_server(server, actor, token):
         first.session(actor).__enter__()
 
 
-def test_a_piece_of_another_version_is_refused(server, actor, token):
-    """By the door, where its request says so; by the worker, where only the piece does. The next run goes on."""
+def test_a_piece_of_another_run_is_never_mixed_in(server, actor, token):
+    """The door refuses its request; the worker drops half a weight that was let in just before."""
     engine = VllmServers([server.url], NEEDS)
     with engine.session(actor):
         pass
-    current, late = f"{engine._run}.2", f"{engine._run}.1"
-    engine._servers.post("/update_weight_version", {"new_version": f"{current}.loading"})
-    engine._servers.post("/start_weight_update", {}, current)
-    (piece,) = pieces(*next(plain_weights(actor)))
-    engine._servers.post("/update_weights", {"update_info": {**piece, "version": current}}, current)
-    with pytest.raises(UserError, match=f"has weights {current}.loading and not {late}"):
-        engine._servers.post("/update_weights", {"update_info": {**piece, "version": late}}, late)
-    with pytest.raises(UserError, match="it refuses, 500"):
-        engine._servers.post("/update_weights", {"update_info": {**piece, "version": late}}, current)
-    with VllmServers([server.url], NEEDS).session(actor) as draw:
+    current, other = f"{engine._run}.2", "another.1"
+    post = engine._servers.post
+    post("/update_weight_version", {"new_version": f"{current}.loading"})
+    post("/start_weight_update", {}, current)
+    name, weight = next(plain_weights(actor))
+    half = next(pieces(name, weight, size=weight.nbytes // 2))
+    with pytest.raises(UserError, match=f"has weights {current}.loading and not {other}"):
+        post("/update_weights", {"update_info": {**half, "version": other}}, other)
+    post("/update_weights", {"update_info": {**half, "version": other}}, current)
+    for name, weight in plain_weights(actor):
+        for piece in pieces(name, weight):
+            post("/update_weights", {"update_info": {**piece, "version": current}}, current)
+    post("/finish_weight_update", {"weight_version": current}, current)
+    engine._count = 2
+    with engine.session_again(actor) as draw:
         assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(4, temperature=0.7), SEEDS), 0.7) < FORWARD * EPS
 
 

@@ -78,19 +78,9 @@ def refuse_body(request: Request) -> JSONResponse | None:
     return None
 
 
-def require_version(version: str, run: str, under_way: str) -> None:
-    """Raises RuntimeError where a piece of weights belongs to another run or update than the one under way.
-
-    Args:
-        version: of the piece: its run's name, a dot and a number.
-        run: which the server has been introduced to last.
-        under_way: the version of the update's first piece.
-    """
-    if version.rpartition(".")[0] != run or version != under_way:
-        raise RuntimeError(
-            f"a piece of weights {version} came amid weights {under_way} of run {run}: another run uses this server."
-            " Give each run servers of its own."
-        )
+def is_of_run(version: str, run: str) -> bool:
+    """Whether a version of weights, a run's name, a dot and a number, is one of this run."""
+    return version.rpartition(".")[0] == run
 
 
 def about(config: VllmConfig) -> dict[str, object]:

@@ -8,6 +8,7 @@ in `dschat.rollouts.vllm_gate`.
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -19,8 +20,10 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferInitInfo
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from dschat.rollouts.vllm_gate import require_version
+from dschat.rollouts.vllm_gate import is_of_run
 from dschat.rollouts.vllm_weights import Temperature, noting, pack_again, wrong_layers
+
+logger = logging.getLogger(__name__)
 
 BACKEND = "dschat"
 
@@ -60,7 +63,6 @@ class TrainerWeights(NCCLWeightTransferEngine):
         self._temperature, self._inputs_first = Temperature(model), frozenset[str]()
         self._columns: dict[str, Tensor] = {}
         self._run = ""
-        self._version: str | None = None  # of the weights that are on their way
         self._pieces = bytearray()  # of the weight that is on its way by HTTP
 
     def init_transfer_engine(self, init_info: RunInfo) -> None:
@@ -72,13 +74,17 @@ class TrainerWeights(NCCLWeightTransferEngine):
 
     def start_weight_update(self) -> None:
         self._columns, self._pieces = {}, bytearray()
-        self._version = None
         super().start_weight_update()
 
     def receive_weights(self, update_info: SentWeights) -> None:
-        """Takes weights, or a piece of one. Raises RuntimeError where they are not those of the update under way."""
-        self._version = self._version or update_info.version
-        require_version(update_info.version, self._run, self._version)
+        """Takes weights, or a piece of one.
+
+        A piece of a run that another has replaced is dropped: it was let in just before. That run's next request is
+        refused, see `dschat.rollouts.vllm_gate`. An error here would leave answers of other workers in vLLM's queues.
+        """
+        if not is_of_run(update_info.version, self._run):
+            logger.warning("dropped weights %s of another run than %s", update_info.version, self._run)
+            return
         weights = self._broadcast(update_info) if update_info.data is None else self._completed(update_info)
         for weight in noting(weights, self._columns, self._inputs_first, self.parallel_config.tensor_parallel_size):
             self.model.load_weights([weight])
