@@ -132,7 +132,7 @@ def new_environment(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
     source = Path(setuptools.__file__).parents[1]
     (site_packages,) = folder.glob("lib/python*/site-packages")
-    for path in (source / "setuptools", *source.glob("setuptools-*.dist-info")):
+    for path in (source / "setuptools", source / "_distutils_hack", *source.glob("setuptools-*.dist-info")):
         (site_packages / path.name).symlink_to(path)
     return folder
 
