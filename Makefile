@@ -7,10 +7,12 @@
 # make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 4 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
 # make test-processors   the numeric tests with the kernels of older processors and this one's, on 1 and 2 threads
+# make test-lowest  the small quickstart and the numeric tests with the lowest versions that setup.py accepts, in an
+#                   environment of its own: .venv-lowest, 8 GB (torch 2.8 comes with CUDA), half an hour on 2 cores
 # make check        ruff, format, types
 # make docs       the documents as a site in build/site; a dead link is an error
 # make benchmark    how fast step 3 is beside what must be computed at least (an hour)
-# All but test-vllm and test-frameworks make .venv (docs .venv-docs as well) and install into it when requirements.txt or setup.py changed.
+# All but test-vllm, test-frameworks and test-lowest make .venv (docs .venv-docs as well) and install into it when requirements.txt or setup.py changed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,11 +21,13 @@ INSTALLED := $(VENV)/installed
 DEV := $(VENV)/installed-dev
 VLLM := .venv-vllm
 VLLM_BIN := $(CURDIR)/$(VLLM)/bin
+LOWEST := .venv-lowest
+LOWEST_BIN := $(CURDIR)/$(LOWEST)/bin
 DOCS := .venv-docs
 FRAMEWORK ?= verl
 FRAMEWORK_BIN := $(CURDIR)/.venv-$(FRAMEWORK)/bin
 
-.PHONY: quickstart programs learners test test-frameworks test-vllm test-processors mutants check docs benchmark install clean
+.PHONY: quickstart programs learners test test-frameworks test-vllm test-processors test-lowest mutants check docs benchmark install clean
 
 install: $(INSTALLED)
 
@@ -93,6 +97,22 @@ test-processors: $(DEV)
 			$(BIN)/python -m pytest -q -n auto --dist loadgroup $(NUMERIC) $(PYTEST_ARGS) || failed=1; \
 	done; done; exit $$failed
 
+# `wheel` and pip's own setuptools build DeepSpeed, which has no wheel for old versions of torch. `make test` covers the
+# newest versions; the parsers, Gradio and vLLM have environments or pins of their own.
+$(LOWEST)/installed: setup.py tests/support/lowest_versions.py
+	test -x $(LOWEST_BIN)/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST_BIN)/python -m pip install --quiet wheel "setuptools>=77" packaging
+	$(LOWEST_BIN)/python tests/support/lowest_versions.py > $(LOWEST)/pins.txt
+	$(LOWEST_BIN)/python -m pip install --quiet "$$(grep '^torch==' $(LOWEST)/pins.txt)"
+	$(LOWEST_BIN)/python -m pip install --quiet --requirement $(LOWEST)/pins.txt
+	$(LOWEST_BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+test-lowest: $(LOWEST)/installed
+	PATH="$(LOWEST_BIN):$$PATH" $(LOWEST_BIN)/python applications/DeepSpeed-Chat/training/quickstart/main.py --small \
+		--output_dir runs/quickstart-lowest $(QUICKSTART_ARGS)
+	PATH="$(LOWEST_BIN):$$PATH" OMP_NUM_THREADS=1 $(LOWEST_BIN)/python -m pytest -n auto --dist loadgroup $(NUMERIC) $(PYTEST_ARGS)
+
 mutants: $(DEV)
 	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_mutants.py -m mutants -q $(PYTEST_ARGS)
 
@@ -115,4 +135,4 @@ benchmark: $(INSTALLED)
 	$(BIN)/python applications/DeepSpeed-Chat/benchmarks/step3.py $(BENCHMARK_ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) .venv-skyrl .venv-verl .venv-trl $(DOCS) build/site runs
+	rm -rf $(VENV) $(VLLM) $(LOWEST) .venv-skyrl .venv-verl .venv-trl $(DOCS) build/site runs

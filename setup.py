@@ -77,7 +77,7 @@ def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) 
             "starlette>=0.37.2",
             "tokenizers>=0.23.1",
             "multiprocess>=0.70.16",
-            "httpx2>=2",
+            "httpx2>=2.7",
             "filelock>=3.10",
         ],
         "extras_require": {

@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
 }
 ANYBODY = {"errors"}
-ENTRANCES = {"__main__", "cli", "launch", "main", "push", "reference", "show_macro_actions"}
+ENTRANCES = {"__main__", "cli", "launch", "main", "push", "reference", "remote", "show_macro_actions"}
 # The core knows torch and a little of the standard library.
 CORE_MAY_IMPORT = {
     "__future__",

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import setuptools
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -127,7 +128,12 @@ def pip(*words: str | Path, target: Path | None = None) -> str:
 
 
 def new_environment(folder: Path) -> Path:
+    """An environment with nothing but this one's setuptools, which builds without an index."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
+    source = Path(setuptools.__file__).parents[1]
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    for path in (source / "setuptools", source / "_distutils_hack", *source.glob("setuptools-*.dist-info")):
+        (site_packages / path.name).symlink_to(path)
     return folder
 
 

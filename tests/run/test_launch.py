@@ -14,8 +14,8 @@ import pytest
 from dschat import launch
 from dschat.config.processes import LaunchFlags
 from dschat.errors import UserError
+from dschat.launch import _launcher_variables as launcher_variables
 from dschat.launch import _run as run_launcher
-from dschat.launch import _variables as variables_file
 from dschat.launch import is_rank, plan_processes, variables_of_a_rank
 
 NVIDIA_SMI = """#!/bin/sh
@@ -188,14 +188,15 @@ def test_what_a_process_of_a_launcher_reads(monkeypatch):
     assert known["DATA"] == "rows.jsonl" and not {"MASTER_ADDR", "NUM_NODES"} & {*known}
 
 
-@pytest.mark.parametrize("content", ["A=1\nB=2\n", "A=1\nB=2"])
-def test_variables_for_other_machines(content, tmp_path, monkeypatch):
-    """Each on a line of its own, however the launcher's own file ends; a file by its whole path is read once."""
+@pytest.mark.parametrize("content", ["A=1\nB=2\n", "A=1\n\n# ours\n B = 2"])
+def test_variables_of_deepspeeds_own_file(content, tmp_path, monkeypatch):
+    """However it ends, with comments and empty lines; a file by its whole path is read once."""
     monkeypatch.setenv("DS_ENV_FILE", str(tmp_path / "told"))
-    monkeypatch.setenv("MA_RLHF_DATA", "/data")
-    monkeypatch.delenv("MA_RLHF_CACHE", raising=False)
     (tmp_path / "told").write_text(content)
-    assert variables_file(tmp_path).read_text() == "A=1\nB=2\nMA_RLHF_DATA=/data\n"
+    assert launcher_variables() == {"A": "1", "B": "2"}
+    (tmp_path / "told").write_text("A=1\nexport\n")
+    with pytest.raises(UserError, match="told:2: the line is not NAME=value"):
+        launcher_variables()
 
 
 @pytest.fixture

@@ -125,7 +125,8 @@ def test_truncated_importance_weights_multiply_the_advantages(batch):
     for clip, weight in ((None, 1.0), (5.0, 2.0), (1.5, 1.5)):
         found, stats = updated(drawn, rollout_is_clip=clip)
         expected, expected_stats = updated(replace(batch, advantages=weight * batch.advantages))
-        assert largest_difference(found, expected) < FORWARD * EPS / 10
+        # Log-probs minus log 2 are rounded once more, and so are the weights: twice the roundings of one pass.
+        assert largest_difference(found, expected) < 2 * FORWARD * EPS / 10
         assert stats == near(expected_stats, scale=0.1)
 
 

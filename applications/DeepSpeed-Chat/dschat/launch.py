@@ -25,6 +25,7 @@ import psutil
 from dschat.config.processes import LaunchFlags
 from dschat.config.rules import check_flags
 from dschat.errors import UserError
+from dschat.remote import VARIABLES, check_paths, delivered, pack, split_variables
 
 LAUNCHER = "MA_RLHF_LAUNCHER"  # the process that has started the launcher: its machine and number
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
@@ -45,6 +46,7 @@ class Processes:
     options: list[str]  # the launcher's own
     hosts: str | None = None  # content of the list of machines where there is none yet
     ssh: bool = False  # the launcher starts those of other machines
+    hostnames: tuple[str, ...] = ()  # the machines that it reaches by ssh
 
     @property
     def alone(self) -> bool:
@@ -132,14 +134,26 @@ def launch(processes: Processes, words: Sequence[str]) -> int:
             hosts = Path(scratch) / "hostfile"
             hosts.write_text(processes.hosts, encoding="utf-8")
             options = ["--hostfile", str(hosts), *options]
-        if processes.ssh:
-            environment[VARIABLES_FILE] = str(_variables(Path(scratch)))
         # That of this environment: another one's, first on the PATH, would start its own Python.
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        command = [*launcher, *options, "--module", "--no_local_rank", "dschat", *words]
-        status = _run(command, environment, local=not processes.ssh)
+        command = [*launcher, *options, "--module", "--no_local_rank", "dschat"]
+        if processes.ssh:
+            status = _run_by_ssh([*command, *pack(words)], environment, processes.hostnames, Path(scratch))
+        else:
+            status = _run([*command, *words], environment, local=True)
         sys.stderr.write(error.read_text(encoding="utf-8"))
     return status
+
+
+def _run_by_ssh(command: Sequence[str], environment: Mapping[str, str], hosts: Sequence[str], scratch: Path) -> int:
+    """Runs the launcher for several machines; `scratch` is a folder for its list of variables."""
+    check_paths()
+    split = split_variables(environment, _launcher_variables())
+    with delivered(split.delivered, hosts) as file:
+        variables = split.exported | {VARIABLES: file}
+        listed = scratch / "variables"
+        listed.write_text("".join(f"{name}={value}\n" for name, value in variables.items()), encoding="utf-8")
+        return _run(command, split.launcher | {VARIABLES_FILE: str(listed)}, local=False)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], local: bool) -> int:
@@ -272,43 +286,54 @@ def _on_machines(flags: LaunchFlags, port: Sequence[str]) -> Processes:
         hosts = "".join(f"node-{node} slots={slots}\n" for node in range(flags.num_nodes))
         count, options = slots * flags.num_nodes, []
     else:
-        count, options = _count_slots(flags.hostfile, flags.num_gpus), ["--hostfile", flags.hostfile]
+        slots_of = _read_hosts(flags.hostfile)
+        count = sum(flags.num_gpus or slots for slots in slots_of.values())
+        options = ["--hostfile", flags.hostfile]
     if flags.num_gpus is not None:
         options += ["--num_gpus", str(flags.num_gpus)]
     options += port
     if flags.node_rank is None:
-        return Processes(count, options, hosts, ssh=True)
+        return Processes(count, options, hosts, ssh=True, hostnames=tuple(slots_of))
     if flags.master_addr is None:
         raise UserError("--master_addr (MASTER_ADDR) is missing: give the address of the first machine.")
     options += ["--no_ssh", "--node_rank", str(flags.node_rank), "--master_addr", flags.master_addr]
     return Processes(count, options, hosts)
 
 
-def _count_slots(hostfile: str, num_gpus: int | None) -> int:
-    """Processes on all machines of a list; `num_gpus`, if given, replaces its numbers of slots."""
+def _read_hosts(hostfile: str) -> dict[str, int]:
+    """The machines of a list with their numbers of slots."""
     try:
         lines = Path(hostfile).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UserError(f"--hostfile {hostfile}: there is no such file.") from error
-    count = 0
+    slots_of: dict[str, int] = {}
     for words in (line.split() for line in lines):
         if not words or words[0].startswith("#"):
             continue
         slots = words[1].removeprefix("slots=") if len(words) > 1 else ""
         if not slots.isdecimal() or int(slots) < 1:
             raise UserError(f'--hostfile {hostfile}: the line of {words[0]} must be like "{words[0]} slots=8".')
-        count += num_gpus or int(slots)
-    if not count:
+        slots_of[words[0]] = int(slots)
+    if not slots_of:
         raise UserError(f'--hostfile {hostfile} names no machine: give lines like "name slots=8".')
-    return count
+    return slots_of
 
 
-def _variables(scratch: Path) -> Path:
-    """The launcher's list of variables for other machines: those of its own file, and where local data are."""
+def _launcher_variables() -> dict[str, str]:
+    """Variables of the file that DeepSpeed's launcher reads: of the home folder, then of the current one.
+
+    Raises:
+        UserError: a line of it is not NAME=value.
+    """
     given = Path(os.environ.get(VARIABLES_FILE, ".deepspeed_env"))
-    places = dict.fromkeys([Path.home() / given, Path.cwd() / given])
-    lines = [line for place in places if place.is_file() for line in place.read_text(encoding="utf-8").splitlines()]
-    lines += [f"{name}={os.environ[name]}" for name in ("MA_RLHF_DATA", "MA_RLHF_CACHE") if name in os.environ]
-    file = scratch / "variables"
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return file
+    variables: dict[str, str] = {}
+    for file in dict.fromkeys([Path.home() / given, Path.cwd() / given]):
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        for number, line in enumerate(lines, start=1):
+            name, equals, value = line.strip().partition("=")
+            if not name or name.startswith("#"):
+                continue
+            if not equals:
+                raise UserError(f"{file}:{number}: the line is not NAME=value; correct it, or begin it with #.")
+            variables[name.strip()] = value.strip()
+    return variables

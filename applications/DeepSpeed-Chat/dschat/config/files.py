@@ -131,20 +131,24 @@ def _read(path: Path, command: str, below: tuple[Path, ...], environ: Mapping[st
 
 def _top_level(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
     """Keys and values of a file, not yet converted; none of an empty file."""
+    line = 1
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
+        content = path.read_bytes()
+        loader = yaml.SafeLoader(content.decode("utf-8-sig"))
         loader.name = str(path)  # in messages
         root = loader.get_single_node()
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not in UTF-8 ({error}): save it in that encoding.") from error
+        line += content.count(b"\n", 0, error.start)
+        raise UserError(f"{path}:{line} is not in UTF-8 ({error.reason}): save the file in that encoding.") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}; correct the file.") from error
     except RecursionError as error:
-        raise UserError(f"{path} is nested too deeply: flags are not nested; write `flag: value` lines.") from error
+        line += loader.line
+        raise UserError(f"{path}:{line} is nested too deeply: flags are not nested; write `flag: value`.") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
-        line = root.start_mark.line + 1
+        line += root.start_mark.line
         raise UserError(f"{path}:{line}: the file must hold `flag: value` on each line, not a list or a single value.")
     return list(root.value)
 

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several machines by ssh: words and variables arrive as they are, through a shell, and secrets are never shown."""
+
+import json
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from dschat import remote
+from dschat.errors import UserError
+from dschat.launch import Processes, launch
+from dschat.remote import delivered, pack, receive, split_variables
+
+# In the place of ssh and pdsh: they note their own words, as `ps` would show them, and hand the command to a shell.
+SSH = """#!/bin/bash
+printf '%s\\n' "ssh $*" >> "$NOTES"
+while [ "$1" = -o ]; do shift 2; done
+host=$1; shift
+[ "$host" != unreachable ] || { echo "no route to host" >&2; exit 255; }
+[ "$1" != hostname ] || { echo 127.0.0.1; exit 0; }
+exec env -i PATH=/usr/bin:/bin HOME="$HOME" bash -c "$*"
+"""
+PDSH = """#!/bin/bash
+printf '%s\\n' "pdsh $*" >> "$NOTES"
+while [ "$1" != -w ]; do shift; done
+IFS=, read -ra hosts <<< "$2"; shift 2
+number=0
+for host in "${hosts[@]}"; do
+    line=$(printf '%s' "$*" | sed "s/%%/\\x01/g; s/%n/$number/g; s/%h/$host/g; s/%u/nobody/g; s/\\x01/%/g")
+    env -i HOME="$HOME" PATH=/usr/bin:/bin bash -c "${line//$PYTHON/$RECORDER}" || exit 3
+    number=$((number + 1))
+done
+"""
+RECORDER = """#!{python}
+import json, os, sys
+sys.path[:0] = {path!r}
+from dschat.remote import receive
+place = sys.argv.index("dschat")
+(rank,) = [word.split("=")[1] for word in sys.argv if word.startswith("--node_rank=")]
+found = dict(words=receive(sys.argv[place + 1:]), environment=dict(os.environ), folder=os.getcwd())
+file = os.environ.get("MA_RLHF_VARIABLES")
+found["mode"] = oct(os.stat(file).st_mode & 0o777) if file else ""
+json.dump(found, open({folder!r} + "/rank-" + rank, "w"))
+"""
+WORDS = [
+    "ppo",
+    "--end_of_conversation_token=<|im_end|>",
+    "--a=x & touch evil",
+    "--b=$(touch evil)",
+    "--c=`touch evil`",
+]
+WORDS += [
+    "--d=two  words",
+    "--e='\"",
+    "--f=line\nbreak",
+    "--g=",
+    "--h=%h %n 100%",
+    "--i=*",
+    "--j=~/x",
+    "--k=é→\U0001f600",
+]
+WORDS += [
+    "--l=a\\b",
+    "--m=!x",
+    "--n=#x",
+    "--o;",
+    "",
+    " ",
+    "packed:eA==",
+    "--data_path",
+    "a",
+    "b*",
+    "--p=${HOME}",
+    "-1",
+]
+SECRETS = {
+    "VLLM_API_KEY": "s3cret one",
+    "HF_TOKEN": "hf_s3cret",
+    "WANDB_API_KEY": "s3cret$HOME",
+    "MLFLOW_TRACKING_TOKEN": "s3cret2",
+}
+SECRETS |= {"OPENAI_API_KEY": "s3cret'\"`id`", "https_proxy": "http://me:s3cret@proxy:8080"}
+PUBLIC = {
+    "HF_HUB_OFFLINE": "1",
+    "WANDB_MODE": "offline",
+    "WANDB_NAME": "my run $(id)",
+    "MA_RLHF_DATA": "/data",
+    "HF_HOME": "",
+}
+
+
+@pytest.fixture
+def machines(tmp_path, monkeypatch):
+    """A folder with stand-ins of ssh and pdsh on the PATH, and of Python on the other machines."""
+    recorder = tmp_path / "recorder"
+    path = [entry for entry in sys.path if entry]
+    programs = {"ssh": SSH, "pdsh": PDSH}
+    programs["recorder"] = RECORDER.format(python=sys.executable, path=path, folder=str(tmp_path))
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    variables = {"NOTES": str(tmp_path / "notes"), "PYTHON": sys.executable, "RECORDER": str(recorder)}
+    for name, value in {**variables, **SECRETS, **PUBLIC, "DS_ACCELERATOR": "cpu", "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("DS_ENV_FILE", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return tmp_path
+
+
+def test_words_and_variables_arrive(machines, capfd):
+    """DeepSpeed's launcher builds the command lines; a shell reads them."""
+    (machines / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n\n# ours\nOWN=a b$HOME\n")
+    hosts = machines / "hosts"
+    processes = Processes(2, ["--hostfile", str(hosts)], ssh=True, hostnames=("first", "second"))
+    assert launch(processes, WORDS) == 0
+    shown = "".join(capfd.readouterr()) + (machines / "notes").read_text()
+    for rank in (0, 1):
+        found = json.loads((machines / f"rank-{rank}").read_text())
+        assert found["words"] == WORDS and found["folder"] == str(machines / "work")
+        expected = SECRETS | PUBLIC | {"NCCL_DEBUG": "INFO", "OWN": "a b$HOME"}
+        assert {name: found["environment"].get(name) for name in expected} == expected
+        assert found["mode"] == "0o600"
+        assert not Path(found["environment"]["MA_RLHF_VARIABLES"]).exists()
+    assert "s3cret" not in shown and "pdsh" in shown and "ssh" in shown
+    assert not list(machines.rglob("evil"))
+
+
+def test_without_secrets_no_file_is_sent(machines):
+    with delivered({}, ["unreachable"]) as path:
+        assert path == ""
+    assert not (machines / "notes").exists()
+
+
+def test_a_machine_that_cannot_be_reached(machines):
+    """What it was to be sent is not in the message; what others got is removed."""
+    with pytest.raises(UserError, match="variables could not be sent to unreachable by ssh: no route to host") as told:
+        with delivered({"KEY": "s3cret"}, ["first", "unreachable"]):
+            raise AssertionError("nothing is started")
+    assert "s3cret" not in str(told.value)
+    path = re.findall(r"rm -f (\S+)", (machines / "notes").read_text())[0]
+    assert not Path(path).exists()
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_packed_word_is_plain(word, monkeypatch):
+    (packed,) = pack([word])
+    assert all(letter.isascii() and (letter.isalnum() or letter in "_+=:,./-") for letter in packed) and packed
+    assert receive([packed]) == [packed]  # of a process that no other machine has started
+    monkeypatch.setenv("MA_RLHF_VARIABLES", "")
+    assert receive([packed]) == [word]
+
+
+def test_a_file_that_is_gone(monkeypatch, tmp_path):
+    monkeypatch.setenv("MA_RLHF_VARIABLES", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match="gone, the variables of this run on this machine, cannot be read"):
+        receive(["ppo"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "how"),
+    [
+        ("HF_TOKEN", "x", "delivered"),
+        ("OPENAI_API_KEY", "x", "delivered"),
+        ("WANDB_PROJECT", "mine", "exported"),
+        ("WANDB_PROJECT", "my own", "delivered"),
+        ("PROJ_PATH", "/p/%h", "delivered"),
+        ("HF_ENDPOINT", "http://me:pw@host", "delivered"),
+        ("HTTPS_PROXY", "http://proxy", "delivered"),
+        ("HF_HUB_OFFLINE", "", "exported"),
+        ("NCCL_DEBUG", "INFO", "launcher"),
+        ("NCCL_HOSTID", "$x", "delivered"),
+        ("MLFLOW_TRACKING_PASSWORD", "x", "delivered"),
+        ("CUDA_VISIBLE_DEVICES", "0", "launcher"),
+        ("MA_RLHF_ERROR_FILE", "/tmp/e", "launcher"),
+    ],
+)
+def test_how_a_variable_gets_there(name, value, how):
+    """`launcher` is the environment of DeepSpeed's launcher, which passes some on by itself."""
+    split = split_variables({name: value}, {})
+    assert (name in split.exported, name in split.delivered) == (how == "exported", how == "delivered")
+    if name.startswith(("MLFLOW", "NCCL")):
+        assert (name in split.launcher) == (how == "launcher")
+
+
+def test_what_the_start_of_python_depends_on():
+    with pytest.raises(UserError, match="PYTHONPATH: the shell of another machine would read its value otherwise"):
+        split_variables({"PYTHONPATH": "/a:$x"}, {})
+    assert "PYTHON_KEYRING_BACKEND" in split_variables({"PYTHON_KEYRING_BACKEND": "x"}, {}).delivered
+
+
+@pytest.mark.parametrize("folder", ["two words", "a&b", "a$b", "a%b"])
+def test_a_folder_that_the_launcher_cannot_name(folder, tmp_path, monkeypatch):
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / folder)
+    with pytest.raises(UserError, match="--hostfile: the current folder, .* use a path of letters, digits"):
+        remote.check_paths()
+
+
+def test_the_file_is_the_owners_alone(machines):
+    with delivered({"KEY": "s3cret"}, ["first"]) as path:
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        assert json.loads(Path(path).read_text()) == {"KEY": "s3cret"}
+    assert not Path(path).exists()
