@@ -52,15 +52,16 @@ class Step3Run:
     flags: Sequence[str]
 
 
-# Name of each run of the quickstart → what it is. The first two start the critic from the reward model, as published,
-# and the others from the SFT model with a head of zeros. The last tells why MA-PPO is faster then: PPO's advantages
-# reach as far back over tokens as MA-PPO's when its λ is .95^(1/5) = .99.
+# Name of each run of the quickstart → what it is. The last two start the critic from the reward model, as published.
+# The others are there to compare with: theirs starts from the SFT model with a head of zeros. The first is where
+# reports count updates to; the third tells why the second is faster: PPO's advantages reach as far back over tokens as
+# MA-PPO's when its λ is .95^(1/5) = .99.
 RUNS = {
-    "PPO (n = 1)": Step3Run("step3-ppo", "reward", ["--ngram", "1"]),
-    "MA-PPO (n = 5)": Step3Run("step3-ma-ppo", "reward", ["--ngram", "5"]),
     "PPO, SFT critic": Step3Run("step3-ppo-sft-critic", "sft", ["--ngram", "1"]),
     "MA-PPO, SFT critic": Step3Run("step3-ma-ppo-sft-critic", "sft", ["--ngram", "5"]),
     "PPO, SFT critic, λ = .99": Step3Run("step3-ppo-99-sft-critic", "sft", ["--ngram", "1", "--lam", "0.99"]),
+    "PPO (n = 1)": Step3Run("step3-ppo", "reward", ["--ngram", "1"]),
+    "MA-PPO (n = 5)": Step3Run("step3-ma-ppo", "reward", ["--ngram", "5"]),
 }
 # The loss compares the numbers at every token, so that a response that was cut has a score that was learnt, and a
 # critic that starts from the reward model knows something of responses that have not ended.
