@@ -123,7 +123,10 @@ def test_a_function_scores_the_responses(options, project, tmp_path):
         ({"reward_function": "f.py:f"}, "both score the responses"),
         ({"reward_model": None, "num_return": 2}, "--num_return 2, which keeps the best one, needs scores"),
         ({"reward_model": None, "ref_scores": True}, "--ref_scores needs scores"),
-        ({"reward_model": None, "reward_function": "f.py:f", "ref_scores": True, "model": None}, "give --model, too"),
+        (
+            {"reward_model": None, "reward_function": f"{__file__}:f", "ref_scores": True, "model": None},
+            "give --model, too",
+        ),
         ({"reward_model": None, "rm_template": True}, "--rm_template says how a reward model reads texts"),
         ({"reward_model": None, "reward_function": "f"}, "--reward_function f"),
     ],
@@ -189,7 +192,9 @@ def test_reference_scores(options, project, tmp_path):
     chosen, rejected = ([row[name] for row in rows] for name in ("reward", "rejected_reward"))
     accuracy = statistics.fmean(a > b for a, b in zip(chosen, rejected, strict=True))
     assert f"rejected {statistics.fmean(rejected):.4f} ± " in line
-    assert line.endswith(f", chosen above rejected {accuracy:.1%}, {len(rows)} rows: {path}")
+    error = 100 * (accuracy * (1 - accuracy) / (len(rows) - 1)) ** 0.5
+    shown = f"{100 * accuracy:.1f} ± {error:.1f} %"
+    assert line.endswith(f", chosen above rejected {shown}, {len(rows)} rows: {path}")
 
 
 def test_reference_scores_are_for_the_same_prompts_as_a_models(run):

@@ -169,7 +169,7 @@ def remove(folder: Path) -> None:
 
 def missing_folders(place: Path) -> list[Path]:
     """A folder and those of its parents that do not exist, the innermost first."""
-    return [folder for folder in (place, *place.parents) if not folder.exists()]
+    return [folder for folder in (place, *place.parents) if not os.path.exists(folder)]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:

@@ -156,7 +156,8 @@ def _folder_problem(output_dir: Path) -> str | None:
         problem = "cannot be written"
     barrier()
     if is_main():
-        (output_dir / mark).unlink(missing_ok=True)
+        if main_problem is None:
+            (output_dir / mark).unlink()
         remove_empty(made)
     return problem
 
