@@ -19,7 +19,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from threading import Thread
 from types import NoneType
@@ -31,6 +31,7 @@ import pyarrow as pa
 from dschat.common.atomic import remove, remove_abandoned, writing_folder
 from dschat.common.fingerprints import content_hash, contents_hash, file_hash
 from dschat.common.progress import progress
+from dschat.data.files import os_error_behind
 from dschat.data.rows import Row
 
 if TYPE_CHECKING:
@@ -227,13 +228,38 @@ def encode_rows(
     Raises:
         UserError: what `make` raises.
         NotStorable: a row that an example holds cannot be kept.
+        OSError: `folder` cannot be written.
     """
     starts = list(range(0, len(rows), BATCH))
     workers = min(workers, len(starts)) if workers > 1 and _can_be_sent(make) else 1
     if not starts or (folder is None and workers == 1):
         return _encode_here(make, rows, title, show)
+    try:
+        return _encode_in_tables(kind, make, rows, title, workers, show, folder)
+    except OSError as error:
+        if folder is not None:
+            raise
+        logger.warning("worker processes need room for temporary files (%s): this process does the work", error)
+        return _encode_here(make, rows, title, show)
+
+
+def _encode_in_tables(
+    kind: type[E],
+    make: MakeExamples[E],
+    rows: Sequence[Any],
+    title: str,
+    workers: int,
+    show: bool,
+    folder: Path | None,
+) -> tuple[Sequence[E], Counter[str]]:
+    """`encode_rows` through tables of the library `datasets`, with temporary files in `folder` or $TMPDIR.
+
+    Raises:
+        OSError: a file could not be written.
+    """
     from datasets import Dataset, Features, Value
 
+    starts = list(range(0, len(rows), BATCH))
     held = {"start": Value("int64"), "rows": Value("large_binary")}
     with ExitStack() as stack:
         stack.enter_context(library(show))
@@ -267,10 +293,15 @@ def _encode_here(make: MakeExamples[E], rows: Sequence[Any], title: str, show: b
     with progress(len(rows), title, unit="row", disable=not show) as bar:
         for start in range(0, len(rows), BATCH):
             made, counts = make(rows[start : start + BATCH], held_out=True)
-            examples += made
+            examples += [_renumbered(example, start) for example in made]
             dropped += counts
             bar.update(min(BATCH, len(rows) - start))
     return examples, dropped
+
+
+def _renumbered(example: Any, start: int) -> Any:
+    """An example whose field `index`, if it has one, counts from the first row instead of the batch's first."""
+    return replace(example, index=start + example.index) if start and hasattr(example, "index") else example
 
 
 def _encode_batch(batch: dict[str, list[Any]], kind: type[E], make: MakeExamples[E], home: int) -> pa.Table:
@@ -300,9 +331,13 @@ def library(show: bool) -> Iterator[None]:
     """Inside, `datasets` shows progress on a terminal alone, and its processes are not forked and end with this one.
 
     Not forked: this process may hold a CUDA context and threads.
+
+    Raises:
+        OSError: a file could not be written, also where the library reports that as an error of its own.
     """
     import datasets
     import multiprocess
+    from datasets.exceptions import DatasetsError
     from multiprocess.context import SpawnContext
     from multiprocess.managers import SyncManager
 
@@ -317,6 +352,11 @@ def library(show: bool) -> Iterator[None]:
     SpawnContext.Manager = manager
     try:
         yield
+    except DatasetsError as error:
+        cause = os_error_behind(error)
+        if cause is None:
+            raise
+        raise OSError(cause.errno, cause.strerror or str(cause), cause.filename) from error
     finally:
         del SpawnContext.Manager  # that of its base class is found again
         multiprocess.set_start_method(method, force=True)
@@ -355,7 +395,7 @@ def open_entry(key: str) -> tuple[dict[str, pa.Table], Json] | None:
     An entry that is damaged is removed.
     """
     folder = cache_folder() / key
-    if not folder.exists():
+    if not os.path.exists(folder):  # also where the cache may not be read
         return None
     try:
         entry = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
