@@ -229,7 +229,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog) -> None:
 
 
 def on_a_full_disk(work: Callable[[], Any], largest: int = 2000) -> Any:
-    """What `work` returns, as a value that can be pickled, in a fork whose files cannot grow beyond a size in bytes."""
+    """What `work` returns, which is sent through a pipe, in a fork whose files cannot grow beyond a size in bytes."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
 
     def run() -> None:

@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dschat.data.rows import Row
+from dschat.data.templates import render_messages
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,30 +43,14 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
     Raises:
         UserError: a conversation and no chat template, or one that refuses it; the message names the row.
     """
-    return row.prompt or "" if row.messages is None else _from_template(tokenizer, row.messages, row.origin, True)
+    if row.messages is None:
+        return row.prompt or ""
+    return render_messages(tokenizer, row.messages, True, row.origin)
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str) -> str:
     """Messages as text; up to the place of the reply where the last one is not the assistant's."""
-    return _from_template(tokenizer, messages, origin, messages[-1]["role"] != "assistant")
-
-
-def _from_template(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str, to_be_answered: bool
-) -> str:
-    if tokenizer.chat_template is None:
-        raise UserError(
-            f"{origin}: the row holds messages, but the tokenizer has no chat template. Use rows with a prompt "
-            "and a response, or a model whose tokenizer folder holds chat_template.jinja."
-        )
-    from jinja2 import TemplateError
-
-    try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=to_be_answered, tokenize=False))
-    except TemplateError as error:
-        raise UserError(
-            f"{origin}: the tokenizer's chat template refuses the messages ({error}); correct their roles and order."
-        ) from error
+    return render_messages(tokenizer, messages, messages[-1]["role"] != "assistant", origin)
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[list[int]]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dschat.data.messages import TEMPLATE_COLUMNS, WEIGHT, Messages, check_messages, message_text, template_arguments
 from dschat.data.rows import DataKeys, Row, check_text, kind_of
 from dschat.errors import UserError
 
@@ -20,7 +21,6 @@ CONVERSATION, TEXTS, MESSAGE_LISTS = "conversation", "prompt and responses", "pr
 COMPLETION = "completion"  # read as the response where no column has that name
 QUOTED = 60  # characters of a message in an error
 PROMPT_MESSAGES = "prompt_messages"  # column of results: the messages of which a chat template made the prompt
-Messages = list[dict[str, Any]]
 NO_TEXT = "neither post nor article"  # why a TL;DR row is skipped
 NO_SOLUTION = "no reference solution"  # why an APPS row has no response
 # Citations: with the space before them, then without one.
@@ -104,8 +104,9 @@ def messages_row(
     """
     chosen, rejected = texts
     checked = check_messages(messages, keys.messages, "--messages_key", origin)
+    arguments = template_arguments(raw, origin)
     if checked[-1]["role"] != "assistant":
-        return Row(None, checked, chosen, rejected, raw, origin)
+        return Row(None, checked, chosen, rejected, raw, origin, template_arguments=arguments)
     if chosen is not None:
         raise UserError(
             f"{origin}: two responses, the last message of {keys.messages!r} and another column; remove one of them, "
@@ -113,7 +114,9 @@ def messages_row(
         )
     if len(checked) == 1:
         raise UserError(f"{origin}: {keys.messages!r} holds only the response; put at least one message before it.")
-    return Row(None, checked[:-1], checked[-1]["content"], rejected, raw, origin)
+    text, message = _response(checked[-1])
+    before = checked[:-1]
+    return Row(None, before, text, rejected, raw, origin, chosen_message=message, template_arguments=arguments)
 
 
 def message_lists_row(raw: dict[str, Any], keys: DataKeys, answered: str, origin: str) -> Row:
@@ -127,60 +130,60 @@ def message_lists_row(raw: dict[str, Any], keys: DataKeys, answered: str, origin
     """
     prompt: str | Messages | None = raw.get(keys.prompt)
     if isinstance(prompt, list):
-        check_messages(prompt, keys.prompt, "--prompt_key", origin)
+        prompt = check_messages(prompt, keys.prompt, "--prompt_key", origin)
     elif prompt is not None:
         check_text(prompt, f"column {keys.prompt!r}", origin)
-    told = {column: raw[column] for column in (answered, keys.rejected) if raw.get(column) is not None}
-    if len({type(value) for value in told.values()}) > 1:
-        kinds = " and ".join(f"{column!r} {kind_of(value)}" for column, value in told.items())
+    arguments = template_arguments(raw, origin)
+    responses = {column: raw[column] for column in (answered, keys.rejected) if raw.get(column) is not None}
+    if len({type(value) for value in responses.values()}) > 1:
+        kinds = " and ".join(f"{column!r} {kind_of(value)}" for column, value in responses.items())
         raise UserError(f"{origin}: {kinds}; give both as text or both as lists of messages.")
-    if isinstance(prompt, list) and not any(isinstance(value, list) for value in told.values()):
+    if isinstance(prompt, list) and not any(isinstance(value, list) for value in responses.values()):
         if prompt[-1]["role"] == "assistant":
             raise UserError(
                 f"{origin}: the last message of {keys.prompt!r} is the assistant's, so there is nothing to answer; "
                 "end the prompt with a message of the user, or name a whole conversation's column with --messages_key."
             )
-        for column, text in told.items():
+        for column, text in responses.items():
             check_text(text, f"column {column!r}", origin)
-        return Row(None, prompt, told.get(answered), told.get(keys.rejected), raw, origin)
+        chosen, rejected = responses.get(answered), responses.get(keys.rejected)
+        return Row(None, prompt, chosen, rejected, raw, origin, template_arguments=arguments)
     flags = {keys.chosen: "--chosen_key", keys.rejected: "--rejected_key"}
     whole = {}
-    for column, value in told.items():
+    for column, value in responses.items():
         messages = check_messages(value, column, flags.get(column, "--response_key"), origin)
         whole[column] = _whole(prompt, messages, column, keys, origin)
     _check_same_prompt(whole, origin)
-    last = {column: str(messages[-1]["content"]) for column, messages in whole.items()}
-    shared = next(iter(whole.values()))[:-1]
-    return Row(None, shared, last.get(answered), last.get(keys.rejected), raw, origin)
+    last = {column: _response(messages[-1]) for column, messages in whole.items()}
+    chosen, chosen_message = last.get(answered, (None, None))
+    rejected, rejected_message = last.get(keys.rejected, (None, None))
+    return Row(
+        None, next(iter(whole.values()))[:-1], chosen, rejected, raw, origin,
+        chosen_message=chosen_message, rejected_message=rejected_message, template_arguments=arguments,
+    )  # fmt: skip
 
 
-def dialogue_text(messages: Messages) -> str:
-    """Messages for people to read: the user's only one as it is, others behind their roles."""
-    if [message["role"] for message in messages] == ["user"]:
-        return str(messages[0]["content"])
-    return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in messages)
+def _response(message: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """The text of a response, and the whole message where it has more fields than role and content."""
+    is_plain_text = message.keys() == {"role", "content"}
+    return message.get("content", ""), None if is_plain_text else message
 
 
-def check_messages(messages: Any, column: str, flag: str | None, origin: str) -> Messages:
-    """The messages of a column, each an object with the texts role and content.
+def unread_columns(raw: Mapping[str, Any], keys: DataKeys) -> list[str]:
+    """Columns of a row that hold something and from which neither its texts nor its chat template are made.
 
-    Raises:
-        UserError: they are none; names the row, the column and the flag, if there is one, that names another one.
+    Of the published formats none counts.
     """
-    remedy = "correct the row" + (f", or name the conversation's column with {flag}" if flag else "")
-    if not isinstance(messages, list) or not messages:
-        raise UserError(
-            f"{origin}: column {column!r} must hold a non-empty list of messages, each with role and content; "
-            f"{remedy}."
-        )
-    for number, message in enumerate(messages, start=1):
-        if not isinstance(message, dict):
-            raise UserError(
-                f"{origin}: message {number} of {column!r} must be an object with role and content; {remedy}."
-            )
-        for name in ("role", "content"):
-            check_text(message.get(name), f"{name} of message {number} in {column!r}", origin)
-    return messages
+    name = format_of(dict(raw), keys)
+    response = response_column(dict(raw), keys)
+    read = {
+        TEXTS: (keys.prompt, response, keys.rejected),
+        MESSAGE_LISTS: (keys.prompt, response, keys.rejected, *TEMPLATE_COLUMNS),
+        CONVERSATION: (keys.messages, response, keys.rejected, *TEMPLATE_COLUMNS),
+    }.get(name)
+    if read is None:
+        return []
+    return [column for column, value in raw.items() if value is not None and column not in read]
 
 
 def _whole(prompt: str | Messages | None, messages: Messages, column: str, keys: DataKeys, origin: str) -> Messages:
@@ -198,7 +201,8 @@ def _whole(prompt: str | Messages | None, messages: Messages, column: str, keys:
     elif prompt is not None and messages[0]["role"] == "assistant":
         messages = [{"role": "user", "content": prompt}, *messages]
     elif prompt is not None:
-        if not any(role == "user" and text.strip() == prompt.strip() for role, text in _said(messages[:-1])):
+        asked = [message_text(message) for message in messages[:-1] if message["role"] == "user"]
+        if not any(text.strip() == prompt.strip() for text in asked):
             other = f"no message of the user in {column!r} says what column {keys.prompt!r} says"
             raise UserError(f"{origin}: {other} ({prompt[:QUOTED]!r}); {_without_prompt(column)}.")
     if messages[-1]["role"] != "assistant":
@@ -224,7 +228,8 @@ def _check_same_prompt(whole: dict[str, Messages], origin: str) -> None:
         return
     (first, one), (second, other) = whole.items()
     for number, pair in enumerate(zip(one[:-1], other[:-1], strict=False), start=1):
-        if len(set(_said(pair))) > 1:
+        left, right = _said(pair)
+        if left != right:
             raise UserError(
                 f"{origin}: {first!r} and {second!r} differ in message {number} already ({_quoted(pair[0])} and "
                 f"{_quoted(pair[1])}); only their last messages, the responses, may differ. Correct or remove the row."
@@ -236,12 +241,13 @@ def _check_same_prompt(whole: dict[str, Messages], origin: str) -> None:
         )
 
 
-def _said(messages: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(message["role"], message["content"]) for message in messages]
+def _said(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without their weights, which do not change what they say."""
+    return [{name: value for name, value in message.items() if name != WEIGHT} for message in messages]
 
 
 def _quoted(message: dict[str, Any]) -> str:
-    text = message["content"]
+    text = message_text(message)
     return f"{message['role']}: {text[:QUOTED]!r}{'…' if len(text) > QUOTED else ''}"
 
 

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dschat.errors import UserError
 
@@ -25,7 +25,7 @@ class Row:
     """One row of data. Exactly one of `prompt` and `messages` is set."""
 
     prompt: str | None  # prompt text, used as is
-    # The conversation before the response, each with role and content; for the chat template.
+    # The conversation before the response, each with role, content and further fields; for the chat template.
     messages: list[dict[str, Any]] | None
     chosen: str | None  # preferred (or only) response text; None if the row has none
     rejected: str | None  # the other response text; None if the row has none
@@ -35,6 +35,20 @@ class Row:
     # Why `chosen` is None in a row that is in order all the same: step 1 drops and counts it. None where a response is
     # to be expected.
     no_response: str | None = None
+    # The preferred and the other response as messages, where they have more fields than role and content.
+    chosen_message: dict[str, Any] | None = None
+    rejected_message: dict[str, Any] | None = None
+    # Variables of the chat template beside the messages: tools, documents, those of column chat_template_kwargs.
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+
+    def reply(self, column: Literal["chosen", "rejected"]) -> dict[str, Any] | None:
+        """A response as the assistant's message; None if the row has none."""
+        message, text = (
+            (self.chosen_message, self.chosen) if column == "chosen" else (self.rejected_message, self.rejected)
+        )
+        if message is not None or text is None:
+            return message
+        return {"role": "assistant", "content": text}
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,15 @@ def check_text(value: Any, what: str, origin: str, remedy: str = "correct the ro
         raise UserError(
             f"{origin}: {what} holds half of a character (a lone surrogate) at position {error.start}; {remedy}."
         ) from error
+
+
+def is_plain(value: object) -> bool:
+    """Whether JSON keeps a value as it is."""
+    if value is None or type(value) in (str, bool, int, float):
+        return True
+    if type(value) is list:
+        return all(map(is_plain, value))
+    return type(value) is dict and all(type(name) is str and is_plain(item) for name, item in value.items())
 
 
 def in_words(counts: Mapping[str, int]) -> str:

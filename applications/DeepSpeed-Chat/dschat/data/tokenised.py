@@ -32,7 +32,7 @@ from dschat.common.atomic import remove, remove_abandoned, writing_folder
 from dschat.common.fingerprints import content_hash, contents_hash, file_hash
 from dschat.common.progress import progress
 from dschat.data.files import os_error_behind
-from dschat.data.rows import Row
+from dschat.data.rows import Row, is_plain
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -173,7 +173,8 @@ def row_text(row: Row) -> str:
     Raises:
         NotStorable: it holds what JSON would change.
     """
-    if not is_plain(row.extra) or not is_plain(row.messages):
+    held = (row.extra, row.messages, row.chosen_message, row.rejected_message, row.template_arguments)
+    if not all(map(is_plain, held)):
         raise NotStorable(row.origin)
     return json.dumps(vars(row), check_circular=False)
 
@@ -181,15 +182,6 @@ def row_text(row: Row) -> str:
 def row_of(text: str) -> Row:
     """The row that `row_text` wrote."""
     return Row(**json.loads(text))
-
-
-def is_plain(value: object) -> bool:
-    """Whether JSON keeps a value as it is."""
-    if value is None or type(value) in (str, bool, int, float):
-        return True
-    if type(value) is list:
-        return all(map(is_plain, value))
-    return type(value) is dict and all(type(name) is str and is_plain(item) for name, item in value.items())
 
 
 def num_workers() -> int:

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 
 from dschat.common.fingerprints import content_hash
 from dschat.common.jsonl import read_rows, text_of
-from dschat.data.formats import PROMPT_MESSAGES, check_messages, dialogue_text
+from dschat.data.formats import PROMPT_MESSAGES
+from dschat.data.messages import check_messages, dialogue_text
 from dschat.errors import UserError
 
 FILE = "FILE"  # how messages name a file that comes without a flag

@@ -21,6 +21,7 @@ from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
+from dschat.data.templates import TemplateRefusal, apply_template
 from dschat.errors import UserError
 from dschat.models.engines import ScalarForward
 from dschat.models.layout import PassSize, group_by_length
@@ -157,14 +158,12 @@ def encode_dialogues(
     tokenizer: PreTrainedTokenizerBase, dialogues: Sequence[Dialogue]
 ) -> tuple[dict[int, list[int]], dict[int, Exception]]:
     """Token ids of dialogues as the chat template writes them, and why it refuses others; both by their numbers."""
-    from jinja2 import TemplateError
-
     texts: dict[int, str] = {}
     refused: dict[int, Exception] = {}
     for n, dialogue in enumerate(dialogues):
         try:
-            texts[n] = str(tokenizer.apply_chat_template(dialogue, tokenize=False))
-        except TemplateError as error:
+            texts[n] = apply_template(tokenizer, dialogue, False)
+        except TemplateRefusal as error:
             refused[n] = error
     if not texts:
         return {}, refused

@@ -25,9 +25,9 @@ from dschat.data.hub import find_known
 from dschat.data.options import PrepareOptions
 from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_entry
 from dschat.data.prepared.write import write_folder
-from dschat.data.rows import DataKeys, Row, in_words
+from dschat.data.rows import DataKeys, Row, in_words, is_plain
 from dschat.data.sources import open_source, read_share
-from dschat.data.tokenised import encode_rows, is_plain, workers_for
+from dschat.data.tokenised import encode_rows, workers_for
 from dschat.errors import UserError
 
 if TYPE_CHECKING:

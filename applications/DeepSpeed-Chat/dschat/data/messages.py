@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of a conversation as data files hold them → messages as chat templates read them.
+
+A message is an object with `role` and `content`; all other fields are kept for the chat template: `tool_calls`,
+`reasoning_content`, `name`, `tool_call_id` and so on. Files of columns (parquet, Arrow) fill the fields that other
+rows have with null, at every depth: a null counts as an absent field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dschat.data.rows import check_text, kind_of
+from dschat.errors import UserError
+
+Messages = list[dict[str, Any]]
+TOOLS, DOCUMENTS, TEMPLATE_VARIABLES = "tools", "documents", "chat_template_kwargs"
+TEMPLATE_COLUMNS = (TOOLS, DOCUMENTS, TEMPLATE_VARIABLES)  # columns of a row that its chat template reads
+# Arguments of `apply_chat_template` that are not variables of a template.
+RESERVED = (
+    *("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
+    *("sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+)
+WEIGHT = "weight"  # of an assistant's message: 0 = not trained on in step 1
+
+
+def check_messages(messages: Any, column: str, flag: str | None, origin: str) -> Messages:
+    """The messages of a column in the form that chat templates read.
+
+    `content` must be text, or a list of parts of text, which are joined. An assistant's message with `tool_calls` may
+    lack it. Arguments of tool calls that are JSON text become objects.
+
+    Raises:
+        UserError: they are none; names the row, the column and the flag, if there is one, that names another one.
+    """
+    remedy = "correct the row" + (f", or name the conversation's column with {flag}" if flag else "")
+    if not isinstance(messages, list) or not messages:
+        raise UserError(
+            f"{origin}: column {column!r} must hold a non-empty list of messages, each with role and content; "
+            f"{remedy}."
+        )
+    checked = []
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, dict):
+            raise UserError(
+                f"{origin}: message {number} of {column!r} must be an object with role and content; {remedy}."
+            )
+        checked.append(_checked(message, f"message {number} in {column!r}", origin))
+    return checked
+
+
+def _checked(raw: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
+    """One message in the form that chat templates read; `name` says which one, for messages of errors."""
+    check_text(raw.get("role"), f"role of {name}", origin)
+    if raw.keys() == {"role", "content"} and isinstance(raw["content"], str):
+        check_text(raw["content"], f"content of {name}", origin)
+        return raw
+    message = without_nulls(raw)
+    if "tool_calls" in message:
+        message |= {"tool_calls": _tool_calls(message["tool_calls"], name, origin)}
+        if not message["tool_calls"]:  # templates ask whether the field is there
+            del message["tool_calls"]
+    if WEIGHT in message and message[WEIGHT] not in (0, 1):
+        raise UserError(
+            f"{origin}: {WEIGHT} of {name} must be 0 (not trained on) or 1, not {message[WEIGHT]!r}; correct the row."
+        )
+    content = message.get("content")
+    if isinstance(content, list):
+        message["content"] = content = _joined_parts(content, name, origin)
+    if content is not None or message["role"] != "assistant" or "tool_calls" not in message:
+        check_text(content, f"content of {name}", origin)
+    return message
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without the fields of objects that hold null, at every depth."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _joined_parts(parts: list[Any], name: str, origin: str) -> str:
+    """The texts of a content that is a list of parts: {"type": "text", "text": …}, or a text alone."""
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else kind_of(part)
+            raise UserError(
+                f"{origin}: content of {name} has a part of type {kind!r}; only texts can be read. Remove the row, or"
+                " write the part as text."
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool_calls(value: Any, name: str, origin: str) -> list[dict[str, Any]]:
+    calls = _parsed(value)
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise UserError(f"{origin}: tool_calls of {name} must be a list of objects; correct the row.")
+    return [_with_arguments(call) for call in calls]
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call whose arguments, where they are JSON text, are the object that the text holds."""
+    if isinstance(call.get("function"), dict):
+        return call | {"function": _with_arguments(call["function"])}
+    arguments = _parsed(call.get("arguments"))
+    return call | {"arguments": arguments} if isinstance(arguments, dict) else call
+
+
+def _parsed(value: Any) -> Any:
+    """What a JSON text holds; another value, or a text that is no JSON, as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """What a row's columns TEMPLATE_COLUMNS give to its chat template, by the names of the template's variables.
+
+    Each column may hold JSON text. A tool is an object as the API of OpenAI has it; one that is the function alone
+    becomes such an object.
+
+    Raises:
+        UserError: a column holds something else; names the row and the column.
+    """
+    arguments: dict[str, Any] = {}
+    for column in (TOOLS, DOCUMENTS):
+        listed = _parsed(without_nulls(raw.get(column)))
+        if listed in (None, "", []):
+            continue
+        items = [_parsed(item) for item in listed] if isinstance(listed, list) else []
+        if not items or not all(isinstance(item, dict) for item in items):
+            raise UserError(
+                f"{origin}: column {column!r} must hold a list of objects, which the chat template reads, or the same "
+                "as JSON text; correct the row, or rename the column."
+            )
+        arguments[column] = [_whole_tool(item) for item in items] if column == TOOLS else items
+    variables = _parsed(without_nulls(raw.get(TEMPLATE_VARIABLES)))
+    if variables in (None, ""):
+        return arguments
+    if not isinstance(variables, dict):
+        raise UserError(
+            f"{origin}: column {TEMPLATE_VARIABLES!r} must hold an object with variables of the chat template, not "
+            f"{kind_of(variables)}; correct the row, or rename the column."
+        )
+    reserved = [name for name in RESERVED if name in variables]
+    if reserved:
+        raise UserError(
+            f"{origin}: column {TEMPLATE_VARIABLES!r} holds {', '.join(reserved)}, which training sets itself; remove "
+            "it from the row."
+        )
+    return variables | arguments
+
+
+def _whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": tool} if "name" in tool and "function" not in tool else tool
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """What a message says, for people to read: its content, and its tool calls as JSON."""
+    content = str(message.get("content") or "")
+    calls = message.get("tool_calls")
+    if not calls:
+        return content
+    return "\n".join(filter(None, [content, json.dumps(calls, ensure_ascii=False, default=str)]))
+
+
+def dialogue_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Messages for people to read: the user's only one as it is, others behind their roles."""
+    if [message["role"] for message in messages] == ["user"]:
+        return message_text(messages[0])
+    return "\n\n".join(f"{message['role'].capitalize()}: {message_text(message)}" for message in messages)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat templates: the one place that renders messages as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dschat.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, Any]
+
+
+class TemplateRefusal(Exception):
+    """A chat template raised an error instead of rendering the messages."""
+
+
+def apply_template(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    arguments: Mapping[str, Any] | None = None,
+) -> str:
+    """Messages as the tokenizer's chat template writes them.
+
+    Args:
+        tokenizer: with a chat template.
+        messages: with all their fields; the template reads those that it knows.
+        add_generation_prompt: whether the text ends where the assistant's next message begins.
+        arguments: further variables of the template, for instance `tools`.
+
+    Raises:
+        TemplateRefusal: the template raised an error.
+    """
+    from jinja2 import TemplateError
+
+    conversation = [dict(message) for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=add_generation_prompt, tokenize=False, **(arguments or {})
+        )
+    except TemplateError as error:
+        raise TemplateRefusal(str(error)) from error
+    return str(text)
+
+
+def render_messages(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    add_generation_prompt: bool,
+    origin: str,
+    arguments: Mapping[str, Any] | None = None,
+) -> str:
+    """As `apply_template`; errors name the row.
+
+    Args:
+        origin: where the messages are from: "file.jsonl:12".
+
+    Raises:
+        UserError: the tokenizer has no chat template, or the template raised an error.
+    """
+    if tokenizer.chat_template is None:
+        raise UserError(
+            f"{origin}: the row holds messages, but the tokenizer has no chat template. Use rows with a prompt "
+            "and a response, or a model whose tokenizer folder holds chat_template.jinja."
+        )
+    try:
+        return apply_template(tokenizer, messages, add_generation_prompt, arguments)
+    except TemplateRefusal as error:
+        raise UserError(
+            f"{origin}: the tokenizer's chat template refuses the messages ({error}); correct their roles and order."
+        ) from error
