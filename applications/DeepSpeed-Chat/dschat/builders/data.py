@@ -20,6 +20,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import OneModelConfig
 from dschat.data.examples import PromptExample
 from dschat.data.loading import ExampleLoader, Make, StepData, Validate
+from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.rows import Row
 from dschat.data.sources import ShareFlags, load_share
 from dschat.models.limits import check_length
@@ -82,6 +83,8 @@ def load_problems(
 ) -> StepData[PromptExample]:
     """The problems of a step's share, encoded in this process; see `rows_with_tests`."""
     share = load_share(flags, show=is_main())
+    if is_main():
+        warn_of_plain_prompts(share.train, make.keywords["tokenizer"], flags.apply_chat_template)
     rows, left_out = rows_with_tests(share.train, pool, drop_unsolvable)
     held_out_rows, left_out_eval = rows_with_tests(share.eval, pool, drop_unsolvable)
     prompts, dropped = make(rows)

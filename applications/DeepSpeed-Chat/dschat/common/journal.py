@@ -16,6 +16,7 @@ from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+PARTIAL = ".partial"  # ends the name of a journal
 OVERWRITES = "overwrites"  # in the first line of a journal that was begun with overwrite
 
 
@@ -41,7 +42,7 @@ class Journal:
             UserError: the file is finished, was begun with other settings, is being written by another process or
                 cannot be written.
         """
-        self.path, self.partial = path, path.with_name(path.name + ".partial")
+        self.path, self.partial = path, path.with_name(path.name + PARTIAL)
         known: dict[str, Any] = json.loads(json.dumps(dict(settings)))
         self._lock = Lock(path.with_name(f".{path.name}.lock"), str(path))
         try:
@@ -107,6 +108,18 @@ class Journal:
             raise UserError(f"{self.partial} was begun with {changed}: {remedy}")
         self._file.truncate(len(whole))
         return rows[1:]
+
+
+def begun_settings(path: Path) -> dict[str, Any]:
+    """The settings with which the journal of a file was begun; none where there is no journal that can be read."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with open(partial, encoding="utf-8") as lines:
+            first = json.loads(lines.readline())
+    except (OSError, ValueError):
+        return {}
+    settings = first.get("settings") if isinstance(first, dict) else None
+    return settings if isinstance(settings, dict) else {}
 
 
 def first_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from dschat.data.hub import find_known
 from dschat.data.prepared.folder import PreparedFolder, summary_of
 from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.prepared.write import lengths_of_parts
-from dschat.data.preview import RowTokens, Settings, examples_of, row_tokens, special_notes
+from dschat.data.preview import RowTokens, Settings, examples_of, prompt_notes, row_tokens, special_notes
 from dschat.data.rows import DataKeys, Row, in_words
 from dschat.data.sources import STEPS, Source, load_source, split_part
 from dschat.data.tokenised import encode_rows, workers_for
@@ -64,6 +64,7 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
         at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
         left_out = [_left_out(step, shares, settings) for step in range(1, len(STEPS) + 1)]
         sections["special tokens"] = special_notes(rows, tokens, tokenizer, settings.end_id) or ["nothing to note"]
+        sections["chat template"] = prompt_notes(rows, tokenizer, settings.keys) or ["nothing to note"]
         sections[f"left out at these lengths, of the steps' shares ({at})"] = left_out
     lines = [path, "=" * len(path), *_describe_rows(path, source, settings.keys)]
     for title, content in sections.items():

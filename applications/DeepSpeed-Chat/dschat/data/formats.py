@@ -11,8 +11,11 @@ that was trained on one form scores another one differently. HH-RLHF has the col
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from dschat.data import chat_formats
+from dschat.data.chat_formats import ALPACA, SHAREGPT
 from dschat.data.messages import TEMPLATE_COLUMNS, WEIGHT, Messages, check_messages, message_text, template_arguments
 from dschat.data.rows import DataKeys, Row, check_text, kind_of
 from dschat.errors import UserError
@@ -28,16 +31,21 @@ _CITATIONS = (re.compile(r" [\(\[].*?[\)\]]"), re.compile(r"[\(\[].*?[\)\]]"))
 
 
 def format_of(raw: dict[str, Any], keys: DataKeys) -> str:
-    """Name of a row's format, by its columns: the first of PUBLISHED_FORMATS, or one of the three above.
+    """Name of a row's format, by its columns: the first of PUBLISHED_FORMATS, ShareGPT, Alpaca, or one of those above.
 
-    In these a column that holds null counts as absent.
+    In all but the published ones a column that holds null counts as absent.
     """
     for name, (columns, _) in PUBLISHED_FORMATS.items():
         if all(column in raw for column in columns):
             return name
     response = response_column(raw, keys)
+    if chat_formats.is_sharegpt(raw, keys, response):
+        return SHAREGPT
     if any(isinstance(raw.get(column), list) for column in (keys.prompt, response, keys.rejected)):
         return MESSAGE_LISTS
+    keys = chat_formats.sharegpt_keys(raw, keys)
+    if chat_formats.is_alpaca(raw, keys):
+        return ALPACA
     has_response = raw.get(response) is not None
     if raw.get(keys.messages) is not None and not (raw.get(keys.prompt) is not None and has_response):
         return CONVERSATION
@@ -62,10 +70,26 @@ def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
     """
     if not isinstance(raw, dict):
         raise UserError(f"{origin}: {kind_of(raw)} instead of an object with columns; correct the row.")
+    row = _parse_columns(raw, keys, origin)
+    if row is None or row.prompt is None or not keys.apply_chat_template:
+        return row
+    messages = [{"role": "user", "content": row.prompt}]
+    return replace(row, prompt=None, messages=messages, template_arguments=template_arguments(raw, origin))
+
+
+def _parse_columns(raw: dict[str, Any], keys: DataKeys, origin: str) -> Row | None:
+    """`parse_row` of an object, with the prompt as the row has it."""
     name = format_of(raw, keys)
     if name in PUBLISHED_FORMATS:
         return PUBLISHED_FORMATS[name][1](raw, origin)
     response = response_column(raw, keys)
+    if name == SHAREGPT:
+        columns, own_keys = chat_formats.from_sharegpt(raw, keys, response, origin)
+        row = _parse_columns(columns, own_keys, origin)
+        return row and replace(row, extra=raw)
+    if name == ALPACA:
+        return alpaca_row(raw, keys, chat_formats.alpaca_response(raw, keys, response), origin)
+    keys = chat_formats.sharegpt_keys(raw, keys)
     if name == MESSAGE_LISTS:
         return message_lists_row(raw, keys, response, origin)
     chosen = _text(raw, response, "chosen" if response == keys.chosen else "response", origin)
@@ -81,6 +105,23 @@ def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
             "column with --prompt_key, or a conversation's with --messages_key."
         )
     return Row(prompt, None, chosen, rejected, raw, origin)
+
+
+def alpaca_row(raw: dict[str, Any], keys: DataKeys, answered: str, origin: str) -> Row:
+    """A row of instruction, input, history and system prompt, all texts.
+
+    `answered` is the column of the preferred, or only, response.
+
+    Raises:
+        UserError: a column holds a value of another type; names the row and the column.
+    """
+    messages = check_messages(chat_formats.alpaca_messages(raw, origin), "instruction", None, origin)
+    for column in (answered, keys.rejected):
+        if raw.get(column) is not None:
+            check_text(raw[column], f"column {column!r}", origin)
+    arguments = template_arguments(raw, origin)
+    chosen, rejected = raw.get(answered), raw.get(keys.rejected)
+    return Row(None, messages, chosen, rejected, raw, origin, template_arguments=arguments)
 
 
 def _text(raw: dict[str, Any], column: str, name: str, origin: str) -> str | None:
@@ -176,10 +217,15 @@ def unread_columns(raw: Mapping[str, Any], keys: DataKeys) -> list[str]:
     """
     name = format_of(dict(raw), keys)
     response = response_column(dict(raw), keys)
+    if name == ALPACA:
+        response = chat_formats.alpaca_response(raw, keys, response)
+    own_keys = chat_formats.sharegpt_keys(raw, keys)
     read = {
         TEXTS: (keys.prompt, response, keys.rejected),
         MESSAGE_LISTS: (keys.prompt, response, keys.rejected, *TEMPLATE_COLUMNS),
-        CONVERSATION: (keys.messages, response, keys.rejected, *TEMPLATE_COLUMNS),
+        CONVERSATION: (own_keys.messages, response, keys.rejected, *TEMPLATE_COLUMNS),
+        SHAREGPT: chat_formats.read_columns(SHAREGPT, keys, response),
+        ALPACA: chat_formats.read_columns(ALPACA, keys, response),
     }.get(name)
     if read is None:
         return []

@@ -23,7 +23,7 @@ from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, open_local, suffix_of
 from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
 from dschat.data.prepared.folder import find_prepared
-from dschat.data.rows import DataKeys, RawSource, Row
+from dschat.data.rows import DataKeys, KeyFlags, RawSource, Row, keys_of
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -221,16 +221,6 @@ def parse_fractions(data_split: str) -> list[float]:
     return fractions
 
 
-class KeyFlags(Protocol):
-    """The flags that name columns."""
-
-    prompt_key: str
-    chosen_key: str
-    rejected_key: str
-    response_key: str
-    messages_key: str
-
-
 class ShareFlags(KeyFlags, Protocol):
     """What decides which rows a step reads; every configuration of a step holds these flags."""
 
@@ -256,11 +246,6 @@ def described(
     """What run.json says of a source: rows of the share, what was left out and, if from there, the hub's data set."""
     found = {"name": name, "train": len(train), "eval": len(held_out), "dropped": dropped}
     return found | ({"hub": hub} if hub else {})
-
-
-def keys_of(flags: KeyFlags) -> DataKeys:
-    """The column names that the flags give."""
-    return DataKeys(flags.prompt_key, flags.chosen_key, flags.rejected_key, flags.response_key, flags.messages_key)
 
 
 def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:

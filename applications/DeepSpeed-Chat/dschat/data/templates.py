@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dschat.data.template_date import fix_template_clock
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def apply_template(
     """
     from jinja2 import TemplateError
 
+    fix_template_clock()
     conversation = [dict(message) for message in messages]
     try:
         text = tokenizer.apply_chat_template(

@@ -19,6 +19,7 @@ from dschat.data.dialogues import Message, check_dialogue, encode_states, state
 from dschat.data.encoding import turn_end
 from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
+from dschat.data.template_date import SETTING, template_date
 from dschat.errors import UserError
 from dschat.inference.datasets import Place, described_function, digest, make_rows
 from dschat.inference.policy import Compute, load_sampler, locate_policy
@@ -52,13 +53,14 @@ def run_generate(options: GenerateOptions) -> str:
 
     Raises UserError for bad models or data, or a data set that is there with other settings.
     """
+    Place(options).go_on_with_date()
     where = Compute.chosen(options)
     path = locate_policy(options.model)
     tokenizer = load_tokenizer(path, "--model", may_add_pad=True)
     endpoint = _endpoint(options)
     firsts, repeated = first_messages(options.prompts, tokenizer, options.num_data)
     settings = _settings(options, path, where)
-    settings |= {"prompts": f"{options.prompts} (rows {digest(firsts)})"}
+    settings |= {"prompts": f"{options.prompts} (rows {digest(firsts)})", SETTING: template_date()}
 
     def prepare() -> BatchFunction:
         with enough_memory("--model, --user_model: the GPU's memory does not hold both", f"--user_server, {LARGER}"):

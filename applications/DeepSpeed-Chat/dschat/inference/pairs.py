@@ -29,6 +29,7 @@ from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import turn_end
 from dschat.data.rows import in_words
 from dschat.data.sources import open_data
+from dschat.data.template_date import SETTING, template_date
 from dschat.errors import UserError
 from dschat.inference.datasets import RECORD, Place, described_function, digest, make_rows
 from dschat.inference.policy import Compute, locate_policy
@@ -51,6 +52,7 @@ def run_rank(options: RankOptions) -> str:
 
     Raises UserError for bad models or data, or a data set that is there with other settings.
     """
+    Place(options).go_on_with_date()
     raws = list(open_data(options.prompts, PROMPTS).train)
     pairs = [read_dialogue_pair(raw, origin, scored=False) for origin, raw in raws]
     scorer_settings, open_scorer = _scorer(options)
@@ -123,7 +125,8 @@ def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
             reader = load_reward_model(path, tokenizer, True, where.device, where.dtype)
         return lambda dialogues: reader.score_dialogues(dialogues, options.max_length)
 
-    return {"reward-model": folder_stamp(path)} | settings_of(options, ["max_length"]) | where.settings, opened
+    settings = {"reward-model": folder_stamp(path), SETTING: template_date()}
+    return settings | settings_of(options, ["max_length"]) | where.settings, opened
 
 
 def function_scores(function: Callable[..., Any], dialogues: Sequence[Dialogue]) -> list[float | str]:
@@ -146,6 +149,7 @@ def run_masks(options: MaskOptions) -> str:
 
     Raises UserError for a bad tokenizer or bad data, or a data set that is there with other settings.
     """
+    Place(options).go_on_with_date()
     path = locate_policy(options.model)
     tokenizer = load_tokenizer(path, "--model", may_add_pad=True)
     end = turn_end(tokenizer)
@@ -153,6 +157,7 @@ def run_masks(options: MaskOptions) -> str:
     settings = {
         "input-repo": f"{options.input_repo} (rows {digest(raw for _, raw in raws)})",
         "model": f"{path} (template and vocabulary {digest([tokenizer.chat_template, tokenizer.get_vocab()])})",
+        SETTING: template_date(),
     }
     settings |= settings_of(options, ("total_length", "test_rows", "seed"))
     done = Place(options).finished([TRAIN, TEST], settings)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
+from dschat.common.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
 from dschat.data.encoding import encode_prompts, prompt_text
 from dschat.data.examples import (
     CUT_TO_NOTHING,
@@ -23,10 +23,12 @@ from dschat.data.examples import (
 )
 from dschat.data.hub import find_known
 from dschat.data.options import PrepareOptions
+from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_entry
 from dschat.data.prepared.write import write_folder
 from dschat.data.rows import DataKeys, Row, in_words, is_plain
 from dschat.data.sources import open_source, read_share
+from dschat.data.template_date import date_read_by
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.errors import UserError
 
@@ -73,6 +75,7 @@ def prepare(
     share = read_share([path], keys, options.data_split, step, seed, show=True)
     (source,), most = share.sources, options.num_samples
     rows = {"train": share.train[:most], "test": share.eval[:most]}
+    warn_of_plain_prompts(rows["train"], tokenizer, keys.apply_chat_template)
     read = {split: len(part) for split, part in rows.items()}
     limits = RowLimits(
         options.max_length, options.max_prompt_length, options.minimum_response_length, options.length_unit,
@@ -102,6 +105,11 @@ def prepare(
             "sha256": {str(file): file_hash(file) for file in share.files},
         },
         "tokenizer": {"name": options.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
+        "template": {
+            "rows": sum(row.messages is not None for part in rows.values() for row in part),
+            "fingerprint": template_fingerprint(tokenizer),
+            "date": date_read_by(tokenizer),
+        },
         "end_id": end_id,
         "read": read,
         "unusable": source["dropped"],
