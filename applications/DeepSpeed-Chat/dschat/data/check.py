@@ -14,6 +14,7 @@ from dschat.common.progress import progress
 from dschat.data.examples import empty_responses
 from dschat.data.formats import format_of
 from dschat.data.hub import find_known
+from dschat.data.messages import message_text
 from dschat.data.prepared.folder import PreparedFolder, summary_of
 from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.prepared.write import lengths_of_parts
@@ -108,7 +109,10 @@ def _describe_duplicates(source: Source) -> list[str]:
 
 def _prompt(row: Row) -> str:
     """What two rows with the same prompt share, whether it is a text or a conversation."""
-    return row.prompt if row.prompt is not None else json.dumps(row.messages, sort_keys=True)
+    if row.prompt is not None:
+        return row.prompt
+    asked = [row.messages, row.template_arguments] if row.template_arguments else row.messages
+    return json.dumps(asked, sort_keys=True, default=str)
 
 
 def _describe_shares(shares: Shares) -> list[str]:
@@ -120,7 +124,8 @@ def _describe_shares(shares: Shares) -> list[str]:
 
 def _lengths_in_characters(rows: Sequence[Row]) -> dict[str, list[str]]:
     prompts = [len(_prompt(row)) for row in rows]
-    responses = [max(len(text or "") for text in (row.chosen, row.rejected)) for row in rows]
+    replies = [(row.reply("chosen"), row.reply("rejected")) for row in rows]
+    responses = [max(len(message_text(reply or {})) for reply in pair) for pair in replies]
     whole = list(map(sum, zip(prompts, responses, strict=True)))
     return {
         "length of the prompts, in characters (--tokenizer MODEL counts tokens)": _histogram(prompts),

@@ -14,11 +14,13 @@ import json
 import logging
 import shlex
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Any, Literal
 
+from dschat.data.messages import DOCUMENTS, TOOLS, WEIGHT
 from dschat.data.rows import Row
 from dschat.data.templates import render_messages
 from dschat.errors import UserError
@@ -35,6 +37,7 @@ PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder
 # tokenizer → (its length then, its backend without dummy prefix; None if it has no such prefix)
 _BARE: weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]] = weakref.WeakKeyDictionary()
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+MARK = "QZXJ"  # a content that no chat template writes by itself
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
@@ -45,7 +48,7 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
     """
     if row.messages is None:
         return row.prompt or ""
-    return render_messages(tokenizer, row.messages, True, row.origin)
+    return render_messages(tokenizer, row.messages, True, row.origin, row.template_arguments)
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str) -> str:
@@ -54,15 +57,21 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], o
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[list[int]]:
-    """Prompt ids of n rows: BOS where the tokenizer itself puts one before a text, then the prompt.
-
-    So a saved model reads a text the same way in plain transformers. A prompt or chat template that begins with BOS
-    does not get a second one.
+    """Prompt ids of n rows: see `encode_prompt_texts`.
 
     Raises:
         UserError: see `prompt_text`.
     """
-    encoded = _encode(tokenizer, [prompt_text(tokenizer, row) for row in rows])
+    return encode_prompt_texts(tokenizer, [prompt_text(tokenizer, row) for row in rows])
+
+
+def encode_prompt_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Prompt ids of n texts: BOS where the tokenizer itself puts one before a text, then the prompt.
+
+    So a saved model reads a text the same way in plain transformers. A prompt or chat template that begins with BOS
+    does not get a second one.
+    """
+    encoded = _encode(tokenizer, texts)
     if not puts_bos(tokenizer):
         return encoded
     bos = tokenizer.bos_token_id
@@ -189,35 +198,170 @@ def _encode_slow(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """How a chat template ends an assistant's turn."""
+    """How a chat template writes an assistant's turn around its content, and ends it."""
 
     token_id: int  # the token that ends it; where the template writes none, EOS
-    text: str  # what the template writes behind the reply
+    text: str  # what the template writes behind the content
     written: bool  # whether `text` holds that token
+    token: str  # the token as text
+    lead: str  # what the template writes between its generation prompt and the content
+    plain_lead: str  # the same without special tokens
+    # What the generation prompt ends with and a written turn does not begin with, for instance "<think>\n".
+    prefill: str
 
     def length(self, ids: list[int]) -> int:
         """Tokens of a turn with the one that ends it, behind which a template may write a line break."""
         return len(ids) - ids[::-1].index(self.token_id) if self.written and self.token_id in ids else len(ids)
 
+    @property
+    def tail(self) -> str:
+        """What the template writes between the content and the token that ends the turn; nothing without a token."""
+        return self.text.partition(self.token)[0] if self.written else ""
 
-def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
-    """How the tokenizer's chat template ends an assistant's turn.
+    def without_end(self, turn: str) -> str:
+        """A turn as the template wrote it, up to the token that ends it."""
+        if not self.written:
+            return turn.removesuffix(self.text)
+        return turn.removesuffix(self.text.removeprefix(self.tail))
+
+    def around(self, content: str) -> str:
+        """The text behind the generation prompt of a turn with a content, without the token that ends it."""
+        mark = self.prefill.strip()
+        if mark and content.lstrip().startswith(mark):  # the generation prompt holds it already
+            rest = content.lstrip().removeprefix(mark)
+            blank = self.prefill[len(self.prefill.rstrip()) :]
+            content = rest.removeprefix(blank)
+        return f"{self.lead}{content}{self.tail}"
+
+    def content_of(self, reply: str) -> str:
+        """The content of a reply that was sampled behind the generation prompt and decoded without special tokens."""
+        return reply.removeprefix(self.plain_lead).removesuffix(self.tail)
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | None = None) -> TurnEnd:
+    """How the tokenizer's chat template writes and ends an assistant's turn.
+
+    It is read off a dialogue of one turn: what the template writes behind its generation prompt. `arguments` are
+    further variables of the template.
 
     Raises:
         UserError: there is no chat template, it refuses a dialogue, or a reply does not follow its generation prompt.
     """
-    before, whole = (render(tokenizer, PROBE[:length], "the chat template") for length in (1, 2))
-    reply = whole.removeprefix(before)
-    if not whole.startswith(before) or not reply.lstrip().startswith("b"):
+    dialogue = [PROBE[0], {"role": "assistant", "content": MARK}]
+    origin = "the chat template"
+    question = render_messages(tokenizer, dialogue[:1], False, origin, arguments)
+    before = render_messages(tokenizer, dialogue[:1], True, origin, arguments)
+    whole = render_messages(tokenizer, dialogue, False, origin, arguments)
+    opening = commonprefix([before, whole])
+    has_header = len(opening) > len(question) and opening.startswith(question)
+    place = whole.find(MARK, len(opening))
+    if place < 0 or not (opening == before or has_header):
         raise UserError(
             "the tokenizer's chat template does not write a reply behind its generation prompt "
             f"({before[-40:]!r}, then {whole[-40:]!r}), so that a reply's tokens cannot be told; correct the template."
         )
-    text = reply.lstrip().removeprefix("b")
+    lead, text = whole[len(opening) : place], whole[place + len(MARK) :]
     ids = encode_responses(tokenizer, [text])[0] if text else []
     special = special_ids(tokenizer)
     ends = [i for i in ids if i in special]
-    return TurnEnd(ends[0] if ends else tokenizer.eos_token_id, text, bool(ends))
+    end_id = ends[0] if ends else tokenizer.eos_token_id
+    token = str(tokenizer.convert_ids_to_tokens(end_id)) if end_id is not None else ""
+    return TurnEnd(
+        token_id=end_id,
+        text=text,
+        written=bool(ends) and token in text,
+        token=token,
+        lead=lead,
+        plain_lead=decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]),
+        prefill=before[len(opening) :],
+    )
+
+
+def response_texts(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    column: Literal["chosen", "rejected"],
+    prompts: Sequence[str] | None = None,
+) -> list[str]:
+    """The chosen or the rejected responses of n rows as texts, without the token that ends them.
+
+    Behind a prompt of text the response is its own text. Behind messages it is what the chat template writes behind
+    its generation prompt, tool calls and thoughts included: see `reply_text`. A response that a row lacks is empty.
+
+    Args:
+        prompts: what `prompt_text` makes of the rows, where that is known.
+
+    Raises:
+        UserError: see `prompt_text`.
+    """
+    ends: dict[str, TurnEnd | None] = {}
+    texts = []
+    for number, row in enumerate(rows):
+        message = row.reply(column)
+        if message is None or row.messages is None or tokenizer.chat_template is None:
+            texts.append(getattr(row, column) or "")
+            continue
+        prompt = prompt_text(tokenizer, row) if prompts is None else prompts[number]
+        variables = {name: value for name, value in row.template_arguments.items() if name not in (TOOLS, DOCUMENTS)}
+        key = repr(variables)
+        if key not in ends:
+            ends[key] = _turn_end_or_none(tokenizer, variables)
+        texts.append(reply_text(tokenizer, row, message, prompt, ends[key]))
+    return texts
+
+
+def reply_text(
+    tokenizer: PreTrainedTokenizerBase, row: Row, message: Mapping[str, Any], prompt: str, end: TurnEnd | None
+) -> str:
+    """What the chat template writes behind its generation prompt for an assistant's message.
+
+    It is the difference of two renderings, with and without the message, up to the token that ends the turn. A
+    template may lose a part of the content (thoughts before "</think>"), or write no reply behind its generation
+    prompt (one that ends with "<think>"). Then the content itself is the response, in what the template puts around
+    one.
+
+    Args:
+        row: with the messages before.
+        message: of the assistant.
+        prompt: text of the row's messages, with the generation prompt.
+        end: how the template writes a turn; None where it cannot be told.
+
+    Raises:
+        UserError: the template refuses the message; names the row.
+    """
+    messages = [*(row.messages or []), message]
+    whole = render_messages(tokenizer, messages, False, row.origin, row.template_arguments)
+    content = str(message.get("content", ""))
+    opening = prompt
+    if end is not None and not whole.startswith(prompt):
+        opening = prompt.removesuffix(end.prefill)
+    if whole.startswith(opening):
+        reply = whole[len(opening) :]
+        reply = _without_special_end(tokenizer, reply) if end is None else end.without_end(reply)
+        if is_written(content, reply) or "tool_calls" in message:
+            return reply
+    return content if end is None else end.around(content)
+
+
+def is_written(content: str, text: str) -> bool:
+    """Whether a text holds a content, blanks apart: templates trim it, or write blanks around its parts."""
+    return content in text or "".join(content.split()) in "".join(text.split())
+
+
+def _without_special_end(tokenizer: PreTrainedTokenizerBase, reply: str) -> str:
+    """A reply without the special token that it ends with and the blanks behind that."""
+    text = reply.rstrip()
+    for token in map(str, tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))):
+        if text.endswith(token):
+            return text.removesuffix(token)
+    return reply
+
+
+def _turn_end_or_none(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> TurnEnd | None:
+    try:
+        return turn_end(tokenizer, arguments)
+    except UserError:  # a template that refuses a dialogue without a system prompt, for instance
+        return None
 
 
 def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
@@ -227,11 +371,8 @@ def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_
     """
     if tokenizer.chat_template is None or all(row.messages is None for row in rows):
         return None
-    try:
-        end = turn_end(tokenizer)
-    except UserError:  # a template that writes no plain dialogue has no end to compare
-        return None
-    if not end.written or end.token_id == end_id:
+    end = _turn_end_or_none(tokenizer, {})
+    if end is None or not end.written or end.token_id == end_id:
         return None
     written, other = (str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in (end.token_id, end_id))
     return (
@@ -261,23 +402,24 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
 
     The text is what the chat template writes. Each turn of the assistant, and what stands between two of them, is
     encoded alone, as it is when the turn is sampled. Where the template ends a turn with no special token, no token is
-    added: the text of the turn is marked. Rows without such turns are encoded as `encode_prompts` does.
+    added: the text of the turn is marked. Turns of weight 0 are not marked, nor is one that begins the conversation.
+    Rows without such turns are encoded as `encode_prompts` does.
 
     Raises:
         UserError: see `dschat.data.encoding.prompt_text`; or the template writes a turn otherwise once others follow.
     """
     end = turn_end(tokenizer) if any(_earlier_turns(row) for row in rows) else None
     cuts = [_cuts(tokenizer, row, end) if end else [prompt_text(tokenizer, row)] for row in rows]
-    heads = encode_prompts(
-        tokenizer, [Row(texts[0], None, None, None, {}, row.origin) for row, texts in zip(rows, cuts, strict=True)]
-    )
+    heads = encode_prompt_texts(tokenizer, [texts[0] for texts in cuts])
     pieces = iter(encode_responses(tokenizer, [text for texts in cuts for text in texts[1:]]))
     marked = []
-    for head, texts in zip(heads, cuts, strict=True):
+    for row, head, texts in zip(rows, heads, cuts, strict=True):
+        is_trained = [(row.messages or [])[place].get(WEIGHT) != 0 for place in _earlier_turns(row)]
         ids, targets = list(head), [False] * len(head)
         for number in range(1, len(texts)):
             piece = next(pieces)
-            length = end.length(piece) if number % 2 and end else 0
+            is_turn = number % 2 == 1 and is_trained[number // 2]
+            length = end.length(piece) if is_turn and end else 0
             ids += piece
             targets += [True] * length + [False] * (len(piece) - length)
         marked.append(MarkedPrompt(ids, targets))
@@ -290,8 +432,8 @@ def _cuts(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) -> list[st
     messages = row.messages or []
     places = [0]
     for number in _earlier_turns(row):
-        before = render(tokenizer, messages[:number], row.origin)
-        after = render(tokenizer, messages[: number + 1], row.origin)
+        before = render_messages(tokenizer, messages[:number], True, row.origin, row.template_arguments)
+        after = render_messages(tokenizer, messages[: number + 1], False, row.origin, row.template_arguments)
         if not (whole.startswith(before) and whole.startswith(after) and len(before) <= len(after)):
             raise UserError(
                 f"{row.origin}: the chat template writes message {number + 1}, of the assistant, otherwise once "
@@ -305,5 +447,5 @@ def _cuts(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) -> list[st
 
 
 def _earlier_turns(row: Row) -> list[int]:
-    """Places of the assistant's messages before the response."""
-    return [place for place, message in enumerate(row.messages or []) if message["role"] == "assistant"]
+    """Places of the assistant's messages before the response that answer something."""
+    return [place for place, message in enumerate(row.messages or []) if place and message["role"] == "assistant"]

@@ -11,14 +11,22 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dschat.data.encoding import MarkedPrompt, encode_prompts, encode_responses, encode_turns, prompt_text
+from dschat.data.encoding import (
+    MarkedPrompt,
+    encode_prompt_texts,
+    encode_responses,
+    encode_turns,
+    prompt_text,
+    response_texts,
+)
 from dschat.data.formats import PROMPT_MESSAGES
-from dschat.data.rows import Row, in_words
+from dschat.data.messages import WEIGHT, message_text
+from dschat.data.rows import Row, in_words, is_plain
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,6 +38,8 @@ CUT_TO_NOTHING = "response cut to nothing"
 EQUAL_PAIR = "pair equal after cutting"
 PROMPT_TOO_LONG = "prompt too long"
 EMPTY_PROMPT = "prompt without tokens"
+NOTHING_WRITTEN = "a response of tool calls, which the chat template does not write"
+NO_WEIGHT = "every turn that could be trained on has weight 0"
 
 E = TypeVar("E")
 
@@ -82,8 +92,10 @@ class PromptExample:
     @property
     def columns(self) -> dict[str, Any]:
         """What rows of results say of it: the text and, where a chat template wrote that, the messages."""
-        said = [{name: message[name] for name in ("role", "content")} for message in self.row.messages or ()]
-        return {"prompt": self.prompt_text} | ({PROMPT_MESSAGES: said} if said else {})
+        messages = [
+            {name: value for name, value in message.items() if is_plain(value)} for message in self.row.messages or ()
+        ]
+        return {"prompt": self.prompt_text} | ({PROMPT_MESSAGES: messages} if messages else {})
 
     def __len__(self) -> int:
         """Tokens of the prompt."""
@@ -133,22 +145,45 @@ def sft_examples(
                 "trained on",
                 *(without, len(prompts)),
             )
+        texts = response_texts(tokenizer, rows, "chosen")
     else:
-        prompts = [MarkedPrompt(ids, []) for ids in encode_prompts(tokenizer, rows)]
-    responses = encode_responses(tokenizer, [row.chosen or "" for row in rows])
+        prompt_texts = [prompt_text(tokenizer, row) for row in rows]
+        prompts = [MarkedPrompt(ids, []) for ids in encode_prompt_texts(tokenizer, prompt_texts)]
+        texts = response_texts(tokenizer, rows, "chosen", prompt_texts)
+    responses = encode_responses(tokenizer, texts)
 
-    def make(row: Row, prompt: MarkedPrompt, ids: list[int]) -> SFTExample | str:
+    def make(row: Row, prompt: MarkedPrompt, ids: list[int], text: str) -> SFTExample | str:
         if row.chosen is None:
             return str(row.no_response)
-        return fit_demonstration(prompt, [*ids, eos_id], max_seq_len)
+        if is_unwritten(row.chosen_message, text):
+            return NOTHING_WRITTEN
+        is_trained = (row.chosen_message or {}).get(WEIGHT) != 0
+        return fit_demonstration(prompt, [*ids, eos_id], max_seq_len, is_trained)
 
-    return kept(rows, map(make, rows, prompts, responses), f"--max_seq_len {max_seq_len}", held_out)
+    return kept(rows, map(make, rows, prompts, responses, texts), f"--max_seq_len {max_seq_len}", held_out)
 
 
-def fit_demonstration(prompt: MarkedPrompt, response_ids: list[int], limit: int) -> SFTExample | str:
-    """Prompt and response cut to length, or why there is no example. Turns that are trained on join the response."""
-    first = prompt.targets.index(True) if any(prompt.targets) else len(prompt.ids)
-    targets = [*prompt.targets, *[True] * len(response_ids)][first:limit] if any(prompt.targets) else None
+def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
+    """Whether a response that is a message has tool calls, but nothing of it is in its text."""
+    return message is not None and "tool_calls" in message and not text.strip()
+
+
+def fit_demonstration(
+    prompt: MarkedPrompt, response_ids: list[int], limit: int, is_trained: bool = True
+) -> SFTExample | str:
+    """Prompt and response cut to length, or why there is no example. Turns that are trained on join the response.
+
+    Args:
+        prompt: with its earlier turns marked.
+        response_ids: with the token that ends it.
+        limit: longest example, in tokens.
+        is_trained: whether the response is trained on.
+    """
+    has_turns = any(prompt.targets)
+    if not is_trained and not has_turns:
+        return NO_WEIGHT
+    first = prompt.targets.index(True) if has_turns else len(prompt.ids)
+    targets = [*prompt.targets, *[is_trained] * len(response_ids)][first:limit] if has_turns else None
     trained = [*prompt.ids, *response_ids][first:limit]
     if not prompt.ids[:first]:
         return EMPTY_PROMPT
@@ -174,8 +209,8 @@ def pair_examples(
     require_both_responses(rows, "Step 2")
     margins = [0.0 if margin_key is None else margin_of(row, margin_key) for row in rows]
 
-    def make(encoded: tuple[list[int], list[int], list[int]], margin: float) -> PairExample | str:
-        fitted = fit_pair(*encoded, max_seq_len, [eos_id])
+    def make(encoded: EncodedRow, margin: float) -> PairExample | str:
+        fitted = encoded.fitted(max_seq_len, eos_id)
         return fitted if isinstance(fitted, str) else whole_pair(fitted, margin)
 
     made = map(make, encode_pairs(tokenizer, rows), margins)
@@ -195,8 +230,8 @@ def preference_examples(
     """
     require_both_responses(rows, "DPO")
 
-    def make(encoded: tuple[list[int], list[int], list[int]]) -> PreferenceExample | str:
-        return fit_pair(*encoded, max_seq_len, [eos_id]) if encoded[0] else EMPTY_PROMPT
+    def make(encoded: EncodedRow) -> PreferenceExample | str:
+        return encoded.fitted(max_seq_len, eos_id) if encoded.prompt_ids else EMPTY_PROMPT
 
     return kept(rows, map(make, encode_pairs(tokenizer, rows)), f"--max_seq_len {max_seq_len}", held_out)
 
@@ -222,22 +257,52 @@ def prompt_examples(
 ) -> tuple[list[PromptExample], Counter[str]]:
     """Prompts of at most `max_prompt_seq_len` tokens, BOS included; longer ones are dropped, never cut."""
 
-    def make(index: int, row: Row, ids: list[int]) -> PromptExample | str:
+    def make(index: int, row: Row, text: str, ids: list[int]) -> PromptExample | str:
         if not ids or len(ids) > max_prompt_seq_len:
             return PROMPT_TOO_LONG if ids else EMPTY_PROMPT
-        return PromptExample(ids, prompt_text(tokenizer, row), row, index)
+        return PromptExample(ids, text, row, index)
 
-    made = map(make, range(len(rows)), rows, encode_prompts(tokenizer, rows))
+    texts = [prompt_text(tokenizer, row) for row in rows]
+    made = map(make, range(len(rows)), rows, texts, encode_prompt_texts(tokenizer, texts))
     return kept(rows, made, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
 
 
-def encode_pairs(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]
-) -> Iterator[tuple[list[int], list[int], list[int]]]:
-    """Ids of the prompt and of both responses of each row; a response that a row lacks is empty."""
-    chosen = encode_responses(tokenizer, [row.chosen or "" for row in rows])
-    rejected = encode_responses(tokenizer, [row.rejected or "" for row in rows])
-    return zip(encode_prompts(tokenizer, rows), chosen, rejected, strict=True)
+@dataclass(frozen=True)
+class EncodedRow:
+    """Texts and ids of a row's prompt and of both responses; a response that the row lacks is empty."""
+
+    row: Row
+    prompt: str
+    chosen: str
+    rejected: str
+    prompt_ids: list[int]  # BOS included
+    chosen_ids: list[int]  # both: without the token that ends a response
+    rejected_ids: list[int]
+
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether a response has tool calls, but the chat template writes nothing of it."""
+        row = self.row
+        return is_unwritten(row.chosen_message, self.chosen) or is_unwritten(row.rejected_message, self.rejected)
+
+    def fitted(self, limit: int, end_id: int) -> PreferenceExample | str:
+        """The comparison cut to length, or why there is none; responses get the token that ends them."""
+        if self.is_unwritten:
+            return NOTHING_WRITTEN
+        return fit_pair(self.prompt_ids, self.chosen_ids, self.rejected_ids, limit, [end_id])
+
+
+def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Iterator[EncodedRow]:
+    """Texts and ids of n rows, see `EncodedRow`."""
+    prompts = [prompt_text(tokenizer, row) for row in rows]
+    chosen = response_texts(tokenizer, rows, "chosen", prompts)
+    rejected = response_texts(tokenizer, rows, "rejected", prompts)
+    ids = (
+        encode_prompt_texts(tokenizer, prompts),
+        encode_responses(tokenizer, chosen),
+        encode_responses(tokenizer, rejected),
+    )
+    return map(EncodedRow, rows, prompts, chosen, rejected, *ids)
 
 
 def kept(rows: Sequence[Row], made: Iterable[E | str], limit: str, held_out: bool) -> tuple[list[E], Counter[str]]:
@@ -284,8 +349,9 @@ def require_both_responses(rows: Sequence[Row], who: str) -> None:
 
 def empty_responses(rows: Sequence[Row], chosen_alone: bool = False) -> str:
     """How many responses hold no text, and where the first of them stand; nothing where all do."""
-    told = [(row, text) for row in rows for text in ((row.chosen,) if chosen_alone else (row.chosen, row.rejected))]
-    places = [row.origin for row, text in told if text is not None and not text.strip()]
+    columns: Sequence[Literal["chosen", "rejected"]] = ("chosen",) if chosen_alone else ("chosen", "rejected")
+    replies = [(row, row.reply(column)) for row in rows for column in columns]
+    places = [row.origin for row, reply in replies if reply is not None and not message_text(reply).strip()]
     if not places:
         return ""
     first = ", ".join(dict.fromkeys(places[:3]))

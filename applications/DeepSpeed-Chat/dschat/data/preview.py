@@ -26,6 +26,7 @@ from dschat.data.examples import (
     prompt_examples,
     sft_examples,
 )
+from dschat.data.messages import message_text
 from dschat.data.plain_prompts import plain_prompt_note
 from dschat.data.rows import DataKeys, Row
 from dschat.data.sources import load_source
@@ -146,15 +147,15 @@ def _text_parts(row: Row, step: int) -> list[Part] | str:
     if row.prompt is not None:
         prompt = row.prompt
     else:
-        prompt = "\n".join(f"{message['role']}: {message['content']}" for message in row.messages or [])
+        prompt = "\n".join(f"{message['role']}: {message_text(message)}" for message in row.messages or [])
     parts = [Part("prompt", PROMPT_USE[step], 0, prompt)]
     for kind in RESPONSES[step]:
-        text = row.rejected if kind == "rejected" else row.chosen
-        if text is None and row.no_response is not None and step == 1:
+        reply = row.reply("rejected" if kind == "rejected" else "chosen")
+        if reply is None and row.no_response is not None and step == 1:
             return row.no_response
-        if text is None:
+        if reply is None:
             raise UserError(f"{row.origin}: the row has no {kind} text, which step {step} needs; give another --step.")
-        parts.append(Part(kind, RESPONSE_USE[step], 0, text))
+        parts.append(Part(kind, RESPONSE_USE[step], 0, message_text(reply)))
     return parts
 
 
@@ -274,10 +275,11 @@ def row_tokens(tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[R
     """Rows as training encodes them."""
     special, bos = ends_and_special(tokenizer, end_id), tokenizer.bos_token_id
     found = []
-    for prompt, *responses in encode_pairs(tokenizer, rows):
+    for encoded in encode_pairs(tokenizer, rows):
+        responses = (encoded.chosen_ids, encoded.rejected_ids)
         inside = [special[number] for ids in responses for number in special.keys() & set(ids)]
-        twice = bos is not None and prompt[:2] == [bos, bos]
-        found.append(RowTokens(len(prompt), max(map(len, responses)), inside, twice))
+        twice = bos is not None and encoded.prompt_ids[:2] == [bos, bos]
+        found.append(RowTokens(len(encoded.prompt_ids), max(map(len, responses)), inside, twice))
     return found
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,9 @@ def apply_template(
 ) -> str:
     """Messages as the tokenizer's chat template writes them.
 
+    Templates differ in what they expect of tool calls: most take the arguments as an object and a message without
+    `content`, some add them to texts. A template that raises an error for the first form gets the second one.
+
     Args:
         tokenizer: with a chat template.
         messages: with all their fields; the template reads those that it knows.
@@ -34,19 +38,54 @@ def apply_template(
         arguments: further variables of the template, for instance `tools`.
 
     Raises:
-        TemplateRefusal: the template raised an error.
+        TemplateRefusal: the template raised an error for both forms; it is the error of the first one.
     """
-    from jinja2 import TemplateError
-
     fix_template_clock()
     conversation = [dict(message) for message in messages]
     try:
+        return _applied(tokenizer, conversation, add_generation_prompt, arguments or {})
+    except TemplateRefusal as refusal:
+        as_texts = [_with_texts(message) for message in conversation]
+        if as_texts == conversation:
+            raise
+        try:
+            return _applied(tokenizer, as_texts, add_generation_prompt, arguments or {})
+        except TemplateRefusal:
+            raise refusal from None
+
+
+def _applied(
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: list[dict[str, Any]],
+    add_generation_prompt: bool,
+    arguments: Mapping[str, Any],
+) -> str:
+    from jinja2 import TemplateError
+
+    try:
         text = tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=add_generation_prompt, tokenize=False, **(arguments or {})
+            conversation, add_generation_prompt=add_generation_prompt, tokenize=False, **arguments
         )
-    except TemplateError as error:
+    # A template is a program: beside its own errors it raises those of the Python expressions in it.
+    except (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise TemplateRefusal(str(error)) from error
     return str(text)
+
+
+def _with_texts(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with a content, and the arguments of its tool calls as JSON text."""
+    if "tool_calls" not in message:
+        return message
+    return {"content": "", **message, "tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
+
+
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(call.get("function"), dict):
+        return call | {"function": _with_text_arguments(call["function"])}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, dict):
+        return call
+    return call | {"arguments": json.dumps(arguments, ensure_ascii=False)}
 
 
 def render_messages(

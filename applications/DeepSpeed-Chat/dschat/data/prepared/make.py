@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.common.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
-from dschat.data.encoding import encode_prompts, prompt_text
+from dschat.data.encoding import encode_prompt_texts
 from dschat.data.examples import (
     CUT_TO_NOTHING,
     EMPTY_PROMPT,
     EQUAL_PAIR,
+    NO_WEIGHT,
+    NOTHING_WRITTEN,
     encode_pairs,
     require_both_responses,
     require_responses,
 )
 from dschat.data.hub import find_known
+from dschat.data.messages import WEIGHT
 from dschat.data.options import PrepareOptions
 from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_entry
@@ -155,19 +158,26 @@ def prepared_examples(
     (require_both_responses(rows, "Preference data") if is_pair else require_responses(rows))
     dropped = Counter(str(row.no_response) for row in rows if row.chosen is None)
     usable = [row for row in rows if row.chosen is not None]
-    read = usable if is_pair else [replace(row, rejected=None) for row in usable]
-    examples = [
-        PreparedExample(
-            prompt_text(tokenizer, row),
-            row.chosen or "",
-            row.rejected if is_pair else None,
-            ids,
-            [*chosen, end_id],
-            [*rejected, end_id] if is_pair else None,
-            row if is_plain(row.extra) else replace(row, extra={}),
+    read = usable if is_pair else [replace(row, rejected=None, rejected_message=None) for row in usable]
+    examples = []
+    for row, encoded in zip(usable, encode_pairs(tokenizer, read), strict=True):
+        if encoded.is_unwritten:
+            dropped[NOTHING_WRITTEN] += 1
+            continue
+        if not is_pair and (row.chosen_message or {}).get(WEIGHT) == 0:
+            dropped[NO_WEIGHT] += 1
+            continue
+        examples.append(
+            PreparedExample(
+                encoded.prompt,
+                encoded.chosen,
+                encoded.rejected if is_pair else None,
+                encoded.prompt_ids,
+                [*encoded.chosen_ids, end_id],
+                [*encoded.rejected_ids, end_id] if is_pair else None,
+                row if is_plain(row.extra) else replace(row, extra={}),
+            )
         )
-        for row, (ids, chosen, rejected) in zip(usable, encode_pairs(tokenizer, read), strict=True)
-    ]
     return examples, dropped
 
 
@@ -195,7 +205,7 @@ def _example_prompt(
 ) -> Mapping[str, object]:
     known = find_known(path) or find_known(name)
     prompt = EXAMPLE_PROMPTS.get(known.name if known else "", first.prompt)
-    (ids,) = encode_prompts(tokenizer, [Row(prompt, None, None, None, {}, "")])
+    (ids,) = encode_prompt_texts(tokenizer, [prompt])
     return {"prompt": prompt, "input_ids": ids, "attention_mask": [1] * len(ids)}
 
 
