@@ -23,6 +23,7 @@ from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of
 from dschat.common.fingerprints import tokenizer_fingerprint
 from dschat.data import loading, tokenised
+from dschat.data.cache import ENTRY, cache_folder
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -35,10 +36,8 @@ from dschat.data.loading import ExampleLoader
 from dschat.data.rows import Row
 from dschat.data.tokenised import (
     BATCH,
-    ENTRY,
     Examples,
     NotStorable,
-    cache_folder,
     encode_rows,
     features_of,
     lengths_of,

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dschat.data.messages import TEMPLATE_COLUMNS, Messages
-from dschat.data.rows import DataKeys, check_text, kind_of
+from dschat.data.messages import TEMPLATE_COLUMNS, Messages, check_messages, template_arguments
+from dschat.data.rows import DataKeys, Row, check_text, kind_of
 from dschat.errors import UserError
 
 SHAREGPT, ALPACA = "ShareGPT conversation", "Alpaca instruction"  # names of the formats
@@ -178,6 +178,24 @@ def alpaca_response(raw: Mapping[str, Any], keys: DataKeys, response: str) -> st
     return OUTPUT
 
 
+def alpaca_row(raw: dict[str, Any], keys: DataKeys, response: str, origin: str) -> Row:
+    """A row of instruction, input, history and system prompt, all texts.
+
+    `response` is as of `is_sharegpt`.
+
+    Raises:
+        UserError: a column holds a value of another type; names the row and the column.
+    """
+    answered = alpaca_response(raw, keys, response)
+    messages = check_messages(alpaca_messages(raw, origin), "instruction", None, origin)
+    for column in (answered, keys.rejected):
+        if raw.get(column) is not None:
+            check_text(raw[column], f"column {column!r}", origin)
+    arguments = template_arguments(raw, origin)
+    chosen, rejected = raw.get(answered), raw.get(keys.rejected)
+    return Row(None, messages, chosen, rejected, raw, origin, template_arguments=arguments)
+
+
 def alpaca_messages(raw: Mapping[str, Any], origin: str) -> Messages:
     """System prompt, history, and the instruction with its input behind a line break, as messages.
 
@@ -213,8 +231,9 @@ def _history_messages(history: Any, origin: str) -> Messages:
     return messages
 
 
-def read_columns(name: str, keys: DataKeys, response: str) -> tuple[str, ...]:
+def read_columns(name: str, raw: Mapping[str, Any], keys: DataKeys, response: str) -> tuple[str, ...]:
     """The columns of which a row of one of these formats is made; `response` as of `is_sharegpt`."""
     if name == ALPACA:
-        return (SYSTEM, HISTORY, INSTRUCTION, INPUT, response, keys.rejected, *TEMPLATE_COLUMNS)
+        answered = alpaca_response(raw, keys, response)
+        return (SYSTEM, HISTORY, INSTRUCTION, INPUT, answered, keys.rejected, *TEMPLATE_COLUMNS)
     return (SYSTEM, CONVERSATIONS, keys.messages, keys.prompt, response, keys.rejected, *TEMPLATE_COLUMNS)

@@ -88,7 +88,7 @@ def _parse_columns(raw: dict[str, Any], keys: DataKeys, origin: str) -> Row | No
         row = _parse_columns(columns, own_keys, origin)
         return row and replace(row, extra=raw)
     if name == ALPACA:
-        return alpaca_row(raw, keys, chat_formats.alpaca_response(raw, keys, response), origin)
+        return chat_formats.alpaca_row(raw, keys, response, origin)
     keys = chat_formats.sharegpt_keys(raw, keys)
     if name == MESSAGE_LISTS:
         return message_lists_row(raw, keys, response, origin)
@@ -105,23 +105,6 @@ def _parse_columns(raw: dict[str, Any], keys: DataKeys, origin: str) -> Row | No
             "column with --prompt_key, or a conversation's with --messages_key."
         )
     return Row(prompt, None, chosen, rejected, raw, origin)
-
-
-def alpaca_row(raw: dict[str, Any], keys: DataKeys, answered: str, origin: str) -> Row:
-    """A row of instruction, input, history and system prompt, all texts.
-
-    `answered` is the column of the preferred, or only, response.
-
-    Raises:
-        UserError: a column holds a value of another type; names the row and the column.
-    """
-    messages = check_messages(chat_formats.alpaca_messages(raw, origin), "instruction", None, origin)
-    for column in (answered, keys.rejected):
-        if raw.get(column) is not None:
-            check_text(raw[column], f"column {column!r}", origin)
-    arguments = template_arguments(raw, origin)
-    chosen, rejected = raw.get(answered), raw.get(keys.rejected)
-    return Row(None, messages, chosen, rejected, raw, origin, template_arguments=arguments)
 
 
 def _text(raw: dict[str, Any], column: str, name: str, origin: str) -> str | None:
@@ -217,15 +200,13 @@ def unread_columns(raw: Mapping[str, Any], keys: DataKeys) -> list[str]:
     """
     name = format_of(dict(raw), keys)
     response = response_column(dict(raw), keys)
-    if name == ALPACA:
-        response = chat_formats.alpaca_response(raw, keys, response)
     own_keys = chat_formats.sharegpt_keys(raw, keys)
     read = {
         TEXTS: (keys.prompt, response, keys.rejected),
         MESSAGE_LISTS: (keys.prompt, response, keys.rejected, *TEMPLATE_COLUMNS),
         CONVERSATION: (own_keys.messages, response, keys.rejected, *TEMPLATE_COLUMNS),
-        SHAREGPT: chat_formats.read_columns(SHAREGPT, keys, response),
-        ALPACA: chat_formats.read_columns(ALPACA, keys, response),
+        SHAREGPT: chat_formats.read_columns(SHAREGPT, raw, keys, response),
+        ALPACA: chat_formats.read_columns(ALPACA, raw, keys, response),
     }.get(name)
     if read is None:
         return []

@@ -18,24 +18,15 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dschat.common.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
+from dschat.common.template_date import date_note, date_read_by
+from dschat.data.cache import cache_folder, finish_entry, key_of, new_entry, open_entry
 from dschat.data.examples import PromptExample, SFTExample, empty_responses
 from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import check_folder, from_prepared, prepared_share
 from dschat.data.rows import RawSource, keys_of
 from dschat.data.sources import Share, ShareFlags, load_share, open_source
-from dschat.data.template_date import date_note, date_read_by
-from dschat.data.tokenised import (
-    Examples,
-    NotStorable,
-    cache_folder,
-    encode_rows,
-    finish_entry,
-    key_of,
-    new_entry,
-    open_entry,
-    workers_for,
-)
+from dschat.data.tokenised import Examples, NotStorable, encode_rows, workers_for
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dschat.common.template_date import date_note
 from dschat.data.encoding import (
     decode_response,
     encode_prompts,
@@ -30,7 +31,6 @@ from dschat.data.messages import message_text
 from dschat.data.plain_prompts import plain_prompt_note
 from dschat.data.rows import DataKeys, Row
 from dschat.data.sources import load_source
-from dschat.data.template_date import date_note
 from dschat.errors import UserError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.template_date import fix_template_clock
+from dschat.common.template_date import fix_template_clock
 from dschat.errors import UserError
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.chat_servers import Endpoint, ServerFlags, checked_address, checked_key
 from dschat.common.fingerprints import folder_stamp
+from dschat.common.template_date import SETTING, template_date
 from dschat.common.user_function import load_function
 from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
 from dschat.data.dialogues import Message, check_dialogue, encode_states, state
 from dschat.data.encoding import turn_end
 from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
-from dschat.data.template_date import SETTING, template_date
 from dschat.errors import UserError
 from dschat.inference.datasets import Place, described_function, digest, make_rows
 from dschat.inference.policy import Compute, load_sampler, locate_policy

@@ -14,6 +14,7 @@ from pyarrow import parquet
 from dschat.common.atomic import reporting, writing
 from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import make_writable
+from dschat.common.template_date import SETTING, template_date
 from dschat.common.user_function import call_function, load_function
 from dschat.data import dialogue_pairs
 from dschat.data.dialogue_pairs import (
@@ -29,7 +30,6 @@ from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import turn_end
 from dschat.data.rows import in_words
 from dschat.data.sources import open_data
-from dschat.data.template_date import SETTING, template_date
 from dschat.errors import UserError
 from dschat.inference.datasets import RECORD, Place, described_function, digest, make_rows
 from dschat.inference.policy import Compute, locate_policy

@@ -11,12 +11,12 @@ from typing import Any, Self
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import content_hash, folder_stamp, template_fingerprint
+from dschat.common.template_date import SETTING, template_date
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.hub import find_known
 from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
-from dschat.data.template_date import SETTING, template_date
 from dschat.errors import UserError
 from dschat.inference.options import UNSHUFFLED, BestOfOptions, InferenceOptions, ProgramOptions, ScoredOptions
 from dschat.inference.policy import Compute, SamplingPolicy, load_policy, locate_policy

@@ -11,7 +11,7 @@ import torch
 
 from dschat.common.journal import Journal, begun_settings
 from dschat.common.progress import progress
-from dschat.data.template_date import SETTING, begin_date
+from dschat.common.template_date import SETTING, begin_date
 from dschat.errors import UserError
 
 LARGER = "--dtype bf16 or a larger GPU"

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import folder_stamp
 from dschat.common.jsonl import read_object
+from dschat.common.template_date import SETTING, template_date
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.plain_prompts import warn_of_plain_prompts
@@ -25,7 +26,6 @@ from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
-from dschat.data.template_date import SETTING, template_date
 from dschat.errors import UserError
 from dschat.evaluation.text import policy_result, reward_result, rouge, without_nan
 from dschat.inference.options import TRAINING_SEED, TextOptions, model_name

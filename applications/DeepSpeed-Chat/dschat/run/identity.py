@@ -11,12 +11,12 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import content_hash, model_hash, template_fingerprint, tokenizer_fingerprint
+from dschat.common.template_date import date_read_by
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.rules import FREE, SHARE, engine_name, flags_on_resume
 from dschat.config.supervised import OneModelConfig
-from dschat.data.template_date import date_read_by
 from dschat.errors import UserError
 from dschat.run.distributed import device, gather_objects
 from dschat.run.state import Json

@@ -21,11 +21,11 @@ from dschat.common.atomic import WRITING, Backup, move_all, remove, reporting, w
 from dschat.common.fingerprints import file_hash
 from dschat.common.jsonl import read_object
 from dschat.common.lock import Lock
+from dschat.common.template_date import begin_date
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.parse import to_json, to_yaml
 from dschat.config.rules import RUN_FOLDERS, check_output_dir
-from dschat.data.template_date import begin_date
 from dschat.errors import UserError
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog, evaluation_line
@@ -54,7 +54,7 @@ class RunRecord:
     hardware: dict[str, object]
     seeds: dict[str, int]
     code: dict[str, object]  # version of this package; of a git checkout also `commit_of`
-    template_date: str = ""  # that chat templates read, see `dschat.data.template_date`; kept when the run goes on
+    template_date: str = ""  # that chat templates read, see `dschat.common.template_date`; kept when the run goes on
     data: dict[str, object] = field(default_factory=dict)
     batches: dict[str, object] = field(default_factory=dict)
     parser: dict[str, str] = field(default_factory=dict)  # of the termination condition parsing: name and version

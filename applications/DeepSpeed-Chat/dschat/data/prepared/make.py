@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.common.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
+from dschat.common.template_date import date_read_by
 from dschat.data.encoding import encode_prompt_texts
 from dschat.data.examples import (
     CUT_TO_NOTHING,
@@ -31,7 +32,6 @@ from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_
 from dschat.data.prepared.write import write_folder
 from dschat.data.rows import DataKeys, Row, in_words, is_plain
 from dschat.data.sources import open_source, read_share
-from dschat.data.template_date import date_read_by
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.errors import UserError
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dschat.common.fingerprints import template_fingerprint, tokenizer_fingerprint
+from dschat.common.template_date import DATE_VARIABLE, template_date
 from dschat.data.encoding import MarkedPrompt
 from dschat.data.examples import (
     PROMPT_TOO_LONG,
@@ -25,7 +26,6 @@ from dschat.data.examples import (
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, find_prepared, read_pt
 from dschat.data.rows import Row
 from dschat.data.sources import Share, ShareFlags, described
-from dschat.data.template_date import DATE_VARIABLE, template_date
 from dschat.data.tokenised import Examples, open_table
 from dschat.errors import UserError
 
