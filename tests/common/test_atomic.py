@@ -193,7 +193,7 @@ def test_several_processes_may_write_the_same(tmp_path):
 
 
 def test_a_folder_in_which_a_file_grows_is_not_abandoned(tmp_path):
-    """Its own time stays that of the file's making. What was not written for a day goes, files deep inside included."""
+    """Its own time stays that of the file's making. What was not written for a day goes, deep inside, too."""
     fill(tmp_path, "half", ".f.growing.writing/deep/a", ".f.dead.writing/deep/a")
     day_ago = time.time() - atomic.ABANDONED - 9
     for entry in [*tmp_path.rglob("*")]:

@@ -12,6 +12,7 @@ from dschat.common import template_date as clock
 from dschat.common.journal import Journal
 from dschat.common.lock import close_all
 from dschat.inference.runner import go_on_with_date
+from dschat.run import identity
 from dschat.run.identity import DATE, differences, identity_of
 from factories import make_tokenizer, ppo_config, run_of
 
@@ -47,6 +48,7 @@ def test_a_run_that_goes_on_keeps_its_date(tmp_path, group, monkeypatch) -> None
 
 
 def test_a_checkpoint_of_another_day_differs_where_the_template_reads_it(tmp_path, group, monkeypatch) -> None:
+    monkeypatch.setattr(identity, "model_hash", lambda path: path)
     config = ppo_config(tmp_path)
     data: dict[str, Any] = {"sources": [], "sha256": {}}
     for template, differs in ((DATED, True), ("{{ messages }}", False)):

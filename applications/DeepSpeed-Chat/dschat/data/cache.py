@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of tokenised examples that are kept between runs: the entries of the cache.
 
-An entry is a folder with Arrow files and `entry.json`, whole or not there, whoever else writes it at the same time; its
-name is the fingerprint of all that it was made from.
+An entry is a folder with Arrow files and `entry.json`, whole or not there, whoever else writes it at the same time.
+Its name is the fingerprint of all that it was made from.
 """
 
 import importlib.metadata

@@ -3,8 +3,8 @@
 
 A table has a column for every field of the example's dataclass, one of the examples' lengths in tokens, and one that
 says why a row is no example. Fields of other types than those of TYPES (log-probs that are computed later) are left at
-their defaults. A table that is kept is a folder of the cache with Arrow files and `entry.json`, whole or not there,
-whoever else writes it at the same time; its name is the fingerprint of all that it was made from.
+their defaults. Tables that
+are kept between runs are entries of `dschat.data.cache`.
 """
 
 from __future__ import annotations
