@@ -3,8 +3,7 @@
 
 A table has a column for every field of the example's dataclass, one of the examples' lengths in tokens, and one that
 says why a row is no example. Fields of other types than those of TYPES (log-probs that are computed later) are left at
-their defaults. Tables that
-are kept between runs are entries of `dschat.data.cache`.
+their defaults. Tables that are kept between runs are entries of `dschat.data.cache`.
 """
 
 from __future__ import annotations
