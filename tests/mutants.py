@@ -198,6 +198,8 @@ SUPERVISED_OPTIMISERS = "test_flags_reach::test_steps_1_and_2"
 TIE = "test_a_tie_is_wrong_and_a_margin_is_what_a_pair_must_win_by"
 TOTAL = "test_the_updates_that_a_schedule_is_over"
 TURNS = "test_every_turn_of_the_assistant_is_trained_on_up_to_its_end"
+WEIGHTS = "test_turns_of_weight_0_are_not_trained_on"
+BEHIND_MESSAGES = "test_prompt_and_response_are_the_templates_text"
 TURNS_LOSS = "test_the_loss_is_the_cross_entropy_over_these_tokens"
 TWO_RANKS = "test_two_processes_make_the_updates_of_one"
 UNIFORM = "test_uniform_numbers_are_the_upper_bits_of_splitmix64"
@@ -994,7 +996,18 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("preferences as messages: all that is shared is the prompt", "message_lists_row", "_a[:-1]", "_a[:-2]",
      "test_what_is_shared_is_the_prompt_and_the_last_message_the_response"),
     ("SFT on all turns: the end of a turn is not learnt", "TurnEnd.length", "_a - _b", "_a - _b - 1", TURNS),
-    ("SFT on all turns: users' turns are learnt", "encode_turns", "_a and _b", "_b", TURNS),
+    ("SFT on all turns: users' turns are learnt", "encode_turns", "_a or _b or _c", "_a or _c", TURNS),
+    ("SFT on all turns: turns of weight 0 are learnt", "encode_turns", "_a or _b or _c", "_a or _b", WEIGHTS),
+    ("SFT on all turns: a response of weight 0 is learnt", "fit_demonstration", "[_a] * len(_b)", "[True] * len(_b)",
+     WEIGHTS),
+    ("behind messages: the blank behind a response is lost", "TurnEnd.without_end",
+     "_a.removesuffix(_b.removeprefix(_c))", "_a.removesuffix(_b)", BEHIND_MESSAGES),
+    ("behind messages: a thought is opened twice", "TurnEnd.around", "_a and _b", "not _a",
+     "test_a_thought_that_the_generation_prompt_opens_is_not_opened_twice"),
+    ("behind messages: tools do not reach the template", "prompt_text", "_a.template_arguments", "None",
+     "test_tools_reach_the_template_in_every_step"),
+    ("pairs: a response that is not written ends at once", "EncodedRow.is_unwritten", "_a or _b", "False",
+     "test_calls_that_the_template_does_not_write_are_left_out_and_counted"),
     ("SFT on all turns: every token is learnt", "collate_sft", "torch.tensor(_a)", "True", TURNS_LOSS),
     ("order of examples ignores the epoch", "update_batches", "[_a, _b]", "[_a, 0]",
      "test_order_depends_on_seed_and_epoch_only"),

@@ -224,7 +224,7 @@ def test_alpaca_is_read_as_a_conversation(raw, said, responses) -> None:
     """As LLaMA-Factory joins the columns: a line break between instruction and input."""
     row = parsed(raw)
     assert row.messages == messages(*said) and (row.chosen, row.rejected) == responses
-    assert format_of(raw, KEYS) == "Alpaca instruction" and unread_columns(raw, KEYS) == []
+    assert format_of(raw, KEYS) == "Alpaca instruction" and unread_columns(parsed(raw), KEYS) == []
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,9 @@ def test_named_columns_come_first(raw, keys, expected) -> None:
 
 
 def test_columns_that_no_format_reads_are_named() -> None:
-    assert unread_columns({"instruction": "i", "output": "o", "category": "c"}, KEYS) == ["category"]
+    assert unread_columns(parsed({"instruction": "i", "output": "o", "category": "c"}), KEYS) == ["category"]
     raw = {"conversations": spoken(*ASKED), "system": "s", "source": "x", "id": None}
-    assert unread_columns(raw, KEYS) == ["source"] and format_of(raw, KEYS) == "ShareGPT conversation"
+    assert unread_columns(parsed(raw), KEYS) == ["source"] and format_of(raw, KEYS) == "ShareGPT conversation"
 
 
 def test_files_of_both_kinds(tmp_path) -> None:

@@ -23,7 +23,6 @@ from data_cases import KINDS, flags_of
 from data_cases import look_at_data as main
 from data_fixtures import SETS, write_set
 from dschat.common.lock import Lock
-from dschat.data.encoding import warn_of_turn_end
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.data.loading import ExampleLoader
 from dschat.data.prepared.folder import PreparedExample, find_prepared, open_prepared
@@ -31,6 +30,7 @@ from dschat.data.prepared.make import Filter, RowLimits
 from dschat.data.prepared.read import prepared_share, read_split
 from dschat.data.rows import Row
 from dschat.data.sources import load_share
+from dschat.data.template_notes import warn_of_template
 from dschat.errors import UserError
 from dschat.plan.report import find_rows
 from factories import make_tokenizer
@@ -526,7 +526,7 @@ def test_a_folder_is_read_with_a_chat_template_and_what_looks_at_messages(source
     prepare(source, model, tmp_path / "prepared", *LOOSE)
     loader = loader_of(SFTExample, tmp_path / "prepared")
     loader._tokenizer.chat_template = "{{ messages[0].content }}"
-    loader._validate = partial(warn_of_turn_end, loader._tokenizer, end_id=2)
+    loader._validate = partial(warn_of_template, loader._tokenizer, end_id=2)
     assert len(loader.read(show=True).train) > 0
 
 

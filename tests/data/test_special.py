@@ -8,8 +8,9 @@ from data_cases import look_at_data as main
 from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.check import check_report
-from dschat.data.encoding import encode_prompts, other_turn_end, warn_of_turn_end
+from dschat.data.encoding import encode_prompts, other_turn_end
 from dschat.data.preview import Settings, preview_report, row_tokens, special_notes
+from dschat.data.template_notes import warn_of_template
 from factories import make_tokenizer
 
 BOS, EOS = 1, 2  # of make_tokenizer: <bos>, <eos>
@@ -58,7 +59,7 @@ def test_turns_that_end_otherwise_than_responses(name, caplog):
     end = TEMPLATES[name][1]
     rows = [text_row("a", "b"), talk_row(dialogue("hi", "yes", "so"), "bye")]
     found = other_turn_end(tokenizer, rows, EOS)
-    warn_of_turn_end(tokenizer, rows, EOS)
+    warn_of_template(tokenizer, rows, EOS)
     if end == "<eos>":
         assert found is None and not caplog.messages
     else:
@@ -83,7 +84,8 @@ def test_check_and_preview_show_them(tmp_path):
     lines = report.splitlines()
     section = lines[lines.index("special tokens") + 1 :]
     assert section[0].startswith("  responses hold special tokens") and "<eos> in 40 (40 rows" in section[0]
-    assert section[1].startswith("  the chat template ends the assistant's turns with <|im_end|>")
+    template = lines[lines.index("chat template") + 1]
+    assert template.startswith("  the chat template ends the assistant's turns with <|im_end|>")
     shown = preview_report(path, 1, 1, False, Settings(tokenizer=tokenizer))
     assert "note: responses hold special tokens" in shown and "note: the chat template ends" in shown
     assert "trained, holds <eos> inside]]b<eos>c<eos>" in shown

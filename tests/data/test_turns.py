@@ -59,11 +59,12 @@ WRITTEN = {
 def test_every_turn_of_the_assistant_is_trained_on_up_to_its_end(name):
     tokenizer = chat_tokenizer(name)
     example = made(tokenizer, row_of(TALK[:-1]))
-    assert runs_of(tokenizer, example) == [*WRITTEN[name], "see you.<eos>"]
+    last = {"llama-2": " see you. ", "zephyr": "\nsee you."}.get(name, "see you.") + "<eos>"
+    assert runs_of(tokenizer, example) == [*WRITTEN[name], last]
     text = tokenizer.apply_chat_template(TALK[:-1], add_generation_prompt=True, tokenize=False)
     whole = tokenizer.decode(example.prompt_ids + example.response_ids, clean_up_tokenization_spaces=False)
     bos = "" if text.startswith("<bos>") else "<bos>"
-    assert whole == bos + text + "see you.<eos>"  # the history as the template writes it
+    assert whole == bos + text + last  # the history as the template writes it
     assert example.num_targets == sum(example.targets) and len(example.targets) == len(example.response_ids)
 
 
@@ -116,8 +117,7 @@ def test_a_template_that_rewrites_earlier_turns():
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ 'thought ' if m.role == 'assistant' and loop.last }}"
         "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    # turn_end cannot tell a reply of such a template
-    with pytest.raises(UserError, match="does not write a reply behind its generation prompt"):
+    with pytest.raises(UserError, match="rows.jsonl:1: the chat template writes message 2.*give --train_on last"):
         encode_turns(tokenizer, [row_of(TALK[:3])])
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.last or m.role == 'user' else '...' }}"

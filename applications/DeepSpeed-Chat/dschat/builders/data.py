@@ -80,10 +80,15 @@ def load_problems(
     make: partial[tuple[list[PromptExample], Counter[str]]],
     pool: ProgramPool,
     drop_unsolvable: bool,
+    validate: Validate,
 ) -> StepData[PromptExample]:
-    """The problems of a step's share, encoded in this process; see `rows_with_tests`."""
+    """The problems of a step's share, encoded in this process; see `rows_with_tests`.
+
+    `validate` is given the training rows, to warn of what is odd in them.
+    """
     share = load_share(flags, show=is_main())
     if is_main():
+        validate(share.train)
         warn_of_plain_prompts(share.train, make.keywords["tokenizer"], flags.apply_chat_template)
     rows, left_out = rows_with_tests(share.train, pool, drop_unsolvable)
     held_out_rows, left_out_eval = rows_with_tests(share.eval, pool, drop_unsolvable)

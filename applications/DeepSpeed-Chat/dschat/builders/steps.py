@@ -17,7 +17,7 @@ from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.data.dialogue_pairs import load_regression_data
 from dschat.data.dialogues import DialogueLimits, dialogue_examples
-from dschat.data.encoding import turn_end, warn_of_turn_end
+from dschat.data.encoding import turn_end
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -29,10 +29,12 @@ from dschat.data.examples import (
     sft_examples,
 )
 from dschat.data.loading import StepData
-from dschat.data.sources import load_share
+from dschat.data.messages import WEIGHT
+from dschat.data.sources import keys_of, load_share
+from dschat.data.template_notes import warn_of_dialogues, warn_of_template
 from dschat.models.load import warn_without_classifier
 from dschat.models.tokenizer import end_token_id, load_tokenizer
-from dschat.run.distributed import device
+from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.trainers.dpo import DPOTask
@@ -62,7 +64,8 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
         eos_id=end_id,
         all_turns=config.train_on == "all",
     )
-    validate = partial(warn_of_turn_end, tokenizer, end_id=end_id)
+    reads = () if config.sft_on_prompt else (WEIGHT,)  # with prompts, every token is trained on
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config), reads=reads)
     data = load_step_data(config, SFTExample, make, validate, config.sft_on_prompt)
     updates = _announce(config, run, data)
     warn_without_classifier(base)
@@ -84,7 +87,9 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     make = partial(
         pair_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id, margin_key=config.margin_key
     )
-    data = load_step_data(config, PairExample, make)
+    reads = () if config.margin_key is None else (config.margin_key,)
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config), reads=reads)
+    data = load_step_data(config, PairExample, make, validate)
     updates = _announce(config, run, data)
     engine = build_reward_model(config, run.plan, tokenizer, updates)
     centering = config.center_rewards_coefficient
@@ -101,7 +106,8 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     warn_unless_made_by("sft", base, MODEL)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id)
-    data = load_step_data(config, PreferenceExample, make, partial(warn_of_turn_end, tokenizer, end_id=end_id))
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config))
+    data = load_step_data(config, PreferenceExample, make, validate)
     updates = _announce(config, run, data)
     engine = build_policy(config, run.plan, tokenizer, updates)
     task = DPOTask(data.train, data.eval, tokenizer.pad_token_id, config, run, model_hash(base))
@@ -118,11 +124,11 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     run.record.parser = condition.parser
     programs = build_program_pool(config) if config.reward_source == "programs" else None
     make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.max_prompt_seq_len)
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config))
     if programs is not None:
         run.record.sandbox = programs.level
-        data = load_problems(config, make, programs, config.drop_unsolvable)
+        data = load_problems(config, make, programs, config.drop_unsolvable, validate)
     else:
-        validate = partial(warn_of_turn_end, tokenizer, end_id=end_id)
         data = load_step_data(config, PromptExample, make, validate)
     updates = _announce(config, run, data)
     models = build_ppo_models(config, run.plan, tokenizer, updates, programs, _decoding(run))
@@ -164,6 +170,8 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     tokenizer = load_tokenizer(config.model_name_or_path, MODEL, may_add_pad=True)
     end_id = turn_end(tokenizer).token_id
     share = load_share(config)
+    if is_main():
+        warn_of_dialogues(tokenizer, share.train, keys_of(config))
     limits = DialogueLimits(config.max_turns, config.max_prompt_seq_len, config.max_answer_seq_len, config.max_seq_len)
     dialogues, dropped = dialogue_examples(share.train, tokenizer, limits)
     held_out, dropped_eval = dialogue_examples(share.eval, tokenizer, limits, held_out=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dschat.data.messages import TEMPLATE_COLUMNS, Messages, check_messages, template_arguments
+from dschat.data.messages import Messages, check_messages, template_arguments
 from dschat.data.rows import DataKeys, Row, check_text, kind_of
 from dschat.errors import UserError
 
@@ -235,5 +235,5 @@ def read_columns(name: str, raw: Mapping[str, Any], keys: DataKeys, response: st
     """The columns of which a row of one of these formats is made; `response` as of `is_sharegpt`."""
     if name == ALPACA:
         answered = alpaca_response(raw, keys, response)
-        return (SYSTEM, HISTORY, INSTRUCTION, INPUT, answered, keys.rejected, *TEMPLATE_COLUMNS)
-    return (SYSTEM, CONVERSATIONS, keys.messages, keys.prompt, response, keys.rejected, *TEMPLATE_COLUMNS)
+        return (SYSTEM, HISTORY, INSTRUCTION, INPUT, answered, keys.rejected)
+    return (SYSTEM, CONVERSATIONS, keys.messages, keys.prompt, response, keys.rejected)

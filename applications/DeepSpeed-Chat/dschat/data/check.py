@@ -14,13 +14,14 @@ from dschat.common.progress import progress
 from dschat.data.examples import empty_responses
 from dschat.data.formats import format_of
 from dschat.data.hub import find_known
-from dschat.data.messages import message_text
+from dschat.data.messages import WEIGHT, message_text
 from dschat.data.prepared.folder import PreparedFolder, summary_of
 from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.prepared.write import lengths_of_parts
 from dschat.data.preview import RowTokens, Settings, examples_of, prompt_notes, row_tokens, special_notes
 from dschat.data.rows import DataKeys, Row, in_words
 from dschat.data.sources import STEPS, Source, load_source, split_part
+from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.errors import UserError
 
@@ -52,6 +53,7 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
         "columns (type and number)": describe_columns(
             row.extra for row in progress(desc="columns", unit="row", iterable=rows)
         ),
+        UNREAD_COLUMNS: [in_words(unread_column_counts(rows, settings.keys)) or "none"],
         "prompts": _describe_duplicates(source),
         f"shares of --data_split {data_split}, seed {settings.seed}": _describe_shares(shares),
     }
@@ -65,7 +67,10 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
         at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
         left_out = [_left_out(step, shares, settings) for step in range(1, len(STEPS) + 1)]
         sections["special tokens"] = special_notes(rows, tokens, tokenizer, settings.end_id) or ["nothing to note"]
-        sections["chat template"] = prompt_notes(rows, tokenizer, settings.keys) or ["nothing to note"]
+        template = template_notes(tokenizer, rows, settings.end_id, (WEIGHT,))
+        template += prompt_notes(rows, tokenizer, settings.keys)
+        if template:
+            sections["chat template"] = template
         sections[f"left out at these lengths, of the steps' shares ({at})"] = left_out
     lines = [path, "=" * len(path), *_describe_rows(path, source, settings.keys)]
     for title, content in sections.items():

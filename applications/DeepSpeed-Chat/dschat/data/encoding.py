@@ -11,7 +11,6 @@ Tokenizers may be fast or slow. Conversations are what the chat template writes;
 from __future__ import annotations
 
 import json
-import logging
 import shlex
 import weakref
 from collections.abc import Mapping, Sequence
@@ -28,8 +27,6 @@ from dschat.errors import UserError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger(__name__)
 
 CHUNK = 1000  # texts per call of the tokenizer; bounds the memory of its offsets
 SENTINELS = ("\n", "=", "|", "¤")  # texts to put before a response where the dummy prefix cannot be switched off
@@ -348,6 +345,15 @@ def is_written(content: str, text: str) -> bool:
     return content in text or "".join(content.split()) in "".join(text.split())
 
 
+def reply_contents(tokenizer: PreTrainedTokenizerBase, replies: Sequence[str]) -> list[str]:
+    """Sampled replies, decoded without special tokens → contents that the chat template writes as these replies.
+
+    Without what the template itself puts before and behind a content: blanks, an empty thought.
+    """
+    end = _turn_end_or_none(tokenizer, {}) if tokenizer.chat_template is not None else None
+    return list(replies) if end is None else [end.content_of(reply) for reply in replies]
+
+
 def _without_special_end(tokenizer: PreTrainedTokenizerBase, reply: str) -> str:
     """A reply without the special token that it ends with and the blanks behind that."""
     text = reply.rstrip()
@@ -382,13 +388,6 @@ def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_
     )
 
 
-def warn_of_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> None:
-    """Warns of what `other_turn_end` finds."""
-    found = other_turn_end(tokenizer, rows, end_id)
-    if found is not None:
-        logger.warning("%s", found)
-
-
 @dataclass(frozen=True)
 class MarkedPrompt:
     """What comes before a response: ids, and of each whether it belongs to an earlier turn of the assistant."""
@@ -418,8 +417,10 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
         ids, targets = list(head), [False] * len(head)
         for number in range(1, len(texts)):
             piece = next(pieces)
-            is_turn = number % 2 == 1 and is_trained[number // 2]
-            length = end.length(piece) if is_turn and end else 0
+            if end is None or number % 2 == 0 or not is_trained[number // 2]:
+                length = 0
+            else:
+                length = end.length(piece)
             ids += piece
             targets += [True] * length + [False] * (len(piece) - length)
         marked.append(MarkedPrompt(ids, targets))

@@ -26,7 +26,7 @@ from dschat.data.encoding import (
 )
 from dschat.data.formats import PROMPT_MESSAGES
 from dschat.data.messages import WEIGHT, message_text
-from dschat.data.rows import Row, in_words, is_plain
+from dschat.data.rows import Row, in_words
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,10 +92,7 @@ class PromptExample:
     @property
     def columns(self) -> dict[str, Any]:
         """What rows of results say of it: the text and, where a chat template wrote that, the messages."""
-        messages = [
-            {name: value for name, value in message.items() if is_plain(value)} for message in self.row.messages or ()
-        ]
-        return {"prompt": self.prompt_text} | ({PROMPT_MESSAGES: messages} if messages else {})
+        return {"prompt": self.prompt_text} | ({PROMPT_MESSAGES: self.row.messages} if self.row.messages else {})
 
     def __len__(self) -> int:
         """Tokens of the prompt."""

@@ -193,23 +193,25 @@ def _response(message: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
     return message.get("content", ""), None if is_plain_text else message
 
 
-def unread_columns(raw: Mapping[str, Any], keys: DataKeys) -> list[str]:
-    """Columns of a row that hold something and from which neither its texts nor its chat template are made.
+def unread_columns(row: Row, keys: DataKeys) -> list[str]:
+    """Columns of a row that hold something and of which neither its texts nor what its chat template reads are made.
 
     Of the published formats none counts.
     """
-    name = format_of(dict(raw), keys)
-    response = response_column(dict(raw), keys)
+    raw = row.extra
+    name, response = format_of(raw, keys), response_column(raw, keys)
     own_keys = chat_formats.sharegpt_keys(raw, keys)
-    read = {
+    columns = {
         TEXTS: (keys.prompt, response, keys.rejected),
-        MESSAGE_LISTS: (keys.prompt, response, keys.rejected, *TEMPLATE_COLUMNS),
-        CONVERSATION: (own_keys.messages, response, keys.rejected, *TEMPLATE_COLUMNS),
+        MESSAGE_LISTS: (keys.prompt, response, keys.rejected),
+        CONVERSATION: (own_keys.messages, response, keys.rejected),
         SHAREGPT: chat_formats.read_columns(SHAREGPT, raw, keys, response),
         ALPACA: chat_formats.read_columns(ALPACA, raw, keys, response),
     }.get(name)
-    if read is None:
+    if columns is None:
         return []
+    of_template = TEMPLATE_COLUMNS if row.messages is not None else ()
+    read = {*columns, *of_template}
     return [column for column, value in raw.items() if value is not None and column not in read]
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dschat.data.rows import check_text, kind_of
+from dschat.data.rows import check_text, is_plain, kind_of
 from dschat.errors import UserError
 
 Messages = list[dict[str, Any]]
@@ -76,10 +76,15 @@ def _checked(raw: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without the fields of objects that hold null, at every depth."""
+    """A value without the fields of objects that hold null, at every depth.
+
+    Dates, bytes and other values that JSON does not have become texts.
+    """
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value if is_plain(value) else str(value)
 
 
 def _joined_parts(parts: list[Any], name: str, origin: str) -> str:

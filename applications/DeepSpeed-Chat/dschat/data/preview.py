@@ -13,7 +13,6 @@ from dschat.common.template_date import date_note
 from dschat.data.encoding import (
     decode_response,
     encode_prompts,
-    other_turn_end,
     prompt_text,
     puts_bos,
     special_ids,
@@ -27,10 +26,11 @@ from dschat.data.examples import (
     prompt_examples,
     sft_examples,
 )
-from dschat.data.messages import message_text
+from dschat.data.messages import WEIGHT, message_text
 from dschat.data.plain_prompts import plain_prompt_note
 from dschat.data.rows import DataKeys, Row
 from dschat.data.sources import load_source
+from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -117,12 +117,16 @@ def preview_report(path: str, count: int, step: int | None, colour: bool, settin
     if step is None:
         step = 2 if rows[0].rejected is not None else 1 if rows[0].chosen is not None else 3
     lines = [f"{path}: {ALL_TURNS if step == 1 and settings.all_turns else NOTES[step]}"]
+    unread = unread_column_counts(rows, settings.keys)
+    if unread:
+        lines.append(f"note: {UNREAD_COLUMNS}: {', '.join(unread)}")
     if settings.tokenizer is None:
         lines.append("texts as they are read; --tokenizer MODEL shows tokens, padding and what is cut")
         shown = [_text_parts(row, step) for row in rows]
     else:
         tokens = row_tokens(settings.tokenizer, settings.end_id, rows)
         notes = special_notes(rows, tokens, settings.tokenizer, settings.end_id)
+        notes += template_notes(settings.tokenizer, rows, settings.end_id, (WEIGHT,) if step == 1 else ())
         notes += prompt_notes(rows, settings.tokenizer, settings.keys)
         lines += [f"note: {note}" for note in notes]
         shown = _encoded_parts(rows, View(settings.tokenizer, step, settings.end_id), settings)
@@ -305,8 +309,7 @@ def special_notes(
         )
     if tokenizer.bos_token_id is not None:
         notes += _bos_notes(rows, tokens, tokenizer)
-    other = other_turn_end(tokenizer, rows, end_id)
-    return [*notes, *([other] if other else [])]
+    return notes
 
 
 def prompt_notes(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, keys: DataKeys) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.config.macro_actions import TerminationFlags
-from dschat.data.encoding import encode_prompts, prompt_text
+from dschat.data.encoding import encode_prompts, prompt_text, reply_contents
 from dschat.data.formats import tldr_prompt
 from dschat.data.rows import Row
 from dschat.demo.models import Opened, chosen, find_checkpoints, find_model, open_model, own_sampling
@@ -66,8 +66,11 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, s
     if not message.strip():
         raise UserError("type a message first.")
     if tokenizer.chat_template is not None:
-        pairs = (({"role": "user", "content": u}, {"role": "assistant", "content": a}) for u, a in turns)
-        messages = [one for pair in pairs for one in pair] + [{"role": "user", "content": message}]
+        answers = reply_contents(tokenizer, [answer for _, answer in turns])
+        messages = []
+        for (question, _), answer in zip(turns, answers, strict=True):
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages.append({"role": "user", "content": message})
         return Prompt(Row(None, messages, None, None, {}, ORIGIN))
     before = "".join(f"{HUMAN} {user.strip()}{ASSISTANT} {answer.strip()}" for user, answer in turns)
     return Prompt(Row(f"{before}{HUMAN} {message.strip()}{ASSISTANT}", None, None, None, {}, ORIGIN), (HUMAN,))

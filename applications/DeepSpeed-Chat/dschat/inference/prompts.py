@@ -106,7 +106,9 @@ def shuffled(count: int) -> list[int]:
 
 def digest_of(rows: Sequence[Row]) -> str:
     """12 hexadecimal digits that follow from the texts of rows."""
-    texts = [[row.prompt, row.messages, row.chosen, row.rejected] for row in rows]
+    texts = [
+        [row.prompt, row.messages, row.reply("chosen"), row.reply("rejected"), row.template_arguments] for row in rows
+    ]
     return content_hash(json.dumps(texts, default=str))[:12]
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import folder_stamp
 from dschat.common.statistics import mean_estimate
-from dschat.data.encoding import encode_responses
+from dschat.data.encoding import encode_responses, response_texts
 from dschat.data.examples import PromptExample
 from dschat.errors import UserError
 from dschat.evaluation.best_of import sweep_of
@@ -39,7 +39,7 @@ def run_inference(options: InferenceOptions) -> str:
         with enough_memory(BOTH):
             reader = open_reader()
             if options.ref_scores or given.path is None:
-                return selection.of_batch(partial(score_references, reader))
+                return selection.of_batch(partial(score_references, reader, _template_of(reader, given)))
             policy = given.open_policy(options.temperature_value)
         policy.check_lengths(selection.longest)
         return selection.of_batch(partial(respond_and_score, policy, reader, options.num_return, best_of))
@@ -154,9 +154,16 @@ def all_of(temperature: float, candidates: Sequence[Candidate]) -> Entry:
     return {"row": row}
 
 
-def score_references(reader: RewardReader, examples: list[PromptExample]) -> list[Entry]:
-    """Scores the data set's own responses."""
-    chosen, rejected = _references(examples)
+def _template_of(reader: RewardReader, given: Answering) -> PreTrainedTokenizerBase:
+    """The tokenizer whose chat template writes what the reward model reads of messages: its own, if it has one."""
+    return given.tokenizer if reader.tokenizer.chat_template is None else reader.tokenizer
+
+
+def score_references(
+    reader: RewardReader, tokenizer: PreTrainedTokenizerBase, examples: list[PromptExample]
+) -> list[Entry]:
+    """Scores the data set's own responses, behind messages as the chat template of the tokenizer writes them."""
+    chosen, rejected = _references(examples, tokenizer)
     scores = (_rewards(reader, examples, texts) for texts in (chosen, rejected))
     entries = []
     for example, better, worse, *rewards in zip(examples, chosen, rejected, *scores, strict=True):
@@ -171,21 +178,21 @@ def _rewards(reader: RewardReader, examples: list[PromptExample], responses: lis
     return reader(ResponseTexts(prompts, responses, rows)).tolist()
 
 
-def _references(examples: list[PromptExample]) -> tuple[list[str], list[str]]:
+def _references(examples: list[PromptExample], tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
     """The data set's chosen and rejected responses."""
     rows = [example.row for example in examples]
     for row in rows:
         if row.chosen is None or row.rejected is None:
             missing = "chosen" if row.chosen is None else "rejected"
             raise UserError(f"--ref_scores: {row.origin} has no {missing} response; use a data set that has both.")
-    return [row.chosen or "" for row in rows], [row.rejected or "" for row in rows]
+    return response_texts(tokenizer, rows, "chosen"), response_texts(tokenizer, rows, "rejected")
 
 
 def _lengths(selection: Selection, options: InferenceOptions, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokens that the reward model, or the policy before it draws, reads of each example."""
     lengths = [len(example) for example in selection.examples]
     if options.ref_scores:
-        texts = _references(selection.examples)
+        texts = _references(selection.examples, tokenizer)
         longer = map(max, *(map(len, encode_responses(tokenizer, some)) for some in texts))
         lengths = [length + more for length, more in zip(lengths, longer, strict=True)]
     return lengths

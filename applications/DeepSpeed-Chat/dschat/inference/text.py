@@ -20,7 +20,9 @@ from dschat.common.fingerprints import folder_stamp
 from dschat.common.jsonl import read_object
 from dschat.common.template_date import SETTING, template_date
 from dschat.data.collate import collate_pairs, collate_sft
+from dschat.data.encoding import response_texts
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
+from dschat.data.messages import message_text
 from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
@@ -273,9 +275,9 @@ def read_and_answer(
     logprobs, _ = model(batch["input_ids"], batch["attention_mask"], mask.shape[1], with_entropy=False)
     losses, counts = -torch.where(mask, logprobs, 0.0).double().sum(1), mask.sum(1)
     drawn = policy.respond(prompts)[0] if answers else None
+    references = response_texts(policy.tokenizer, [prompt.row for prompt in prompts], "chosen")
     entries = []
-    for place, prompt in enumerate(prompts):
-        reference = prompt.row.chosen or ""
+    for place, (prompt, reference) in enumerate(zip(prompts, references, strict=True)):
         written = prompt.columns | {"reference": reference}
         written |= {"loss_sum": float(losses[place]), "loss_tokens": int(counts[place])}
         if drawn is not None:
@@ -296,7 +298,8 @@ def score_pairs(
     chosen, rejected = last_scores(model(**tokens), tokens["attention_mask"]).chunk(2)
     entries = []
     for prompt, better, worse in zip(prompts, chosen.tolist(), rejected.tolist(), strict=True):
-        written = prompt.columns | {"chosen": prompt.row.chosen, "rejected": prompt.row.rejected}
+        written = prompt.columns
+        written |= {column: message_text(prompt.row.reply(column) or {}) for column in ("chosen", "rejected")}
         written |= {"chosen_score": better, "rejected_score": worse}
         entries.append({"number": prompt.index, "row": written})
     return entries

@@ -9,7 +9,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from dschat.data.dialogues import Dialogue, encode_states
-from dschat.data.encoding import decode_response
+from dschat.data.encoding import decode_response, reply_contents
 from dschat.errors import UserError
 from dschat.rollouts.engine import Draw
 from dschat.rollouts.sampling import Sampling, row_seed
@@ -24,7 +24,7 @@ class AssistantTurn:
 
     state_ids: list[int]  # what it answered
     ids: list[int]  # drawn, the end token included
-    text: str  # without special tokens
+    text: str  # without special tokens, and without what the chat template puts around a content
     finished: bool  # whether it ended by itself; else it was cut
 
 
@@ -105,10 +105,12 @@ class PolicyAssistant:
         replies: list[AssistantTurn | None] = [None] * len(prompts)
         if fitting:
             rollout = self._draw([prompts[n] for n in fitting], self._sampling, [seeds[n] for n in fitting]).rollout
-            drawn = zip(fitting, rollout.response_rows(), rollout.finished.tolist(), strict=True)
-            for n, ids, finished in drawn:
-                text = decode_response(self._tokenizer, ids[:-1] if finished else ids)
-                replies[n] = AssistantTurn(prompts[n], ids, text, finished)
+            finished = rollout.finished.tolist()
+            drawn = list(zip(rollout.response_rows(), finished, strict=True))
+            texts = [decode_response(self._tokenizer, ids[:-1] if end else ids) for ids, end in drawn]
+            contents = reply_contents(self._tokenizer, texts)
+            for n, (ids, end), content in zip(fitting, drawn, contents, strict=True):
+                replies[n] = AssistantTurn(prompts[n], ids, content, end)
         return replies
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue
-from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
+from dschat.data.encoding import encode_prompts, encode_responses, prompt_text, reply_contents
 from dschat.data.rows import Row
 from dschat.data.templates import TemplateRefusal, apply_template
 from dschat.errors import UserError
@@ -155,14 +156,19 @@ def readable_rows(tokenizer: PreTrainedTokenizerBase, texts: ResponseTexts) -> l
 
 
 def encode_dialogues(
-    tokenizer: PreTrainedTokenizerBase, dialogues: Sequence[Dialogue]
+    tokenizer: PreTrainedTokenizerBase,
+    dialogues: Sequence[Sequence[Mapping[str, Any]]],
+    arguments: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[dict[int, list[int]], dict[int, Exception]]:
-    """Token ids of dialogues as the chat template writes them, and why it refuses others; both by their numbers."""
+    """Token ids of dialogues as the chat template writes them, and why it refuses others; both by their numbers.
+
+    `arguments` are further variables of the template, of each dialogue.
+    """
     texts: dict[int, str] = {}
     refused: dict[int, Exception] = {}
     for n, dialogue in enumerate(dialogues):
         try:
-            texts[n] = apply_template(tokenizer, dialogue, False)
+            texts[n] = apply_template(tokenizer, dialogue, False, None if arguments is None else arguments[n])
         except TemplateRefusal as error:
             refused[n] = error
     if not texts:
@@ -196,7 +202,8 @@ class RewardReader:
         Raises:
             UserError: the response's end cannot be marked, since the tokenizer has no EOS.
         """
-        self._classifier, self._tokenizer, self._path, self._template = classifier, tokenizer, path, rm_template
+        self.tokenizer = tokenizer
+        self._classifier, self._path, self._template = classifier, path, rm_template
         self._flags = flags
         if classifier.is_decoder and not rm_template and tokenizer.eos_token_id is None:
             raise UserError(
@@ -237,14 +244,14 @@ class RewardReader:
             UserError: the chat template refuses a row.
         """
         reader, limit, responses = self._classifier, self._classifier.limit, texts.responses
-        rows = readable_rows(self._tokenizer, texts)
+        rows = readable_rows(self.tokenizer, texts)
         if self._template or reader.is_decoder:
             ids = self._templated(rows, responses) if self._template else self._ids(rows, responses, ended)
             lengths = [len(sequence) for sequence in ids]
             scores = reader.numbers([sequence[:limit] for sequence in ids])
         else:
-            prompts = [prompt_text(self._tokenizer, row) for row in rows]
-            both = self._tokenizer(prompts, responses, verbose=False)["input_ids"]
+            prompts = [prompt_text(self.tokenizer, row) for row in rows]
+            both = self.tokenizer(prompts, responses, verbose=False)["input_ids"]
             lengths = [len(sequence) for sequence in both]
             scores = reader.numbers_of(
                 lengths, lambda chosen: self._joined([prompts[n] for n in chosen], [responses[n] for n in chosen])
@@ -267,7 +274,7 @@ class RewardReader:
         """
         limit = self._classifier.limit
         most = max_length if limit is None else min(max_length, limit)
-        sequences, refused = encode_dialogues(self._tokenizer, dialogues)
+        sequences, refused = encode_dialogues(self.tokenizer, dialogues)
         scores: list[float | str] = [REFUSED if n in refused else TOO_LONG for n in range(len(dialogues))]
         fitting = [n for n, ids in sequences.items() if len(ids) <= most]
         numbers = self._classifier.numbers([sequences[n] for n in fitting]).tolist()
@@ -276,15 +283,16 @@ class RewardReader:
         return scores
 
     def _ids(self, rows: Sequence[Row], responses: Sequence[str], ended: Sequence[bool] | None) -> list[list[int]]:
-        prompts, answers = encode_prompts(self._tokenizer, rows), encode_responses(self._tokenizer, responses)
-        ends = [[self._tokenizer.eos_token_id] if is_end else [] for is_end in ended or [True] * len(rows)]
+        prompts, answers = encode_prompts(self.tokenizer, rows), encode_responses(self.tokenizer, responses)
+        ends = [[self.tokenizer.eos_token_id] if is_end else [] for is_end in ended or [True] * len(rows)]
         return [[*prompt, *answer, *end] for prompt, answer, end in zip(prompts, answers, ends, strict=True)]
 
     def _templated(self, rows: Sequence[Row], responses: Sequence[str]) -> list[list[int]]:
         states = [row.messages or [{"role": "user", "content": row.prompt or ""}] for row in rows]
-        replies = [{"role": "assistant", "content": response} for response in responses]
+        contents = reply_contents(self.tokenizer, responses)
+        replies = [{"role": "assistant", "content": content} for content in contents]
         dialogues = [[*before, reply] for before, reply in zip(states, replies, strict=True)]
-        ids, refused = encode_dialogues(self._tokenizer, dialogues)
+        ids, refused = encode_dialogues(self.tokenizer, dialogues, [row.template_arguments for row in rows])
         for n, error in refused.items():
             raise UserError(
                 f"{self._flags.template}: the chat template of {self._flags.model} {self._path} refuses "
@@ -296,7 +304,7 @@ class RewardReader:
     def _joined(self, prompts: list[str], responses: list[str]) -> Mapping[str, Tensor]:
         """A pair of texts each, cut where the model cannot read more."""
         limit = self._classifier.limit
-        joined: Mapping[str, Tensor] = self._tokenizer(
+        joined: Mapping[str, Tensor] = self.tokenizer(
             prompts, responses, padding=True, padding_side="right", return_tensors="pt", verbose=False,
             truncation=limit is not None, max_length=limit,
         )  # fmt: skip

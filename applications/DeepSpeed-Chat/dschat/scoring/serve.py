@@ -54,6 +54,8 @@ class ScoreRequest:
     finished: list[bool]
     messages: list[list[dict[str, object]] | None]
     segments: list[list[str]] | None = None
+    # Of each conversation, further variables of the chat template, for instance `tools`.
+    template_arguments: list[dict[str, object]] | None = None
 
     @classmethod
     def read(cls, body: bytes) -> ScoreRequest:
@@ -78,7 +80,8 @@ class ScoreRequest:
         segments = content.get("segments")
         if segments is not None and not _are_segments(segments, responses):
             raise BadRequest(f"segments must be {count} lists of texts, each of which make up the response")
-        return cls(prompts, responses, finished, messages, segments)
+        arguments = _list_of(content, "template_arguments", dict, count) if "template_arguments" in content else None
+        return cls(prompts, responses, finished, messages, segments, arguments)
 
 
 def _list_of(content: Mapping[str, object], name: str, kind: type[T], count: int | None = None) -> list[T]:
@@ -95,8 +98,12 @@ def _is_conversation(messages: object) -> bool:
         return True
     if not isinstance(messages, list) or not messages:
         return False
-    names = ("role", "content")
-    return all(isinstance(turn, dict) and all(isinstance(turn.get(n), str) for n in names) for turn in messages)
+    return all(
+        isinstance(turn, dict)
+        and isinstance(turn.get("role"), str)
+        and (isinstance(turn.get("content"), str) or ("content" not in turn and "tool_calls" in turn))
+        for turn in messages
+    )
 
 
 def _are_segments(segments: object, responses: list[str]) -> bool:
@@ -123,9 +130,11 @@ class Scorer:
         from dschat.scoring.segments import Segments
         from dschat.scoring.source import ResponseTexts, prefix_texts
 
+        arguments = request.template_arguments or [{}] * len(request.prompts)
+        of_rows = zip(request.prompts, request.messages, arguments, strict=True)
         rows = [
-            Row(None if messages else prompt, messages, None, None, {}, f"response {n}")
-            for n, (prompt, messages) in enumerate(zip(request.prompts, request.messages, strict=True))
+            Row(None if messages else prompt, messages, None, None, {}, f"response {n}", template_arguments=variables)
+            for n, (prompt, messages, variables) in enumerate(of_rows)
         ]
         texts, finished = ResponseTexts(request.prompts, request.responses, rows), request.finished
         owner = list(range(len(rows)))

@@ -156,6 +156,8 @@ def _body(texts: ResponseTexts, finished: list[bool], rows: range) -> str:
     }
     if any(texts.rows[n].messages is not None for n in rows):
         body["messages"] = [texts.rows[n].messages for n in rows]
+    if any(texts.rows[n].template_arguments for n in rows):
+        body["template_arguments"] = [texts.rows[n].template_arguments for n in rows]
     if texts.segments is not None:
         body |= {"version": VERSION, "segments": [texts.segments.texts[n] for n in rows]}
     return json.dumps(body)

@@ -32,6 +32,7 @@ from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_
 from dschat.data.prepared.write import write_folder
 from dschat.data.rows import DataKeys, Row, in_words, is_plain
 from dschat.data.sources import open_source, read_share
+from dschat.data.template_notes import warn_of_template
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.errors import UserError
 
@@ -76,6 +77,8 @@ def prepare(
     _check_output(path, options, keys)
     step, seed = 1 + STAGES.index(options.stage), options.seed if options.shuffle else None
     share = read_share([path], keys, options.data_split, step, seed, show=True)
+    reads = (WEIGHT,) if options.stage == "finetune" else ()
+    warn_of_template(tokenizer, share.train, end_id, keys, reads)
     (source,), most = share.sources, options.num_samples
     rows = {"train": share.train[:most], "test": share.eval[:most]}
     warn_of_plain_prompts(rows["train"], tokenizer, keys.apply_chat_template)

@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompt and response behind messages are the chat template's own text, whatever fields the messages have.
+
+Expected texts are written out from what the templates of chat_templates.py say, or come from `apply_chat_template`.
+"""
+
+import json
+import logging
+from functools import partial
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from chat_templates import TEMPLATES, byte_tokenizer
+from cli_runs import write_jsonl
+from data_cases import flags_of, loader_of, talk_row, text_row
+from dialogue_cases import bot, dialogue, user
+from dschat.data.check import check_report
+from dschat.data.encoding import prompt_text, reply_contents, response_texts, turn_end
+from dschat.data.examples import (
+    EQUAL_PAIR,
+    NO_WEIGHT,
+    NOTHING_WRITTEN,
+    PairExample,
+    PreferenceExample,
+    PromptExample,
+    SFTExample,
+    pair_examples,
+    preference_examples,
+    prompt_examples,
+    sft_examples,
+)
+from dschat.data.preview import Settings, preview_report
+from dschat.data.rows import DataKeys
+from dschat.data.sources import load_share, load_source
+from dschat.data.template_notes import template_notes, warn_of_dialogues, warn_of_template
+from dschat.data.tokenised import row_of, row_text
+from dschat.errors import UserError
+
+EOS = 2
+TALK = dialogue("Who?", "me.", "And why?", "so it is.")
+TOOL = {"type": "function", "function": {"name": "sun", "description": "Sunrise.", "parameters": {"type": "object"}}}
+
+
+def call(arguments, name="sun", **more):
+    return {"type": "function", "function": {"name": name, "arguments": arguments}} | more
+
+
+def caller(arguments, **more):
+    """A message of the assistant that calls a tool and says nothing."""
+    return {"role": "assistant", "tool_calls": [call(arguments, id="123456789")]} | more
+
+
+def read(tmp_path, *rows, keys=None):
+    """Rows as they are read from a file of JSON Lines."""
+    source = load_source(write_jsonl(tmp_path / "rows.jsonl", rows), keys)
+    return sorted([*source.train, *source.eval], key=lambda row: int(row.origin.rpartition(":")[2]))
+
+
+def decoded(tokenizer, ids):
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+# 5: the response is the template's
+
+# Behind the generation prompt: what the template writes for the content "b".
+RESPONSES = {
+    "mistral": " b",
+    "mistral-tools": " b",
+    "llama-2": " b ",
+    "llama-3.1": "b",
+    "qwen-2.5": "b",
+    "qwen-3": "<think>\n\n</think>\n\nb",
+    "r1": "b",
+    "smollm-2": "b",
+    "gemma": "b",
+    "zephyr": "\nb",
+    "chatml": "b",
+    "chatml without generation prompt": "<|im_start|>assistant\nb",
+    "chatml with generation": "b",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompt_and_response_are_the_templates_text(name):
+    tokenizer = byte_tokenizer(name)
+    row = talk_row([user("a")], "b")
+    assert response_texts(tokenizer, [row], "chosen") == [RESPONSES[name]]
+    (example,), _ = sft_examples([row], tokenizer, 999, turn_end(tokenizer).token_id)
+    whole = tokenizer.apply_chat_template([user("a"), bot("b")], tokenize=False)
+    trained = decoded(tokenizer, example.prompt_ids + example.response_ids)
+    if name == "r1":  # whose generation prompt opens a thought that it does not write into a turn
+        assert trained == "<bos><|User|>a<|Assistant|><think>\nb<eos>"
+    else:
+        assert whole.removesuffix("\n") == trained
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {"r1"}))
+def test_every_step_reads_the_same_prompt_and_response(name):
+    tokenizer = byte_tokenizer(name)
+    end = turn_end(tokenizer).token_id
+    row = talk_row(TALK[:3], TALK[3]["content"])
+    other = talk_row(TALK[:3], TALK[3]["content"])
+    pair = row.__class__(**vars(row) | {"rejected": "no."})
+    (sft,), _ = sft_examples([row], tokenizer, 999, end)
+    (compared,), _ = pair_examples([pair], tokenizer, 999, end)
+    (preference,), _ = preference_examples([pair], tokenizer, 999, end)
+    (prompt,), _ = prompt_examples([other], tokenizer, 999)
+    text = tokenizer.apply_chat_template(TALK[:3], add_generation_prompt=True, tokenize=False)
+    assert decoded(tokenizer, prompt.prompt_ids) == prompt.prompt_text == text
+    assert sft.prompt_ids == preference.prompt_ids == prompt.prompt_ids
+    assert compared.chosen_ids == sft.prompt_ids + sft.response_ids
+    assert preference.chosen_ids == sft.response_ids
+    whole = tokenizer.apply_chat_template([*TALK[:3], bot("no.")], tokenize=False)
+    assert decoded(tokenizer, compared.rejected_ids) == whole.removesuffix("\n")
+
+
+def test_all_turns_are_those_that_the_template_marks():
+    """Against the mask of `return_assistant_tokens_mask`, which only templates with {% generation %} give."""
+    tokenizer = byte_tokenizer("chatml with generation")
+    marked = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
+    (example,), _ = sft_examples(
+        [talk_row(TALK[:3], TALK[3]["content"])], tokenizer, 999, turn_end(tokenizer).token_id, all_turns=True
+    )
+    ids = example.prompt_ids + example.response_ids
+    targets = [0] * len(example.prompt_ids) + list(map(int, example.targets))
+    assert ids == marked["input_ids"][: len(ids)]
+    assert targets == marked["assistant_masks"][: len(ids)] and sum(targets) == sum(marked["assistant_masks"])
+
+
+def test_a_thought_that_the_generation_prompt_opens_is_not_opened_twice():
+    tokenizer = byte_tokenizer("r1")
+    contents = ["<think>\nso\n</think>\n\nb", "<think>so</think>b", "so</think>b", "\n<think>\n\n</think>b"]
+    rows = [talk_row([user("a")], content) for content in contents]
+    expected = ["so\n</think>\n\nb", "so</think>b", "so</think>b", "\n</think>b"]
+    assert response_texts(tokenizer, rows, "chosen") == expected
+
+
+def test_thoughts_are_the_responses_of_templates_that_write_them():
+    tokenizer = byte_tokenizer("qwen-3")
+    written = "<think>\nso\n</think>\n\nb"
+    rows = [talk_row([user("a")], content) for content in ("<think>so</think>b", "<think>\nso\n</think>\n\nb")]
+    assert response_texts(tokenizer, rows, "chosen") == [written, written]
+
+
+def test_a_thought_that_the_template_would_lose_stays():
+    tokenizer = byte_tokenizer("r1")
+    tokenizer.chat_template = tokenizer.chat_template.replace("<think>\\n", "").replace("<think>\n", "")
+    row = talk_row([user("a")], "<think>so</think>b")
+    assert prompt_text(tokenizer, row) == "<bos><|User|>a<|Assistant|>"
+    assert response_texts(tokenizer, [row], "chosen") == ["<think>so</think>b"]
+    (note,) = template_notes(tokenizer, [row])
+    assert "what stands before </think> in responses, which are trained on all the same: 1" in note
+
+
+def test_texts_keep_their_own_response():
+    """A row of texts does not go through the template."""
+    tokenizer = byte_tokenizer("llama-2")
+    assert response_texts(tokenizer, [text_row("a", "b")], "chosen") == ["b"]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_sampled_reply_goes_back_into_the_template_once(name):
+    tokenizer = byte_tokenizer(name)
+    reply = RESPONSES[name].replace("<|im_start|>", "")  # sampled replies are decoded without special tokens
+    assert reply_contents(tokenizer, [reply]) == ["b"]
+
+
+def test_a_template_that_refuses_a_plain_dialogue():
+    """Its end of a turn cannot be asked for; the last special token is cut off the reply."""
+    tokenizer = byte_tokenizer("chatml")
+    needs_system = "{% if messages[0].role != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}"
+    tokenizer.chat_template = needs_system + TEMPLATES["chatml"]
+    row = talk_row([{"role": "system", "content": "s"}, user("a")], "b")
+    assert response_texts(tokenizer, [row], "chosen") == ["b"]
+
+
+# the comparison of user "a" and assistant "b"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_where_training_reads_other_text_than_the_template_both_are_said(name, tmp_path, caplog):
+    tokenizer = byte_tokenizer(name)
+    end = turn_end(tokenizer).token_id
+    path = str(write_jsonl(tmp_path / "rows.jsonl", [{"messages": dialogue("hi", "yes")}] * 40))
+    settings = Settings(tokenizer=tokenizer, end_of_response=end)
+    shown = [check_report(path, "1,0,0", settings), preview_report(path, 1, 1, False, settings)]
+    warn_of_template(tokenizer, [talk_row([user("hi")], "yes")], end)
+    shown.append(caplog.text)
+    if name == "r1":
+        texts = [repr("<bos><|User|>a<|Assistant|><think>\nb"), repr("<bos><|User|>a<|Assistant|>b<eos>")]
+        assert all(text in report for text in texts for report in shown)
+    elif name == "chatml without generation prompt":
+        assert all("the chat template has no generation prompt" in report for report in shown)
+    else:
+        assert not any("the chat template" in report for report in shown)
+
+
+# 4: fields of messages
+
+
+def test_tools_reach_the_template_in_every_step(tmp_path):
+    tokenizer = byte_tokenizer("qwen-2.5")
+    (row,) = read(tmp_path, {"messages": dialogue("a", "b"), "rejected": "c", "tools": [TOOL]})
+    text = tokenizer.apply_chat_template([user("a")], tools=[TOOL], add_generation_prompt=True, tokenize=False)
+    assert json.dumps(TOOL) in text and prompt_text(tokenizer, row) == text
+    (sft,), _ = sft_examples([row], tokenizer, 999, EOS)
+    (pair,), _ = pair_examples([row], tokenizer, 999, EOS)
+    (prompt,), _ = prompt_examples([row], tokenizer, 999)
+    assert decoded(tokenizer, sft.prompt_ids) == decoded(tokenizer, prompt.prompt_ids) == text
+    assert decoded(tokenizer, pair.chosen_ids) == f"{text}b<eos>"
+    assert row_of(row_text(row)) == row  # the cache keeps them
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [[TOOL], json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]], [TOOL | {"strict": None}]],
+    ids=["objects", "JSON", "list of JSON", "functions alone", "with nulls of other rows"],
+)
+@pytest.mark.parametrize("columns", ["messages", "prompt and chosen", "chosen and rejected"])
+def test_every_form_of_tools_and_rows(tools, columns, tmp_path):
+    tokenizer = byte_tokenizer("llama-3.1")
+    conversation = {
+        "messages": {"messages": dialogue("a", "b")},
+        "prompt and chosen": {"prompt": [user("a")], "chosen": "b"},
+        "chosen and rejected": {"chosen": dialogue("a", "b"), "rejected": dialogue("a", "c")},
+    }[columns]
+    (row,) = read(tmp_path, conversation | {"tools": tools})
+    expected = tokenizer.apply_chat_template([user("a")], tools=[TOOL], add_generation_prompt=True, tokenize=False)
+    assert prompt_text(tokenizer, row) == expected and '"name": "sun"' in expected
+
+
+CALLS = {
+    "qwen-2.5": '<tool_call>\n{"name": "sun", "arguments": {"city": "Rome"}}\n</tool_call>',
+    "qwen-3": '<think>\n\n</think>\n\n<tool_call>\n{"name": "sun", "arguments": {"city": "Rome"}}\n</tool_call>',
+    "llama-3.1": '{"name": "sun", "parameters": {"city": "Rome"}}',
+    "mistral-tools": '[TOOL_CALLS] [{"name": "sun", "arguments": {"city": "Rome"}, "id": "123456789"}]',
+    "r1": '<|call|>sun\n```json\n{"city": "Rome"}\n```',
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("content", [None, ""])
+@pytest.mark.parametrize("arguments", [{"city": "Rome"}, '{"city": "Rome"}'], ids=["object", "JSON"])
+def test_tool_calls_are_the_response_whatever_form_their_arguments_have(name, content, arguments, tmp_path):
+    tokenizer = byte_tokenizer(name)
+    (row,) = read(tmp_path, {"messages": [user("a"), caller(arguments, content=content)], "tools": [TOOL]})
+    prompt = tokenizer.apply_chat_template([user("a")], tools=[TOOL], add_generation_prompt=True, tokenize=False)
+    assert prompt_text(tokenizer, row) == prompt
+    assert response_texts(tokenizer, [row], "chosen") == [CALLS[name]]
+
+
+def test_pairs_of_tool_calls_are_compared_by_their_calls(tmp_path):
+    tokenizer = byte_tokenizer("qwen-2.5")
+    rome, oslo = caller({"city": "Rome"}, content=""), caller({"city": "Oslo"}, content="")
+    rows = read(
+        tmp_path,
+        {"chosen": [user("a"), rome], "rejected": [user("a"), oslo]},
+        {"prompt": [user("a")], "chosen": [rome], "rejected": [rome]},
+        {"prompt": [user("a")], "chosen": [rome], "rejected": [bot("I do not know.")]},
+    )
+    examples, dropped = pair_examples(rows, tokenizer, 999, EOS)
+    assert dropped == {EQUAL_PAIR: 1}
+    texts = [(decoded(tokenizer, e.chosen_ids), decoded(tokenizer, e.rejected_ids)) for e in examples]
+    assert all("Rome" in chosen and "<tool_call>" in chosen for chosen, _ in texts)
+    assert "Oslo" in texts[0][1] and texts[1][1].endswith("I do not know.<eos>")
+    assert len(preference_examples(rows, tokenizer, 999, EOS)[0]) == 2
+
+
+def test_calls_that_the_template_does_not_write_are_left_out_and_counted(tmp_path, caplog):
+    """Else the response is empty, and a reward model learns that ending at once is best."""
+    tokenizer = byte_tokenizer("chatml")
+    rows = read(
+        tmp_path,
+        {"chosen": [user("a"), caller({}, content="")], "rejected": [user("a"), bot("no")]},
+        {"chosen": dialogue("a", "b"), "rejected": [user("a"), caller({}, content="")]},
+        {"chosen": dialogue("a", "b"), "rejected": dialogue("a", "c")},
+    )
+    for make in (pair_examples, preference_examples):
+        examples, dropped = make(rows, tokenizer, 999, EOS)
+        assert len(examples) == 1 and dropped == {NOTHING_WRITTEN: 2}
+    examples, dropped = sft_examples(rows, tokenizer, 999, EOS)
+    assert len(examples) == 2 and dropped == {NOTHING_WRITTEN: 1}
+    warn_of_template(tokenizer, rows, EOS)
+    assert "does not write: 'tool_calls' of responses: 2" in caplog.text
+
+
+def test_results_of_tools_are_in_the_prompt_and_other_turns_are_never_trained_on(tmp_path):
+    tokenizer = byte_tokenizer("qwen-2.5")
+    talk = [
+        *(user("a"), caller({"city": "Rome"}, content=""), {"role": "tool", "content": "6:40", "tool_call_id": "1"}),
+        bot("At 6:40."),
+    ]
+    (row,) = read(tmp_path, {"messages": talk, "tools": [TOOL]})
+    (example,), _ = sft_examples([row], tokenizer, 9999, turn_end(tokenizer).token_id, all_turns=True)
+    whole = tokenizer.apply_chat_template(row.messages + [bot("At 6:40.")], tools=[TOOL], tokenize=False)
+    assert decoded(tokenizer, example.prompt_ids + example.response_ids) == whole.removesuffix("\n")
+    trained = [i for i, t in zip(example.response_ids, example.targets, strict=True) if t]
+    assert decoded(tokenizer, trained) == f"{CALLS['qwen-2.5']}<|im_end|>At 6:40.<|im_end|>"
+
+
+def test_reasoning_content_of_the_last_turn_is_trained_on(tmp_path):
+    tokenizer = byte_tokenizer("qwen-3")
+    thinks = bot("b") | {"reasoning_content": "so"}
+    rows = read(tmp_path, {"messages": [user("a"), thinks]}, {"messages": [user("a"), thinks, user("c"), bot("d")]})
+    assert response_texts(tokenizer, rows, "chosen")[0] == "<think>\nso\n</think>\n\nb"
+    (note,) = template_notes(tokenizer, rows)  # in earlier turns the template itself leaves it out
+    assert note.endswith("does not write: 'reasoning_content' of earlier assistant messages: 1")
+
+
+def test_turns_of_weight_0_are_not_trained_on(tmp_path):
+    tokenizer = byte_tokenizer("chatml")
+    end = turn_end(tokenizer).token_id
+    talk = dialogue("a", "b", "c", "d", "e", "f")
+
+    def weighted(*weights):
+        return [{**m, "weight": w} if w is not None else m for m, w in zip(talk, weights, strict=True)]
+
+    rows = read(
+        tmp_path,
+        {"messages": weighted(None, 0, None, 1, None, None)},
+        {"messages": weighted(None, 1, None, None, None, 0)},
+        {"messages": weighted(None, 0, None, 0, None, 0)},
+    )
+    examples, dropped = sft_examples(rows, tokenizer, 999, end, all_turns=True)
+    assert dropped == {NO_WEIGHT: 1}
+    trained = [decoded(tokenizer, [i for i, t in zip(e.response_ids, e.targets, strict=True) if t]) for e in examples]
+    assert trained == ["d<|im_end|>f<|im_end|>", "b<|im_end|>d<|im_end|>"]
+    examples, dropped = sft_examples(rows, tokenizer, 999, end)
+    assert len(examples) == 1 and dropped == {NO_WEIGHT: 2}
+    with pytest.raises(UserError, match="rows.jsonl:1: weight of message 2 in 'messages' must be 0 .* not 0.5"):
+        read(tmp_path, {"messages": weighted(None, 0.5, None, None, None, None)})
+
+
+# what is not read is named
+
+
+def test_what_the_template_does_not_write_is_named_with_counts(tmp_path, caplog):
+    tokenizer = byte_tokenizer("zephyr")
+    talk = [
+        *(user("a") | {"name": "Ann"}, caller({}, content="wait")),
+        *({"role": "tool", "content": "6:40"}, bot("b") | {"reasoning_content": "so"}),
+    ]
+    row = {"messages": talk, "tools": [TOOL], "id": 7, "system": "s"}
+    path = str(write_jsonl(tmp_path / "rows.jsonl", [row] * 20))
+    expected = {
+        "column 'tools'": 20,
+        "'name' of earlier user messages": 20,
+        "'tool_calls' of earlier assistant messages": 20,
+        "the content of earlier tool messages": 20,
+        "'reasoning_content' of responses": 20,
+    }
+    settings = Settings(tokenizer=tokenizer)
+    report, shown = check_report(path, "1,0,0", settings), preview_report(path, 1, 1, False, settings)
+    rows = load_source(path)
+    warn_of_template(tokenizer, rows.train + rows.eval, EOS)
+    for text in (report, caplog.text):
+        assert all(f"{name}: {count}" in text for name, count in expected.items())
+        assert "id: 20" in text or text is caplog.text
+        assert "system: 20" in text
+    assert all(f"{name}: 1" in shown for name in expected)
+    assert "columns that neither prompts nor responses are made of: id, system" in shown
+
+
+@pytest.mark.parametrize("kind", [SFTExample, PairExample, PreferenceExample, PromptExample])
+def test_every_step_names_it_once(kind, tmp_path, caplog):
+    row = {"chosen": [user("a"), bot("b") | {"mood": "glad"}], "rejected": dialogue("a", "c"), "tools": [TOOL]}
+    flags = flags_of(write_jsonl(tmp_path / "rows.jsonl", [row] * 20))
+    tokenizer = byte_tokenizer("zephyr")
+    loader = loader_of(kind, flags, 999, tokenizer=tokenizer)
+    loader._validate = partial(warn_of_template, tokenizer, end_id=EOS, keys=DataKeys())
+    with caplog.at_level(logging.INFO, logger="dschat"):
+        loader.read(show=True)
+    count = len(load_share(flags).train)
+    (message,) = [m for m in caplog.messages if "does not write" in m]
+    assert f"column 'tools': {count}" in message and f"'mood' of responses: {count}" in message
+
+
+def test_columns_that_rows_of_texts_do_not_read(tmp_path, caplog):
+    rows = read(tmp_path, *[{"prompt": "a", "chosen": "b", "tools": [TOOL], "source": "x", "margin": 1}] * 3)
+    with caplog.at_level(logging.INFO, logger="dschat"):
+        warn_of_template(byte_tokenizer("chatml"), rows, EOS, reads=("margin",))
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("WARNING", "columns that neither prompts nor responses are made of: tools: 3"),
+        ("INFO", "columns that neither prompts nor responses are made of: source: 3"),
+    ]
+
+
+def test_dialogues_that_are_played_again_say_what_they_leave_out(tmp_path, caplog):
+    rows = read(tmp_path, {"messages": [user("a") | {"name": "Ann"}, bot("b")], "tools": [TOOL]})
+    warn_of_dialogues(byte_tokenizer("qwen-2.5"), rows, DataKeys())
+    assert "leave out: column 'tools': 1, 'name' of earlier user messages: 1" in caplog.text
+
+
+# further forms of messages
+
+
+def test_parts_of_text_are_joined_and_images_are_refused(tmp_path):
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b", "image": None}]
+    (row,) = read(tmp_path, {"messages": [{"role": "user", "content": parts}, bot("c")]})
+    assert prompt_text(byte_tokenizer("llama-3.1"), row).endswith("\n\na b<|eot_id|>" + HEADER)
+    picture = [{"type": "image", "image": "cat.png"}]
+    with pytest.raises(UserError, match="rows.jsonl:1: content of message 1 in 'messages' has a part of type 'image'"):
+        read(tmp_path, {"messages": [{"role": "user", "content": picture}, bot("c")]})
+
+
+HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+
+
+def test_variables_of_the_template_come_from_a_column(tmp_path):
+    tokenizer = byte_tokenizer("qwen-3")
+    row = {"messages": dialogue("a", "b"), "chat_template_kwargs": {"enable_thinking": False}}
+    (quiet,) = read(tmp_path, row)
+    expected = tokenizer.apply_chat_template(
+        [user("a")], enable_thinking=False, add_generation_prompt=True, tokenize=False
+    )
+    assert prompt_text(tokenizer, quiet) == expected and expected.endswith("<think>\n\n</think>\n\n")
+    assert response_texts(tokenizer, [quiet], "chosen") == ["b"]
+    (note,) = template_notes(byte_tokenizer("chatml"), [quiet])
+    assert note.endswith("column 'chat_template_kwargs.enable_thinking': 1")
+    assert template_notes(tokenizer, [quiet]) == []
+    with pytest.raises(UserError, match="'chat_template_kwargs' holds tokenize, which training sets itself"):
+        read(tmp_path, row | {"chat_template_kwargs": {"tokenize": True}})
+    with pytest.raises(UserError, match="'tools' must hold a list of objects"):
+        read(tmp_path, row | {"tools": ["search"]})
+
+
+def test_documents_reach_the_template(tmp_path):
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = "{% for d in documents or [] %}[{{ d.title }}]{% endfor %}" + TEMPLATES["chatml"]
+    (row,) = read(tmp_path, {"messages": dialogue("a", "b"), "documents": [{"title": "T", "text": "x"}]})
+    assert prompt_text(tokenizer, row).startswith("[T]<|im_start|>user")
+
+
+def test_columnar_files_fill_no_nulls_in(tmp_path):
+    """In parquet, every tool and every call has the fields of all others."""
+    tokenizer = byte_tokenizer("qwen-2.5")
+    noon = {"type": "function", "function": {"name": "noon", "parameters": {"type": "object", "properties": {"z": 1}}}}
+    rows = [
+        {"messages": [user("a"), caller({"city": "Rome"})], "tools": [TOOL]},
+        {
+            "messages": [user("a"), caller({"zone": "CET"}), {"role": "tool", "content": "x"}, bot("b")],
+            "tools": [noon],
+        },
+    ] * 10
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    source = load_source(tmp_path / "rows.parquet")
+    for row in source.train + source.eval:
+        text = prompt_text(tokenizer, row) + response_texts(tokenizer, [row], "chosen")[0]
+        assert "null" not in text and "None" not in text
+        assert ('{"city": "Rome"}' in text) != ('{"zone": "CET"}' in text)
+
+
+def test_an_empty_list_of_calls_is_none(tmp_path):
+    """Templates ask whether the field is there, and Llama's then wants exactly one call."""
+    (row,) = read(tmp_path, {"messages": [user("a"), bot("b") | {"tool_calls": []}]})
+    assert response_texts(byte_tokenizer("llama-3.1"), [row], "chosen") == ["b"]
+
+
+def test_two_turns_of_the_assistant_in_a_row_are_trained_on_without_their_headers(tmp_path):
+    tokenizer = byte_tokenizer("chatml")
+    (row,) = read(tmp_path, {"messages": [user("a"), bot("b"), bot("c"), user("d"), bot("e")]})
+    (example,), _ = sft_examples([row], tokenizer, 999, turn_end(tokenizer).token_id, all_turns=True)
+    trained = decoded(tokenizer, [i for i, t in zip(example.response_ids, example.targets, strict=True) if t])
+    assert trained == "b<|im_end|>c<|im_end|>e<|im_end|>"
+
+
+def test_an_assistant_that_speaks_first_is_read(tmp_path):
+    tokenizer = byte_tokenizer("chatml")
+    (row,) = read(tmp_path, {"messages": [bot("hi"), user("a"), bot("b")]})
+    (example,), _ = sft_examples([row], tokenizer, 999, turn_end(tokenizer).token_id, all_turns=True)
+    assert decoded(tokenizer, example.response_ids) == "b<|im_end|>"
+
+
+def test_errors_of_python_inside_a_template_name_the_row():
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = "{{ messages[0].content + 1 }}"
+    with pytest.raises(UserError, match="rows.jsonl:1: .*refuses the messages .can only concatenate str"):
+        prompt_text(tokenizer, talk_row([user("a")]))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What reads responses behind messages gives the chat template its tools, and its own blanks once."""
+
+import json
+
+import pytest
+import torch
+
+from chat_templates import byte_tokenizer
+from data_cases import talk_row
+from dialogue_cases import bot, dialogue, user
+from dschat.data.examples import PromptExample
+from dschat.data.rows import Row
+from dschat.demo.session import chat_prompt
+from dschat.inference.scored import _references
+from dschat.scoring.reward_reader import RewardReader
+from dschat.scoring.serve import BadRequest, ScoreRequest
+from dschat.scoring.source import ResponseTexts
+from dschat.scoring.url import _body
+
+TOOLS = [{"type": "function", "function": {"name": "sun", "parameters": {"type": "object"}}}]
+WITH_TOOLS = Row(None, [user("a")], "b", "c", {}, "rows.jsonl:1", template_arguments={"tools": TOOLS})
+
+
+class Recorder:
+    """A classifier that keeps the ids that it is given."""
+
+    is_decoder, limit = True, None
+
+    def numbers(self, sequences):
+        self.sequences = [list(ids) for ids in sequences]
+        return torch.zeros(len(sequences))
+
+
+def read(template, row, response, rm_template):
+    """The text that a reward model reads."""
+    classifier, tokenizer = Recorder(), byte_tokenizer(template)
+    RewardReader(classifier, tokenizer, "model", rm_template).read(ResponseTexts(["unused"], [response], [row]))
+    return tokenizer.decode(classifier.sequences[0], clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize(("template", "response"), [("llama-2", " b "), ("mistral", " b"), ("zephyr", "\nb")])
+@pytest.mark.parametrize("rm_template", [True, False])
+def test_a_sampled_response_is_read_as_the_template_writes_it(template, response, rm_template):
+    whole = byte_tokenizer(template).apply_chat_template(dialogue("a", "b"), tokenize=False)
+    text = read(template, talk_row([user("a")]), response, rm_template)
+    assert text.removesuffix("\n") == whole.removesuffix("\n")
+
+
+@pytest.mark.parametrize("rm_template", [True, False])
+def test_tools_reach_the_reward_models_template(rm_template):
+    tokenizer = byte_tokenizer("qwen-2.5")
+    prompt = tokenizer.apply_chat_template([user("a")], tools=TOOLS, add_generation_prompt=True, tokenize=False)
+    assert read("qwen-2.5", WITH_TOOLS, "b", rm_template).startswith(f"{prompt}b<")
+
+
+def test_responses_of_the_data_are_scored_as_they_are_trained_on():
+    example = PromptExample([1], "unused", WITH_TOOLS, 0)
+    assert _references([example], byte_tokenizer("llama-2")) == ([" b "], [" c "])
+
+
+def test_a_reward_server_gets_tools_and_calls():
+    calls = {"role": "assistant", "tool_calls": [{"function": {"name": "sun", "arguments": {}}}]}
+    row = Row(None, [user("a"), calls, {"role": "tool", "content": "6"}], None, None, {}, "x")
+    row = Row(**vars(row) | {"template_arguments": {"tools": TOOLS}})
+    body = _body(ResponseTexts(["p", "q"], ["b", "c"], [row, talk_row([user("a")])]), [True, True], range(2))
+    request = ScoreRequest.read(body.encode())
+    assert request.messages[0] == row.messages and request.template_arguments == [{"tools": TOOLS}, {}]
+    with pytest.raises(BadRequest, match="template_arguments must be a list of dict"):
+        ScoreRequest.read(json.dumps(json.loads(body) | {"template_arguments": [1, 2]}).encode())
+    plain = _body(ResponseTexts(["p"], ["b"], [talk_row([user("a")])]), [True], range(1))
+    assert "template_arguments" not in json.loads(plain)
+
+
+def test_the_demo_goes_on_from_contents():
+    prompt = chat_prompt(byte_tokenizer("llama-2"), [("a", " b ")], "c")
+    assert prompt.row.messages == [user("a"), bot("b"), user("c")]
