@@ -73,8 +73,8 @@ def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
     row = _parse_columns(raw, keys, origin)
     if row is None or row.prompt is None or not keys.apply_chat_template:
         return row
-    messages = [{"role": "user", "content": row.prompt}]
-    return replace(row, prompt=None, messages=messages, template_arguments=template_arguments(raw, origin))
+    arguments = template_arguments(raw, origin)
+    return replace(row, prompt=None, messages=[{"role": "user", "content": row.prompt}], template_arguments=arguments)
 
 
 def _parse_columns(raw: dict[str, Any], keys: DataKeys, origin: str) -> Row | None:
@@ -84,8 +84,7 @@ def _parse_columns(raw: dict[str, Any], keys: DataKeys, origin: str) -> Row | No
         return PUBLISHED_FORMATS[name][1](raw, origin)
     response = response_column(raw, keys)
     if name == SHAREGPT:
-        columns, own_keys = chat_formats.from_sharegpt(raw, keys, response, origin)
-        row = _parse_columns(columns, own_keys, origin)
+        row = _parse_columns(*chat_formats.from_sharegpt(raw, keys, response, origin), origin)
         return row and replace(row, extra=raw)
     if name == ALPACA:
         return chat_formats.alpaca_row(raw, keys, response, origin)
