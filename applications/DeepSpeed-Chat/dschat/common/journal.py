@@ -110,15 +110,17 @@ class Journal:
         return rows[1:]
 
 
-def begun_settings(path: Path) -> dict[str, Any]:
-    """The settings with which the journal of a file was begun; none where there is no journal that can be read."""
+def begun_settings(path: Path, overwrite: bool = False) -> dict[str, Any]:
+    """The settings of the interrupted run that a file of results goes on with, see `Journal`; none without such a run."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         with open(partial, encoding="utf-8") as lines:
             first = json.loads(lines.readline())
     except (OSError, ValueError):
         return {}
-    settings = first.get("settings") if isinstance(first, dict) else None
+    if not isinstance(first, dict) or (overwrite and not first.get(OVERWRITES)):
+        return {}
+    settings = first.get("settings")
     return settings if isinstance(settings, dict) else {}
 
 

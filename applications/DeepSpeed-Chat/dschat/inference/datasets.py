@@ -43,7 +43,7 @@ class Place:
     def go_on_with_date(self) -> None:
         """Gives chat templates the date of the run that made the data set, or began to; see `go_on_with_date`."""
         made = None if self.options.overwrite else read_object(self.folder / RECORD).get("settings")
-        go_on_with_date(self.folder / ROWS, made)
+        go_on_with_date(self.folder / ROWS, self.options.overwrite, made)
 
     def finished(self, files: Sequence[str], settings: Mapping[str, Any]) -> str | None:
         """What was written, where an earlier run finished it; hands it over again.

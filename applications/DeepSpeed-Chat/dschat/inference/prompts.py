@@ -131,7 +131,7 @@ class Answering:
 
         Raises UserError where one of them is missing.
         """
-        go_on_with_date(options.result_path)
+        go_on_with_date(options.result_path, options.overwrite)
         where = Compute.chosen(options)
         path = None if options.model is None else locate_policy(options.model)
         tokenizer = reward_tokenizer if path is None else load_tokenizer(path, "--model", may_add_pad=True)

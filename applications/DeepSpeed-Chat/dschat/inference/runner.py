@@ -81,14 +81,14 @@ def in_batches(numbers: Sequence[int], size: int, lengths: Sequence[int] | None 
     return [list(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
 
-def go_on_with_date(path: Path, made: Mapping[str, Any] | None = None) -> None:
+def go_on_with_date(path: Path, overwrite: bool, made: Mapping[str, Any] | None = None) -> None:
     """Gives chat templates the date of the interrupted run that a file of results goes on with.
 
     Args:
-        path: of the file, see `Journal`.
+        path, overwrite: of the file, see `Journal`.
         made: settings of the finished run, where they are known.
     """
-    begun = begun_settings(path) if made is None else made
+    begun = begun_settings(path, overwrite) if made is None else made
     begin_date(begun.get(SETTING))
 
 

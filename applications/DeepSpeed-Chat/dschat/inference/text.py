@@ -87,7 +87,7 @@ def run_text(options: TextOptions) -> str:
     path = options.output / ROWS
     if path.exists() and not options.overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
-    go_on_with_date(path)
+    go_on_with_date(path, options.overwrite)
     rows = _rows(options)
     settings = settings_of(options, RECORDED) | where.settings
     settings |= {"data": f"{options.data} (rows {digest_of(rows)})", SETTING: template_date()}
