@@ -111,7 +111,7 @@ class Journal:
 
 
 def begun_settings(path: Path, overwrite: bool = False) -> dict[str, Any]:
-    """The settings of the interrupted run that a file of results goes on with, see `Journal`; none without such a run."""
+    """The settings of the interrupted run that a file of results goes on with, see `Journal`; none without one."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         with open(partial, encoding="utf-8") as lines:
