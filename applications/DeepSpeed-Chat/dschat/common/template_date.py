@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from datetime import date, datetime, tzinfo
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dschat.errors import UserError
 
@@ -28,7 +28,7 @@ class TemplateClock(datetime):
     """The clock that `strftime_now` reads in place of the system's."""
 
     @classmethod
-    def now(cls, tz: tzinfo | None = None) -> TemplateClock:
+    def now(cls, tz: tzinfo | None = None) -> Self:
         """The beginning of the day of `template_date`."""
         return cls.fromisoformat(template_date()).replace(tzinfo=tz)
 
@@ -37,7 +37,7 @@ def fix_template_clock() -> None:
     """Makes `strftime_now` of chat templates read `TemplateClock`."""
     from transformers.utils import chat_template_utils
 
-    chat_template_utils.datetime = TemplateClock
+    vars(chat_template_utils)["datetime"] = TemplateClock
 
 
 def template_date() -> str:

@@ -179,7 +179,7 @@ def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: View) -> li
     if step == 3:
         return _rollout_parts(examples, view)
     pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    batch = (collate_sft if step == 1 else collate_pairs)(examples, pad_id)
+    batch = collate_sft(examples, pad_id) if step == 1 else collate_pairs(examples, pad_id)
     if step == 2:
         prompt_lengths = [len(ids) for ids in encode_prompts(tokenizer, rows)]
     else:
