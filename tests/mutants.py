@@ -253,6 +253,15 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_correlation_is_pearsons"),
     ("updates without a token are silent", "count_alarm", "_a.get(_b) != 0", "True",
      "test_each_alarm_is_one_line[counted]"),
+    # data
+    ("a folder in which a file grows is abandoned", "last_written", "(_a, *_a.rglob('*'))", "(_a,)",
+     "test_a_folder_in_which_a_file_grows_is_not_abandoned"),
+    ("templates read the clock of the machine", "TemplateClock.now", "_a.fromisoformat(template_date())",
+     "_a.today()", "test_a_template_reads_the_date_of_the_run"),
+    ("a run that goes on takes today's date", "begin_date", "_a or _b or _c", "_b or _c",
+     "test_users_may_set_the_date_of_a_new_run"),
+    ("instruction and input of Alpaca are one word", "alpaca_messages", "'\\n'.join(_a)", "''.join(_a)",
+     "test_alpaca_is_read_as_a_conversation[raw0-said0-responses0]"),
     # rl
     ("gamma of the next value is forgotten", "gae", "_a + _b * _c - _d", "_a + _c - _d", GAE),
     ("GAE adds the value", "gae", "_a - _b", "_a + _b", GAE),

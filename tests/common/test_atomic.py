@@ -180,7 +180,7 @@ def test_what_earlier_versions_left_comes_back_or_goes(tmp_path):
 def test_several_processes_may_write_the_same(tmp_path):
     """The last file and the first folder stay. What a killed process left of them goes after a day."""
     fill(tmp_path, "half", ".x.dead.writing", ".x.now.writing", ".y.dead.writing", ".f.dead.writing/a")
-    for old in tmp_path.glob(".*dead*"):
+    for old in [*tmp_path.glob(".*dead*"), *tmp_path.glob(".*dead*/*")]:
         os.utime(old, (time.time() - atomic.ABANDONED - 9,) * 2)
     with writing(tmp_path / "x", shared=True) as first, writing(tmp_path / "x", shared=True) as second:
         first.write_text("first")
@@ -190,6 +190,18 @@ def test_several_processes_may_write_the_same(tmp_path):
         fill(second, "second", "a")
     left = {".x.now.writing": "half", ".y.dead.writing": "half"}
     assert contents(tmp_path) == left | {"f/a": "second", "x": "first"}, "the inner ones end first"
+
+
+def test_a_folder_in_which_a_file_grows_is_not_abandoned(tmp_path):
+    """Its own time stays that of the file's making. What was not written for a day goes, deep inside, too."""
+    fill(tmp_path, "half", ".f.growing.writing/deep/a", ".f.dead.writing/deep/a")
+    day_ago = time.time() - atomic.ABANDONED - 9
+    for entry in [*tmp_path.rglob("*")]:
+        os.utime(entry, (day_ago, day_ago))
+    with open(tmp_path / ".f.growing.writing" / "deep" / "a", "a") as file:
+        file.write("more")
+    atomic.remove_abandoned(tmp_path, ".*")
+    assert contents(tmp_path) == {".f.growing.writing/deep/a": "halfmore"}
 
 
 def test_a_pipe_is_written_and_stays_one(tmp_path):

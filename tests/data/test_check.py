@@ -273,9 +273,11 @@ def test_preview_of_step_3(shown, words):
         f"{path}:1",
         "[[padding x2: masked]]",
         "[[prompt, 3 tokens: read]]<s>a b",
+        "[[response: sampled, up to </s>]]",
         "",
         f"{path}:2",
         "[[prompt, 5 tokens: read]]<s>a b c d",
+        "[[response: sampled, up to </s>]]",
         "",
         f"{path}:3: dropped (prompt too long)",
     ]

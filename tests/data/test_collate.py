@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from dschat.data.collate import (
     collate_pairs,
-    collate_prompts,
     collate_sft,
     eval_batches,
     further_examples,
@@ -16,7 +15,6 @@ from dschat.data.collate import (
 )
 from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
-from factories import make_prompt
 
 PAD = 0
 DEMONSTRATIONS = [SFTExample([1, 5], [6, 7, 2]), SFTExample([1, 8, 9, 10], [2])]
@@ -55,14 +53,6 @@ def test_pairs_layout():
     assert batch["input_ids"].tolist() == [[1, 5, 2, 0], [1, 0, 0, 0], [1, 6, 0, 0], [1, 7, 8, 2]]
     assert batch["attention_mask"].sum(dim=1).tolist() == [3, 1, 2, 4]
     assert batch["attention_mask"].dtype == torch.bool
-
-
-def test_prompts_layout():
-    examples = [make_prompt([1, 5], "five", 3, {"id": "x"}), make_prompt([1, 6, 7], "six", 0, {"id": "y"})]
-    batch = collate_prompts(examples, PAD)
-    assert batch["input_ids"].tolist() == [[0, 1, 5], [1, 6, 7]]
-    assert batch["attention_mask"].tolist() == [[False, True, True], [True, True, True]]
-    assert batch["index"].tolist() == [3, 0] and batch["index"].dtype == torch.long
 
 
 def flat(updates):

@@ -2,7 +2,9 @@
 """Data sets of the hub: how `datasets` is asked, what becomes of its answer, and the message where there is none."""
 
 import dataclasses
+import errno
 import json
+import os
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -181,6 +183,16 @@ def test_the_cause_of_a_failure_is_shown(hub):
     hub.answer = datasets.exceptions.DatasetGenerationError("An error occurred while generating the dataset")
     hub.answer.__cause__ = OSError("No space left on device")
     assert "No space left on device" in error_of("hh")
+
+
+def test_a_cache_that_cannot_be_written(hub):
+    """The remedy is about the disk, not about the network."""
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        hub.answer = datasets.exceptions.DatasetGenerationError("An error occurred while generating the dataset")
+        hub.answer.__cause__ = OSError(number, os.strerror(number), "/cache/x")
+        for name in ("hh", "me/mine"):
+            message = error_of(name)
+            assert os.strerror(number) in message and "set HF_HOME" in message and "hf download" not in message
 
 
 def test_a_bad_row_of_the_hub_is_named(hub):

@@ -3,12 +3,14 @@
 
 import datetime
 import logging
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of
 from dschat.common.fingerprints import tokenizer_fingerprint
 from dschat.data import loading, tokenised
+from dschat.data.cache import ENTRY, cache_folder
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -33,10 +36,8 @@ from dschat.data.loading import ExampleLoader
 from dschat.data.rows import Row
 from dschat.data.tokenised import (
     BATCH,
-    ENTRY,
     Examples,
     NotStorable,
-    cache_folder,
     encode_rows,
     features_of,
     lengths_of,
@@ -46,6 +47,7 @@ from dschat.data.tokenised import (
 )
 from dschat.errors import UserError
 from factories import make_tokenizer
+from fault_runs import small_files_only, without_override
 
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
 
@@ -223,6 +225,59 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog) -> None:
     loader = loader_of(SFTExample, write(tmp_path / "data"))
     assert loader.make().train == loader.read().train
     assert "cannot be kept" in caplog.text
+
+
+def on_a_full_disk(work: Callable[[], Any], largest: int = 2000) -> Any:
+    """What `work` returns, which is sent through a pipe, in a fork whose files cannot grow beyond a size in bytes."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+
+    def run() -> None:
+        small_files_only(largest)
+        try:
+            sender.send(work())
+        except BaseException as error:
+            sender.send(f"{type(error).__name__}: {error}")
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    assert receiver.poll(60), "the fork ended without an answer"
+    answer = receiver.recv()
+    process.join()
+    return answer
+
+
+def test_a_cache_on_a_full_disk(tmp_path, caplog) -> None:
+    """The library reports a file that cannot grow as a DatasetGenerationError, caused by the system's EFBIG."""
+    loader = loader_of(SFTExample, write(tmp_path / "data"))
+    train, text = on_a_full_disk(lambda: (list(loader.make().train), caplog.text))
+    assert train == loader.read().train
+    assert "tokenised data cannot be kept" in text and "File too large" in text
+    assert not list(cache_folder().glob("*")), "nothing is left on the full disk"
+
+
+def test_workers_without_room_for_temporary_files(caplog) -> None:
+    """Without a folder to keep tables in, as in `data check`, the examples are made in this process."""
+    rows = [Row(f"{TEXTS[i % 5]} {i}", None, None, None, {"i": i}, f"rows:{i}") for i in range(2 * BATCH)]
+    make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=12)
+    found, text = on_a_full_disk(
+        lambda: (encode_rows(PromptExample, make, rows, "tokenising rows", workers=2), caplog.text)
+    )
+    assert len(found[0]) > BATCH
+    assert found == make(rows)
+    assert "worker processes need room for temporary files" in text
+
+
+def test_a_cache_that_may_not_be_read(tmp_path, monkeypatch) -> None:
+    """No entry is found where the folder's parent is closed to this user."""
+    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "closed" / "cache"))
+    loader = loader_of(SFTExample, write(tmp_path / "data"))
+    (tmp_path / "closed").mkdir(mode=0)
+
+    def find() -> object:
+        without_override()
+        return loader.find(loader.key)
+
+    assert on_a_full_disk(find, largest=10**6) is None
 
 
 def test_rows_that_json_would_change_are_not_kept(tmp_path, caplog) -> None:

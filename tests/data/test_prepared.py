@@ -548,3 +548,15 @@ def test_what_prepared_rows_do_not_hold_is_refused(source, model, tmp_path) -> N
         loader_of(SFTExample, tmp_path / "prepared", all_turns=True)
     with pytest.raises(UserError, match="needs the rows of the source itself"):
         load_share(flags_of(tmp_path / "prepared"))
+
+
+def test_tensors_on_a_full_disk(source, model, tmp_path, monkeypatch, caplog) -> None:
+    """torch reports a file that it cannot write as a plain RuntimeError."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:626] . PytorchStreamWriter failed writing file")
+
+    monkeypatch.setattr(torch, "save", refuse)
+    prepare(source, model, tmp_path / "f", "--format", "pt", *LOOSE, status=2)
+    assert "cannot be written" in caplog.text and "PytorchStreamWriter failed" in caplog.text
+    assert not (tmp_path / "f").exists()

@@ -159,6 +159,13 @@ def test_another_machine_may_hold_a_young_lock(build_folder, monkeypatch):
     assert not (build_folder / "lock").exists()
 
 
+def test_a_build_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
+    with pytest.raises(UserError, match="cpu_adam cannot be compiled: .*Set TORCH_EXTENSIONS_DIR"):
+        prepare_op("cpu_adam")
+
+
 def test_a_compilation_is_announced_once(build_folder, caplog):
     caplog.set_level(logging.INFO)
     prepare_op("cpu_adam")

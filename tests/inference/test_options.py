@@ -59,6 +59,7 @@ GIVEN = {
     **{"num_samples": 5, "num_return": 6, "top_k": 0, "top_p": 0.9, "max_new_tokens": 9, "max_prompt_len": 8},
     **{"seed": 1, "rm_template": True, "data_path": "D", "prompt_key": "Q", "chosen_key": "C", "rejected_key": "R"},
     **{"response_key": "A", "messages_key": "T", "name": "mine", "overwrite": True, "model": "N"},
+    **{"apply_chat_template": True},
     **{"reward_model": "N", "proj_path": Path("Q")},
 }
 

@@ -181,6 +181,6 @@ def without_override() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     head, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     assert libc.capget(head, data) == 0
-    for number in (0, 3):  # effective, of capabilities below 32; CAP_DAC_OVERRIDE is number 1
-        data[number] &= ~(1 << 1)
+    for number in (0, 3):  # effective, of capabilities below 32; CAP_DAC_OVERRIDE is number 1, CAP_DAC_READ_SEARCH 2
+        data[number] &= ~(1 << 1 | 1 << 2)
     assert libc.capset(head, data) == 0

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import logging
 import os
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from dschat.common.atomic import NO_ROOM
 from dschat.common.lock import close_all
 from dschat.common.progress import LinesAboveBars
 from dschat.config.common import CommonConfig
@@ -24,7 +24,6 @@ from dschat.launch import follow_launcher
 if TYPE_CHECKING:
     from dschat.run.output import RunOutput
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 # What gloo and NCCL say where the process at the other end of a connection has ended.
 LOST_PEER = re.compile(r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store", re.I)
 C = TypeVar("C", bound=CommonConfig)

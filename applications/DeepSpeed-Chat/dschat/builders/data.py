@@ -20,6 +20,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import OneModelConfig
 from dschat.data.examples import PromptExample
 from dschat.data.loading import ExampleLoader, Make, StepData, Validate
+from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.rows import Row
 from dschat.data.sources import ShareFlags, load_share
 from dschat.models.limits import check_length
@@ -88,6 +89,7 @@ def load_problems(
     share = load_share(config, show=is_main())
     if is_main():
         validate(share.train)
+        warn_of_plain_prompts(share.train, make.keywords["tokenizer"], config.apply_chat_template)
     rows, left_out = rows_with_tests(share.train, pool, config.drop_unsolvable, config.program_block)
     held_out_rows, left_out_eval = rows_with_tests(share.eval, pool, config.drop_unsolvable, config.program_block)
     prompts, dropped = make(rows)

@@ -31,7 +31,8 @@ from dschat.data.examples import (
 )
 from dschat.data.loading import StepData
 from dschat.data.messages import WEIGHT
-from dschat.data.sources import keys_of, load_share, source_line
+from dschat.data.rows import keys_of
+from dschat.data.sources import load_share, source_line
 from dschat.data.template_notes import warn_of_dialogues, warn_of_template
 from dschat.models.finetuning import Finetuning
 from dschat.models.load import warn_without_classifier

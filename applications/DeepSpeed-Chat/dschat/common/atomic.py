@@ -4,6 +4,7 @@
 Nothing else renames. What a kill leaves the next start puts right: `recover`, `recover_folder`, `Backup.restore`.
 """
 
+import errno
 import glob
 import os
 import re
@@ -20,6 +21,7 @@ LAST = "config.json"  # what makes a folder a model's comes last
 WRITING = ".writing"  # ends the name of what is being written
 REPLACED = ".replaced-by-a-newer-one"  # ends the name of a folder that makes way, for as long as it takes
 BACKUP, DELETED = ".given-up", ".deleted"  # folders of a `Backup`, and while it is being deleted
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more
 ABANDONED = 24 * 3600.0  # seconds after which what is being written belongs to a process that was killed
 
 
@@ -180,11 +182,20 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
-    """Removes what killed processes left of what several write, as a glob pattern names it, when it is a day old."""
+    """Removes files and folders that killed processes left unfinished, as a glob pattern names them.
+
+    They count as left when nothing in them was written for a day: a folder's own time stays as it is while a file in
+    it grows.
+    """
     for left in folder.glob(pattern):
         with suppress(OSError):  # another process removed it
-            if time.time() - left.stat().st_mtime > ABANDONED:
+            if time.time() - last_written(left) > ABANDONED:
                 remove(left) if left.is_dir() else left.unlink()
+
+
+def last_written(entry: Path) -> float:
+    """When a file, or anything in a folder, was written last, in seconds since the epoch. Raises OSError."""
+    return max(path.lstat().st_mtime for path in (entry, *entry.rglob("*")))
 
 
 def flush(*paths: Path) -> None:

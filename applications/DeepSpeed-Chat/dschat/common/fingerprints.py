@@ -55,6 +55,16 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return content_hash(json.dumps(whole, sort_keys=True, default=str))
 
 
+def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The same for two tokenizers whose chat templates write the same texts.
+
+    The template and those special tokens that it names count; a pad token that step 1 adds does not, for instance.
+    """
+    template = json.dumps(tokenizer.chat_template, sort_keys=True)
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name in template}
+    return content_hash(json.dumps([template, special], sort_keys=True))
+
+
 def _rules(tokenizer: PreTrainedTokenizerBase, pad: str | None) -> object:
     state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
     state["added_tokens"] = [token for token in state.get("added_tokens") or [] if token["content"] != pad]

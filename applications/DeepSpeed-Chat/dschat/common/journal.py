@@ -16,6 +16,7 @@ from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+PARTIAL = ".partial"  # ends the name of a journal
 OVERWRITES = "overwrites"  # in the first line of a journal that was begun with overwrite
 
 
@@ -41,7 +42,7 @@ class Journal:
             UserError: the file is finished, was begun with other settings, is being written by another process or
                 cannot be written.
         """
-        self.path, self.partial = path, path.with_name(path.name + ".partial")
+        self.path, self.partial = path, path.with_name(path.name + PARTIAL)
         self._holds_rows = False
         known: dict[str, Any] = json.loads(json.dumps(dict(settings)))
         self._lock = Lock(path.with_name(f".{path.name}.lock"), str(path))
@@ -112,6 +113,20 @@ class Journal:
             raise UserError(f"{self.partial} was begun with {changed}: {remedy}")
         self._file.truncate(len(whole))
         return rows[1:]
+
+
+def begun_settings(path: Path, overwrite: bool = False) -> dict[str, Any]:
+    """The settings of the interrupted run that a file of results goes on with, see `Journal`; none without one."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with open(partial, encoding="utf-8") as lines:
+            first = json.loads(lines.readline())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(first, dict) or (overwrite and not first.get(OVERWRITES)):
+        return {}
+    settings = first.get("settings")
+    return settings if isinstance(settings, dict) else {}
 
 
 def first_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -55,6 +55,10 @@ class DataFlags:
     rejected_key: str = flag("column of the other response", "rejected", NOT_EMPTY)
     response_key: str = flag("column of the response in data without preferences", "response", NOT_EMPTY)
     messages_key: str = flag("column of a conversation (list of role and content)", "messages", NOT_EMPTY)
+    apply_chat_template: bool = flag(
+        "write plain-text prompts as a message of the user, and responses as the assistant's, by the chat template",
+        False,
+    )
     end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
 
 

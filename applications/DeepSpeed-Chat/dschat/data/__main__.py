@@ -14,8 +14,8 @@ from dschat.common.atomic import recover_folder
 from dschat.data.options import CheckOptions, PrepareOptions, RowOptions
 from dschat.data.prepared.folder import find_prepared, lock_of, open_prepared, summary_of
 from dschat.data.preview import Settings, preview_report
-from dschat.data.rows import DataKeys
-from dschat.data.sources import keys_of, load_source
+from dschat.data.rows import DataKeys, keys_of
+from dschat.data.sources import load_source
 from dschat.errors import UserError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dschat.data.messages import WEIGHT, message_text
 from dschat.data.prepared.folder import PreparedFolder, summary_of
 from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.prepared.write import lengths_of_parts
-from dschat.data.preview import RowTokens, Settings, examples_of, row_tokens, special_notes
+from dschat.data.preview import RowTokens, Settings, examples_of, prompt_notes, row_tokens, special_notes
 from dschat.data.rows import DataKeys, Row, in_words
 from dschat.data.sources import STEPS, Source, load_source, split_for, step_rows
 from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
@@ -73,6 +73,7 @@ def check_report(path: str, data_split: str | None, settings: Settings) -> str:
         left_out = [_left_out(step, shares, settings) for step in range(1, len(STEPS) + 1)]
         sections["special tokens"] = special_notes(rows, tokens, tokenizer, settings.end_id) or ["nothing to note"]
         template = template_notes(tokenizer, rows, settings.end_id, (WEIGHT,))
+        template += prompt_notes(rows, tokenizer, settings.keys)
         if template:
             sections["chat template"] = template
         sections[f"left out at these lengths, of the steps' shares ({at})"] = left_out

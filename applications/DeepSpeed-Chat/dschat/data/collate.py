@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.errors import UserError
 
 
@@ -58,13 +58,6 @@ def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> dict[str, Ten
     sequences = [example.chosen_ids for example in examples] + [example.rejected_ids for example in examples]
     input_ids, attention_mask = pad(sequences, pad_id, "right")
     return {"input_ids": input_ids, "attention_mask": attention_mask}
-
-
-def collate_prompts(examples: Sequence[PromptExample], pad_id: int) -> dict[str, Tensor]:
-    """B prompts → input_ids and attention_mask (B, P), left-padded, and index (B,)."""
-    input_ids, attention_mask = pad([example.prompt_ids for example in examples], pad_id, "left")
-    index = torch.tensor([example.index for example in examples], dtype=torch.long)
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "index": index}
 
 
 def update_batches(

@@ -189,7 +189,7 @@ def _messages_of(row: Row) -> Dialogue:
     if messages is None:
         raise UserError(
             f"{row.origin}: the row holds no messages, but one text as a prompt; give rows with a list of messages, "
-            "or name their column with --messages_key."
+            "name their column with --messages_key, or read each prompt as a first message with --apply_chat_template."
         )
     replies = [] if row.chosen is None else [{"role": "assistant", "content": row.chosen}]
     return check_dialogue([*messages, *replies], row.origin)

@@ -250,3 +250,18 @@ def reason_of(error: Exception) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+def os_error_behind(error: BaseException) -> OSError | None:
+    """The first OSError among an exception and the ones that caused it; None if there is none.
+
+    `datasets` reports a full disk as a DatasetGenerationError, with the operating system's error as its cause.
+    """
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if isinstance(current, OSError):
+            return current
+        seen.add(id(current))
+        current = current.__cause__ or current.__context__
+    return None

@@ -11,8 +11,11 @@ that was trained on one form scores another one differently. HH-RLHF has the col
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from dschat.data import chat_formats
+from dschat.data.chat_formats import ALPACA, SHAREGPT
 from dschat.data.messages import TEMPLATE_COLUMNS, WEIGHT, Messages, check_messages, message_text, template_arguments
 from dschat.data.rows import DataKeys, Row, check_text, kind_of
 from dschat.errors import UserError
@@ -28,16 +31,21 @@ _CITATIONS = (re.compile(r" [\(\[].*?[\)\]]"), re.compile(r"[\(\[].*?[\)\]]"))
 
 
 def format_of(raw: dict[str, Any], keys: DataKeys) -> str:
-    """Name of a row's format, by its columns: the first of PUBLISHED_FORMATS, or one of the three above.
+    """Name of a row's format, by its columns: the first of PUBLISHED_FORMATS, ShareGPT, Alpaca, or one of those above.
 
-    In these a column that holds null counts as absent.
+    In all but the published ones a column that holds null counts as absent.
     """
     for name, (columns, _) in PUBLISHED_FORMATS.items():
         if all(column in raw for column in columns):
             return name
     response = response_column(raw, keys)
+    if chat_formats.is_sharegpt(raw, keys, response):
+        return SHAREGPT
     if any(isinstance(raw.get(column), list) for column in (keys.prompt, response, keys.rejected)):
         return MESSAGE_LISTS
+    keys = chat_formats.sharegpt_keys(raw, keys)
+    if chat_formats.is_alpaca(raw, keys):
+        return ALPACA
     has_response = raw.get(response) is not None
     if raw.get(keys.messages) is not None and not (raw.get(keys.prompt) is not None and has_response):
         return CONVERSATION
@@ -62,10 +70,25 @@ def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
     """
     if not isinstance(raw, dict):
         raise UserError(f"{origin}: {kind_of(raw)} instead of an object with columns; correct the row.")
+    row = _parse_columns(raw, keys, origin)
+    if row is None or row.prompt is None or not keys.apply_chat_template:
+        return row
+    arguments = template_arguments(raw, origin)
+    return replace(row, prompt=None, messages=[{"role": "user", "content": row.prompt}], template_arguments=arguments)
+
+
+def _parse_columns(raw: dict[str, Any], keys: DataKeys, origin: str) -> Row | None:
+    """`parse_row` of an object, with the prompt as the row has it."""
     name = format_of(raw, keys)
     if name in PUBLISHED_FORMATS:
         return PUBLISHED_FORMATS[name][1](raw, origin)
     response = response_column(raw, keys)
+    if name == SHAREGPT:
+        row = _parse_columns(*chat_formats.from_sharegpt(raw, keys, response, origin), origin)
+        return row and replace(row, extra=raw)
+    if name == ALPACA:
+        return chat_formats.alpaca_row(raw, keys, response, origin)
+    keys = chat_formats.sharegpt_keys(raw, keys)
     if name == MESSAGE_LISTS:
         return message_lists_row(raw, keys, response, origin)
     chosen = _text(raw, response, "chosen" if response == keys.chosen else "response", origin)
@@ -176,11 +199,18 @@ def unread_columns(row: Row, keys: DataKeys) -> list[str]:
     """
     raw = row.extra
     name, response = format_of(raw, keys), response_column(raw, keys)
-    conversation = {CONVERSATION: keys.messages, TEXTS: keys.prompt, MESSAGE_LISTS: keys.prompt}.get(name)
-    if conversation is None:
+    own_keys = chat_formats.sharegpt_keys(raw, keys)
+    columns = {
+        TEXTS: (keys.prompt, response, keys.rejected),
+        MESSAGE_LISTS: (keys.prompt, response, keys.rejected),
+        CONVERSATION: (own_keys.messages, response, keys.rejected),
+        SHAREGPT: chat_formats.read_columns(SHAREGPT, raw, keys, response),
+        ALPACA: chat_formats.read_columns(ALPACA, raw, keys, response),
+    }.get(name)
+    if columns is None:
         return []
     of_template = TEMPLATE_COLUMNS if row.messages is not None else ()
-    read = {conversation, response, keys.rejected, *of_template}
+    read = {*columns, *of_template}
     return [column for column, value in raw.items() if value is not None and column not in read]
 
 

@@ -5,6 +5,7 @@ Three of the four published repositories hold a loading script, which `datasets`
 instead are data files: those that the hub made of them (branch refs/convert/parquet), or the originals.
 """
 
+import errno
 import logging
 import os
 import re
@@ -14,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.files import find_files, reason_of, used_splits
+from dschat.common.atomic import NO_ROOM
+from dschat.data.files import find_files, os_error_behind, reason_of, used_splits
 from dschat.data.rows import RawSource
 from dschat.errors import UserError
 
@@ -254,6 +256,12 @@ def _rows(dataset: "Dataset", hub_id: str) -> Iterator[tuple[str, Any]]:
 def _explain_unavailable(path: str, known: KnownSet | None, error: Exception) -> str:
     """One message for a data set that is neither here nor to be had from the hub."""
     reason = reason_of(error)
+    cause = os_error_behind(error)
+    if cause is not None and cause.errno in (*NO_ROOM, errno.EACCES):
+        return (
+            f"--data_path {path}: the caches of the Hugging Face libraries cannot be written ({reason_of(cause)}). "
+            "Make room, or set HF_HOME to a folder on a disk that can be written."
+        )
     if known is None:
         return (
             f"--data_path {path}: there is no such local file or folder, and the data set of that name on the Hugging "

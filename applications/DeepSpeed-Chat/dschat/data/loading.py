@@ -17,23 +17,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
+from dschat.common.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
+from dschat.common.template_date import date_note, date_read_by
+from dschat.data.cache import cache_folder, finish_entry, key_of, new_entry, open_entry
 from dschat.data.examples import PromptExample, SFTExample, empty_responses
+from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import check_folder, from_prepared, prepared_share
-from dschat.data.rows import RawSource
-from dschat.data.sources import Share, ShareFlags, keys_of, load_share, open_source, split_for
-from dschat.data.tokenised import (
-    Examples,
-    NotStorable,
-    cache_folder,
-    encode_rows,
-    finish_entry,
-    key_of,
-    new_entry,
-    open_entry,
-    workers_for,
-)
+from dschat.data.rows import RawSource, keys_of
+from dschat.data.sources import Share, ShareFlags, load_share, open_source, split_for
+from dschat.data.tokenised import Examples, NotStorable, encode_rows, workers_for
+from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +82,11 @@ class ExampleLoader(Generic[E]):
         self._prepared = find_prepared(flags.data_path)
         for folder in self._prepared:
             check_folder(folder, self._tokenizer, make.keywords.get("eos_id"), on_prompt, kind)
+            if flags.apply_chat_template and not folder.applied_chat_template:
+                raise UserError(
+                    f"--apply_chat_template: the rows of {folder.path} were prepared without it and are encoded "
+                    "already. Drop the flag, or give it to `dschat data prepare`."
+                )
         if self._prepared:
             self._make = from_prepared(make, kind)
             self._sources = [
@@ -116,7 +115,8 @@ class ExampleLoader(Generic[E]):
                 "validate": None
                 if self._validate is None
                 else [str(value) for value in self._validate.keywords.values()],
-                "tokenizer": [tokenizer_fingerprint(tokenizer), tokenizer.chat_template],
+                "tokenizer": [tokenizer_fingerprint(tokenizer), template_fingerprint(tokenizer)],
+                "date": date_read_by(tokenizer),
             }
         )
 
@@ -190,12 +190,19 @@ class ExampleLoader(Generic[E]):
         return load_share(self._flags, show)
 
     def _validate_rows(self, share: Share[Any]) -> None:
-        """Warns of empty responses, and gives `validate` the training rows; prepared folders were validated before."""
+        """Warns of empty responses and plain-text prompts, and gives `validate` the training rows.
+
+        Prepared folders were validated before.
+        """
         if self._prepared:
             return
         empty = "" if self._kind is PromptExample else empty_responses(share.train, self._kind is SFTExample)
+        date = date_note(self._tokenizer)
+        if date is not None and any(row.messages is not None for row in share.train):
+            logger.info("%s.", date)
         if empty:
             logger.warning("%s; remove these rows if that is not meant", empty)
+        warn_of_plain_prompts(share.train, self._tokenizer, self._flags.apply_chat_template)
         if self._validate is not None:
             self._validate(share.train)
 

@@ -44,6 +44,7 @@ class RowOptions:
     rejected_key: str = like(DataFlags, "rejected_key")
     response_key: str = like(DataFlags, "response_key")
     messages_key: str = like(DataFlags, "messages_key")
+    apply_chat_template: bool = like(DataFlags, "apply_chat_template")
     seed: int = like(OptimisationFlags, "seed", help="seed of the splits")
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dschat.common.template_date import date_note
 from dschat.data.encoding import (
     decode_response,
     encode_prompts,
@@ -26,6 +27,7 @@ from dschat.data.examples import (
     sft_examples,
 )
 from dschat.data.messages import WEIGHT, message_text
+from dschat.data.plain_prompts import plain_prompt_note
 from dschat.data.rows import DataKeys, Row
 from dschat.data.sources import load_source
 from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
@@ -39,11 +41,12 @@ COLOURS = {"prompt": "36", "response": "32", "chosen": "32", "rejected": "31", "
 NOTES = {
     1: "step 1: the loss is taken on the response alone; prompt and padding are masked",
     2: "step 2: the score is read at the last token before the padding; padding is masked",
-    3: "step 3: the response is sampled after the prompt; padding is masked",
+    3: "step 3: prompts are padded on the left, responses are sampled after them; padding is masked",
 }
 ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; what is between them and padding are masked"
 RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # that a step reads
-PROMPT_USE, RESPONSE_USE = {1: "masked", 2: "read", 3: "read"}, {1: "trained", 2: "scored"}
+PROMPT_USE = {1: "masked", 2: "read", 3: "read"}
+RESPONSE_USE = {1: "trained", 2: "scored"}
 Examples = Sequence[SFTExample] | Sequence[PairExample] | Sequence[PromptExample]
 
 
@@ -126,6 +129,7 @@ def preview_report(path: str, count: int, step: int | None, colour: bool, settin
         tokens = row_tokens(settings.tokenizer, settings.end_id, rows)
         notes = special_notes(rows, tokens, settings.tokenizer, settings.end_id)
         notes += template_notes(settings.tokenizer, rows, settings.end_id, (WEIGHT,) if step == 1 else ())
+        notes += prompt_notes(rows, settings.tokenizer, settings.keys)
         lines += [f"note: {note}" for note in notes]
         shown = _encoded_parts(rows, View(settings.tokenizer, step, settings.end_id), settings)
     for row, parts in zip(rows, shown, strict=True):
@@ -171,12 +175,13 @@ def _encoded_parts(rows: Sequence[Row], view: View, settings: Settings) -> list[
 
 
 def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: View) -> list[list[Part]]:
-    from dschat.data.collate import collate_pairs, collate_prompts, collate_sft
+    from dschat.data.collate import collate_pairs, collate_sft
 
     tokenizer, step = view.tokenizer, view.step
+    if step == 3:
+        return _rollout_parts(examples, view)
     pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    collate: Any = {1: collate_sft, 2: collate_pairs, 3: collate_prompts}[step]
-    batch = collate(examples, pad_id)
+    batch = collate_sft(examples, pad_id) if step == 1 else collate_pairs(examples, pad_id)
     if step == 2:
         prompt_lengths = [len(ids) for ids in encode_prompts(tokenizer, rows)]
     else:
@@ -194,8 +199,18 @@ def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: View) -> li
     return [chosen + rejected[1:] for chosen, rejected in pairs]  # the prompt is shown once
 
 
+def _rollout_parts(examples: Sequence[PromptExample], view: View) -> list[list[Part]]:
+    """Rows of a rollout: the prompts of a process, padded on the left to the longest, then what is to be sampled."""
+    longest = max(map(len, examples))
+    end = str(view.tokenizer.convert_ids_to_tokens(view.end_id))
+    sampled = Part("response", f"sampled, up to {end}", 0, "")
+    return [
+        [*_padding(longest - len(example)), _prompt_part(example.prompt_ids, view), sampled] for example in examples
+    ]
+
+
 def _parts(ids: Tensor, mask: Tensor, prompt_length: int, kind: str, targets: Tensor | None, view: View) -> list[Part]:
-    """One sequence of a batch: padding, prompt, response (not in step 3), padding.
+    """One sequence of a batch: padding, prompt, response, padding.
 
     Where only some of the tokens behind the prompt are `targets`, they are a response each, and the others prompts.
     """
@@ -297,6 +312,13 @@ def special_notes(
     if tokenizer.bos_token_id is not None:
         notes += _bos_notes(rows, tokens, tokenizer)
     return notes
+
+
+def prompt_notes(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, keys: DataKeys) -> list[str]:
+    """What somebody should know of rows and the chat template, a line each; none where all is well."""
+    plain = plain_prompt_note(rows, tokenizer, keys.apply_chat_template)
+    date = date_note(tokenizer) if any(row.messages is not None for row in rows) else None
+    return [note for note in (plain, date) if note is not None]
 
 
 def _bos_notes(rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -25,7 +25,7 @@ from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, open_local, suffix_of
 from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
 from dschat.data.prepared.folder import find_prepared
-from dschat.data.rows import DataKeys, RawSource, Row, in_words
+from dschat.data.rows import DataKeys, KeyFlags, RawSource, Row, in_words, keys_of
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -239,16 +239,6 @@ def parse_fractions(data_split: str) -> list[float]:
     return fractions
 
 
-class KeyFlags(Protocol):
-    """The flags that name columns."""
-
-    prompt_key: str
-    chosen_key: str
-    rejected_key: str
-    response_key: str
-    messages_key: str
-
-
 class ShareFlags(KeyFlags, Protocol):
     """What decides which rows a step reads; every configuration of a step holds these flags."""
 
@@ -308,11 +298,6 @@ def source_line(source: Mapping[str, Any]) -> str:
     skipped = f"; {in_words(source['dropped'])}" if source["dropped"] else ""
     part = f" (this step's part of {split})" if split else ""
     return f"{source['name']}: {counts}{skipped}{part}"
-
-
-def keys_of(flags: KeyFlags) -> DataKeys:
-    """The column names that the flags give."""
-    return DataKeys(flags.prompt_key, flags.chosen_key, flags.rejected_key, flags.response_key, flags.messages_key)
 
 
 def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dschat.common.template_date import fix_template_clock
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def apply_template(
     Raises:
         TemplateRefusal: the template raised an error for both forms; it is the error of the first one.
     """
+    fix_template_clock()
     conversation = [dict(message) for message in messages]
     try:
         return _applied(tokenizer, conversation, add_generation_prompt, arguments or {})

@@ -3,13 +3,11 @@
 
 A table has a column for every field of the example's dataclass, one of the examples' lengths in tokens, and one that
 says why a row is no example. Fields of other types than those of TYPES (log-probs that are computed later) are left at
-their defaults. A table that is kept is a folder of the cache with Arrow files and `entry.json`, whole or not there,
-whoever else writes it at the same time; its name is the fingerprint of all that it was made from.
+their defaults. Tables that are kept between runs are entries of `dschat.data.cache`.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import logging
 import os
@@ -17,9 +15,9 @@ import pickle
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from threading import Thread
 from types import NoneType
@@ -28,9 +26,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get
 import numpy as np
 import pyarrow as pa
 
-from dschat.common.atomic import remove, remove_abandoned, writing_folder
-from dschat.common.fingerprints import content_hash, contents_hash, file_hash
 from dschat.common.progress import progress
+from dschat.data.files import os_error_behind
 from dschat.data.rows import Row, is_plain
 
 if TYPE_CHECKING:
@@ -53,10 +50,6 @@ BATCH = 500  # rows that are encoded together
 MOST_WORKERS = 32
 LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # what torchrun and DeepSpeed call the ranks of a machine
 FEW = 5_000_000  # characters, up to which one process is as fast as several
-CACHE_VARIABLE = "MA_RLHF_CACHE"
-DEFAULT_FOLDER = "~/.cache/ma-rlhf"
-ENTRY = "entry.json"
-PACKAGES = ("transformers", "tokenizers", "jinja2", "datasets", "pyarrow")
 
 E = TypeVar("E")  # a dataclass
 E_co = TypeVar("E_co", covariant=True)
@@ -219,13 +212,38 @@ def encode_rows(
     Raises:
         UserError: what `make` raises.
         NotStorable: a row that an example holds cannot be kept.
+        OSError: `folder` cannot be written.
     """
     starts = list(range(0, len(rows), BATCH))
     workers = min(workers, len(starts)) if workers > 1 and _can_be_sent(make) else 1
     if not starts or (folder is None and workers == 1):
         return _encode_here(make, rows, title, show)
+    try:
+        return _encode_in_tables(kind, make, rows, title, workers, show, folder)
+    except OSError as error:
+        if folder is not None:
+            raise
+        logger.warning("worker processes need room for temporary files (%s): this process does the work", error)
+        return _encode_here(make, rows, title, show)
+
+
+def _encode_in_tables(
+    kind: type[E],
+    make: MakeExamples[E],
+    rows: Sequence[Any],
+    title: str,
+    workers: int,
+    show: bool,
+    folder: Path | None,
+) -> tuple[Sequence[E], Counter[str]]:
+    """`encode_rows` through tables of the library `datasets`, with temporary files in `folder` or $TMPDIR.
+
+    Raises:
+        OSError: a file could not be written.
+    """
     from datasets import Dataset, Features, Value
 
+    starts = list(range(0, len(rows), BATCH))
     held = {"start": Value("int64"), "rows": Value("large_binary")}
     with ExitStack() as stack:
         stack.enter_context(library(show))
@@ -259,10 +277,15 @@ def _encode_here(make: MakeExamples[E], rows: Sequence[Any], title: str, show: b
     with progress(len(rows), title, unit="row", disable=not show) as bar:
         for start in range(0, len(rows), BATCH):
             made, counts = make(rows[start : start + BATCH], held_out=True)
-            examples += made
+            examples += [_renumbered(example, start) for example in made]
             dropped += counts
             bar.update(min(BATCH, len(rows) - start))
     return examples, dropped
+
+
+def _renumbered(example: Any, start: int) -> Any:
+    """An example whose field `index`, if it has one, counts from the first row instead of the batch's first."""
+    return replace(example, index=start + example.index) if start and hasattr(example, "index") else example
 
 
 def _encode_batch(batch: dict[str, list[Any]], kind: type[E], make: MakeExamples[E], home: int) -> pa.Table:
@@ -292,9 +315,13 @@ def library(show: bool) -> Iterator[None]:
     """Inside, `datasets` shows progress on a terminal alone, and its processes are not forked and end with this one.
 
     Not forked: this process may hold a CUDA context and threads.
+
+    Raises:
+        OSError: a file could not be written, also where the library reports that as an error of its own.
     """
     import datasets
     import multiprocess
+    from datasets.exceptions import DatasetsError
     from multiprocess.context import SpawnContext
     from multiprocess.managers import SyncManager
 
@@ -309,6 +336,11 @@ def library(show: bool) -> Iterator[None]:
     SpawnContext.Manager = manager
     try:
         yield
+    except DatasetsError as error:
+        cause = os_error_behind(error)
+        if cause is None:
+            raise
+        raise OSError(cause.errno, cause.strerror or str(cause), cause.filename) from error
     finally:
         del SpawnContext.Manager  # that of its base class is found again
         multiprocess.set_start_method(method, force=True)
@@ -321,66 +353,3 @@ def _end_with_parent() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
-
-
-def cache_folder() -> Path:
-    """Where entries are kept."""
-    return Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_FOLDER).expanduser() / "examples"
-
-
-def code_version() -> Json:
-    """What the same rows may come out differently with: this package's code for data, and its libraries."""
-    files = sorted(Path(__file__).parent.rglob("*.py"))
-    code = contents_hash(file.name.encode() + file.read_bytes() for file in files)
-    return {"code": code, **{name: importlib.metadata.version(name) for name in PACKAGES}}
-
-
-def key_of(made_from: Mapping[str, Any]) -> str:
-    """The name of an entry: a hash of all that decides what is in it."""
-    text = json.dumps({**made_from, "version": code_version()}, sort_keys=True, default=str)
-    return content_hash(text)[:32]
-
-
-def open_entry(key: str) -> tuple[dict[str, pa.Table], Json] | None:
-    """The tables of an entry, mapped into memory, and what was written with them; None where there is none.
-
-    An entry that is damaged is removed.
-    """
-    folder = cache_folder() / key
-    if not folder.exists():
-        return None
-    try:
-        entry = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
-        for name, known in entry["files"].items():
-            if file_hash(folder / name) != known:
-                raise ValueError(f"{name} has changed")
-        tables = {split: open_table([folder / name for name in names]) for split, names in entry["tables"].items()}
-        return tables, entry["note"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # Arrow's errors are of these kinds
-        logger.warning("the tokenised data in %s are damaged (%s) and are made anew", folder, error)
-        remove(folder)
-        return None
-
-
-@contextmanager
-def new_entry(key: str) -> Iterator[Path]:
-    """Inside, tables are written to a folder; `finish_entry` closes it, and then it is in its place.
-
-    Unless another process was first: then that one's stays.
-
-    Raises:
-        OSError: the cache cannot be written.
-    """
-    remove_abandoned(cache_folder(), ".*")  # also what earlier versions called otherwise
-    with writing_folder(cache_folder() / key, shared=True) as folder:
-        yield folder
-
-
-def finish_entry(folder: Path, note: Json) -> None:
-    """Writes what is to be known of the tables in a folder."""
-    names = sorted(file.name for file in folder.glob("*.arrow"))
-    tables: dict[str, list[str]] = {}
-    for name in names:
-        tables.setdefault(name.removesuffix(".arrow").split("_")[0], []).append(name)
-    entry = {"files": {name: file_hash(folder / name) for name in names}, "tables": tables, "note": note}
-    (folder / ENTRY).write_text(json.dumps(entry), encoding="utf-8")

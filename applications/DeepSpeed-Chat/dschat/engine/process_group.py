@@ -177,14 +177,23 @@ def prepare_op(name: str) -> None:
 
     While torch compiles an op, it holds a file called `lock` open beside it, and other processes wait until that is
     gone. A process that is killed then leaves it there, and every later one would wait for ever.
+
+    Raises:
+        UserError: the folder in which torch compiles cannot be written.
     """
     if int(os.environ.get("LOCAL_RANK", "0")) > 0:
         return
-    folder = Path(cpp_extension._get_build_directory(name, verbose=False))
-    lock = folder / "lock"
-    if lock.exists() and not _is_held(lock):
-        logger.warning("%s: removing the lock of a compilation that was killed", folder)
-        lock.unlink(missing_ok=True)
+    try:
+        folder = Path(cpp_extension._get_build_directory(name, verbose=False))
+        lock = folder / "lock"
+        if lock.exists() and not _is_held(lock):
+            logger.warning("%s: removing the lock of a compilation that was killed", folder)
+            lock.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"DeepSpeed's {name} cannot be compiled: {error}. Set TORCH_EXTENSIONS_DIR to a folder that can be "
+            "written."
+        ) from error
     if not any(folder.glob("*.so")):
         logger.info("compiling DeepSpeed's %s, once on this machine; this takes a minute or two", name)
 

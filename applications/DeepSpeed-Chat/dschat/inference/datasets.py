@@ -11,12 +11,12 @@ from typing import Any
 from dschat.common.atomic import writing
 from dschat.common.fingerprints import content_hash, contents_hash, file_hash
 from dschat.common.journal import first_change
-from dschat.common.jsonl import parse_json, write_rows
+from dschat.common.jsonl import parse_json, read_object, write_rows
 from dschat.data.hub import push
 from dschat.data.sources import is_folder
 from dschat.errors import UserError
 from dschat.inference.refuel import OutputFlags
-from dschat.inference.runner import Concluded, Conclusion, Entry, Part, run_batches
+from dschat.inference.runner import Concluded, Conclusion, Entry, Part, go_on_with_date, run_batches
 
 OUTPUT = "--output_repo"
 ROWS = "train.jsonl"
@@ -39,6 +39,11 @@ class Place:
         """Of the rows while they are made."""
         own = self.repo if is_folder(self.repo) else self.repo.rpartition("/")[2]
         return self.options.output_dir or Path(own)
+
+    def go_on_with_date(self) -> None:
+        """Gives chat templates the date of the run that made the data set, or began to; see `go_on_with_date`."""
+        made = None if self.options.overwrite else read_object(self.folder / RECORD).get("settings")
+        go_on_with_date(self.folder / ROWS, self.options.overwrite, made)
 
     def finished(self, files: Sequence[str], settings: Mapping[str, Any]) -> str | None:
         """What was written, where an earlier run finished it; hands it over again.

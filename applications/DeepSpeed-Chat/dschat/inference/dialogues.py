@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.chat_servers import Endpoint, ServerFlags, checked_address, checked_key
 from dschat.common.fingerprints import folder_stamp
+from dschat.common.template_date import SETTING, template_date
 from dschat.common.user_function import load_function
 from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
 from dschat.data.dialogues import Message, check_dialogue, encode_states, state
@@ -52,13 +53,14 @@ def run_generate(options: GenerateOptions) -> str:
 
     Raises UserError for bad models or data, or a data set that is there with other settings.
     """
+    Place(options).go_on_with_date()
     where = Compute.chosen(options)
     path = locate_policy(options.model)
     tokenizer = load_tokenizer(path, "--model")
     endpoint = _endpoint(options)
     firsts, repeated = first_messages(options.prompts, tokenizer, options.num_data)
     settings = _settings(options, path, where)
-    settings |= {"prompts": f"{options.prompts} (rows {digest(firsts)})"}
+    settings |= {"prompts": f"{options.prompts} (rows {digest(firsts)})", SETTING: template_date()}
 
     def prepare() -> BatchFunction:
         with enough_memory("--model, --user_model: the GPU's memory does not hold both", f"--user_server, {LARGER}"):

@@ -16,7 +16,7 @@ from dschat.config.rollouts import RolloutFlags
 from dschat.config.rules import AT_LEAST_1, REQUIRED, Rule, check_function_path, default_of, engine_name, flag, like
 from dschat.config.supervised import OneModelConfig
 from dschat.data.hub import COMPARED_SETS, compared_set
-from dschat.data.rows import DataKeys
+from dschat.data.rows import DataKeys, keys_of
 from dschat.errors import UserError
 from dschat.evaluation.best_of import PUBLISHED
 from dschat.evaluation.options import CheckedFlags, ComparedFlags, JudgeOptions, ReportOptions
@@ -86,11 +86,12 @@ class PromptFlags(ComputeFlags):
     rejected_key: str = like(DataFlags, "rejected_key")
     response_key: str = like(DataFlags, "response_key")
     messages_key: str = like(DataFlags, "messages_key")
+    apply_chat_template: bool = like(DataFlags, "apply_chat_template")
 
     @property
     def keys(self) -> DataKeys:
-        """The data set's column names."""
-        return DataKeys(self.prompt_key, self.chosen_key, self.rejected_key, self.response_key, self.messages_key)
+        """How the data set's columns are read."""
+        return keys_of(self)
 
 
 @dataclass(kw_only=True)

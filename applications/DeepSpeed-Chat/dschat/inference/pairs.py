@@ -14,6 +14,7 @@ from pyarrow import parquet
 from dschat.common.atomic import reporting, writing
 from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import make_writable
+from dschat.common.template_date import SETTING, template_date
 from dschat.common.user_function import call_function, load_function
 from dschat.data import dialogue_pairs
 from dschat.data.dialogue_pairs import (
@@ -51,6 +52,7 @@ def run_rank(options: RankOptions) -> str:
 
     Raises UserError for bad models or data, or a data set that is there with other settings.
     """
+    Place(options).go_on_with_date()
     raws = list(open_data(options.prompts, PROMPTS).train)
     pairs = [read_dialogue_pair(raw, origin, scored=False) for origin, raw in raws]
     scorer_settings, open_scorer = _scorer(options)
@@ -123,7 +125,8 @@ def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
             reader = load_reward_model(path, tokenizer, True, where.device, where.dtype)
         return lambda dialogues: reader.score_dialogues(dialogues, options.max_length)
 
-    return {"reward-model": folder_stamp(path)} | settings_of(options, ["max_length"]) | where.settings, opened
+    settings = {"reward-model": folder_stamp(path), SETTING: template_date()}
+    return settings | settings_of(options, ["max_length"]) | where.settings, opened
 
 
 def function_scores(function: Callable[..., Any], dialogues: Sequence[Dialogue]) -> list[float | str]:
@@ -146,6 +149,7 @@ def run_masks(options: MaskOptions) -> str:
 
     Raises UserError for a bad tokenizer or bad data, or a data set that is there with other settings.
     """
+    Place(options).go_on_with_date()
     path = locate_policy(options.model)
     tokenizer = load_tokenizer(path, "--model")
     end = turn_end(tokenizer)
@@ -153,6 +157,7 @@ def run_masks(options: MaskOptions) -> str:
     settings = {
         "input-repo": f"{options.input_repo} (rows {digest(raw for _, raw in raws)})",
         "model": f"{path} (template and vocabulary {digest([tokenizer.chat_template, tokenizer.get_vocab()])})",
+        SETTING: template_date(),
     }
     settings |= settings_of(options, ("total_length", "test_rows", "seed"))
     done = Place(options).finished([TRAIN, TEST], settings)

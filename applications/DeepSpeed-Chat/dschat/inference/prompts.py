@@ -10,15 +10,17 @@ from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from dschat.common.fingerprints import content_hash, folder_stamp
+from dschat.common.fingerprints import content_hash, folder_stamp, template_fingerprint
+from dschat.common.template_date import SETTING, template_date
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.hub import find_known
+from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.inference.options import UNSHUFFLED, BestOfOptions, InferenceOptions, ProgramOptions, ScoredOptions
 from dschat.inference.policy import Compute, SamplingPolicy, load_policy, locate_policy
-from dschat.inference.runner import BatchFunction, Entry, enough_memory, in_batches, settings_of
+from dschat.inference.runner import BatchFunction, Entry, enough_memory, go_on_with_date, in_batches, settings_of
 from dschat.models.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ logger = logging.getLogger(__name__)
 # Flags that the responses to a selection depend on.
 RECORDED = (
     *("dataset", "rollout_engine", "batch_size", "top_k", "top_p", "max_new_tokens", "max_prompt_len"),
-    *("seed", "prompt_key", "chosen_key", "rejected_key", "response_key", "messages_key"),
+    *("seed", "prompt_key", "chosen_key", "rejected_key", "response_key", "messages_key", "apply_chat_template"),
 )
 PROTOCOL_SEED = 1234  # of the shuffle and of a split that has to be made; --seed changes the draws only
 
@@ -86,6 +88,7 @@ def select_prompts(options: ScoredOptions | ProgramOptions, tokenizer: PreTraine
         logger.info("%s: %d of %d evaluation rows", path, len(rows), source.num_rows[1])
     if options.num_samples is not None and len(rows) < options.num_samples:
         logger.warning("%s: it holds %d prompts, not the %d of --num_samples", path, len(rows), options.num_samples)
+    warn_of_plain_prompts(rows, tokenizer, options.apply_chat_template)
     limit = options.max_prompt_len or sys.maxsize
     examples, dropped = prompt_examples(rows, tokenizer, limit, held_out=True)
     reasons = in_words(dropped)
@@ -133,6 +136,7 @@ class Answering:
 
         Raises UserError where one of them is missing.
         """
+        go_on_with_date(options.result_path, options.overwrite)
         where = Compute.chosen(options)
         path = None if options.model is None else locate_policy(options.model)
         tokenizer = reward_tokenizer if path is None else load_tokenizer(path, "--model")
@@ -146,6 +150,8 @@ class Answering:
         settings = settings_of(options, RECORDED) | {"num-samples": options.samples} | self.where.settings
         return settings | {
             "model": None if self.path is None else folder_stamp(self.path),
+            "chat-template": template_fingerprint(self.tokenizer)[:12],
+            SETTING: template_date(),
             "data-path": f"{options.data_path or options.dataset} (rows {self.selection.digest})",
         }
 

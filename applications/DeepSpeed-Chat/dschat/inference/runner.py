@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from dschat.common.journal import Journal
+from dschat.common.journal import Journal, begun_settings
 from dschat.common.progress import progress
+from dschat.common.template_date import SETTING, begin_date
 from dschat.errors import UserError
 
 LARGER = "--dtype bf16 or a larger GPU"
@@ -78,6 +79,17 @@ def in_batches(numbers: Sequence[int], size: int, lengths: Sequence[int] | None 
     if lengths is not None:
         numbers = [number for _, number in sorted(zip(lengths, numbers, strict=True), key=lambda pair: -pair[0])]
     return [list(numbers[start : start + size]) for start in range(0, len(numbers), size)]
+
+
+def go_on_with_date(path: Path, overwrite: bool, made: Mapping[str, Any] | None = None) -> None:
+    """Gives chat templates the date of the interrupted run that a file of results goes on with.
+
+    Args:
+        path, overwrite: of the file, see `Journal`.
+        made: settings of the finished run, where they are known.
+    """
+    begun = begun_settings(path, overwrite) if made is None else made
+    begin_date(begun.get(SETTING))
 
 
 def settings_of(options: object, names: Iterable[str]) -> dict[str, Any]:

@@ -192,9 +192,7 @@ def _template_of(scorer: Scorer, given: Answering) -> PreTrainedTokenizerBase:
     return given.tokenizer
 
 
-def score_references(
-    scorer: Scorer, tokenizer: PreTrainedTokenizerBase, examples: list[PromptExample]
-) -> list[Entry]:
+def score_references(scorer: Scorer, tokenizer: PreTrainedTokenizerBase, examples: list[PromptExample]) -> list[Entry]:
     """Scores the data set's own responses, behind messages as the chat template of the tokenizer writes them."""
     chosen, rejected = _references(examples, tokenizer)
     scores = (_rewards(scorer, examples, texts) for texts in (chosen, rejected))

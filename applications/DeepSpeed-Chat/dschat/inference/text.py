@@ -18,10 +18,12 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import folder_stamp
 from dschat.common.jsonl import read_object
+from dschat.common.template_date import SETTING, template_date
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.encoding import response_texts
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.messages import message_text
+from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row, in_words
@@ -31,7 +33,16 @@ from dschat.evaluation.text import policy_result, reward_result, rouge, without_
 from dschat.inference.options import TRAINING_SEED, TextOptions, model_name
 from dschat.inference.policy import ACTOR, FLAGS_FILE, STEP, Compute, SamplingPolicy, load_policy, locate_policy
 from dschat.inference.prompts import Selection, digest_of, shuffled
-from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, run_batches, settings_of
+from dschat.inference.runner import (
+    BatchFunction,
+    Concluded,
+    Entry,
+    Part,
+    enough_memory,
+    go_on_with_date,
+    run_batches,
+    settings_of,
+)
 from dschat.models.limits import check_length
 from dschat.models.load import load_scalar
 from dschat.models.lora import adapter_alone
@@ -47,7 +58,7 @@ ROWS = "rows.jsonl"
 RECORDED = (
     *("data", "split", "seed", "num_samples", "no_rouge", "all_tokens", "max_seq_len", "max_new_tokens"),
     *("max_prompt_len", "end_of_conversation_token", "batch_size", "rollout_engine", "prompt_key", "chosen_key"),
-    *("rejected_key", "response_key", "messages_key"),
+    *("rejected_key", "response_key", "messages_key", "apply_chat_template"),
 )
 LONGEST = "the longest text (--max_seq_len cuts it)"
 
@@ -76,9 +87,10 @@ def run_text(options: TextOptions) -> str:
     path = options.output / ROWS
     if path.exists() and not options.overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
+    go_on_with_date(path, options.overwrite)
     rows = _rows(options)
     settings = settings_of(options, RECORDED) | where.settings
-    settings |= {"data": f"{options.data} (rows {digest_of(rows)})"}
+    settings |= {"data": f"{options.data} (rows {digest_of(rows)})", SETTING: template_date()}
     settings |= {"models": [f"{each.name}: {folder_stamp(each.path)}" for each in subjects]}
 
     def conclude(entries: list[Entry]) -> Concluded:
@@ -228,6 +240,7 @@ def choose_texts(
 
     What is left out is counted and said. Raises UserError if nothing is left.
     """
+    warn_of_plain_prompts(rows, tokenizer, options.apply_chat_template)
     limit, end_id = options.max_prompt_len or sys.maxsize, end_token_id(tokenizer, options.end_of_conversation_token)
     prompts, dropped = prompt_examples(rows, tokenizer, limit, held_out=True)
     texts: dict[int, E] = {}

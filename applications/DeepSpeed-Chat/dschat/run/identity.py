@@ -10,7 +10,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from dschat.common.fingerprints import content_hash, model_hash, tokenizer_fingerprint
+from dschat.common.fingerprints import content_hash, model_hash, template_fingerprint, tokenizer_fingerprint
+from dschat.common.template_date import date_read_by
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
@@ -24,6 +25,7 @@ from dschat.run.state import Json
 SHARES = flags_on_resume(PPOConfig, SHARE) | flags_on_resume(OneModelConfig, SHARE)
 DATA, FILES = "the data", "the files of the data"  # a hash of all; each with its own, to name what has changed
 MOST_NAMED = 8  # of these
+DATE = "the date in the chat template"  # "none" where it does not read the clock
 TOKENIZER = "the tokenizer"  # its hash and its chat template
 EARLIER_TOKENIZER = "the tokenizer, by the hash of earlier versions"  # which stands in their checkpoints instead
 
@@ -58,7 +60,8 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         "prompts of a rollout": _text(plan.global_rollout),
         DATA: content_hash(json.dumps([sorted(data["sha256"].values()), sources])),
         FILES: json.dumps(data["sha256"] | {one["name"]: one["hub"] for one in data["sources"] if one.get("hub")}),
-        TOKENIZER: content_hash(json.dumps([tokenizer_fingerprint(tokenizer), tokenizer.chat_template])),
+        TOKENIZER: content_hash(json.dumps([tokenizer_fingerprint(tokenizer), template_fingerprint(tokenizer)])),
+        DATE: date_read_by(tokenizer) or "none",
         EARLIER_TOKENIZER: _earlier_hash(tokenizer),
         **{f"the model of {name}": model_hash(getattr(config, name)) for name in _model_flags(config)},
         **{

@@ -31,6 +31,7 @@ from dschat.common.atomic import (
 from dschat.common.fingerprints import file_hash
 from dschat.common.jsonl import read_object
 from dschat.common.lock import Lock
+from dschat.common.template_date import begin_date
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.parse import to_json, to_yaml
@@ -63,6 +64,7 @@ class RunRecord:
     hardware: dict[str, object]
     seeds: dict[str, int]
     code: dict[str, object]  # version of this package; of a git checkout also `commit_of`
+    template_date: str = ""  # that chat templates read, see `dschat.common.template_date`; kept when the run goes on
     data: dict[str, object] = field(default_factory=dict)
     batches: dict[str, object] = field(default_factory=dict)
     parser: dict[str, str] = field(default_factory=dict)  # of the termination condition parsing: name and version
@@ -105,6 +107,17 @@ def new_record(step: str, command: list[str], seed: int, processes: int) -> RunR
     started = datetime.now(UTC).isoformat(timespec="seconds")
     code = {"version": versions.get("ma-rlhf")} | commit_of(CHECKOUT)
     return RunRecord(step, started, command, versions, hardware, {"seed": seed}, code)
+
+
+def earlier_date(config: CommonConfig) -> str | None:
+    """The date that the chat templates of the run to go on with have read; None where there is no such run."""
+    wanted = config.resume_from_checkpoint
+    if wanted is None:
+        return None
+    own = Path(config.output_dir) / "run.json"
+    is_elsewhere = Path(wanted).is_dir() and not own.exists()
+    record = read_object(Path(wanted).resolve().parent.parent / "run.json" if is_elsewhere else own)
+    return record.get("template_date") or None
 
 
 def commit_of(folder: Path) -> dict[str, object]:
@@ -184,6 +197,8 @@ class RunOutput:
         self._folder = self._place / UNFINISHED if replaces else self._place
         self._old_boards = set(self._place.glob("tensorboard/*")) if replaces else set()
         self.record = new_record(step, sys.argv, config.seed, world_size())
+        date = broadcast_object(begin_date(earlier_date(config)) if is_main() else None)
+        self.record.template_date = begin_date(date)
         self.record.batches = asdict(plan)
         self._wandb = WandB(self._place, json.loads(to_json(config, plan))) if "wandb" in config.trackers else None
         self.record.wandb_id = None if self._wandb is None else self._wandb.run_id

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
+from dschat.common.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
+from dschat.common.template_date import date_read_by
 from dschat.data.encoding import encode_prompt_texts
 from dschat.data.examples import (
     CUT_TO_NOTHING,
@@ -26,6 +27,7 @@ from dschat.data.examples import (
 from dschat.data.hub import find_known
 from dschat.data.messages import WEIGHT
 from dschat.data.options import PrepareOptions
+from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_entry
 from dschat.data.prepared.write import write_folder
 from dschat.data.rows import DataKeys, Row, in_words, is_plain
@@ -80,6 +82,7 @@ def prepare(
     warn_of_template(tokenizer, share.train, end_id, keys, reads)
     (source,), most = share.sources, options.num_samples
     rows = {"train": share.train[:most], "test": share.eval[:most]}
+    warn_of_plain_prompts(rows["train"], tokenizer, keys.apply_chat_template)
     read = {split: len(part) for split, part in rows.items()}
     limits = RowLimits(
         options.max_length, options.max_prompt_length, options.minimum_response_length, options.length_unit,
@@ -109,6 +112,11 @@ def prepare(
             "sha256": {str(file): file_hash(file) for file in share.files},
         },
         "tokenizer": {"name": options.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
+        "template": {
+            "rows": sum(row.messages is not None for part in rows.values() for row in part),
+            "fingerprint": template_fingerprint(tokenizer),
+            "date": date_read_by(tokenizer),
+        },
         "end_id": end_id,
         "read": read,
         "unusable": source["dropped"],

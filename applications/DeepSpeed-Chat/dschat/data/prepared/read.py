@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dschat.common.fingerprints import tokenizer_fingerprint
+from dschat.common.fingerprints import template_fingerprint, tokenizer_fingerprint
+from dschat.common.template_date import DATE_VARIABLE, template_date
 from dschat.data.encoding import MarkedPrompt
 from dschat.data.examples import (
     PROMPT_TOO_LONG,
@@ -66,11 +67,24 @@ def check_folder(
             f"{where}: it was prepared with the tokenizer of {folder.tokenizer_name}, and the model's, "
             f"{tokenizer.name_or_path}, gives other ids; {remedy} {tokenizer.name_or_path}."
         )
+    elif folder.info["template"]["rows"] and folder.info["template"]["fingerprint"] != template_fingerprint(tokenizer):
+        raise UserError(
+            f"{where}: its {folder.info['template']['rows']:,} rows of messages were written by the chat template of "
+            f"{folder.tokenizer_name}, and the model's, {tokenizer.name_or_path}, has another template or other "
+            f"special tokens in it; {remedy} {tokenizer.name_or_path}."
+        )
     elif end_id is not None and folder.info["end_id"] != end_id:
         ends = [repr(tokenizer.convert_ids_to_tokens(number)) for number in (folder.info["end_id"], end_id)]
         raise UserError(
             f"{where}: its responses end with {ends[0]}, those of this run with {ends[1]}; give the same "
             "--end_of_conversation_token to both commands."
+        )
+    date = folder.info["template"]["date"] if folder.info and folder.info["template"]["rows"] else None
+    if date not in (None, template_date()):
+        logger.warning(
+            "%s: the chat template wrote the date %s into its rows, and this run's is %s; give the run that of the "
+            "folder with %s=%s, or prepare the data again.",
+            *(where, date, template_date(), DATE_VARIABLE, date),
         )
     if on_prompt is not None and on_prompt == folder.mask_prompt:
         made, other = ("--mask_prompt", "--no_mask_prompt") if on_prompt else ("--no_mask_prompt", "--mask_prompt")

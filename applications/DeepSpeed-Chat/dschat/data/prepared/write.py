@@ -79,14 +79,24 @@ def _write_pt(folder: Path, info: Mapping[str, Any], splits: Splits) -> None:
 
     for split, examples in splits.items():
         (file,) = split_files(folder, info["stage"], split, "pt")
-        torch.save([_pt_row(example, info["mask_prompt"]) for example in examples], file)
+        _save_tensors([_pt_row(example, info["mask_prompt"]) for example in examples], file)
     limits = dict(info["arguments"])
     limits = {**limits.pop("limits"), **limits}
     told = {**limits, "tokenizer_name": info["tokenizer"]["name"], "ignore_index": IGNORE_INDEX}
     (folder / ARGUMENTS).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     prompt = info["example_prompt"]
     ids = {name: torch.tensor([prompt[name]]) for name in ("input_ids", "attention_mask")}
-    torch.save({"prompt": prompt["prompt"], **ids}, folder / EXAMPLE_PROMPT)
+    _save_tensors({"prompt": prompt["prompt"], **ids}, folder / EXAMPLE_PROMPT)
+
+
+def _save_tensors(content: object, file: Path) -> None:
+    """`torch.save`, whose error on a full disk is a plain RuntimeError. Raises OSError where it cannot write."""
+    import torch
+
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        raise OSError(f"{file}: {error}") from error
 
 
 def lengths_of_parts(examples: Sequence[PreparedExample]) -> dict[str, list[int]]:

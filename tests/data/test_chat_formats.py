@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of ShareGPT and Alpaca are those of the messages that they say."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cli_runs import write_jsonl
+from data_cases import error_of
+from dschat.data.formats import format_of, parse_row, unread_columns
+from dschat.data.rows import DataKeys, Row
+from dschat.data.sources import load_source
+from dschat.errors import UserError
+
+KEYS = DataKeys()
+
+
+def spoken(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    """Messages as ShareGPT has them, of speakers and what they say."""
+    return [{"from": speaker, "value": text} for speaker, text in pairs]
+
+
+def messages(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    """Messages of roles and contents."""
+    return [{"role": role, "content": text} for role, text in pairs]
+
+
+def parsed(raw: dict[str, Any], keys: DataKeys = KEYS) -> Row:
+    row = parse_row(raw, keys, "rows:1")
+    assert row is not None and row.extra == raw, "reward functions get the row as it was read"
+    return row
+
+
+def as_read(row: Row) -> tuple[Any, ...]:
+    """All of a row but the columns that it came from."""
+    return row.messages, row.chosen, row.rejected, row.chosen_message, row.rejected_message, row.template_arguments
+
+
+ASKED = [("human", "hi"), ("gpt", "yes?"), ("human", "2 + 2?")]
+ASKED_BY_ROLE = [("user", "hi"), ("assistant", "yes?"), ("user", "2 + 2?")]
+
+
+@pytest.mark.parametrize(
+    ("raw", "same"),
+    [
+        ({"conversations": spoken(*ASKED, ("gpt", "4"))}, {"messages": messages(*ASKED_BY_ROLE, ("assistant", "4"))}),
+        ({"conversations": spoken(*ASKED)}, {"messages": messages(*ASKED_BY_ROLE)}),
+        (
+            {"messages": spoken(("User", "hi"), ("Assistant", "4"))},
+            {"messages": messages(("user", "hi"), ("assistant", "4"))},
+        ),
+        (
+            {"conversations": spoken(("system", "Be brief."), *ASKED)},
+            {"messages": messages(("system", "Be brief."), *ASKED_BY_ROLE)},
+        ),
+        (
+            {"system": "Be brief.", "conversations": spoken(*ASKED)},
+            {"messages": messages(("system", "Be brief."), *ASKED_BY_ROLE)},
+        ),
+        (
+            {"system": "Be brief.", "conversations": spoken(("system", "Be brief."), *ASKED)},
+            {"messages": messages(("system", "Be brief."), *ASKED_BY_ROLE)},
+        ),
+        ({"system": "", "conversations": spoken(*ASKED)}, {"messages": messages(*ASKED_BY_ROLE)}),
+        (
+            {"conversations": messages(*ASKED_BY_ROLE, ("assistant", "4"))},
+            {"messages": messages(*ASKED_BY_ROLE, ("assistant", "4"))},
+        ),
+        (
+            {
+                "conversations": spoken(*ASKED),
+                "chosen": {"from": "gpt", "value": "4"},
+                "rejected": {"from": "gpt", "value": "5"},
+            },
+            {
+                "prompt": messages(*ASKED_BY_ROLE),
+                "chosen": messages(("assistant", "4")),
+                "rejected": messages(("assistant", "5")),
+            },
+        ),
+        (
+            {
+                "messages": messages(*ASKED_BY_ROLE),
+                "chosen": {"role": "assistant", "content": "4"},
+                "rejected": {"role": "assistant", "content": "5"},
+            },
+            {
+                "prompt": messages(*ASKED_BY_ROLE),
+                "chosen": messages(("assistant", "4")),
+                "rejected": messages(("assistant", "5")),
+            },
+        ),
+        (
+            {"conversations": spoken(*ASKED), "chosen": "4", "rejected": "5"},
+            {"messages": messages(*ASKED_BY_ROLE), "chosen": "4", "rejected": "5"},
+        ),
+        (
+            {
+                "system": "s",
+                "chosen": spoken(*ASKED, ("gpt", "4")),
+                "rejected": spoken(*ASKED, ("gpt", "5")),
+            },
+            {
+                "chosen": messages(("system", "s"), *ASKED_BY_ROLE, ("assistant", "4")),
+                "rejected": messages(("system", "s"), *ASKED_BY_ROLE, ("assistant", "5")),
+            },
+        ),
+        (
+            {"prompt": spoken(*ASKED), "response": spoken(("gpt", "4"))},
+            {"prompt": messages(*ASKED_BY_ROLE), "response": messages(("assistant", "4"))},
+        ),
+    ],
+)
+def test_sharegpt_is_read_as_the_messages_that_it_says(raw, same) -> None:
+    assert as_read(parsed(raw)) == as_read(parsed(same))
+
+
+def test_tools_of_sharegpt() -> None:
+    """LLaMA-Factory's form: calls are JSON in a message of function_call, tools JSON in a column."""
+    tool = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}
+    call = {"name": "add", "arguments": {"a": 2, "b": 2}}
+    raw = {
+        "conversations": spoken(
+            ("human", "2 + 2?"),
+            ("function_call", "<think>Easy.</think>" + json.dumps(call)),
+            ("observation", "4"),
+            ("function_call", json.dumps([call, call])),
+        ),
+        "tools": json.dumps([tool]),
+    }
+    row = parsed(raw)
+    tool_call = {"type": "function", "function": call}
+    assert row.messages == [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "<think>Easy.</think>", "tool_calls": [tool_call]},
+        {"role": "tool", "content": "4"},
+    ]
+    assert row.reply("chosen") == {"role": "assistant", "content": "", "tool_calls": [tool_call, tool_call]}
+    assert row.template_arguments == {"tools": [{"type": "function", "function": tool}]}
+
+
+def test_further_fields_of_sharegpt_messages_are_kept() -> None:
+    said = [*spoken(("human", "hi")), {"from": "gpt", "value": "a", "weight": 0, "role": None}, *spoken(("gpt", "b"))]
+    assert parsed({"conversations": said}).messages == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "a", "weight": 0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (
+            {"conversations": spoken(("human", "hi"), ("narrator", "so"))},
+            "rows:1: message 2 of 'conversations' is from 'narrator', an unknown speaker; known are human, user, gpt",
+        ),
+        ({"messages": spoken(("moderator", "hi"))}, "message 1 of 'messages' is from 'moderator'.*Rename the speaker"),
+        (
+            {"prompt": "q", "chosen": spoken(("gpt", "a")), "rejected": spoken(("bard!", "b"))},
+            "message 1 of 'rejected' is from 'bard!'",
+        ),
+        ({"conversations": [{"from": 3, "value": "hi"}]}, "'from' of message 1 of 'conversations' must be text"),
+        (
+            {"conversations": [*spoken(("human", "hi")), {"from": "gpt", "value": None}]},
+            "'value' of message 2 of 'conversations' must be text, not null",
+        ),
+        (
+            {"conversations": spoken(("human", "hi"), ("function_call", "add(2, 2)"))},
+            "message 2 of 'conversations' is a call of tools that is no valid JSON .*correct the row",
+        ),
+        (
+            {"conversations": spoken(("human", "hi"), ("function_call", '{"arguments": {}}'))},
+            "message 2 of 'conversations' must hold an object with name and arguments",
+        ),
+        (
+            {"system": "a", "conversations": spoken(("system", "b"), ("human", "hi"))},
+            "two system prompts, the conversation's first message and column 'system'; remove one",
+        ),
+        ({"conversations": spoken(("gpt", "hi"))}, "'conversations' holds only the response"),
+        ({"instruction": "", "output": "a"}, "column 'instruction' is empty; fill it"),
+        ({"instruction": ["a"], "output": "a"}, "column 'instruction' must be text, not a list"),
+        ({"instruction": "a", "output": ["b", "c"]}, "column 'output' must be text, not a list"),
+        ({"instruction": "a", "output": "b", "history": [["q"]]}, "column 'history' must hold a list of pairs"),
+        ({"instruction": "a", "output": "b", "history": [["q", 1]]}, "the assistant's text of pair 1 in 'history'"),
+    ],
+)
+def test_what_is_refused_names_the_row_and_the_remedy(raw, message) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_row(raw, KEYS, "rows:1")
+
+
+@pytest.mark.parametrize(
+    ("raw", "said", "responses"),
+    [
+        ({"instruction": "Add.", "input": "2, 2", "output": "4"}, [("user", "Add.\n2, 2")], ("4", None)),
+        ({"instruction": "Add.", "input": "", "output": "4"}, [("user", "Add.")], ("4", None)),
+        ({"instruction": "Add.", "input": None, "output": "4"}, [("user", "Add.")], ("4", None)),
+        ({"instruction": "", "input": "2, 2", "output": "4"}, [("user", "2, 2")], ("4", None)),
+        ({"instruction": "Add.", "input": "2, 2"}, [("user", "Add.\n2, 2")], (None, None)),
+        ({"instruction": "Add.", "input": "2", "chosen": "4", "rejected": "5"}, [("user", "Add.\n2")], ("4", "5")),
+        ({"instruction": "Add.", "output": "4", "rejected": "5"}, [("user", "Add.")], ("4", "5")),
+        (
+            {
+                "instruction": "And 3?",
+                "output": "5",
+                "system": "Be brief.",
+                "history": [["Add 2.", "4"], ["So?", "So."]],
+            },
+            [
+                ("system", "Be brief."),
+                ("user", "Add 2."),
+                ("assistant", "4"),
+                ("user", "So?"),
+                ("assistant", "So."),
+                ("user", "And 3?"),
+            ],
+            ("5", None),
+        ),
+        ({"instruction": "a", "output": "b", "system": "", "history": []}, [("user", "a")], ("b", None)),
+    ],
+)
+def test_alpaca_is_read_as_a_conversation(raw, said, responses) -> None:
+    """As LLaMA-Factory joins the columns: a line break between instruction and input."""
+    row = parsed(raw)
+    assert row.messages == messages(*said) and (row.chosen, row.rejected) == responses
+    assert format_of(raw, KEYS) == "Alpaca instruction" and unread_columns(parsed(raw), KEYS) == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "keys", "expected"),
+    [
+        ({"prompt": "p", "instruction": "i", "output": "o"}, KEYS, ("p", None)),
+        (
+            {"instruction": "i", "input": "x", "output": "o"},
+            DataKeys(prompt="instruction", response="output"),
+            ("i", "o"),
+        ),
+        ({"prompt": "p", "response": "r", "conversations": spoken(("human", "h"))}, KEYS, ("p", "r")),
+    ],
+)
+def test_named_columns_come_first(raw, keys, expected) -> None:
+    row = parse_row(raw, keys, "rows:1")
+    assert row is not None and row.messages is None and (row.prompt, row.chosen) == expected
+
+
+def test_columns_that_no_format_reads_are_named() -> None:
+    assert unread_columns(parsed({"instruction": "i", "output": "o", "category": "c"}), KEYS) == ["category"]
+    raw = {"conversations": spoken(*ASKED), "system": "s", "source": "x", "id": None}
+    assert unread_columns(parsed(raw), KEYS) == ["source"] and format_of(raw, KEYS) == "ShareGPT conversation"
+
+
+def test_files_of_both_kinds(tmp_path) -> None:
+    """Also CSV, whose empty cells are absent; a bad row is named by file and line."""
+    (tmp_path / "alpaca.csv").write_text("instruction,input,output\nAdd.,,4\nAdd.,2,5\n")
+    rows = load_source(tmp_path / "alpaca.csv", seed=None)
+    assert [row.messages for row in rows.train] == [messages(("user", "Add.")), messages(("user", "Add.\n2"))]
+    bad = [{"conversations": spoken(*ASKED)}, {"conversations": spoken(("who", "hi"))}]
+    file = write_jsonl(tmp_path / "talks.jsonl", bad)
+    assert error_of(file).startswith(f"{file}:2: message 1 of 'conversations' is from 'who'")

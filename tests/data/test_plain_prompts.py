@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain-text prompts beside a chat template: what is said, and `--apply_chat_template`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import data_cases
+from cli_runs import write_jsonl
+from data_cases import KINDS, flags_of, talk_row, text_row
+from data_cases import look_at_data as main
+from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
+from dschat.data.formats import parse_row
+from dschat.data.plain_prompts import plain_prompt_note
+from dschat.data.rows import DataKeys
+from dschat.errors import UserError
+from factories import make_tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# The same without line ends, of which the tokenizer of these tests has none.
+SPACED = CHATML.replace("\n", " ")
+LLAMA2 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
+
+
+def chat_tokenizer(template: str | None = CHATML) -> Any:
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """60 rows of plain texts, enough for every step."""
+    rows = [
+        {"prompt": f"{TEXTS[i % 5]} {i}", "chosen": TEXTS[(i + 1) % 5], "rejected": TEXTS[(i + 2) % 5]}
+        for i in range(60)
+    ]
+    return write_jsonl(tmp_path / "source" / "train.jsonl", rows).parent
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "is_said"),
+    [
+        (CHATML, "hi", True),
+        (CHATML, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
+        (CHATML, "<|im_start|>user\nhi<|im_end|>", False),
+        (LLAMA2, "hi", True),
+        (LLAMA2, "[INST] hi [/INST]", False),
+        (LLAMA2, "<bos>hi", True),  # BOS alone is no template
+        ("{{ raise_exception('no') }}", "hi", True),
+        (None, "hi", False),
+    ],
+)
+def test_a_prompt_without_the_templates_marks_is_said(template, prompt, is_said) -> None:
+    rows = [talk_row([{"role": "user", "content": "a"}], line=1), text_row(prompt, line=2)]
+    note = plain_prompt_note(rows, chat_tokenizer(template), False)
+    assert (note is not None) == is_said
+    if note is not None:
+        assert note.startswith("1 prompts of 2 are plain text") and "first: rows.jsonl:2" in note
+        assert "--apply_chat_template" in note
+
+
+def test_marks_that_would_be_doubled_are_said() -> None:
+    rows = [talk_row([{"role": "user", "content": text}]) for text in ("hi", "<|im_start|>user\nhi<|im_end|>\n")]
+    note = plain_prompt_note(rows, chat_tokenizer(), True)
+    assert note is not None and note.startswith("1 prompts of 2 hold the chat template's marks")
+    assert plain_prompt_note(rows[:1], chat_tokenizer(), True) is None
+
+
+def test_the_flag_needs_a_template() -> None:
+    with pytest.raises(UserError, match="--apply_chat_template: the tokenizer of .* has no chat template. Drop"):
+        plain_prompt_note([], chat_tokenizer(None), True)
+
+
+def test_the_flag_makes_messages_of_every_format_of_texts() -> None:
+    keys = DataKeys(apply_chat_template=True)
+    tldr = {"info": {"post": "P", "subreddit": "s"}, "summaries": [{"text": "a"}, {"text": "b"}], "choice": 1}
+    for raw, text in (
+        ({"prompt": "q", "chosen": "b", "rejected": "a"}, "q"),
+        (tldr, "POST\nSubreddit: r/s\nP\nTL;DR: "),
+    ):
+        row = parse_row(raw, keys, "rows:1")
+        assert row is not None and row.prompt is None
+        assert row.messages == [{"role": "user", "content": text}] and (row.chosen, row.rejected) == ("b", "a")
+    talk = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    assert parse_row(talk, keys, "rows:1") == parse_row(talk, DataKeys(), "rows:1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_reads_the_templates_text_with_the_flag(kind, source, caplog) -> None:
+    """Without it the plain text, said once by what is read; from the cache, too."""
+    step = {"data_split": "0,1,0", "step": 2} if kind in (PairExample, PreferenceExample) else {"data_split": "1,0,0"}
+    tokenizer = chat_tokenizer(SPACED)
+
+    def first(**flags: Any) -> str:
+        loader = data_cases.loader_of(kind, flags_of(source, **step, **flags), 100, tokenizer=tokenizer)
+        example = loader.read(show=True).train[0]
+        ids = example.chosen_ids if kind is PairExample else example.prompt_ids
+        return str(tokenizer.decode(ids))
+
+    plain = first()
+    (said,) = [message for message in caplog.messages if "--apply_chat_template" in message]
+    assert said.startswith("57 prompts of 57 are plain text")
+    caplog.clear()
+    written = first(apply_chat_template=True)
+    assert not [message for message in caplog.messages if "--apply_chat_template" in message]
+    text = plain.removeprefix("<bos>")
+    if kind is PairExample:  # prompt and response in one
+        assert "<|im_end|> <|im_start|>assistant " in written and "<|im_start|>" not in plain
+    else:
+        assert written.removeprefix("<bos>") == f"<|im_start|>user {text}<|im_end|> <|im_start|>assistant "
+
+
+def test_cached_examples_know_the_flag(source, tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
+    keys = []
+    for flags in ({}, {"apply_chat_template": True}):
+        loader = data_cases.loader_of(SFTExample, flags_of(source, **flags), 100, tokenizer=chat_tokenizer())
+        loader.make()
+        caplog.clear()
+        assert loader.find(loader.key, show=True) is not None
+        assert ("are plain text" in caplog.text) == (not flags)
+        keys.append(loader.key)
+    assert keys[0] != keys[1]
+
+
+def test_check_and_preview_say_it(source, tmp_path, capsys) -> None:
+    chat_tokenizer(SPACED).save_pretrained(tmp_path / "model")
+    flags = ["--tokenizer", str(tmp_path / "model")]
+    for command in (["check", str(source), *flags], ["preview", str(source), *flags, "--rows", "2"]):
+        assert main(command) == 0
+        assert capsys.readouterr().out.count("are plain text") == 1
+        assert main([*command, "--apply_chat_template"]) == 0
+        assert "plain text" not in capsys.readouterr().out
+    assert main(["preview", str(source), *flags, "--apply_chat_template", "--rows", "1", "--step", "1"]) == 0
+    assert "<|im_end|> <|im_start|>assistant " in capsys.readouterr().out
+
+
+def test_prepare_says_it_and_training_does_not_apply_it_again(source, tmp_path, caplog) -> None:
+    chat_tokenizer().save_pretrained(tmp_path / "model")
+    loose = ["--tokenizer", str(tmp_path / "model"), "--minimum_response_length", "0"]
+    for name, flags in (("plain", []), ("chat", ["--apply_chat_template"])):
+        assert main(["prepare", str(source), "--output", str(tmp_path / name), *loose, *flags]) == 0
+        assert caplog.text.count("are plain text") == (not flags)
+        caplog.clear()
+
+    def load(name: str) -> Any:
+        flags = flags_of(tmp_path / name, apply_chat_template=True)
+        return data_cases.loader_of(PromptExample, flags, 100, tokenizer=chat_tokenizer()).read()
+
+    with pytest.raises(UserError, match="--apply_chat_template: the rows of .*plain were prepared without it"):
+        load("plain")
+    assert load("chat").train[0].prompt_text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_problems_of_programs_are_said_too(tmp_path, caplog) -> None:
+    """They are read by a function of their own."""
+    from dschat.builders.data import load_problems
+
+    no_pool: Any = None  # solutions are not run
+    tests = '{"inputs": ["1"], "outputs": ["1"]}'
+    rows = [{"question": f"q{i}", "solutions": "", "input_output": tests} for i in range(60)]
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    make = data_cases.make_of(PromptExample, chat_tokenizer(), 100)
+    load_problems(flags_of(file, step=3, data_split="0,0,1"), make, no_pool, False, lambda rows: None)
+    assert caplog.text.count("are plain text") == 1
