@@ -53,7 +53,8 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         chosen, rejected, pairs = self._scores(engine, examples)
         losses = []
         for row in torch.arange(len(examples), device=device())[:, None]:
-            pair = Pairs(*(x[row] for x in (pairs.ids, pairs.other_ids, pairs.mask, pairs.other_mask, pairs.margins)))
+            margins = None if pairs.margins is None else pairs.margins[row]
+            pair = Pairs(pairs.ids[row], pairs.other_ids[row], pairs.mask[row], pairs.other_mask[row], margins)
             losses.append(reward_loss(self._loss, chosen[row], rejected[row], pair, self._centering, 1.0))
         return statistics_of_rows(losses, [self.count([example]) for example in examples])
 
