@@ -179,12 +179,18 @@ def load_scalar(
     if lacks_head:
         zero_head(head)
     _fit(model, tokenizer, opening.placement, f"{flag} {path}")
-    if tokenizer.pad_token_id == tokenizer.eos_token_id:
-        # The forward of transformers looks for the last token that is not padding, which is to be EOS.
-        model.config.pad_token_id = None
+    drop_eos_as_pad(model.config)
     for adapter in adapters:
         merge_adapter(model, adapter, f"{flag} {path}", weights, opening.placement)
     return model
+
+
+def drop_eos_as_pad(config: PreTrainedConfig) -> None:
+    """Lets a classifier have no pad token rather than EOS: the forward of transformers looks for the last token that
+    is not padding, which is to be EOS. Without one it reads texts one at a time, and refuses a padded batch.
+    """
+    if config.pad_token_id == config.eos_token_id:
+        config.pad_token_id = None
 
 
 def load_classifier(path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> Any:
