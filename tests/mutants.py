@@ -648,7 +648,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_an_adapter_of_peft_s_is_merged_as_peft_merges_it"),
     ("a chosen pad writes turns", "_unused_token", "token not in template and _b", "_b",
      "test_without_a_reserved_token_the_unknown_one_pads_then_another_special_token"),
-    ("a classifier's pad is EOS", "load_scalar", "model.config.pad_token_id = None", "pass",
+    ("a classifier's pad is EOS", "drop_eos_as_pad", "config.pad_token_id = None", "pass",
      "test_a_reward_model_whose_tokenizer_cannot_pad_is_read_row_by_row"),
     # rollouts
     ("vLLM gets the names of modules", "plain_weights", "as_published(_a, _b)", "_b",

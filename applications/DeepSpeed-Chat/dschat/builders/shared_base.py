@@ -31,7 +31,7 @@ from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.errors import UserError
 from dschat.models.heads import zero_head
-from dschat.models.load import classifier_class, open_config
+from dschat.models.load import classifier_class, drop_eos_as_pad, open_config
 from dschat.models.lora import adapter_settings, find_adapter, load_adapter
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.scoring.reward_model import RewardModelScores
@@ -138,6 +138,7 @@ def classifier_beside(causal_lm: Any, flag: str) -> Any:
     backbone = copy.deepcopy(causal_lm.base_model, {id(tensor): tensor for tensor in shared})
     config = backbone.config
     config.num_labels = 1
+    drop_eos_as_pad(config)
     with torch.device("meta"):
         classifier: Any = classifier_class(config)(config)
     prefix, head = classifier.base_model_prefix, getattr(classifier, "score", None)

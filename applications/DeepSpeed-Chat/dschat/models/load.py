@@ -182,9 +182,7 @@ def load_scalar(
     elif lacks_head:  # the adapter brings a trained one
         zero_head(head)
     _fit(model, tokenizer, opening.placement, f"{flag} {path}")
-    if tokenizer.pad_token_id == tokenizer.eos_token_id:
-        # The forward of transformers looks for the last token that is not padding, which is to be EOS.
-        model.config.pad_token_id = None
+    drop_eos_as_pad(model.config)
     for adapter in adapters:
         merge_adapter(model, adapter, f"{flag} {path}", weights, opening.placement)
     return model
@@ -198,6 +196,15 @@ def start_head(head: nn.Linear, seed: int | None, where: str) -> None:
     else:
         logger.info("%s: a new score head, drawn from N(0, 1 / %d)", where, head.in_features + 1)
         draw_head(head, seed)
+
+
+def drop_eos_as_pad(config: PreTrainedConfig) -> None:
+    """Lets a classifier have no pad token rather than EOS: the forward of transformers looks for the last token that
+    is not padding, which is to be EOS. Without one it reads texts one at a time, and refuses a padded batch.
+    """
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    if config.pad_token_id in ends:
+        config.pad_token_id = None
 
 
 def load_classifier(path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> Any:
