@@ -67,9 +67,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing(stage, clipping, group):
     assert largest_difference(whole_state(engine), whole_state(other)) == 0
 
 
-@pytest.mark.parametrize(("stage", "dtype"), [(0, torch.float32), *((stage, torch.bfloat16) for stage in (1, 2, 3))])
+@pytest.mark.parametrize(("stage", "dtype"), [(0, torch.float32), (1, torch.bfloat16), (2, torch.bfloat16)])
 def test_gradients_whose_norm_overflows(stage, dtype, group):
-    """Each number is finite, their squares are not: in bf16 it is DeepSpeed's own check that leaves the update out."""
+    """Each number is finite, their squares are not: in bf16 it is DeepSpeed's own check that leaves the update out. At
+    stage 3 it adds squares up in float64.
+    """
     engine, other = engine_at(stage, dtype=dtype), engine_at(stage, dtype=dtype)
     update(engine)
     update(other)
@@ -88,7 +90,7 @@ def test_an_update_that_deepspeed_leaves_out_by_itself_is_skipped(group, tmp_pat
     update(engine)
     before, rate, optimizer = whole_state(engine), engine.learning_rate, engine._engine.optimizer
     real = type(optimizer).has_overflow
-    optimizer.has_overflow = lambda **_: True
+    optimizer.has_overflow = lambda *_: True
     norm = engine._engine.get_global_grad_norm
     engine._engine.get_global_grad_norm = lambda: 1.0
     update(engine)
@@ -113,8 +115,9 @@ def test_an_update_that_is_applied_all_the_same_is_refused(stage, group, monkeyp
     step = engine._engine.step
 
     def applied():
+        is_last = engine._engine.is_gradient_accumulation_boundary()
         step()
-        if engine._engine.is_gradient_accumulation_boundary():
+        if is_last:
             for state in adam.state.values():
                 state["step"] += 1
 

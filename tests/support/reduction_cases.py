@@ -74,7 +74,8 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
         said[f"right-{case}"] = update(checked) or checked._reduction and "not compared"
         same_states = all(torch.equal(x, before[name]) for name, x in random_states().items())
         update(unchecked)
-        moved[case] = largest_difference(whole_state(checked), whole_state(unchecked)) > 0 or not same_states
+        states = [whole_state(engine) for engine in (checked, unchecked)]  # nothing but on the main process
+        moved[case] = not same_states or (rank() == 0 and largest_difference(*states) > 0)
         said[f"again-{case}"] = update(checked)  # nothing is left of the check
         for name, share in (("dropped", float(rank() == 0)), ("halved", 0.5)):
             engine = engine_at(stage, dtype)

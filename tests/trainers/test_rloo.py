@@ -245,7 +245,7 @@ def test_tokens_that_are_left_out_count_in_no_mean_and_deviation(over, group, tm
     ],
 )
 def test_the_kl_penalty_is_no_part_of_what_is_normalised(flags, group, tmp_path):
-    """Two prompts of two responses, of scores 1, 3 and 5, 5: ±x, 0 and 0 over rows of one length have the variance x²/2."""
+    """Two prompts of two responses, of scores 1, 3 and 5, 5: ±x, 0, 0 over rows alike have the variance x²/2."""
     kl = torch.tensor([[0.1, 0.3], [0.0, -0.2], [0.4, 0.4], [-0.1, 0.0]])
     trajectory = trajectory_of([2] * 4, 2, 0)
     trajectory = replace(trajectory, logprobs=trajectory.ref_logprobs + kl, scores=torch.tensor([1.0, 3.0, 5.0, 5.0]))

@@ -113,8 +113,8 @@ class Engine(Generic[M]):
     """
 
     def __init__(self, engine: Any, clipping: float = 0.0, adam: torch.optim.Optimizer | None = None) -> None:
-        """Takes DeepSpeed's engine, and what it trains with: the largest gradient norm, 0 = no clipping (with ZeRO, the
-        engine sees to it itself), and the optimiser.
+        """Takes DeepSpeed's engine, and what it trains with: the largest gradient norm, 0 = no clipping (with ZeRO,
+        the engine sees to it itself), and the optimiser.
         """
         self._engine, self._clipping, self._adam = engine, clipping, adam
         self.grad_norm = math.nan  # of the last update, before clipping

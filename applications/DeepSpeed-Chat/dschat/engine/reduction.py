@@ -3,8 +3,8 @@
 gave the processes, added up.
 
 Every process notes a sample of what arrives at each trained parameter, and the sums are compared with the same numbers
-in the engine's own buffers. The check reads what the update computes anyway: no pass, gather or random number is added,
-and nothing is changed.
+in the engine's own buffers. The check reads what the update computes anyway: no pass, gather or random number is
+added, and nothing is changed.
 """
 
 import logging
