@@ -21,5 +21,5 @@ def write_users_adapter(folder: Path, base: str, **options: Any) -> Path:
     for name, parameter in with_adapter.named_parameters():
         if "lora_B" in name or "score" in name:
             torch.nn.init.normal_(parameter, std=0.3)
-    with_adapter.save_pretrained(folder)
+    with_adapter.save_pretrained(str(folder))
     return folder

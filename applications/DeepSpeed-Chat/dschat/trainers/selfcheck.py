@@ -5,12 +5,12 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from dschat.data.collate import collate_packed
 from dschat.data.examples import SFTExample
@@ -148,7 +148,7 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
     check_modes(engine, "scores", attention_mask, lambda: engine(input_ids, attention_mask))
 
 
-def _own_scores(classifier: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+def _own_scores(classifier: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """(B,) float32: what the forward of transformers gives, which finds each row's last token by the pad token.
 
     Rows are read alone and without padding where the model has no pad token.
