@@ -49,6 +49,8 @@ def test_a_run_that_goes_on_keeps_its_date(tmp_path, group, monkeypatch) -> None
 
 def test_a_checkpoint_of_another_day_differs_where_the_template_reads_it(tmp_path, group, monkeypatch) -> None:
     monkeypatch.setattr(identity, "model_hash", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unused.py").touch()  # the reward function's file
     config = ppo_config(tmp_path)
     data: dict[str, Any] = {"sources": [], "sha256": {}}
     for template, differs in ((DATED, True), ("{{ messages }}", False)):
