@@ -94,7 +94,7 @@ def run_other(folder: Path, seed: int, kernels: str) -> None:
     step3 = ppo_flags(data, sft, reward, output, FULL, ONE, MISSING_EOS_PENALTY) + critic_flags(reward)
     step3 += [*RUNS["PPO (n = 1)"].flags, "--termination_condition", "fixed", *common]
     for name, flags in (("reward", step2), ("ppo", step3)):
-        call(ONE.command(name, flags), output.parent / f"{name}.txt", NATIVE | KERNELS[kernels])
+        call(ONE.command(name, flags), output.parent / f"{name}.txt", {**NATIVE, **KERNELS[kernels]})
 
 
 def other_run(folder: Path, seed: int, kernels: str) -> Path:
