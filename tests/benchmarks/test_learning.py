@@ -184,6 +184,7 @@ def test_the_document_has_a_place_for_every_group() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
     names = {
         "quickstart",
+        "quickstart kernels",
         *(f"limit, {name}" for name in LIMITS),
     } | {group.name for group in read_matrix()}
     assert (

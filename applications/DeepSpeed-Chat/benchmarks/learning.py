@@ -19,7 +19,7 @@ from tqdm import tqdm
 from harness import machine, origin, settings_parser, write_section
 from trials.figures import Row, draw, kl_table, learning_table, read_group, rows_of
 from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
-from trials.quickstarts import SEEDS, quickstart_table, run_kernels, run_quickstarts
+from trials.quickstarts import SEEDS, quickstart_tables, run_kernels, run_quickstarts
 
 # Picture → the groups side by side in it.
 PICTURES = {
@@ -74,14 +74,17 @@ def main() -> None:
 
 
 def measure_quickstarts(settings: argparse.Namespace) -> None:
-    """Runs the quickstart with its first seeds, as many as asked for, and writes their table."""
+    """Runs the quickstart with its first seeds, as many as asked for, and writes those tables that the document has a
+    section for.
+    """
     folder = settings.output_dir / "quickstart"
     run_quickstarts(folder, SEEDS[: settings.quickstarts], settings.jobs)
     run_kernels(folder, SEEDS[: settings.kernels], settings.jobs)
-    text = quickstart_table(folder)
-    print(text)
-    if settings.markdown is not None and text is not None:
-        write_section(settings.markdown, "learning quickstart", f"{origin()}\n\n{text}")
+    document = "" if settings.markdown is None else settings.markdown.read_text(encoding="utf-8")
+    for name, text in quickstart_tables(folder).items():
+        print(f"{name}\n{text}\n")
+        if f"<!-- learning {name} -->" in document:
+            write_section(settings.markdown, f"learning {name}", f"{origin()}\n\n{text}")
 
 
 def publish(
@@ -98,8 +101,7 @@ def publish(
     texts = {
         name: f"{learning_table(found)}\n\n{kl_table(found, levels[name])}" for name, found in rows.items()
     } | limits
-    if (quickstarts := quickstart_table(folder / "quickstart")) is not None:
-        texts["quickstart"] = quickstarts
+    texts |= quickstart_tables(folder / "quickstart")
     sections = "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items())
     (folder / "tables.md").write_text(sections + "\n", "utf-8")
     figures = {name: [asdict(row) for row in found] for name, found in rows.items()}

@@ -117,15 +117,17 @@ def runs_of_seeds(folder: Path) -> list[dict[str, RunData]]:
     return [{run.name: run for run in runs} for runs in found]
 
 
-def quickstart_table(folder: Path) -> str | None:
-    """Every run of the finished seeds, and the ends of responses with other kernels; None if no seed is finished."""
+def quickstart_tables(folder: Path) -> dict[str, str]:
+    """Name → table, of every run of the finished seeds, and of the ends of responses with other kernels; none if no
+    seed is finished.
+    """
     seeds = runs_of_seeds(folder)
     if not seeds:
-        return None
+        return {}
     head = ["", "seeds", "gold score at the end", "KL to SFT", "explained variance, mean", "ended by EOS, lowest"]
     head += [f"updates to where “{BASELINE}” ends", "times fewer", "on"]
     rows = [start_row(seeds), *(quickstart_row(name, seeds) for name in RUNS)]
-    return f"{table(head, rows)}\n\n{ends_text(folder, seeds)}"
+    return {"quickstart": table(head, rows), "quickstart kernels": ends_table(folder, seeds)}
 
 
 def start_row(seeds: Sequence[Mapping[str, RunData]]) -> list[str]:
@@ -153,7 +155,7 @@ def quickstart_row(name: str, seeds: Sequence[Mapping[str, RunData]]) -> list[st
     return [*cells, f"{sum(time > 1 for time in times)}/{len(times)}"]
 
 
-def ends_text(folder: Path, seeds: Sequence[Mapping[str, RunData]]) -> str:
+def ends_table(folder: Path, seeds: Sequence[Mapping[str, RunData]]) -> str:
     """How many runs end how many of their responses, with each set of kernels."""
     rates = {"this processor's": [run.last.mean("eos_rate") for seed in seeds for run in seed.values()]}
     models = {"this processor's": len(seeds)}
