@@ -666,7 +666,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_another_run_uses_the_server"),
     ("rows that are drawn are drawn again", "Asked.finish", "{n: row for n, row in _a if n not in _b}",
      "{n: row for n, row in _a}", "test_a_server_that_goes_and_comes_back"),
-    ("a session does not wait for what draws ahead", "VllmServers.session", "self._asked.drawing.wait()", "pass",
+    ("a session does not wait for what draws ahead", "VllmServers._wait_for_responses", "self._asked.drawing.wait()", "pass",
      "test_what_was_begun_is_there_later"),
     ("a server with weights of another run is taken", "VllmServers._check", "_a.version.startswith(_b)", "True",
      "test_another_run_uses_the_server"),

@@ -171,5 +171,8 @@ def test_problems_of_programs_are_said_too(tmp_path, caplog) -> None:
     rows = [{"question": f"q{i}", "solutions": "", "input_output": tests} for i in range(60)]
     file = write_jsonl(tmp_path / "rows.jsonl", rows)
     make = data_cases.make_of(PromptExample, chat_tokenizer(), 100)
-    load_problems(flags_of(file, step=3, data_split="0,0,1"), make, no_pool, False, lambda rows: None)
+    flags = flags_of(file, step=3, data_split="0,0,1")
+    flags.drop_unsolvable = False
+    flags.program_block = "last"
+    load_problems(flags, make, no_pool, lambda rows: None)
     assert caplog.text.count("are plain text") == 1

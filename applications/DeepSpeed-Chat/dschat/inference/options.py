@@ -176,11 +176,11 @@ class ScoredOptions(PolicyOptions):
     reward_model: str | None = flag(
         "scores responses: folder or hub id of a sequence classifier with one label", None, path=True
     )
-    reward_function: str | None = flag(
-        "scores responses in place of a reward model: module.py:function, called as in training with lists of prompts,"
-        " responses and rows",
-        None,
-        path=True,
+    reward_function: str | None = like(
+        RewardFlags,
+        "reward_function",
+        help="scores responses in place of a reward model: module.py:function, called as in training with lists of"
+        " prompts, responses and rows",
     )
     rm_template: bool = like(RewardFlags, "rm_template")
     num_samples: int | None = like(
