@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dschat.common.fingerprints import tokenizer_fingerprint
-from dschat.data.encoding import MarkedPrompt
 from dschat.data.examples import (
     PROMPT_TOO_LONG,
     PairExample,
@@ -26,6 +25,7 @@ from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_e
 from dschat.data.rows import Row
 from dschat.data.sources import Share, ShareFlags, described
 from dschat.data.tokenised import Examples, open_table
+from dschat.data.turns import MarkedPrompt
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
