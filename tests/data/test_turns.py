@@ -12,9 +12,9 @@ from closeness import near
 from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.collate import collate_sft
-from dschat.data.encoding import encode_turns
 from dschat.data.examples import CUT_TO_NOTHING, SFTExample, sft_examples
 from dschat.data.preview import Settings, preview_report
+from dschat.data.turns import encode_turns
 from dschat.errors import UserError
 from factories import PAD, engine_of, make_causal_lm
 

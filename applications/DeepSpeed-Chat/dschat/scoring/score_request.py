@@ -66,7 +66,9 @@ class ScoreRequest:
         segments = content.get("segments")
         if segments is not None and not _are_segments(segments, responses):
             raise BadRequest(f"segments must be {count} lists of texts, each of which make up the response")
-        arguments = _list_of(content, "template_arguments", dict, count) if "template_arguments" in content else None
+        arguments = None
+        if content.get("template_arguments") is not None:
+            arguments = _list_of(content, "template_arguments", dict, count)
         return cls(prompts, responses, finished, messages, segments, arguments)
 
 

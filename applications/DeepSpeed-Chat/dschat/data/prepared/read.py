@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.common.fingerprints import template_fingerprint, tokenizer_fingerprint
 from dschat.common.template_date import DATE_VARIABLE, template_date
-from dschat.data.encoding import MarkedPrompt
 from dschat.data.examples import (
     PROMPT_TOO_LONG,
     PairExample,
@@ -27,6 +26,7 @@ from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_e
 from dschat.data.rows import Row
 from dschat.data.sources import Share, described
 from dschat.data.tokenised import Examples, open_table
+from dschat.data.turns import MarkedPrompt
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
