@@ -17,7 +17,7 @@ from dschat.run import output
 from dschat.run.model_card import CardModel, CardSettings, write_model_card
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import due, new_record, warn_unless_made_by
-from factories import engine_of, make_causal_lm, make_classifier, ppo_config, run_of, save_engines
+from factories import engine_of, make_causal_lm, make_classifier, make_tokenizer, ppo_config, run_of, save_engines
 
 
 def test_run_json(tmp_path):
@@ -138,7 +138,8 @@ def test_the_cards_metadata_is_that_of_the_hub(model, expected, tmp_path):
 
 
 @pytest.mark.parametrize("has_template", [True, False])
-def test_the_cards_example_runs(has_template, tokenizer, tmp_path, capsys):
+def test_the_cards_example_runs(has_template, tmp_path, capsys):
+    tokenizer = make_tokenizer()
     if has_template:
         tokenizer.chat_template = "{{ messages[0].content }}"
     make_causal_lm().save_pretrained(tmp_path)
