@@ -229,7 +229,7 @@ def test_long_texts_are_refused_unread_or_get_no_score(bytes_tokenizer, tmp_path
         scorer(ScoreRequest(["a", "a"], ["b", "b" * 400_000], [True] * 2, [None] * 2))
     assert found.value.status == 422
     turns = [{"role": "user", "content": "a" * 1600}]
-    with pytest.raises(BadRequest, match="1,601 characters"):
+    with pytest.raises(BadRequest, match=r"response 0 and its prompt have 1,6\d\d characters"):
         scorer(ScoreRequest(["a"], ["b"], [True], [turns]))
     answer = scorer(ScoreRequest(["a", "a"], ["b", "b" * 150], [True] * 2, [None] * 2))
     assert answer["scores"][1] is None and "reads at most 100 tokens" in str(answer["error"])

@@ -154,7 +154,8 @@ class TokenSampler:
         chosen = logits.gather(1, ids[:, None])[:, 0].double()
         log_z = torch.cat([log_z[:, None], kept_out], dim=1).logsumexp(-1)
         logprobs = (chosen - log_z).float()
-        return ids, torch.where(logprobs.isfinite(), logprobs, torch.nan)
+        # x − x is 0, but NaN where x is infinite.
+        return ids, logprobs + (logprobs - logprobs)
 
     def ended(self, ids: Tensor) -> Tensor:
         """(N,) bool: whether each of the ids (N,) ends its response."""
