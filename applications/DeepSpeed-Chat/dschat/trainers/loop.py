@@ -97,6 +97,7 @@ class Loop:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         total = total_updates(len(self.algorithm.lengths), self.config, self.run.plan)
         resumes = self.config.resume_from_checkpoint is not None
+        self.random = random_states()
         if not resumes:  # a run that is refused writes nothing
             self.self_check()
         self.run.begin()
