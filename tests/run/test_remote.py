@@ -157,7 +157,16 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
     hosts.write_text("first slots=2\n")
     processes = plan_processes(LaunchFlags(hostfile=str(hosts)))
     assert not processes.ssh and not processes.alone
-    words = ["ppo", "--data_path", "a", "b*", "--end_of_conversation_token=<|im_end|>", "two  words", "", "packed:eA=="]
+    words = [
+        "ppo",
+        "--data_path",
+        "a",
+        "b*",
+        "--end_of_conversation_token=<|im_end|>",
+        "two  words",
+        "",
+        "packed:eA==",
+    ]
     assert launch(replace(processes, ssh=by_ssh), words) == 0
     for rank in (0, 1):
         found = json.loads((machines / f"rank-{rank}").read_text())
@@ -198,7 +207,7 @@ def test_a_machine_that_is_slow_when_another_fails(machines):
 def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
     """Leaves no file behind; nothing is started where it comes before."""
     pattern = "*'cat >'*" if when == "sending" else "rm*"
-    kill = f'[[ $* != {pattern} ]] || {{ kill -{number.value} {os.getpid()}; sleep 0.3; }}'
+    kill = f"[[ $* != {pattern} ]] || {{ kill -{number.value} {os.getpid()}; sleep 0.3; }}"
     (machines / "ssh").write_text(SSH.replace("exec env", f"{kill}\nexec env"))
     before = signal.getsignal(number)
     processes = Processes(2, ["--hostfile", str(machines / "hosts")], ssh=True, hostnames=("first", "second"))
