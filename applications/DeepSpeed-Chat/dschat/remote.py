@@ -103,7 +103,7 @@ def check_programs() -> None:
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             raise UserError(
-                f"--hostfile names several machines, which are reached by {program}, and that is not installed: install"
+                f"--hostfile names several machines, which are reached by {program}, which is not installed: install"
                 f" it (Debian package {package}), or start the command on each machine with --num_nodes, --node_rank"
                 " and --master_addr."
             )

@@ -116,7 +116,7 @@ class ModelFolders:
         self._describe(model, place)
 
     def _describe(self, model: SavedModel, folder: Path) -> None:
-        """Writes a model's card and run.json. A card that cannot be written does not cost the model: it is warned of."""
+        """Writes a model's card and run.json. A card that fails is warned of and costs no model."""
         try:
             write_model_card(folder, self._card_model(model), self._settings(), self._run.record)
         except Exception as error:
