@@ -15,10 +15,10 @@ ARG TORCH_INDEX=""
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1 PATH=/opt/venv/bin:$PATH
-# The compiler builds DeepSpeed's CPU Adam (--offload) on first use; ssh and procps are for several machines.
+# The compiler builds DeepSpeed's CPU Adam (--offload) on first use; ssh, pdsh and procps are for several machines.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends build-essential bubblewrap git openssh-client procps \
+    && apt-get install --yes --no-install-recommends build-essential bubblewrap git openssh-client pdsh procps \
     && if ! command -v python3 > /dev/null; then \
         apt-get install --yes --no-install-recommends python3 python3-dev python3-venv; fi \
     && rm -rf /var/lib/apt/lists/* \

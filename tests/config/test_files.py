@@ -69,6 +69,22 @@ def settings_of(text: str | bytes, words: list[str] | None = None):
         ("output_dir: $NO_SUCH/x\n", r"own.yaml:1: output_dir: the variable NO_SUCH is not set; .*\$\$ for a literal"),
         ("output_dir: ~no_such_user/x\n", r"own.yaml:1: output_dir: ~no_such_user/x: there is no user .*\./~"),
         ("output_dir: ${NO_SUCH}\n", "own.yaml:1: output_dir: the variable NO_SUCH is not set"),
+        ("seed: [1, 2]\n", "own.yaml:1: seed takes one value, not a list"),
+        ("seed: []\n", "own.yaml:1: seed takes one value, not a list"),
+        ("data_split: [2, 4, 4]\n", "own.yaml:1: data_split takes one value, not a list"),
+        ("packing: [true, true]\n", "own.yaml:1: packing takes one value, not a list"),
+        ("packing: []\n", "own.yaml:1: packing takes one value, not a list"),
+        ("seed: {a: 1}\n", "own.yaml:1: seed must be a value or a list of values: flags are not nested"),
+        ("deepspeed: ds.json\n", "own.yaml:1: .*invalid truth value.*settings goes to --deepspeed_config"),
+        ("deepspeed: {zero_optimization: {stage: 2}}\n", "own.yaml:1: deepspeed must be .*--deepspeed_config"),
+        ("bf16: auto\n", "own.yaml:1: .*invalid truth value: 'auto'; give true or false; leave it out for bf16"),
+        ("packing: auto\n", "own.yaml:1: .*invalid truth value: 'auto'; give true or false"),
+        ("config: a.yaml\n", r"own.yaml:1: config is given on the command line; in a file, write `extends: FILE`"),
+        ("help: true\n", "own.yaml:1: help is given on the command line alone"),
+        ("print-config: true\n", "own.yaml:1: print_config is given on the command line alone"),
+        ("print_confi: true\n", "own.yaml:1: print_confi is no flag of `dschat sft`(?!.*print_config.)"),
+        ("extend: a.yaml\n", r"own.yaml:1: extend is no flag of `dschat sft`; did you mean extends\?"),
+        ("deepspeed_config: ''\n", "own.yaml:1: argument --deepspeed_config: the path is empty"),
         ("seed: 1\nseed_: 2\nngrams: 3\n", "own.yaml:2: seed_ is no flag .*\n.*own.yaml:3: ngrams is no flag"),
     ],
     ids=str,
@@ -78,6 +94,22 @@ def test_a_file_that_is_refused(text, message, tmp_path, monkeypatch):
     with pytest.raises(UserError) as refused:
         settings_of(text)
     assert re.search(message, str(refused.value)), str(refused.value)
+
+
+def test_a_required_flag_without_a_value(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="own.yaml:2: data_path has no value, and must have one"):
+        settings_of("seed: 1\ndata_path:\n", ["--model_name_or_path", "m", "--output_dir", "o"])
+    assert settings_of("data_path: null\n").data_path
+
+
+@pytest.mark.parametrize("flag", ["config", "deepspeed_config", "hostfile"])
+@pytest.mark.parametrize("joined", [True, False])
+def test_an_empty_path_on_the_command_line(flag, joined, capsys):
+    words = [f"--{flag}="] if joined else [f"--{flag}", ""]
+    with pytest.raises(SystemExit):
+        resolve(SFTConfig, [*SFT, *words], command="sft")
+    assert f"argument --{flag}: the path is empty" in capsys.readouterr().err
 
 
 def test_one_flag_by_two_names_in_a_file(tmp_path, monkeypatch):

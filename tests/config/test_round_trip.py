@@ -96,6 +96,8 @@ def values_of(one: Any, hint: Any) -> st.SearchStrategy[Any]:
         values = st.sampled_from(["1", "7", "none"] if convert.__name__ == kind.__name__ else ["1", "7"]).map(convert)
     else:
         values = TEXTS.map(convert)
+    if notes_of(one).path and default_value(one) is None:
+        values = values.filter(bool)  # a path may be left out, and not be empty
     if several:
         empty = one.metadata.get("nargs") == "*" or default_value(one) == []
         return st.lists(values, min_size=0 if empty else 1, max_size=4)

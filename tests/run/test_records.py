@@ -14,7 +14,7 @@ import torch
 from closeness import assert_near
 from dschat.data.sources import Share
 from dschat.run import output
-from dschat.run.model_card import CardModel, CardSettings, write_model_card
+from dschat.run.model_card import CardModel, CardSettings, hub_base, write_model_card
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import due, new_record, warn_unless_made_by
 from factories import engine_of, make_causal_lm, make_classifier, make_tokenizer, ppo_config, run_of, save_engines
@@ -135,6 +135,47 @@ def test_the_cards_metadata_is_that_of_the_hub(model, expected, tmp_path):
     found = (data.base_model, data.to_dict().get("base_model_relation"), data.pipeline_tag, data.library_name)
     assert found == expected[:4] and data.datasets == ["openai/tldr"] and data.tags == ["ma-rlhf", "rlhf"]
     assert expected[4] in card.text and not [value for value in data.to_dict().values() if value is None]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"title: my model: v1",
+        b"- a\n- b",
+        b"plain text",
+        b"base_model:\towner/base\n\tx: 1",
+        b"base_model: \xff\xfe",
+        b"base_model: [owner/a, owner/b]",
+        b"model-index: 1",
+        b"eval_results: x",
+        b"a: !!python/object:x.Y {}",
+    ],
+)
+def test_a_base_whose_card_cannot_be_read(header, tmp_path):
+    """The base is unknown then; the card of a folder above counts only in a run's own folder."""
+    base = tmp_path / "base"
+    (base / "actor").mkdir(parents=True)
+    (base / "README.md").write_bytes(b"---\n" + header + b"\n---\n\n# A model\n")
+    assert hub_base(str(base)) is None
+    assert hub_base(str(base / "actor")) is None
+    (base / "run.json").write_text('{"step": "ppo"}')
+    assert hub_base(str(base / "actor")) is None
+    (base / "README.md").write_text("---\nbase_model: owner/base\n---\n")
+    assert hub_base(str(base)) == hub_base(str(base / "actor")) == "owner/base"
+    (base / "run.json").unlink()
+    assert hub_base(str(base / "actor")) is None
+
+
+@pytest.mark.parametrize("error", [ValueError("no card"), OSError(28, "no space left"), KeyError("title")])
+def test_a_card_that_cannot_be_written_does_not_cost_the_model(error, group, tokenizer, tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("dschat.run.model_folders.write_model_card", fail)
+    save_engines(tmp_path, tokenizer, actor=engine_of(make_causal_lm(), 8))
+    saved = {path.name for path in (tmp_path / "actor").iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "run.json"} <= saved and "README.md" not in saved
+    assert "the model card of" in caplog.text and "could not be written" in caplog.text
 
 
 @pytest.mark.parametrize("has_template", [True, False])

@@ -4,15 +4,19 @@
 import json
 import os
 import re
+import signal
 import stat
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dschat import remote
+from dschat.config.processes import LaunchFlags
 from dschat.errors import UserError
-from dschat.launch import Processes, launch
+from dschat.launch import Processes, launch, plan_processes
 from dschat.remote import delivered, pack, receive, split_variables
 
 # In the place of ssh and pdsh: they note their own words, as `ps` would show them, and hand the command to a shell.
@@ -132,6 +136,45 @@ def test_words_and_variables_arrive(machines, capfd):
     assert not list(machines.rglob("evil"))
 
 
+STANDIN = """
+import json, os, sys
+sys.path.remove({folder!r})
+del sys.modules["dschat"]
+from dschat.remote import receive
+found = dict(words=receive(sys.argv[1:]), environment=dict(os.environ))
+json.dump(found, open({folder!r} + "/rank-" + os.environ["RANK"], "w"))
+"""
+
+
+@pytest.mark.parametrize("by_ssh", [False, True])
+def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
+    """DeepSpeed's launcher starts its processes by itself, whether or not words were packed for another machine."""
+    (machines / "dschat").mkdir()
+    (machines / "dschat" / "__init__.py").touch()
+    (machines / "dschat" / "__main__.py").write_text(STANDIN.format(folder=str(machines)))
+    monkeypatch.setenv("PYTHONPATH", str(machines))
+    hosts = machines / "hosts"
+    hosts.write_text("first slots=2\n")
+    processes = plan_processes(LaunchFlags(hostfile=str(hosts)))
+    assert not processes.ssh and not processes.alone
+    words = [
+        "ppo",
+        "--data_path",
+        "a",
+        "b*",
+        "--end_of_conversation_token=<|im_end|>",
+        "two  words",
+        "",
+        "packed:eA==",
+    ]
+    assert launch(replace(processes, ssh=by_ssh), words) == 0
+    for rank in (0, 1):
+        found = json.loads((machines / f"rank-{rank}").read_text())
+        assert found["words"] == words
+        expected = SECRETS | PUBLIC
+        assert {name: found["environment"].get(name) for name in expected} == expected
+
+
 def test_without_secrets_no_file_is_sent(machines):
     with delivered({}, ["unreachable"]) as path:
         assert path == ""
@@ -146,6 +189,55 @@ def test_a_machine_that_cannot_be_reached(machines):
     assert "s3cret" not in str(told.value)
     path = re.findall(r"rm -f (\S+)", (machines / "notes").read_text())[0]
     assert not Path(path).exists()
+
+
+def test_a_machine_that_is_slow_when_another_fails(machines):
+    """The file that it writes late is removed as well."""
+    slow = SSH.replace("exec env", '[ "$host" != slow ] || [[ $* == rm* ]] || sleep 1\nexec env')
+    (machines / "ssh").write_text(slow)
+    with pytest.raises(UserError, match="sent to unreachable"), delivered({"KEY": "s3cret"}, ["unreachable", "slow"]):
+        raise AssertionError("nothing is started")
+    path = re.findall(r"rm -f (\S+)", (machines / "notes").read_text())[0]
+    time.sleep(1.5)
+    assert not Path(path).exists()
+
+
+@pytest.mark.parametrize("when", ["sending", "removing"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
+    """Leaves no file behind; nothing is started where it comes before."""
+    pattern = "*'cat >'*" if when == "sending" else "rm*"
+    kill = f"[[ $* != {pattern} ]] || {{ kill -{number.value} {os.getpid()}; sleep 0.3; }}"
+    (machines / "ssh").write_text(SSH.replace("exec env", f"{kill}\nexec env"))
+    before = signal.getsignal(number)
+    processes = Processes(2, ["--hostfile", str(machines / "hosts")], ssh=True, hostnames=("first", "second"))
+    status = launch(processes, ["ppo"])
+    notes = (machines / "notes").read_text()
+    assert status == ({signal.SIGTERM: 143, signal.SIGINT: 130}[number] if when == "sending" else 0)
+    assert ("pdsh" in notes) == (when == "removing") and signal.getsignal(number) == before
+    assert not Path(re.findall(r"rm -f (\S+)", notes)[0]).exists()
+
+
+@pytest.mark.parametrize(("missing", "package"), [("pdsh", "pdsh"), ("ssh", "openssh-client")])
+def test_a_program_that_is_missing(missing, package, machines, monkeypatch):
+    (machines / missing).unlink()
+    monkeypatch.setenv("PATH", str(machines))
+    processes = Processes(2, ["--hostfile", str(machines / "hosts")], ssh=True, hostnames=("first", "second"))
+    with pytest.raises(UserError, match=f"reached by {missing}, .*Debian package {package}"):
+        launch(processes, ["ppo"])
+
+
+def test_what_the_package_reads_is_carried():
+    """Every key, token and setting of our own that the code names, but for those of one process or machine alone."""
+    names = set()
+    for file in Path(remote.__file__).parent.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        names |= {*re.findall(r'"([A-Z][A-Z0-9_]*_(?:API_KEY|TOKEN)|MA_RLHF_[A-Z_]+)"', text)}
+    assert {"REWARD_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY", "MA_RLHF_DATE"} <= names
+    names -= {"MA_RLHF_LAUNCHER", "MA_RLHF_ERROR_FILE", "MA_RLHF_VARIABLES", "MA_RLHF_RUN_DATE"}
+    split = split_variables(dict.fromkeys(names, "x"), {})
+    assert names == {*split.exported, *split.delivered}
+    assert {name for name in names if name.endswith(("_API_KEY", "_TOKEN"))} <= {*split.delivered}
 
 
 @pytest.mark.parametrize("word", WORDS)

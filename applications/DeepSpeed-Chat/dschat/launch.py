@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Thread
@@ -25,7 +25,7 @@ import psutil
 from dschat.config.processes import LaunchFlags
 from dschat.config.rules import check_flags
 from dschat.errors import UserError
-from dschat.remote import VARIABLES, check_paths, delivered, pack, split_variables
+from dschat.remote import VARIABLES, check_paths, check_programs, delivered, pack, split_variables
 
 LAUNCHER = "MA_RLHF_LAUNCHER"  # the process that has started the launcher: its machine and number
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
@@ -148,17 +148,43 @@ def launch(processes: Processes, words: Sequence[str]) -> int:
 def _run_by_ssh(command: Sequence[str], environment: Mapping[str, str], hosts: Sequence[str], scratch: Path) -> int:
     """Runs the launcher for several machines; `scratch` is a folder for its list of variables."""
     check_paths()
+    check_programs()
     split = split_variables(environment, _launcher_variables())
-    with delivered(split.delivered, hosts) as file:
+    received: list[int] = []
+    with _handled(lambda number, frame: received.append(number)), delivered(split.delivered, hosts) as file:
+        if received:  # while variables were sent
+            return STATUS[signal.Signals(received[-1])]
         variables = split.exported | {VARIABLES: file}
         listed = scratch / "variables"
         listed.write_text("".join(f"{name}={value}\n" for name, value in variables.items()), encoding="utf-8")
-        return _run(command, split.launcher | {VARIABLES_FILE: str(listed)}, local=False)
+        # Processes that the launcher starts by itself, without ssh, read its environment and not the list.
+        told = split.launcher | {VARIABLES_FILE: str(listed), VARIABLES: file}
+        return _run(command, told, local=False, received=received)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], local: bool) -> int:
-    """Runs the launcher in a process group of its own, and passes signals on."""
-    received: list[int] = []
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Inside, SIGTERM and Ctrl-C call a handler and interrupt nothing."""
+    before = {number: signal.signal(number, handler) for number in STATUS}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], local: bool, received: list[int] | None = None
+) -> int:
+    """Runs the launcher in a process group of its own, and passes signals on.
+
+    Args:
+        command: the launcher's.
+        environment: the launcher's.
+        local: the processes that train are on this machine.
+        received: signals that have come before, to which this adds.
+    """
+    received = [] if received is None else received
     job: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -173,16 +199,12 @@ def _run(command: Sequence[str], environment: Mapping[str, str], local: bool) ->
         if not training:
             _signal_group(job.pid, number)
 
-    before = {number: signal.signal(number, pass_on) for number in STATUS}
-    try:
+    with _handled(pass_on):
         job = subprocess.Popen(command, env=environment, process_group=0)
         if received:
             _signal_group(job.pid, received[-1])
         status = job.wait()
         _end_strays(job.pid)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return STATUS[signal.Signals(received[-1])] if received else status if status >= 0 else 128 - status
 
 
@@ -293,7 +315,8 @@ def _on_machines(flags: LaunchFlags, port: Sequence[str]) -> Processes:
         options += ["--num_gpus", str(flags.num_gpus)]
     options += port
     if flags.node_rank is None:
-        return Processes(count, options, hosts, ssh=True, hostnames=tuple(slots_of))
+        # The launcher starts the processes of a single machine by itself, without ssh.
+        return Processes(count, options, hosts, ssh=len(slots_of) > 1, hostnames=tuple(slots_of))
     if flags.master_addr is None:
         raise UserError("--master_addr (MASTER_ADDR) is missing: give the address of the first machine.")
     options += ["--no_ssh", "--node_rank", str(flags.node_rank), "--master_addr", flags.master_addr]

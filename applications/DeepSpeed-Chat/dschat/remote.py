@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ MISREAD = re.compile(r'["$`\\%\n]')  # what a shell reads inside double quotes, 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|PROXY|COOKIE", re.IGNORECASE)
 # Variables that a run or its libraries read, beside those that DeepSpeed's launcher passes on by itself.
 CARRIED = re.compile(
-    r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|OPENAI|VLLM)_\w+|MA_RLHF_(DATA|CACHE)|PROJ_PATH"
+    r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|OPENAI|VLLM)_\w+|MA_RLHF_(DATA|CACHE|DATE)|PROJ_PATH|REWARD_API_KEY"
     r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|TENSORBOARD_\w+|(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)"
     r"|REQUESTS_CA_BUNDLE",
     re.IGNORECASE,
@@ -39,6 +40,8 @@ CARRIED = re.compile(
 PASSED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "LD_LIBRARY", "PATH")  # beginnings, by DeepSpeed's launcher
 BEFORE_PYTHON = ("PYTHON", "LD_LIBRARY", "PATH")  # of them, those that Python's start depends on
 SSH_TIMEOUT = 120  # seconds
+SSH_FAILED = 255  # status of ssh itself: no connection, or ended by a signal
+PROGRAMS = {"pdsh": "pdsh", "ssh": "openssh-client"}  # that the launcher starts, and their Debian packages
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,17 @@ def check_paths() -> None:
             )
 
 
+def check_programs() -> None:
+    """Raises UserError where a program is missing by which DeepSpeed's launcher reaches other machines."""
+    for program, package in PROGRAMS.items():
+        if shutil.which(program) is None:
+            raise UserError(
+                f"--hostfile names several machines, which are reached by {program}, which is not installed: install"
+                f" it (Debian package {package}), or start the command on each machine with --num_nodes, --node_rank"
+                " and --master_addr."
+            )
+
+
 def split_variables(environ: Mapping[str, str], further: Mapping[str, str]) -> RemoteEnvironment:
     """Decide how variables get to other machines.
 
@@ -127,6 +141,9 @@ def split_variables(environ: Mapping[str, str], further: Mapping[str, str]) -> R
 def delivered(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[str]:
     """Inside, a file on each machine holds variables; yields its path, which is empty where there are none.
 
+    The file is removed everywhere, also where it could not be written on each machine. A signal whose handler returns
+    does not interrupt that.
+
     Raises:
         UserError: a machine cannot be reached, or the file cannot be written there.
     """
@@ -137,22 +154,35 @@ def delivered(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[st
     content = json.dumps(dict(variables)).encode()
     with ThreadPoolExecutor(16) as pool:
         try:
-            list(pool.map(partial(_write_on, path, content), hosts))
+            # All of them are waited for: a file written after its removal would stay.
+            failures = [failure for failure in pool.map(partial(_write_on, path, content), hosts) if failure]
+            if failures:
+                raise UserError(failures[0])
             yield path
         finally:
             list(pool.map(partial(_remove_on, path), hosts))
 
 
-def _write_on(path: str, content: bytes, host: str) -> None:
-    """Write a file that only its owner can read on a machine; one that another name of it has got is left."""
+def _write_on(path: str, content: bytes, host: str) -> str:
+    """Write a file that only its owner can read on a machine; one that another name of it has got is left.
+
+    Returns:
+        Why it could not be written; empty where it is written.
+    """
     done = _ssh(host, f"sh -c 'umask 077; set -C; [ -O {path} ] || cat > {path}'", content)
-    if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())
-        raise UserError(f"--hostfile: variables could not be sent to {host} by ssh: {said or 'it says nothing'}.")
+    if not done.returncode:
+        return ""
+    said = " ".join(done.stderr.decode(errors="replace").split())
+    return f"--hostfile: variables could not be sent to {host} by ssh: {said or 'it says nothing'}."
 
 
 def _remove_on(path: str, host: str) -> None:
-    if _ssh(host, f"rm -f {path}", b"").returncode:
+    """Remove the file on a machine, or warn. Tries twice where ssh itself fails: Ctrl-C ends ssh, too."""
+    status = SSH_FAILED
+    for _ in range(2):
+        if status < 0 or status == SSH_FAILED:
+            status = _ssh(host, f"rm -f {path}", b"").returncode
+    if status:
         print(f"warning: {path} on {host} could not be removed; it holds this run's variables", file=sys.stderr)
 
 

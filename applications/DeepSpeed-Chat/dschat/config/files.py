@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from dschat.config.other_names import OTHER_VALUES
 from dschat.config.presets import PRESETS, find_preset, preset_names, variables
 from dschat.config.variables import expand_path, expand_text
 from dschat.errors import UserError
@@ -63,7 +64,8 @@ class ConfigFile:
         """
         setting = self.settings[key]
         if setting.fault:
-            raise UserError(setting.fault)
+            hint = f" {key}: {OTHER_VALUES[key]}." if key in OTHER_VALUES else ""
+            raise UserError(f"{setting.fault}{hint}")
         place = f"{setting.place}: {key}"
         expand = expand_path if in_path else expand_text
         if isinstance(setting.value, list):

@@ -156,6 +156,12 @@ OTHER_NAMES: dict[str, OtherName] = {
     "do_train": OtherName("L", (), _STAGE),
 }
 
+# Flags that are true or false here, and may have other values in other trainers' files: what to give instead.
+OTHER_VALUES: dict[str, str] = {
+    "deepspeed": "a JSON file of DeepSpeed settings goes to --deepspeed_config",
+    "bf16": "leave it out for bf16 on a GPU and fp32 on a CPU",
+}
+
 _RATIO_OF_GSPO = "--policy_ratio sequence_mean"
 _GRPO = "dschat ppo --advantage_estimator grpo --samples_per_prompt 8"
 # Algorithms and commands of other trainers → the command here.

@@ -95,7 +95,7 @@ def resolve(
     name = config if has_own else given.pop("config", config)
     prints = not has_own and given.pop("print_config", False)
     known = os.environ if environ is None else environ
-    file = read_file(name, command, known) if name else ConfigFile({}, {}, known)
+    file = read_file(name, command, known) if name is not None else ConfigFile({}, {}, known)
     values, origins = _merge(config_class, parser, file, given)
     share = int(os.environ.get("WORLD_SIZE") or 1) if processes is None else processes
     if most := file.preset.get("most_per_gpu"):
@@ -108,7 +108,9 @@ def resolve(
             values |= _with_paths(config_class, parser.value_of(one.name, known[variable], variable), known)
             origins[one.name] = f"${variable}"
     defaults = {one.name: default_value(one) for one in fields(config_class)}  # type: ignore[arg-type]
-    parser.require(key for key, default in defaults.items() if default is MISSING and key not in values)
+    missing = [key for key, default in defaults.items() if default is MISSING and key not in values]
+    _check_nulls(parser, file, missing)
+    parser.require(missing)
     complete = {key: values.get(key, default) for key, default in defaults.items()}
     if prints:
         print(as_yaml(config_class, complete, origins), end="", flush=True)
@@ -182,6 +184,13 @@ def _merge(
     origins |= {name: f"--{name}" for name in given}
     order = [one.name for one in fields(config_class)]
     return {name: values[name] for name in order if name in values}, {n: origins[n] for n in order if n in origins}
+
+
+def _check_nulls(parser: FlagParser, file: ConfigFile, missing: Sequence[str]) -> None:
+    """Raises UserError where a file names a required flag without a value, and nothing else gives one."""
+    for key, setting in file.settings.items():
+        if parser.field_of(key) in missing:
+            raise UserError(f"{setting.place}: {key} has no value, and must have one: give it here or as --{key}.")
 
 
 def _with_paths(flags: type, values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

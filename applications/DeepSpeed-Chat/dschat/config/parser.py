@@ -12,11 +12,12 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from dschat.config.other_names import suggestion
+from dschat.config.other_names import OTHER_VALUES, suggestion
 from dschat.config.words import (
     APPEND,
     as_text,
     default_value,
+    is_path,
     kind_of,
     notes_of,
     positional_fields,
@@ -99,8 +100,16 @@ class FlagParser(argparse.ArgumentParser):
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Keep a flag's value `--`, which argparse would drop as the mark before words without dashes."""
+        if "" in arg_strings and (action.dest == "config" or self._may_be_left_out(action.dest)):
+            name = f"--{action.dest}" if action.option_strings else action.dest.upper()
+            self.error(f"argument {name}: the path is empty (is a shell variable not set?): give one, or leave it out")
         words = _FlagWords(arg_strings) if action.option_strings else arg_strings
         return super()._get_values(action, words)
+
+    def _may_be_left_out(self, name: str) -> bool:
+        """Whether a field is a path that has a default; those that are required have rules of their own."""
+        optional = {one.name for one in fields(self._flags) if default_value(one) is None}
+        return name in optional and is_path(self._flags, name)
 
     def has(self, key: str) -> bool:
         """Whether a key of a file is a flag that files may give."""
@@ -117,8 +126,13 @@ class FlagParser(argparse.ArgumentParser):
 
     def unknown(self, key: str, place: str) -> str:
         """What is said of a key that is no flag."""
+        if key == "config":
+            return f"{place}: config is given on the command line; in a file, write `extends: FILE`."
+        if key in NOT_IN_FILES:
+            return f"{place}: {key} is given on the command line alone."
         elsewhere = suggestion(key, self.has)
-        near = f"; {elsewhere}" if elsewhere else self._nearest(f"--{key}").replace("--", "")
+        names = [option for option in self._option_string_actions if self.has(option.removeprefix("--"))]
+        near = f"; {elsewhere}" if elsewhere else _nearest(f"--{key}", [*names, "--extends"]).replace("--", "")
         return f"{place}: {key} is no flag of `{self.prog}`{near or '; --help lists the flags.'}"
 
     def value_of(self, key: str, value: str | list[str], place: str) -> dict[str, Any]:
@@ -129,8 +143,10 @@ class FlagParser(argparse.ArgumentParser):
         """
         action = self._option_string_actions[spellings(key)[0]]
         words = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and action.nargs not in ("+", "*"):
+            raise UserError(f"{place}: {key} takes one value, not a list.")
         with self._at(place):
-            if action.nargs == 0 and len(words) == 1:  # a flag that takes no value on a command line
+            if action.nargs == 0:  # a flag that takes no value on a command line
                 return {action.dest: action.const if self._truth_of(key, words[0]) else not action.const}
             return vars(self.parse_args(words_of_several(key, words)))
 
@@ -147,6 +163,9 @@ class FlagParser(argparse.ArgumentParser):
             line = re.sub(
                 r"(invalid \w+ value|invalid choice|ignored explicit argument|ambiguous option).*", r"\1", line
             )
+        refused = re.match(r"argument --(\w+): invalid truth value", line)
+        if refused and refused[1] in OTHER_VALUES:
+            line += f"; {OTHER_VALUES[refused[1]]}"
         if self._place:
             raise UserError(f"{self._place}: {line}.")
         self.exit(2, f"{self.prog}: error: {line} (--help lists the flags)\n")
@@ -171,12 +190,7 @@ class FlagParser(argparse.ArgumentParser):
     def _suggestion(self, unknown: str) -> str:
         """What a word of a command line that is no flag may have meant; nothing where no flag is like it."""
         elsewhere = suggestion(unknown.removeprefix("--").replace("-", "_"), self.has)
-        return elsewhere or self._nearest(unknown).removeprefix("; ")
-
-    def _nearest(self, unknown: str) -> str:
-        known = [option for option in self._option_string_actions if not {*option[2:]} & {*"-+"}]
-        near = difflib.get_close_matches(unknown, known, n=1)
-        return f"; did you mean {near[0]}?" if near else ""
+        return elsewhere or _nearest(unknown, self._option_string_actions).removeprefix("; ")
 
     @contextmanager
     def _at(self, place: str) -> Iterator[None]:
@@ -185,6 +199,13 @@ class FlagParser(argparse.ArgumentParser):
             yield
         finally:
             self._place = ""
+
+
+def _nearest(unknown: str, options: Iterable[str]) -> str:
+    """The option that is most like a word, as the end of a message; empty where none is like it."""
+    plain = [option for option in options if not {*option[2:]} & {*"-+"}]
+    near = difflib.get_close_matches(unknown, plain, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _in_order(flags: type) -> list[tuple["Field[Any]", type]]:

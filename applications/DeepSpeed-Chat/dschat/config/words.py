@@ -151,5 +151,5 @@ def _number_or_none(kind: type) -> Callable[[str], object]:
 
 def truth(word: str) -> bool:
     if word.lower() not in (*TRUE, *FALSE):
-        raise argparse.ArgumentTypeError(f"invalid truth value: {word!r}")
+        raise argparse.ArgumentTypeError(f"invalid truth value: {word!r}; give true or false")
     return word.lower() in TRUE

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model card, README.md beside a saved model: metadata for the Hugging Face hub, an example, the settings."""
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,9 +9,12 @@ from pathlib import Path
 from typing import cast
 
 from dschat.common.atomic import write_file
+from dschat.common.jsonl import read_object
 from dschat.config.needs import NEEDS
 from dschat.run.metrics import EVALUATION, ROWS, STANDARD_ERROR, after
 from dschat.run.output import RunRecord
+
+logger = logging.getLogger(__name__)
 
 _TITLES = {
     "sft": "Supervised fine-tuning (step 1)",
@@ -143,13 +147,28 @@ def hub_base(base: str) -> str | None:
     for part in folder.resolve().parts:  # a snapshot in the hub's cache: models--owner--name
         if part.startswith(SNAPSHOT):
             return part.removeprefix(SNAPSHOT).replace("--", "/")
+    cards = [folder]
+    if read_object(folder.parent / "run.json"):  # a model of step 3 lies in its run's folder, which has a card too
+        cards.append(folder.parent)
+    for owner in cards:
+        if (owner / "README.md").is_file():
+            return _base_in_card(owner / "README.md")
+    return None
+
+
+def _base_in_card(card: Path) -> str | None:
+    """The hub id that a card names as its base; None without one, or where the card cannot be read.
+
+    Anybody may have written the card, so that its metadata may be no YAML, no mapping or no UTF-8.
+    """
     from huggingface_hub import ModelCard
 
-    for card in (folder / "README.md", folder.parent / "README.md"):
-        if card.is_file():
-            found = ModelCard.load(card, ignore_metadata_errors=True).data.base_model
-            return found if isinstance(found, str) and HUB_ID.fullmatch(found) else None
-    return None
+    try:
+        base = ModelCard.load(card, ignore_metadata_errors=True).data.base_model
+    except Exception as error:
+        logger.warning("%s cannot be read, so the base model stays unknown: %s", card, " ".join(str(error).split()))
+        return None
+    return base if isinstance(base, str) and HUB_ID.fullmatch(base) else None
 
 
 def _metadata(model: CardModel, sources: Iterable[Mapping[str, object]]) -> str:

@@ -116,8 +116,16 @@ class ModelFolders:
         self._describe(model, place)
 
     def _describe(self, model: SavedModel, folder: Path) -> None:
+        """Writes a model's card and run.json. A card that fails is warned of and costs no model."""
+        try:
+            write_model_card(folder, self._card_model(model), self._settings(), self._run.record)
+        except Exception as error:
+            logger.warning("the model card of %s could not be written; the model is not affected: %r", folder, error)
+        self._run.record.save(folder)
+
+    def _card_model(self, model: SavedModel) -> CardModel:
         is_pushed = self._config.push_to_hub is not None and model.subfolder in ("", "actor")
-        card_model = CardModel(
+        return CardModel(
             name=model.subfolder or self._place.resolve().name,
             role=model.role,
             base=model.base,
@@ -125,8 +133,6 @@ class ModelFolders:
             has_template=bool(self._tokenizer.chat_template),
             is_adapter=not self._config.merge_lora and lora_config(model.engine.module.inner) is not None,
         )
-        write_model_card(folder, card_model, self._settings(), self._run.record)
-        self._run.record.save(folder)
 
     def _settings(self) -> CardSettings:
         """The required flags and those that differ from their defaults; further ones that decide the numbers."""
