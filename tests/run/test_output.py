@@ -148,7 +148,7 @@ def test_nothing_is_written_before_a_run_begins_and_a_refusal_takes_it_away(tmp_
 @pytest.mark.parametrize("name", ["nonfinite/update-0-rank-0.safetensors", "reference/logprobs.safetensors"])
 @pytest.mark.parametrize("replaces", [False, True])
 def test_a_refusal_leaves_what_was_written_after_the_beginning(replaces, name, place, group):
-    """The batch that the message names, and hours of reference log-probs; beside an earlier run, or in a new folder."""
+    """The batch that the message names, and hours of log-probs; beside an earlier run, or in a new folder."""
     before = {file: (place / file).read_text() for file in files(place)} if replaces else {}
     folder = place if replaces else place / "new"
     _, run = run_on(folder, report_to="tensorboard")

@@ -236,9 +236,10 @@ class RunOutput:
         self._begun += sorted(self._tracked() - tracked)
 
     def discard(self) -> None:
-        """After a refusal: removes what `begin` wrote, unless the run has measured, trained or saved anything. What else
-        is in the folder stays, such as a batch that an error names, or a reference's log-probs; so does an earlier
-        run's folder, which this one was to go on in.
+        """After a refusal: removes what `begin` wrote, unless the run has measured, trained or saved anything.
+
+        What else is in the folder stays, such as a batch that an error names, or a reference's log-probs; so does an
+        earlier run's folder, which this one was to go on in.
         """
         resumes_in_place = self._config.resume_from_checkpoint is not None and not self._made
         if not is_main() or not self._has_begun or resumes_in_place or self.record.saved:
