@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check of DeepSpeed's reduction: the gradients that an engine holds before its first updates are those that autograd
-gave the processes, added up.
+"""A check of DeepSpeed's reduction: the gradients that an engine holds before its first updates are those that
+autograd gave the processes, added up.
 
 A parameter is compared until its gradient has once been other than zero, in UPDATES updates at most: that of a LoRA
 run's A matrices, and that of a critic's backbone behind a value head of zeros, is zero in the first update.
@@ -153,8 +153,8 @@ class ReductionCheck:
             f"{self._engine.zero_optimization_stage()} holds another gradient of {arrivals.name} than the "
             f"{world_size()} processes computed together: {float(own[place]):.6g} in the place of "
             f"{float(expected[place]):.6g} (rounding explains {float(tolerance[place]):.2g}). "
-            f"{len(of_parameter)} of {len(self._arrivals)} compared parameters differ. Training would go wrong without "
-            "a word: try another --zero_stage or one process, and please report it. --no_self_checks skips this check."
+            f"{len(of_parameter)} of {len(self._arrivals)} compared parameters differ. Training would go wrong "
+            "without a word: try another --zero_stage or one process, and please report it. --no_self_checks skips this check."
         )
 
 
