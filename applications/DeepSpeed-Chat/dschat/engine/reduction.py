@@ -154,7 +154,8 @@ class ReductionCheck:
             f"{world_size()} processes computed together: {float(own[place]):.6g} in the place of "
             f"{float(expected[place]):.6g} (rounding explains {float(tolerance[place]):.2g}). "
             f"{len(of_parameter)} of {len(self._arrivals)} compared parameters differ. Training would go wrong "
-            "without a word: try another --zero_stage or one process, and please report it. --no_self_checks skips this check."
+            "without a word: try another --zero_stage or one process, and please report it. --no_self_checks "
+            "skips this check."
         )
 
 
