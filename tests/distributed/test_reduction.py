@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients that two processes reduce are checked at the first update, at every ZeRO stage and precision."""
+"""The gradients that two processes reduce are checked at the first updates, at every ZeRO stage and precision."""
 
 import pytest
 import torch
 
 from dschat.engine import reduction
-from reduction_cases import CASES, OTHERS, SPOILED
+from reduction_cases import CASES, LATER, OTHERS, SPOILED
 
 pytestmark = pytest.mark.xdist_group("launcher")
 
@@ -37,6 +37,22 @@ def test_a_gradient_that_is_lost_is_named(stage, dtype, fault, two_processes):
     said = said_by(two_processes, f"{fault}-{stage}-{dtype}")
     assert said is not None and f"another gradient of {SPOILED} than the 2 processes computed" in said
     assert "1 of " in said and "--no_self_checks" in said
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("model", LATER)
+def test_a_gradient_that_is_zero_in_the_first_update_is_checked_in_the_second(model, stage, two_processes):
+    """Of LoRA's A matrices, and of a critic's backbone behind a head of zeros; nothing is changed."""
+    for case in ("first", "second", "lost-first"):
+        assert said_by(two_processes, f"{model}-{case}-{stage}") is None
+    said = said_by(two_processes, f"{model}-lost-second-{stage}")
+    assert said is not None and "before update 2 since the start" in said and LATER[model] in said
+    assert [two_processes.numbers("reduction", rank)["moved"][f"{model}-{stage}"] for rank in (0, 1)] == [False] * 2
+
+
+def test_gradients_that_stay_zero_are_given_up(two_processes):
+    """After the same number of updates on each process."""
+    assert said_by(two_processes, "bound") is None
 
 
 def test_what_rounding_explains_by_hand():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output folder: what an earlier run left there stays until there are new models."""
 
+import errno
 import json
 import logging
 
@@ -10,6 +11,7 @@ from cli_runs import read_jsonl
 from dschat.common.lock import Lock, close_all
 from dschat.errors import UserError
 from dschat.main import _report
+from dschat.run import metrics, output
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import RunOutput
 from dschat.run.state import Progress
@@ -141,6 +143,53 @@ def test_nothing_is_written_before_a_run_begins_and_a_refusal_takes_it_away(tmp_
     other.metrics.log(0, 0, {"eval/scores": 1.0})
     other.discard()
     assert (tmp_path / "c" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["nonfinite/update-0-rank-0.safetensors", "reference/logprobs.safetensors"])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_refusal_leaves_what_was_written_after_the_beginning(replaces, name, place, group):
+    """The batch that the message names, and hours of log-probs; beside an earlier run, or in a new folder."""
+    before = {file: (place / file).read_text() for file in files(place)} if replaces else {}
+    folder = place if replaces else place / "new"
+    _, run = run_on(folder, report_to="tensorboard")
+    (run.folder / name).parent.mkdir()
+    (run.folder / name).write_text("of this run")
+    run.discard()
+    left = {file: (folder / file).read_text() for file in files(folder)}
+    assert left == before | {str((run.folder / name).relative_to(folder)): "of this run"}
+    assert not (folder / "tensorboard").exists()
+    run_of("ppo", ppo_config(folder, overwrite_output_dir=replaces))  # nobody has the folder
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("missing", ["run.json", "config.yaml", "metrics.jsonl"])
+def test_a_beginning_that_a_full_disk_ends_leaves_nothing(missing, replaces, place, group, monkeypatch):
+    before = {file: (place / file).read_text() for file in files(place)} if replaces else {}
+    folder = place if replaces else place / "new"
+    config = ppo_config(folder, overwrite_output_dir=replaces)
+    run = RunOutput("ppo", config, config.plan_batches(1))
+
+    def full(file, *_, **__):
+        if file.name == missing:
+            raise OSError(errno.ENOSPC, "No space left on device", str(file))
+        return real(file, *_, **__)
+
+    at = "open" if missing == "metrics.jsonl" else "write_file"
+    real = open if at == "open" else output.write_file
+    monkeypatch.setattr(metrics if at == "open" else output, at, full, raising=False)
+    with pytest.raises(UserError, match=f"--output_dir {folder}: cannot be written: .*No space left"):
+        run.begin()
+    run.discard()
+    assert {file: (folder / file).read_text() for file in files(folder)} == before
+    assert folder.exists() == replaces
+
+
+def test_a_refused_run_that_lost_its_folder_leaves_what_the_next_one_writes(tmp_path, group):
+    _, run = run_on(tmp_path / "new")
+    (tmp_path / "new" / ".lock").write_text("process 1 on another machine")
+    before = files(tmp_path)
+    run.discard()
+    assert files(tmp_path) == before
 
 
 def test_two_runs_that_start_in_a_new_folder_do_not_share_it(tmp_path, group):

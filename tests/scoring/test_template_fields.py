@@ -2,6 +2,7 @@
 """What reads responses behind messages gives the chat template its tools, and its own blanks once."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from dschat.data.rows import Row
 from dschat.demo.session import chat_prompt
 from dschat.inference.scored import _references
 from dschat.scoring.reward_reader import RewardReader
-from dschat.scoring.serve import BadRequest, ScoreRequest
+from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import _body
 
@@ -70,6 +71,32 @@ def test_a_reward_server_gets_tools_and_calls():
         ScoreRequest.read(json.dumps(json.loads(body) | {"template_arguments": [1, 2]}).encode())
     plain = _body(ResponseTexts(["p"], ["b"], [talk_row([user("a")])]), [True], range(1))
     assert "template_arguments" not in json.loads(plain)
+
+
+@pytest.mark.parametrize("name", ["chat_template", "return_dict", "messages", "conversations", "strftime_now"])
+def test_a_reward_server_refuses_what_it_gives_to_the_template_itself(name):
+    """A client's template would be a program that the server runs."""
+    body = {"prompts": ["p"] * 2, "responses": ["b"] * 2, "template_arguments": [{"tools": TOOLS}, {name: "x"}]}
+    with pytest.raises(BadRequest, match=f"template_arguments of response 1 hold {name}, which the server") as refusal:
+        ScoreRequest.read(json.dumps(body).encode())
+    assert refusal.value.status == 422
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        {"template_arguments": [{"documents": [{"text": "x" * 200}]}]},  # read beside a prompt, too
+        {"messages": [[user("x" * 200)]]},
+        {"messages": [[user("a")]], "prompts": ["x" * 200]},  # read by a model without a template
+    ],
+)
+def test_a_reward_server_counts_all_that_a_template_may_read(long):
+    """16 characters for each of 10 tokens."""
+    scorer = Scorer(Mock(), max_tokens=10)
+    short = {"prompts": ["p"], "responses": ["b"]}
+    scorer._require_short(ScoreRequest.read(json.dumps(short).encode()))
+    with pytest.raises(BadRequest, match="refuses more than 160 characters"):
+        scorer._require_short(ScoreRequest.read(json.dumps(short | long).encode()))
 
 
 def test_the_demo_goes_on_from_contents():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dschat.engine.reduction import UPDATES
 from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.run.distributed import rank
@@ -26,6 +27,7 @@ SPOILED = "model.layers.0.mlp.up_proj.weight"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CASES = [(stage, dtype) for dtype in DTYPES for stage in (0, 1, 2, 3)]
 OTHERS = ("lora", "checkpointing", "offload", "scalar")
+LATER = {"lora": ".lora_A.", "critic": SPOILED}  # parameters whose gradient is zero in the first update
 
 
 def update(engine: Any) -> str | None:
@@ -34,7 +36,7 @@ def update(engine: Any) -> str | None:
     for part in (rows[:2], rows[2:]):
         ids, attention_mask, mask = pad_rows(part)
         if hasattr(engine.module.inner, "score"):
-            loss = engine(ids, attention_mask)[attention_mask].square().sum() / 50
+            loss = engine(ids, attention_mask)[attention_mask].sub(1).square().sum() / 50
         else:
             logprobs, _ = engine(ids, attention_mask, mask.shape[1])
             loss = -torch.where(mask, logprobs, 0.0).sum() / 30
@@ -52,14 +54,33 @@ def engine_at(stage: int, dtype: str = "fp32", **options: Any) -> Any:
     return engine_of(model, 2, 2, zero_stage=stage, dtype=DTYPES[dtype], **options)
 
 
-def lose(engine: Any, share: float) -> None:
-    """Leaves so much of a weight's gradient, behind autograd and before the reduction."""
+def adapted_lm() -> Any:
+    """The toy model with adapters, whose B matrices are zero."""
+    model = make_causal_lm()
+    with torch.random.fork_rng():
+        torch.manual_seed(4)  # A matrices are drawn
+        add_lora(model, 2, ["q_proj", "v_proj"], "unused")
+    return model
+
+
+def fresh_critic() -> Any:
+    """The toy classifier with a head of zeros, as a critic that starts from the actor has one."""
+    model = make_classifier()
+    torch.nn.init.zeros_(model.score.weight)
+    return model
+
+
+def lose(engine: Any, share: float, part: str = SPOILED) -> None:
+    """Leaves so much of the gradient of the first weight with `part` in its name, behind autograd and before the
+    reduction.
+    """
 
     def left(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(share * gradient for gradient in gradients)
 
     names = {name.removeprefix("inner."): parameter for name, parameter in engine.module.named_parameters()}
-    engine._watch.nodes[names[SPOILED]].register_prehook(left)
+    spoiled = next(parameter for name, parameter in names.items() if part in name)
+    engine._watch.nodes[spoiled].register_prehook(left)
 
 
 def reduction(folder: Path, keep: Callable[..., None]) -> None:
@@ -83,10 +104,8 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
             lose(engine, share)
             said[f"{name}-{case}"] = update(engine)
     for stage in (2, 3):
-        adapted = make_causal_lm()
-        add_lora(adapted, 2, ["q_proj", "v_proj"], "unused")
         options: dict[str, dict[str, Any]] = {
-            "lora": {"model": adapted},
+            "lora": {"model": adapted_lm()},
             "checkpointing": {"gradient_checkpointing": True, "dtype": "bf16"},
             "offload": {"offload": True},
             "scalar": {"model": make_classifier(), "dtype": "bf16"},
@@ -94,7 +113,29 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
         for name, given in options.items():
             engine = engine_at(stage, **given)
             engine.check_reduction()
-            said[f"{name}-{stage}"] = update(engine) or engine._reduction and "not compared"
+            said[f"{name}-{stage}"] = update(engine) or update(engine) or engine._reduction and "not compared"
+    for stage in (0, 1, 2, 3):
+        for name, make in {"lora": adapted_lm, "critic": fresh_critic}.items():
+            checked, unchecked = (engine_at(stage, model=make()) for _ in range(2))
+            checked.check_reduction()
+            said[f"{name}-first-{stage}"] = update(checked) or checked._reduction is None and "over too early"
+            said[f"{name}-second-{stage}"] = update(checked) or checked._reduction and "not compared"
+            for _ in range(2):
+                update(unchecked)
+            states = [whole_state(engine) for engine in (checked, unchecked)]
+            moved[f"{name}-{stage}"] = rank() == 0 and largest_difference(*states) > 0
+            engine = engine_at(stage, model=make())
+            engine.check_reduction()
+            lose(engine, float(rank() == 0), LATER[name])
+            said[f"{name}-lost-first-{stage}"] = update(engine)
+            said[f"{name}-lost-second-{stage}"] = update(engine)
+    unmoved = engine_at(2, model=adapted_lm(), learning_rate=0.0)  # its B matrices stay zero
+    unmoved.check_reduction()
+    lasted = []
+    for _ in range(UPDATES):
+        lasted.append(unmoved._reduction is not None)
+        update(unmoved)
+    said["bound"] = None if all(lasted) and unmoved._reduction is None else "another number of updates"
     keep(folder, "reduction", {"said": said, "moved": moved})
 
 

@@ -49,9 +49,16 @@ class Lock:
 
     def check(self) -> None:
         """Raises UserError where the lock is lost: its file was removed, or is another process's by now."""
-        found = self._file.read_text(encoding="utf-8") if self._file.exists() else "nobody"
-        if found != self._own:
+        if not self.is_held():
+            found = self._holder()
             raise UserError(f"{self._what}: its lock, {self._file}, was taken away ({found} has it); the run ends.")
+
+    def is_held(self) -> bool:
+        """Whether the file is still this process's."""
+        return self._holder() == self._own
+
+    def _holder(self) -> str:
+        return self._file.read_text(encoding="utf-8") if self._file.exists() else "nobody"
 
     def close(self) -> None:
         """Gives the lock back; in a fork, which does not have it, nothing."""

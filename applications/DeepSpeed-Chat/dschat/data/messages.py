@@ -18,11 +18,11 @@ from dschat.errors import UserError
 Messages = list[dict[str, Any]]
 TOOLS, DOCUMENTS, TEMPLATE_VARIABLES = "tools", "documents", "chat_template_kwargs"
 TEMPLATE_COLUMNS = (TOOLS, DOCUMENTS, TEMPLATE_VARIABLES)  # columns of a row that its chat template reads
-# Arguments of `apply_chat_template` that are not variables of a template.
+# Arguments of `apply_chat_template` that are not variables of a template, and functions that templates call.
 RESERVED = (
     *("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
     *("sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
-    *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+    *("return_assistant_tokens_mask", "tokenizer_kwargs", "conversations", "strftime_now", "raise_exception"),
 )
 WEIGHT = "weight"  # of an assistant's message: 0 = not trained on in step 1
 
@@ -157,13 +157,18 @@ def template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
             f"{origin}: column {TEMPLATE_VARIABLES!r} must hold an object with variables of the chat template, not "
             f"{kind_of(variables)}; correct the row, or rename the column."
         )
-    reserved = [name for name in RESERVED if name in variables]
+    reserved = reserved_names(variables)
     if reserved:
         raise UserError(
             f"{origin}: column {TEMPLATE_VARIABLES!r} holds {', '.join(reserved)}, which training sets itself; remove "
             "it from the row."
         )
     return variables | arguments
+
+
+def reserved_names(variables: Mapping[str, Any]) -> list[str]:
+    """Those of a chat template's variables that only the caller of the template sets."""
+    return [name for name in RESERVED if name in variables]
 
 
 def _whole_tool(tool: dict[str, Any]) -> dict[str, Any]:

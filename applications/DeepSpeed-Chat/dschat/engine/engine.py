@@ -122,7 +122,7 @@ class Engine(Generic[M]):
         self.nonfinite: str | None = None  # why the last update was left out, see `step`
         self._left: int | None = None  # micro-batches of this update; None where DeepSpeed counts them
         self._watch = FiniteWatch(engine.module.parameters())
-        self._reduction: ReductionCheck | None = None  # of the next update
+        self._reduction: ReductionCheck | None = None  # of the next updates
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._engine(*args, **kwargs)

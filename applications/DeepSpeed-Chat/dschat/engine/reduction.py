@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check of DeepSpeed's reduction: the gradients that an engine holds before its first update are those that autograd
-gave the processes, added up.
+"""A check of DeepSpeed's reduction: the gradients that an engine holds before its first updates are those that
+autograd gave the processes, added up.
+
+A parameter is compared until its gradient has once been other than zero, in UPDATES updates at most: that of a LoRA
+run's A matrices, and that of a critic's backbone behind a value head of zeros, is zero in the first update.
 
 Every process notes a sample of what arrives at each trained parameter, and the sums are compared with the same numbers
 in the engine's own buffers. The check reads what the update computes anyway: no pass, gather or random number is
@@ -17,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from dschat.errors import UserError
-from dschat.run.distributed import device, rank, sum_over_ranks, world_size
+from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_size
 
 logger = logging.getLogger(__name__)
 
 SAMPLED = 4096  # elements of a parameter that are compared; all where it has fewer
+UPDATES = 8  # with finite gradients, in which a parameter is compared whose gradient is zero
 
 
 @dataclass
@@ -63,7 +67,7 @@ class Arrivals:
 
 
 class ReductionCheck:
-    """Compares the gradients of an engine's next update. Every rank must call its methods."""
+    """Compares the gradients of an engine's next updates. Every rank must call its methods."""
 
     def __init__(self, engine: Any, nodes: Mapping[nn.Parameter, Any]) -> None:
         """Takes DeepSpeed's engine, and the nodes of the graph where the gradients of trained parameters arrive."""
@@ -75,16 +79,21 @@ class ReductionCheck:
         ]
         pairs = zip(self._arrivals, nodes.values(), strict=True)
         self._hooks = [node.register_prehook(arrivals.note) for arrivals, node in pairs]
+        self._trained = len(self._arrivals)
+        self._updates = 0  # so far
+        self._compared = 0  # of these, those with finite gradients
 
     def compare(self) -> bool:
-        """Compares, after the last backward pass of an update and before its step; then the check is over.
+        """Compares, after the last backward pass of an update and before its step.
 
         Returns:
-            False, and the next update is to be compared, where gradients are not finite: they are met elsewhere.
+            Whether the check is over. The next update is to be compared as well where gradients are not finite, which
+            are met elsewhere, and as long as the gradients of some parameters were nothing but zeros.
 
         Raises:
             UserError: a gradient is not the sum of what the processes computed. It names the parameter.
         """
+        self._updates += 1
         if torch.cuda.is_available():  # DeepSpeed reduces and offloads on streams of its own
             torch.cuda.synchronize()
         sizes = [len(arrivals.places) for arrivals in self._arrivals]
@@ -98,14 +107,35 @@ class ReductionCheck:
         overflows = self._engine.fp16_enabled() and not bool(held.isfinite().all())
         if not finite or overflows:
             return False
-        for hook in self._hooks:
-            hook.remove()
         roundings = (counts + world_size() + 2).repeat_interleave(torch.tensor(sizes, device=device()))
         allowed = explained(magnitudes, roundings, self._dtypes())
         wrong = ~((held - sums).abs() <= allowed)  # also where the engine holds NaN
         if bool(wrong.any()):
             raise UserError(self._message(held, sums, allowed, wrong, sizes))
-        return True
+        self._compared += 1
+        self._keep_unseen(torch.stack([part.sum() for part in magnitudes.split(sizes)]).tolist())
+        return not self._arrivals
+
+    def _keep_unseen(self, magnitudes: list[float]) -> None:
+        """Goes on with the parameters whose gradients were zeros on every process; after UPDATES updates with none."""
+        left: list[tuple[Arrivals, Any]] = []
+        for arrivals, hook, magnitude in zip(self._arrivals, self._hooks, magnitudes, strict=True):
+            if magnitude == 0 and self._compared < UPDATES:
+                left.append((arrivals, hook))
+            else:
+                hook.remove()
+        unseen = [arrivals.name for arrivals, size in zip(self._arrivals, magnitudes, strict=True) if size == 0]
+        if unseen and not left and is_main():
+            logger.info(
+                "self-check: the gradients of %d of %d trained parameters were zero in the first %d updates, so that "
+                "their reduction is not checked any further: %s",
+                len(unseen),
+                self._trained,
+                UPDATES,
+                ", ".join(unseen[:3]) + (", …" if len(unseen) > 3 else ""),
+            )
+        self._arrivals = [arrivals for arrivals, _ in left]
+        self._hooks = [hook for _, hook in left]
 
     def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """Of gradients, and of what the processes send to each other."""
@@ -117,18 +147,20 @@ class ReductionCheck:
         of_parameter = [part for part in zip(self._arrivals, *parts, strict=True) if bool(part[4].any())]
         arrivals, own, expected, tolerance, _ = of_parameter[0]
         place = int((own - expected).abs().nan_to_num(nan=torch.inf).argmax())
+        update = "the first update" if self._updates == 1 else f"update {self._updates} since the start"
         return (
-            f"self-check: before the first update, DeepSpeed {deepspeed.__version__} at ZeRO stage "
+            f"self-check: before {update}, DeepSpeed {deepspeed.__version__} at ZeRO stage "
             f"{self._engine.zero_optimization_stage()} holds another gradient of {arrivals.name} than the "
             f"{world_size()} processes computed together: {float(own[place]):.6g} in the place of "
             f"{float(expected[place]):.6g} (rounding explains {float(tolerance[place]):.2g}). "
-            f"{len(of_parameter)} of {len(self._arrivals)} trained parameters differ. Training would go wrong without "
-            "a word: try another --zero_stage or one process, and please report it. --no_self_checks skips this check."
+            f"{len(of_parameter)} of {len(self._arrivals)} compared parameters differ. Training would go wrong "
+            "without a word: try another --zero_stage or one process, and please report it. --no_self_checks "
+            "skips this check."
         )
 
 
 def check_of(engine: Any, nodes: Mapping[nn.Parameter, Any]) -> ReductionCheck | None:
-    """The check of an engine's next update; None where there is nothing to be reduced, or rounding has no bound."""
+    """The check of an engine's next updates; None where there is nothing to be reduced, or rounding has no bound."""
     if world_size() == 1 or not nodes:
         return None
     if engine.zero_quantized_gradients():

@@ -82,7 +82,8 @@ class Trained(ModelEngine, Protocol):
 
     def check_reduction(self) -> None:
         """Has the next update compare the gradients that the engine holds with those that processes computed, before
-        it is applied. Every rank must call it; `step` raises UserError where they differ.
+        it is applied; later ones, too, for parameters whose gradient was zero. Every rank must call it; `step` raises
+        UserError where they differ.
         """
 
     def begin_update(self, micro_batches: int) -> None:

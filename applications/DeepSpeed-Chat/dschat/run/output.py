@@ -49,6 +49,8 @@ CHECKOUT = (Path(__file__).resolve().parent / "../../../..").resolve()  # where 
 FLAGS_FILE = "train_config.json"
 CONFIG_FILE = "config.yaml"  # the same for --config
 UNFINISHED = ".unfinished"  # below the folder of an earlier run that this one replaces, until its first save
+BEGUN = ("run.json", FLAGS_FILE, CONFIG_FILE, "metrics.jsonl")  # files that are there from the beginning of a run on
+TRACKED = ("tensorboard", "wandb")  # folders of trackers
 # Files that a run leaves in its folder, beside RUN_FOLDERS.
 FILES = ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json", FLAGS_FILE, CONFIG_FILE)
 
@@ -189,6 +191,7 @@ class RunOutput:
         self._held = config.resume_from_checkpoint is not None  # until it is clear where the run goes on
         self._has_begun = False
         self._made: list[Path] = []  # folders that this run made, the innermost first
+        self._begun: list[Path] = []  # files, and trackers' folders, that `begin` wrote
         self._lock: Lock | None = None
         if broadcast_object(self._place.exists()):
             self._lock_folder()
@@ -216,6 +219,8 @@ class RunOutput:
         if not broadcast_object(self._lock is not None):
             self._lock_folder()
         self._has_begun = True
+        tracked = self._tracked()
+        self._begun = [self._folder / name for name in BEGUN]
         with reporting(f"--output_dir {self._place}"):
             if is_main():
                 remove(self._place / UNFINISHED)
@@ -226,20 +231,38 @@ class RunOutput:
             trackers.append(TensorBoard(Path(str(self._config.tensorboard_path))))
         if self._wandb is not None:
             trackers.append(self._wandb)
-        self.metrics = MetricsLog(self._folder, Trackers(trackers), keep=self._held)
+        with reporting(f"--output_dir {self._place}"):
+            self.metrics = MetricsLog(self._folder, Trackers(trackers), keep=self._held)
+        self._begun += sorted(self._tracked() - tracked)
 
     def discard(self) -> None:
-        """After a refusal: removes what this run has written, unless it has measured, trained or saved anything."""
-        if not is_main() or not self._has_begun or (self._held and not self._made):
+        """After a refusal: removes what `begin` wrote, unless the run has measured, trained or saved anything.
+
+        What else is in the folder stays, such as a batch that an error names, or a reference's log-probs; so does an
+        earlier run's folder, which this one was to go on in.
+        """
+        resumes_in_place = self._config.resume_from_checkpoint is not None and not self._made
+        if not is_main() or not self._has_begun or resumes_in_place or self.record.saved:
             return
-        if self.metrics.rows() or self.record.saved:
+        assert self._lock is not None
+        if not self._lock.is_held():  # the folder is another run's by now
             return
-        self.metrics.close()
-        if self._made:
-            remove(self._place)
-            remove_empty(self._made)
-        elif self._folder != self._place:
-            remove(self._folder)
+        if hasattr(self, "metrics"):  # else `begin` has failed
+            if self.metrics.rows():
+                return
+            self.metrics.close()
+        for path in self._begun:
+            if path.is_dir():
+                remove(path)
+            else:
+                path.unlink(missing_ok=True)
+        remove_empty([*(self._place / name for name in TRACKED), self._place / UNFINISHED])
+        self._lock.close()
+        remove_empty(self._made)
+
+    def _tracked(self) -> set[Path]:
+        """What trackers have written in the folder."""
+        return {path for name in TRACKED for path in self._place.glob(f"{name}/*")}
 
     @property
     def folder(self) -> Path:

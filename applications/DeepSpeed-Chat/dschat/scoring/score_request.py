@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from dschat.config.rewards import VERSION
+from dschat.data.messages import reserved_names
 
 T = TypeVar("T")
 LARGEST_READING = 256 << 20  # characters of all responses up to the end of each of their macro actions
@@ -69,6 +70,7 @@ class ScoreRequest:
         arguments = None
         if content.get("template_arguments") is not None:
             arguments = _list_of(content, "template_arguments", dict, count)
+            _require_variables(arguments)
         return cls(prompts, responses, finished, messages, segments, arguments)
 
 
@@ -81,6 +83,18 @@ def _require_text(content: object) -> None:
         raise BadRequest(f"a text of the request holds {half}, half of a surrogate pair: remove it", 422) from error
     except RecursionError as error:
         raise BadRequest(f"the request is no JSON that can be read: {error}") from error
+
+
+def _require_variables(arguments: list[dict[str, object]]) -> None:
+    """Raises BadRequest where one would replace what the server itself gives to the chat template, or the template."""
+    for number, variables in enumerate(arguments):
+        reserved = reserved_names(variables)
+        if reserved:
+            raise BadRequest(
+                f"template_arguments of response {number} hold {', '.join(reserved)}, which the server sets itself: "
+                "remove it",
+                422,
+            )
 
 
 def _list_of(content: Mapping[str, object], name: str, kind: type[T], count: int | None = None) -> list[T]:

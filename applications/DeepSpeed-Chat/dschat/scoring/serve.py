@@ -97,7 +97,9 @@ class Scorer:
         arguments = request.template_arguments or [{}] * len(request.prompts)
         rows = zip(request.prompts, request.messages, arguments, request.responses, strict=True)
         for number, (prompt, messages, variables, response) in enumerate(rows):
-            before = len(prompt) if messages is None else len(str(messages)) + len(str(variables))
+            talk = 0 if messages is None else len(str(messages))
+            further = len(str(variables)) if variables else 0  # a template reads them beside a prompt, too
+            before = max(len(prompt), talk) + further
             if before + len(response) > most:
                 raise BadRequest(
                     f"response {number} and its prompt have {before + len(response):,} characters; this server reads"
