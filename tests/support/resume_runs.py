@@ -129,6 +129,10 @@ class DrawsAhead:
             self._draw = draw
             yield draw
 
+    def session_again(self, actor: Any) -> Any:
+        """See `dschat.rollouts.engine.AheadEngine`."""
+        return self.session(actor)
+
     def begin(self, *asked: Any) -> "Drawn":
         """See `dschat.rollouts.engine.AheadEngine`."""
         return Drawn(self, self._draw(*asked))

@@ -171,14 +171,14 @@ def a_score(prompts, responses, rows):
 
 
 def test_new_rows_of_actor_and_reference_are_the_same(group, tmp_path):
-    """Vocabulary 100 and no token in reserve: both grow by the same row, so that the KL begins at 0."""
-    folder = save_folder(tmp_path / "instruct", make_causal_lm(), make_tokenizer(pad_token=None))
-    file = tmp_path / "instruct" / "tokenizer.json"
-    file.write_text(file.read_text().replace("<pad>", "<nul>"))
+    """A tokenizer with one id more than the model has rows: both grow by the same row, so that the KL begins at 0."""
+    larger = make_tokenizer()
+    larger.add_tokens(["<extra>"])
+    folder = save_folder(tmp_path / "instruct", make_causal_lm(), larger)
     scored = {"reward_function": [f"{__file__}:a_score"], "actor_model_name_or_path": folder, "dtype": "fp32"}
     config = ppo_config(tmp_path / "out", **scored)
     tokenizer = load_ppo_tokenizer(config)
-    assert len(tokenizer) == 101 == tokenizer.pad_token_id + 1
+    assert len(tokenizer) == 101
     models = build_ppo_models(config, config.plan_batches(1), tokenizer, 1)
     rows = [model.module.inner.get_input_embeddings().weight for model in (models.actor, models.reference)]
     assert rows[0].shape[0] == 101 and torch.equal(*rows)

@@ -180,7 +180,7 @@ def test_damaged_adapters_are_refused(tokenizer, tmp_path):
     with pytest.raises(UserError, match=r"not the adapter and score head of a reward model .*score.weight"):
         load_adapter(model, folder, "--critic_model_name_or_path", base)
     (folder / WEIGHTS).unlink()
-    with pytest.raises(UserError, match="the adapter cannot be read"):
+    with pytest.raises(UserError, match="the adapter .* cannot be read"):
         load_adapter(make_classifier(), folder, "--critic_model_name_or_path", base)
     (folder / "adapter_config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
