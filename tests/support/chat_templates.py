@@ -139,6 +139,21 @@ TEMPLATES = {
         "{% endfor %}" + CHATML_PROMPT
     ),
 }
+# Templates that are looked at for one property each.
+SPECIAL_TEMPLATES = {
+    # Qwen3 Thinking 2507: the generation prompt opens a thought, which a written turn holds as well.
+    "qwen-3-thinking": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{% set text = m.content if m.content is string else '' %}{% set thought = '' %}"
+        "{% if m.reasoning_content is string %}{% set thought = m.reasoning_content %}"
+        "{% elif '</think>' in text %}"
+        "{% set thought = text.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+        "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+        "{% if loop.last %}<think>\n{{ thought.strip('\n') }}\n</think>\n\n{% endif %}{{ text }}"
+        "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    ),
+}
 TOKENS = (
     *("<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>"),
     *("<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|system|>", "<|assistant|>", "<|User|>"),
@@ -157,5 +172,5 @@ def byte_tokenizer(template: str) -> Any:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
     )
-    tokenizer.chat_template = TEMPLATES[template]
+    tokenizer.chat_template = (TEMPLATES | SPECIAL_TEMPLATES)[template]
     return tokenizer

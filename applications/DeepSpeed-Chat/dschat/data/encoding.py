@@ -11,6 +11,7 @@ Tokenizers may be fast or slow. Conversations are what the chat template writes;
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import weakref
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder
 # tokenizer → (its length then, its backend without dummy prefix; None if it has no such prefix)
 _BARE: weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]] = weakref.WeakKeyDictionary()
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+THOUGHT_END = "</think>"
+OPENED = re.compile(r"(<[^<>|/\s][^<>|\s]*>\s*)?\Z")  # the tag that a text ends with
 MARK = "QZXJ"  # a content that no chat template writes by itself
 
 
@@ -204,6 +207,7 @@ class TurnEnd:
     plain_lead: str  # the same without special tokens
     # What the generation prompt ends with and a written turn does not begin with, for instance "<think>\n".
     prefill: str
+    opened: str  # the tag that the generation prompt ends with, blanks behind it included; empty where there is none
 
     def length(self, ids: list[int]) -> int:
         """Tokens of a turn with the one that ends it, behind which a template may write a line break."""
@@ -222,12 +226,14 @@ class TurnEnd:
 
     def around(self, content: str) -> str:
         """The text behind the generation prompt of a turn with a content, without the token that ends it."""
-        mark = self.prefill.strip()
+        begun = self.prefill or self.opened
+        mark = begun.strip()
         if mark and content.lstrip().startswith(mark):  # the generation prompt holds it already
             rest = content.lstrip().removeprefix(mark)
-            blank = self.prefill[len(self.prefill.rstrip()) :]
+            blank = begun[len(begun.rstrip()) :]
             content = rest.removeprefix(blank)
-        return f"{self.lead}{content}{self.tail}"
+        has_thought = THOUGHT_END in self.lead and THOUGHT_END in content
+        return f"{'' if has_thought else self.lead}{content}{self.tail}"
 
     def content_of(self, reply: str) -> str:
         """The content of a reply that was sampled behind the generation prompt and decoded without special tokens."""
@@ -270,6 +276,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | 
         lead=lead,
         plain_lead=decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]),
         prefill=before[len(opening) :],
+        opened="".join(OPENED.findall(before)),
     )
 
 
@@ -336,12 +343,22 @@ def reply_text(
         reply = _without_special_end(tokenizer, reply) if end is None else end.without_end(reply)
         if is_written(content, reply) or "tool_calls" in message:
             return reply
+        bare = render_messages(tokenizer, row.messages or [], False, row.origin, row.template_arguments)
+        if prompt.startswith(bare) and _is_written_across(content, opening[len(bare) :], reply):
+            return reply
     return content if end is None else end.around(content)
 
 
 def is_written(content: str, text: str) -> bool:
     """Whether a text holds a content, blanks apart: templates trim it, or write blanks around its parts."""
     return content in text or "".join(content.split()) in "".join(text.split())
+
+
+def _is_written_across(content: str, before: str, reply: str) -> bool:
+    """Whether a reply goes on with a content whose beginning stands before it: "<think>" in the generation prompt."""
+    content, before, reply = ("".join(text.split()) for text in (content, before, reply))
+    start = (before + reply).rfind(content)
+    return start >= 0 and start + len(content) > len(before)
 
 
 def reply_contents(tokenizer: PreTrainedTokenizerBase, replies: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.data.encoding import (
     PROBE,
+    THOUGHT_END,
     is_written,
     other_turn_end,
     prompt_text,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBES = 8
-THOUGHT_END = "</think>"
 UNREAD_COLUMNS = "columns that neither prompts nor responses are made of"
 NOT_IN_TEMPLATE = "the chat template does not write"
 # Columns from which somebody may expect that they change the prompt.
