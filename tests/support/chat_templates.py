@@ -153,6 +153,16 @@ SPECIAL_TEMPLATES = {
         "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
     ),
+    # DeepSeek V3.1: a turn begins with the end of a thought, a generation prompt opens one where `thinking` says so.
+    "deepseek-v3.1": (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content }}"
+        "{% elif m.role == 'assistant' %}<|Assistant|></think>"
+        "{% set text = m.content if m.content is string else '' %}"
+        "{{ text.split('</think>', 1)[1] if '</think>' in text else text }}"
+        "{% for call in m.tool_calls or [] %}<|call|>{{ call.function.name }}{{ call.function.arguments | tojson }}"
+        "{% endfor %}{{ eos_token }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|Assistant|>{{ '<think>' if thinking else '</think>' }}{% endif %}"
+    ),
 }
 TOKENS = (
     *("<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>"),

@@ -35,6 +35,7 @@ PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder
 _BARE: weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]] = weakref.WeakKeyDictionary()
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 THOUGHT_END = "</think>"
+TAG = r"<[^<>\s]+>"
 OPENED = re.compile(r"(<[^<>|/\s][^<>|\s]*>\s*)?\Z")  # the tag that a text ends with
 MARK = "QZXJ"  # a content that no chat template writes by itself
 
@@ -207,6 +208,7 @@ class TurnEnd:
     plain_lead: str  # the same without special tokens
     # What the generation prompt ends with and a written turn does not begin with, for instance "<think>\n".
     prefill: str
+    replaced: str  # what a written turn has in the place of the prefill, which a reply behind the prefill leaves out
     opened: str  # the tag that the generation prompt ends with, blanks behind it included; empty where there is none
 
     def length(self, ids: list[int]) -> int:
@@ -254,7 +256,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | 
     question = render_messages(tokenizer, dialogue[:1], False, origin, arguments)
     before = render_messages(tokenizer, dialogue[:1], True, origin, arguments)
     whole = render_messages(tokenizer, dialogue, False, origin, arguments)
-    opening = commonprefix([before, whole])
+    opening = _common_opening(tokenizer, before, whole)
     has_header = len(opening) > len(question) and opening.startswith(question)
     place = whole.find(MARK, len(opening))
     if place < 0 or not (opening == before or has_header):
@@ -263,6 +265,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | 
             f"({before[-40:]!r}, then {whole[-40:]!r}), so that a reply's tokens cannot be told; correct the template."
         )
     lead, text = whole[len(opening) : place], whole[place + len(MARK) :]
+    prefill = before[len(opening) :]
     ids = encode_responses(tokenizer, [text])[0] if text else []
     special = special_ids(tokenizer)
     ends = [i for i in ids if i in special]
@@ -273,11 +276,21 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | 
         text=text,
         written=bool(ends) and token in text,
         token=token,
-        lead=lead,
-        plain_lead=decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]),
-        prefill=before[len(opening) :],
+        lead="" if prefill else lead,
+        plain_lead="" if prefill else decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]),
+        prefill=prefill,
+        replaced=lead if prefill else "",
         opened="".join(OPENED.findall(before)),
     )
+
+
+def _common_opening(tokenizer: PreTrainedTokenizerBase, before: str, whole: str) -> str:
+    """What two texts begin with, up to a border of added tokens and of tags: "<think>" and "</think>" share nothing."""
+    added = sorted((str(token) for token in tokenizer.get_added_vocab()), key=len, reverse=True)
+    pieces = re.compile("|".join([*map(re.escape, added), TAG]))
+    length = len(commonprefix([before, whole]))
+    spans = [match.span() for text in (before, whole) for match in pieces.finditer(text)]
+    return before[: min([length, *[start for start, stop in spans if start < length < stop]])]
 
 
 def response_texts(
@@ -305,12 +318,17 @@ def response_texts(
             texts.append(getattr(row, column) or "")
             continue
         prompt = prompt_text(tokenizer, row) if prompts is None else prompts[number]
-        variables = {name: value for name, value in row.template_arguments.items() if name not in (TOOLS, DOCUMENTS)}
+        variables = template_variables(row)
         key = repr(variables)
         if key not in ends:
             ends[key] = _turn_end_or_none(tokenizer, variables)
         texts.append(reply_text(tokenizer, row, message, prompt, ends[key]))
     return texts
+
+
+def template_variables(row: Row) -> dict[str, Any]:
+    """The variables that a row gives to its chat template beside tools and documents."""
+    return {name: value for name, value in row.template_arguments.items() if name not in (TOOLS, DOCUMENTS)}
 
 
 def reply_text(
@@ -340,6 +358,8 @@ def reply_text(
         opening = prompt.removesuffix(end.prefill)
     if whole.startswith(opening):
         reply = whole[len(opening) :]
+        if end is not None and opening != prompt:
+            reply = reply.removeprefix(end.replaced)
         reply = _without_special_end(tokenizer, reply) if end is None else end.without_end(reply)
         if is_written(content, reply) or "tool_calls" in message:
             return reply

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dschat.data.encoding import (
@@ -22,6 +23,7 @@ from dschat.data.encoding import (
     prompt_text,
     reply_text,
     special_ids,
+    template_variables,
     turn_end,
 )
 from dschat.data.formats import unread_columns
@@ -78,7 +80,7 @@ def template_notes(
     rows = [row for row in rows if row.messages is not None]
     if tokenizer.chat_template is None or not rows:
         return []
-    notes = [] if end_id is None else [other_turn_end(tokenizer, rows, end_id), other_rendering(tokenizer)]
+    notes = [] if end_id is None else [other_turn_end(tokenizer, rows, end_id), *other_renderings(tokenizer, rows)]
     unread = unwritten_parts(tokenizer, rows, reads)
     if unread:
         notes.append(f"{NOT_IN_TEMPLATE}: {in_words(unread)}")
@@ -103,19 +105,38 @@ def unread_column_counts(rows: Iterable[Row], keys: DataKeys, reads: Sequence[st
     return Counter(column for row in rows for column in unread_columns(row, keys) if column not in reads)
 
 
-def other_rendering(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def other_renderings(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Row]) -> list[str]:
+    """What `other_rendering` says, once for each set of variables that rows give to the template; at most PROBES sets.
+
+    Rows without variables are tried in any case.
+    """
+    sets: dict[str, dict[str, Any]] = {repr({}): {}}
+    for row in rows:
+        variables = template_variables(row)
+        sets.setdefault(repr(variables), variables)
+    notes: dict[str, str] = {}
+    for variables in islice(sets.values(), PROBES):
+        note = other_rendering(tokenizer, variables)
+        if note is not None:
+            where = f"with {TEMPLATE_VARIABLES} {json.dumps(variables, ensure_ascii=False, default=str)}, "
+            notes.setdefault(note, (where if variables else "") + note)
+    return list(notes.values())
+
+
+def other_rendering(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> str | None:
     """How the text of training differs from the chat template's own, for the user's "a" and the assistant's "b".
 
     None where both are the same, apart from the end of the turn (see `other_turn_end`), or where the template refuses
-    this dialogue.
+    this dialogue. `variables` are further ones of the template.
     """
-    question = Row(PROBE[0]["content"], PROBE[:1], None, None, {}, "the chat template")
+    arguments = dict(variables or {})
+    question = Row(PROBE[0]["content"], PROBE[:1], None, None, {}, "the chat template", template_arguments=arguments)
     try:
         prompt = prompt_text(tokenizer, question)
-        end = turn_end(tokenizer)
+        end = turn_end(tokenizer, arguments)
         reply = reply_text(tokenizer, question, PROBE[1], prompt, end)
-        whole = apply_template(tokenizer, PROBE, False)
-        has_generation_prompt = prompt != apply_template(tokenizer, PROBE[:1], False)
+        whole = apply_template(tokenizer, PROBE, False, arguments)
+        has_generation_prompt = prompt != apply_template(tokenizer, PROBE[:1], False, arguments)
     except (TemplateRefusal, UserError):
         return None
     if not whole.startswith(prompt + reply):
