@@ -10,6 +10,7 @@ from chat_templates import byte_tokenizer
 from data_cases import talk_row
 from dialogue_cases import bot, user
 from dschat.data.encoding import prompt_text, response_texts, turn_end
+from dschat.data.examples import pair_examples, sft_examples
 from dschat.data.rows import Row
 from dschat.data.template_notes import template_notes
 
@@ -76,3 +77,39 @@ def test_added_tokens_are_not_split():
     end = turn_end(tokenizer)
     assert (end.prefill, end.replaced, end.lead) == ("[THINK]", "[TELL]", "")
     assert response_texts(tokenizer, [talk_row([user("a")], "b")], "chosen") == ["b"]
+
+
+CALL_ENDS = {
+    "gpt-oss": (' to=functions.sun<|channel|>commentary json<|message|>{"city": "Rome"}', "<|call|>", "<|return|>"),
+    "llama-3.1-eom": ('{"name": "sun", "parameters": {"city": "Rome"}}', "<|eom_id|>", "<|eot_id|>"),
+}
+
+
+@pytest.mark.parametrize("name", CALL_ENDS)
+def test_a_call_with_an_end_of_its_own_is_ended_once_and_told(name):
+    tokenizer = byte_tokenizer(name)
+    text, end, usual = CALL_ENDS[name]
+    end_id = tokenizer.convert_tokens_to_ids(usual)
+    row = message_row(caller())
+    assert response_texts(tokenizer, [row], "chosen") == [text]
+    (example,), _ = sft_examples([row], tokenizer, 999, end_id)
+    assert tokenizer.decode(example.response_ids) == text + usual
+    pair = Row(**vars(row) | {"rejected": "b"})
+    (compared,), _ = pair_examples([pair], tokenizer, 999, end_id)
+    assert tokenizer.decode(compared.chosen_ids).endswith(text + usual)
+    notes = template_notes(tokenizer, [row, pair, message_row(bot("b"))], end_id)
+    assert any(f"training with {usual}: {end}: 2" in note for note in notes)
+
+
+def test_no_end_is_told_where_calls_and_texts_end_alike():
+    tokenizer = byte_tokenizer("llama-3.1")
+    assert template_notes(tokenizer, [message_row(caller())], tokenizer.convert_tokens_to_ids("<|eot_id|>")) == []
+
+
+def test_special_tokens_that_belong_to_a_turn_stay():
+    """The end of a list of calls, and what a content itself ends with."""
+    tokenizer = byte_tokenizer("chatml")
+    calls = "{% if m.tool_calls %}<|calls_begin|>sun<|calls_end|>{% else %}{{ m.content }}<eos>{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}" + calls + "{% endfor %}"
+    rows = [message_row(caller()), message_row(bot("b<|call|>"))]
+    assert response_texts(tokenizer, rows, "chosen") == ["<|calls_begin|>sun<|calls_end|>", "b<|call|>"]

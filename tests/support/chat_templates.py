@@ -163,11 +163,23 @@ SPECIAL_TEMPLATES = {
         "{% endfor %}{{ eos_token }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|Assistant|>{{ '<think>' if thinking else '</think>' }}{% endif %}"
     ),
+    # gpt-oss: channels, and a call that ends with another token than a text.
+    "gpt-oss": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}"
+        "<|start|>assistant to=functions.{{ m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>"
+        "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>"
+        "{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}"
+        "{{ '<|return|>' if loop.last else '<|end|>' }}{% endif %}"
+        "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    ),
 }
+# Llama 3.1 whose calls of built-in tools end with a token of their own.
+SPECIAL_TEMPLATES["llama-3.1-eom"] = TEMPLATES["llama-3.1"].replace("{{ '}' }}<|eot_id|>", "{{ '}' }}<|eom_id|>")
 TOKENS = (
     *("<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>"),
     *("<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|system|>", "<|assistant|>", "<|User|>"),
-    *("<|Assistant|>", "<|call|>"),
+    *("<|Assistant|>", "<|call|>", "<|return|>", "<|eom_id|>", "<|calls_begin|>", "<|calls_end|>"),
 )
 
 

@@ -14,6 +14,7 @@ import json
 import re
 import shlex
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -285,7 +286,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | 
 
 
 def _common_opening(tokenizer: PreTrainedTokenizerBase, before: str, whole: str) -> str:
-    """What two texts begin with, up to a border of added tokens and of tags: "<think>" and "</think>" share nothing."""
+    """What two texts begin with, in whole added tokens and tags: "<think>" and "</think>" share nothing."""
     added = sorted((str(token) for token in tokenizer.get_added_vocab()), key=len, reverse=True)
     pieces = re.compile("|".join([*map(re.escape, added), TAG]))
     length = len(commonprefix([before, whole]))
@@ -318,11 +319,7 @@ def response_texts(
             texts.append(getattr(row, column) or "")
             continue
         prompt = prompt_text(tokenizer, row) if prompts is None else prompts[number]
-        variables = template_variables(row)
-        key = repr(variables)
-        if key not in ends:
-            ends[key] = _turn_end_or_none(tokenizer, variables)
-        texts.append(reply_text(tokenizer, row, message, prompt, ends[key]))
+        texts.append(reply_text(tokenizer, row, message, prompt, _end_of_turns(tokenizer, row, ends)))
     return texts
 
 
@@ -360,7 +357,7 @@ def reply_text(
         reply = whole[len(opening) :]
         if end is not None and opening != prompt:
             reply = reply.removeprefix(end.replaced)
-        reply = _without_special_end(tokenizer, reply) if end is None else end.without_end(reply)
+        reply = _turn_body(tokenizer, reply, end, "" if "tool_calls" in message else content)
         if is_written(content, reply) or "tool_calls" in message:
             return reply
         bare = render_messages(tokenizer, row.messages or [], False, row.origin, row.template_arguments)
@@ -390,13 +387,59 @@ def reply_contents(tokenizer: PreTrainedTokenizerBase, replies: Sequence[str]) -
     return list(replies) if end is None else [end.content_of(reply) for reply in replies]
 
 
-def _without_special_end(tokenizer: PreTrainedTokenizerBase, reply: str) -> str:
-    """A reply without the special token that it ends with and the blanks behind that."""
-    text = reply.rstrip()
+def _turn_body(tokenizer: PreTrainedTokenizerBase, turn: str, end: TurnEnd | None, content: str) -> str:
+    """A turn as the template wrote it, up to the token that ends it: its usual one or another special token.
+
+    A special token is no end where the content itself ends with it.
+    """
+    if end is not None:
+        body = end.without_end(turn)
+        if body != turn or content and body.rstrip().endswith(content.rstrip()):
+            return body
+    return _without_special_end(tokenizer, turn)[0]
+
+
+def _without_special_end(tokenizer: PreTrainedTokenizerBase, turn: str) -> tuple[str, str]:
+    """A turn without the special token that it ends with and the blanks behind that; and the token, "" without one.
+
+    A token that closes what another one opened in the turn is a part of it: "<|calls_end|>" behind "<|calls_begin|>".
+    """
+    text = turn.rstrip()
     for token in map(str, tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))):
-        if text.endswith(token):
-            return text.removesuffix(token)
-    return reply
+        openings = (token.replace("end", "begin"), token.replace("end", "start"), token.replace("/", ""))
+        if text.endswith(token) and not any(name != token and name in text for name in openings):
+            return text.removesuffix(token), token
+    return turn, ""
+
+
+def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Counter[str]:
+    """Special tokens with which the template ends responses of tool calls, other than a text's → how many responses.
+
+    A response in training ends with the one token of all responses instead.
+    """
+    counts: Counter[str] = Counter()
+    ends: dict[str, TurnEnd | None] = {}
+    for row in rows:
+        for message in (row.reply("chosen"), row.reply("rejected")):
+            if message is None or "tool_calls" not in message:
+                continue
+            end = _end_of_turns(tokenizer, row, ends)
+            turn = render_messages(
+                tokenizer, [*(row.messages or []), message], False, row.origin, row.template_arguments
+            )
+            token = _without_special_end(tokenizer, turn)[1]
+            if end is not None and token and end.without_end(turn) == turn:
+                counts[token] += 1
+    return counts
+
+
+def _end_of_turns(tokenizer: PreTrainedTokenizerBase, row: Row, ends: dict[str, TurnEnd | None]) -> TurnEnd | None:
+    """How the template writes a turn with the variables of a row; `ends` holds what is known, by variables."""
+    variables = template_variables(row)
+    key = repr(variables)
+    if key not in ends:
+        ends[key] = _turn_end_or_none(tokenizer, variables)
+    return ends[key]
 
 
 def _turn_end_or_none(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> TurnEnd | None:

@@ -19,6 +19,7 @@ from dschat.data.encoding import (
     PROBE,
     THOUGHT_END,
     is_written,
+    other_call_ends,
     other_turn_end,
     prompt_text,
     reply_text,
@@ -81,10 +82,23 @@ def template_notes(
     if tokenizer.chat_template is None or not rows:
         return []
     notes = [] if end_id is None else [other_turn_end(tokenizer, rows, end_id), *other_renderings(tokenizer, rows)]
+    if end_id is not None:
+        notes.append(_note_of_call_ends(tokenizer, rows, end_id))
     unread = unwritten_parts(tokenizer, rows, reads)
     if unread:
         notes.append(f"{NOT_IN_TEMPLATE}: {in_words(unread)}")
     return [note for note in notes if note]
+
+
+def _note_of_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
+    """What differs where the template ends tool calls with another token than training does."""
+    used = str(tokenizer.convert_ids_to_tokens(end_id))
+    counts = {token: count for token, count in other_call_ends(tokenizer, rows).items() if token != used}
+    if not counts:
+        return None
+    return f"responses of tool calls that the chat template ends with another token, and training with {used}: " + (
+        in_words(counts)
+    )
 
 
 def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], keys: DataKeys) -> None:
