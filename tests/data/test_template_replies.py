@@ -113,3 +113,18 @@ def test_special_tokens_that_belong_to_a_turn_stay():
     tokenizer.chat_template = "{% for m in messages %}" + calls + "{% endfor %}"
     rows = [message_row(caller()), message_row(bot("b<|call|>"))]
     assert response_texts(tokenizer, rows, "chosen") == ["<|calls_begin|>sun<|calls_end|>", "b<|call|>"]
+
+
+TOOL = {"type": "function", "function": {"name": "sun", "parameters": {"type": "object"}}}
+
+
+def test_a_system_prompt_that_only_a_last_question_holds_loses_no_reply():
+    tokenizer = byte_tokenizer("mistral-system")
+    talk = [{"role": "system", "content": "s"}, user("a")]
+    rows = [message_row(message, talk, tools=[TOOL]) for message in (caller(), bot("b"))]
+    assert prompt_text(tokenizer, rows[0]).endswith("[/AVAILABLE_TOOLS][INST] s\n\na[/INST]")
+    calls = '[TOOL_CALLS] [{"name": "sun", "arguments": {"city": "Rome"}, "id": "123456789"}]'
+    assert response_texts(tokenizer, rows, "chosen") == [calls, " b"]
+    examples, dropped = sft_examples(rows, tokenizer, 999, 2)
+    assert len(examples) == 2 and not dropped
+    assert tokenizer.decode(examples[0].response_ids) == calls + "<eos>"

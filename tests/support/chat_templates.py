@@ -174,6 +174,11 @@ SPECIAL_TEMPLATES = {
         "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
     ),
 }
+# Mistral 7B Instruct v0.3 and Nemo: a system prompt only in a question that is the last message.
+SPECIAL_TEMPLATES["mistral-system"] = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}"
+    "{% endif %}" + TEMPLATES["mistral-tools"]
+).replace("[INST] {{ m.content }}", "[INST] {{ system + '\n\n' if loop.last and system is defined }}{{ m.content }}")
 # Llama 3.1 whose calls of built-in tools end with a token of their own.
 SPECIAL_TEMPLATES["llama-3.1-eom"] = TEMPLATES["llama-3.1"].replace("{{ '}' }}<|eot_id|>", "{{ '}' }}<|eom_id|>")
 TOKENS = (

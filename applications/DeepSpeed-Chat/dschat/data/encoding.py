@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.data.messages import DOCUMENTS, TOOLS
 from dschat.data.rows import Row
-from dschat.data.templates import render_messages
+from dschat.data.templates import TemplateRefusal, apply_template, render_messages
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -350,20 +350,46 @@ def reply_text(
     messages = [*(row.messages or []), message]
     whole = render_messages(tokenizer, messages, False, row.origin, row.template_arguments)
     content = str(message.get("content", ""))
-    opening = prompt
-    if end is not None and not whole.startswith(prompt):
-        opening = prompt.removesuffix(end.prefill)
-    if whole.startswith(opening):
-        reply = whole[len(opening) :]
-        if end is not None and opening != prompt:
-            reply = reply.removeprefix(end.replaced)
+    begun = _begun_turn(tokenizer, row, whole, prompt, end)
+    if begun is not None:
+        opening, reply = begun
         reply = _turn_body(tokenizer, reply, end, "" if "tool_calls" in message else content)
         if is_written(content, reply) or "tool_calls" in message:
             return reply
         bare = render_messages(tokenizer, row.messages or [], False, row.origin, row.template_arguments)
-        if prompt.startswith(bare) and _is_written_across(content, opening[len(bare) :], reply):
+        if opening.startswith(bare) and _is_written_across(content, opening[len(bare) :], reply):
             return reply
     return content if end is None else end.around(content)
+
+
+def _begun_turn(
+    tokenizer: PreTrainedTokenizerBase, row: Row, whole: str, prompt: str, end: TurnEnd | None
+) -> tuple[str, str] | None:
+    """A conversation's text in two: up to the generation prompt, and what the assistant's message adds to it.
+
+    A template may write the messages before otherwise once the assistant's follows: Mistral's writes a system prompt
+    only where the user's message is the last. Then they end where a plain content would begin. None where even that
+    cannot be told.
+    """
+    if whole.startswith(prompt):
+        return prompt, whole[len(prompt) :]
+    if end is None:
+        return None
+    opening = prompt.removesuffix(end.prefill)
+    if not (end.prefill and whole.startswith(opening)):
+        try:
+            marked = apply_template(
+                tokenizer,
+                [*(row.messages or []), {"role": "assistant", "content": MARK}],
+                False,
+                row.template_arguments,
+            )
+        except TemplateRefusal:
+            return None
+        opening = marked[: max(0, marked.rfind(MARK))].removesuffix(end.lead or end.replaced)
+    if opening and whole.startswith(opening):
+        return opening, whole[len(opening) :].removeprefix(end.replaced)
+    return None
 
 
 def is_written(content: str, text: str) -> bool:
