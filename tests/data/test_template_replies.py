@@ -8,7 +8,7 @@ import pytest
 
 from chat_templates import byte_tokenizer
 from data_cases import talk_row
-from dialogue_cases import bot, user
+from dialogue_cases import bot, dialogue, user
 from dschat.data.encoding import prompt_text, response_texts, turn_end
 from dschat.data.examples import pair_examples, sft_examples
 from dschat.data.rows import Row
@@ -128,3 +128,30 @@ def test_a_system_prompt_that_only_a_last_question_holds_loses_no_reply():
     examples, dropped = sft_examples(rows, tokenizer, 999, 2)
     assert len(examples) == 2 and not dropped
     assert tokenizer.decode(examples[0].response_ids) == calls + "<eos>"
+
+
+NO_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}"
+TALK = dialogue("a", "b", "c", "d")
+
+
+def trained_text(tokenizer, messages, end, content="d"):
+    """What --train_on all trains on in a conversation with a response."""
+    end_id = tokenizer.convert_tokens_to_ids(end)
+    (example,), _ = sft_examples([talk_row(messages, content)], tokenizer, 999, end_id, all_turns=True)
+    ids = zip(example.response_ids, example.targets, strict=True)
+    return tokenizer.decode([number for number, is_trained in ids if is_trained])
+
+
+def test_all_turns_of_a_template_that_writes_eos_behind_the_last_alone():
+    tokenizer = byte_tokenizer("phi-3")
+    assert trained_text(tokenizer, TALK[:3], "<|end|>") == "b<|end|>d<|end|>"
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|end|>", "")  # an earlier turn has no end at all
+    assert trained_text(tokenizer, TALK[:3], "<eos>") == "b\nd\n<eos>"
+
+
+def test_a_template_that_demands_a_system_prompt_is_asked_with_the_rows_own():
+    tokenizer = byte_tokenizer("phi-3")
+    tokenizer.chat_template = NO_SYSTEM + tokenizer.chat_template
+    talk = [{"role": "system", "content": "s"}, *TALK[:3]]
+    assert trained_text(tokenizer, talk, "<|end|>") == "b<|end|>d<|end|>"
+    assert response_texts(tokenizer, [talk_row(talk, "d")], "chosen") == ["d"]

@@ -163,6 +163,11 @@ SPECIAL_TEMPLATES = {
         "{% endfor %}{{ eos_token }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|Assistant|>{{ '<think>' if thinking else '</think>' }}{% endif %}"
     ),
+    # Phi-3: EOS behind the last turn alone.
+    "phi-3": (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
+    ),
     # gpt-oss: channels, and a call that ends with another token than a text.
     "gpt-oss": (
         "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}"
@@ -184,7 +189,7 @@ SPECIAL_TEMPLATES["llama-3.1-eom"] = TEMPLATES["llama-3.1"].replace("{{ '}' }}<|
 TOKENS = (
     *("<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>"),
     *("<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|system|>", "<|assistant|>", "<|User|>"),
-    *("<|Assistant|>", "<|call|>", "<|return|>", "<|eom_id|>", "<|calls_begin|>", "<|calls_end|>"),
+    *("<|Assistant|>", "<|call|>", "<|return|>", "<|eom_id|>", "<|end|>", "<|calls_begin|>", "<|calls_end|>"),
 )
 
 

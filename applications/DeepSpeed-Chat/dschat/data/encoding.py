@@ -227,6 +227,15 @@ class TurnEnd:
             return turn.removesuffix(self.text)
         return turn.removesuffix(self.text.removeprefix(self.tail))
 
+    def closings(self, text: str) -> list[str]:
+        """Forms that a text up to the end of a turn may have once further messages follow, the longest first.
+
+        As it is; up to the token that ends the turn; without that token. A template may write EOS behind the last turn
+        alone.
+        """
+        body = self.without_end(text)
+        return [text, f"{body}{self.token}", body] if self.written and body != text else [text]
+
     def around(self, content: str) -> str:
         """The text behind the generation prompt of a turn with a content, without the token that ends it."""
         begun = self.prefill or self.opened
@@ -243,19 +252,23 @@ class TurnEnd:
         return reply.removeprefix(self.plain_lead).removesuffix(self.tail)
 
 
-def turn_end(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | None = None) -> TurnEnd:
+def turn_end(
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any] | None = None,
+    messages: Sequence[Mapping[str, Any]] = PROBE[:1],
+) -> TurnEnd:
     """How the tokenizer's chat template writes and ends an assistant's turn.
 
-    It is read off a dialogue of one turn: what the template writes behind its generation prompt. `arguments` are
+    It is read off a reply to `messages`: what the template writes behind its generation prompt. `arguments` are
     further variables of the template.
 
     Raises:
         UserError: there is no chat template, it refuses a dialogue, or a reply does not follow its generation prompt.
     """
-    dialogue = [PROBE[0], {"role": "assistant", "content": MARK}]
+    dialogue = [*messages, {"role": "assistant", "content": MARK}]
     origin = "the chat template"
-    question = render_messages(tokenizer, dialogue[:1], False, origin, arguments)
-    before = render_messages(tokenizer, dialogue[:1], True, origin, arguments)
+    question = render_messages(tokenizer, messages, False, origin, arguments)
+    before = render_messages(tokenizer, messages, True, origin, arguments)
     whole = render_messages(tokenizer, dialogue, False, origin, arguments)
     opening = _common_opening(tokenizer, before, whole)
     has_header = len(opening) > len(question) and opening.startswith(question)
@@ -311,7 +324,7 @@ def response_texts(
     Raises:
         UserError: see `prompt_text`.
     """
-    ends: dict[str, TurnEnd | None] = {}
+    ends: dict[str, TurnEnd] = {}
     texts = []
     for number, row in enumerate(rows):
         message = row.reply(column)
@@ -444,7 +457,7 @@ def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> 
     A response in training ends with the one token of all responses instead.
     """
     counts: Counter[str] = Counter()
-    ends: dict[str, TurnEnd | None] = {}
+    ends: dict[str, TurnEnd] = {}
     for row in rows:
         for message in (row.reply("chosen"), row.reply("rejected")):
             if message is None or "tool_calls" not in message:
@@ -459,18 +472,44 @@ def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> 
     return counts
 
 
-def _end_of_turns(tokenizer: PreTrainedTokenizerBase, row: Row, ends: dict[str, TurnEnd | None]) -> TurnEnd | None:
-    """How the template writes a turn with the variables of a row; `ends` holds what is known, by variables."""
-    variables = template_variables(row)
-    key = repr(variables)
+def turn_end_of(tokenizer: PreTrainedTokenizerBase, row: Row) -> TurnEnd:
+    """How the template writes and ends an assistant's turn with the variables of a row.
+
+    A template may refuse a plain dialogue, one without a system prompt for instance. Then it is read off a reply to
+    the row's own messages.
+
+    Raises:
+        UserError: see `turn_end`; the one for the plain dialogue.
+    """
+    try:
+        return turn_end(tokenizer, template_variables(row))
+    except UserError:
+        if row.messages is None:
+            raise
+        end = _turn_end_or_none(tokenizer, row.template_arguments, row.messages)
+        if end is None:
+            raise
+        return end
+
+
+def _end_of_turns(tokenizer: PreTrainedTokenizerBase, row: Row, ends: dict[str, TurnEnd]) -> TurnEnd | None:
+    """As `turn_end_of`; None where it cannot be told. `ends` holds what is known, by the variables of rows."""
+    key = repr(template_variables(row))
     if key not in ends:
-        ends[key] = _turn_end_or_none(tokenizer, variables)
+        try:
+            ends[key] = turn_end_of(tokenizer, row)
+        except UserError:
+            return None
     return ends[key]
 
 
-def _turn_end_or_none(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> TurnEnd | None:
+def _turn_end_or_none(
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]] = PROBE[:1],
+) -> TurnEnd | None:
     try:
-        return turn_end(tokenizer, arguments)
+        return turn_end(tokenizer, arguments, messages)
     except UserError:  # a template that refuses a dialogue without a system prompt, for instance
         return None
 
