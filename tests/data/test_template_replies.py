@@ -155,3 +155,25 @@ def test_a_template_that_demands_a_system_prompt_is_asked_with_the_rows_own():
     talk = [{"role": "system", "content": "s"}, *TALK[:3]]
     assert trained_text(tokenizer, talk, "<|end|>") == "b<|end|>d<|end|>"
     assert response_texts(tokenizer, [talk_row(talk, "d")], "chosen") == ["d"]
+
+
+def test_a_thought_behind_a_closed_one_is_told():
+    tokenizer = byte_tokenizer("qwen-3")
+    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    in_field, in_content = bot("b") | {"reasoning_content": "so"}, bot("<think>so</think>b")
+    quiet = [message_row(message, enable_thinking=False) for message in (in_field, in_content, bot("b"))]
+    notes = template_notes(tokenizer, quiet, end_id)
+    assert any("behind a generation prompt that holds a closed one: 2;" in note for note in notes)
+    assert any("does not write: 'reasoning_content' of responses: 1" in note for note in notes)
+    assert template_notes(tokenizer, [message_row(in_field), message_row(in_content), quiet[2]], end_id) == []
+
+
+def test_notes_speak_of_the_text_that_is_trained_on():
+    """A lost thought is trained on where the content itself is the response, and is not where a call follows it."""
+    tokenizer = byte_tokenizer("deepseek-v3.1")
+    row = message_row(caller(content="so</think>b"))
+    assert response_texts(tokenizer, [row], "chosen") == ['b<|call|>sun{"city": "Rome"}']
+    (note,) = template_notes(tokenizer, [row])
+    assert note.endswith("does not write: what stands before </think> in responses: 1")
+    (note,) = template_notes(tokenizer, [message_row(bot("so</think>b"))])
+    assert note.endswith("what stands before </think> in responses, which are trained on all the same: 1")

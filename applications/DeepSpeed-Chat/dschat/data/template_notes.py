@@ -11,7 +11,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from dschat.data.encoding import (
     special_ids,
     template_variables,
     turn_end,
+    turn_end_of,
 )
 from dschat.data.formats import unread_columns
 from dschat.data.messages import DOCUMENTS, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS, WEIGHT
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBES = 8
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of messages that hold a thought
 UNREAD_COLUMNS = "columns that neither prompts nor responses are made of"
 NOT_IN_TEMPLATE = "the chat template does not write"
 # Columns from which somebody may expect that they change the prompt.
@@ -83,7 +85,7 @@ def template_notes(
         return []
     notes = [] if end_id is None else [other_turn_end(tokenizer, rows, end_id), *other_renderings(tokenizer, rows)]
     if end_id is not None:
-        notes.append(_note_of_call_ends(tokenizer, rows, end_id))
+        notes += [_note_of_call_ends(tokenizer, rows, end_id), _note_of_second_thoughts(tokenizer, rows)]
     unread = unwritten_parts(tokenizer, rows, reads)
     if unread:
         notes.append(f"{NOT_IN_TEMPLATE}: {in_words(unread)}")
@@ -99,6 +101,27 @@ def _note_of_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], 
     return f"responses of tool calls that the chat template ends with another token, and training with {used}: " + (
         in_words(counts)
     )
+
+
+def _note_of_second_thoughts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> str | None:
+    """How many responses bring a thought though the generation prompt holds one that is closed."""
+    count = 0
+    for row in rows:
+        replies = [reply for reply in (row.reply("chosen"), row.reply("rejected")) if reply is not None]
+        thoughtful = sum(any(reply.get(name) for name in THOUGHTS) or _has_thought(reply) for reply in replies)
+        if thoughtful and prompt_text(tokenizer, row).rstrip().endswith(THOUGHT_END):
+            count += thoughtful
+    if not count:
+        return None
+    return (
+        "responses with a thought behind a generation prompt that holds a closed one: "
+        f"{count}; a thought in the content is trained on as a second one, one in a field of its own is lost. Remove "
+        f"enable_thinking: false from {TEMPLATE_VARIABLES}, or the thoughts from the responses"
+    )
+
+
+def _has_thought(message: Mapping[str, Any]) -> bool:
+    return THOUGHT_END in str(message.get("content", ""))
 
 
 def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], keys: DataKeys) -> None:
@@ -201,24 +224,43 @@ class _Part:
     place: int | None  # of its message in the conversation; None: an argument of the template
     field: str  # of the message, or name of the argument
     text: str = ""  # of a content, or of a piece of it; empty: the whole field is looked at
+    in_template: bool = False  # of a response: whether the template's own text counts, not the one that is trained on
 
     def is_written(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         """Whether the template's text holds the text, or changes without the field."""
-        arguments = self.row.template_arguments
         if self.place is None and self.field not in (TOOLS, DOCUMENTS):
             return self.field in str(tokenizer.chat_template)  # the text is the same where it has the default value
-        messages = [*(self.row.messages or []), *([] if self.reply is None else [self.reply])]
         try:
-            whole = apply_template(tokenizer, messages, self.reply is None, arguments)
+            whole = self._text(tokenizer, self.row, self.reply)
             if self.text:
                 return is_written(self.text, whole) or json.dumps(self.text)[1:-1] in whole
-            if self.place is None:
-                arguments = _without(arguments, self.field)
-            else:
-                messages[self.place] = _without(messages[self.place], self.field)
-            return apply_template(tokenizer, messages, self.reply is None, arguments) != whole
-        except TemplateRefusal:  # of messages without the field; a row that it refuses is an error elsewhere
+            return self._text(tokenizer, *self._without_field()) != whole
+        except (TemplateRefusal, UserError):  # of messages without the field; a row's own refusal is told elsewhere
             return True
+
+    def _text(self, tokenizer: PreTrainedTokenizerBase, row: Row, reply: Mapping[str, Any] | None) -> str:
+        """What is trained on or, with `in_template`, what the template itself writes."""
+        if reply is None:
+            return apply_template(tokenizer, row.messages or [], True, row.template_arguments)
+        if self.in_template:
+            return apply_template(tokenizer, [*(row.messages or []), reply], False, row.template_arguments)
+        prompt = prompt_text(tokenizer, row)
+        try:
+            end = turn_end_of(tokenizer, row)
+        except UserError:
+            end = None
+        return prompt + reply_text(tokenizer, row, reply, prompt, end)
+
+    def _without_field(self) -> tuple[Row, Mapping[str, Any] | None]:
+        """The row and its response without the field."""
+        row, reply = self.row, self.reply
+        if self.place is None:
+            return replace(row, template_arguments=_without(row.template_arguments, self.field)), reply
+        if reply is not None:
+            return row, _without(reply, self.field)
+        messages = [*(row.messages or [])]
+        messages[self.place] = _without(messages[self.place], self.field)
+        return replace(row, messages=messages), reply
 
 
 def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -253,8 +295,10 @@ def _parts_of(
         elif field == WEIGHT and WEIGHT not in reads:
             yield _Part(f"{field!r} of {who}", row, reply, place, field)
     thoughts, mark, answer = message.get("content", "").rpartition(THOUGHT_END)
-    kept = "" if reply is None else ", which are trained on all the same"
     if mark and thoughts.strip():
-        yield _Part(f"what stands before {mark} in {who}{kept}", row, reply, place, "content", thoughts)
+        yield _Part(f"what stands before {mark} in {who}", row, reply, place, "content", thoughts)
+    if mark and thoughts.strip() and reply is not None and "tool_calls" not in message:
+        name = f"what stands before {mark} in {who}, which are trained on all the same"
+        yield _Part(name, row, reply, place, "content", thoughts, True)
     if answer.strip():
         yield _Part(f"the content of {who}", row, reply, place, "content", answer)
