@@ -13,6 +13,7 @@ from dschat.data.encoding import prompt_text, response_texts, turn_end
 from dschat.data.examples import pair_examples, sft_examples
 from dschat.data.rows import Row
 from dschat.data.template_notes import template_notes
+from dschat.errors import UserError
 
 
 def message_row(message, messages=None, **arguments):
@@ -29,6 +30,29 @@ def test_a_thought_that_prompt_and_turn_open_is_opened_once(content):
     rows = [talk_row([user("a")], content), message_row(bot("bar") | {"reasoning_content": "foo"})]
     assert prompt_text(tokenizer, rows[0]).endswith("<|im_start|>assistant\n<think>\n")
     assert response_texts(tokenizer, rows, "chosen") == ["foo\n</think>\n\nbar"] * 2
+
+
+@pytest.mark.parametrize("content", ["<think>\nfoo</think>bar", "<think>foo</think>bar", "foo</think>bar"])
+def test_a_turn_that_holds_its_content_as_it_is_opens_no_thought_twice(content):
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = tokenizer.chat_template.replace("assistant\n", "assistant\n<think>\n")
+    row = talk_row([user("a")], content)
+    assert prompt_text(tokenizer, row).endswith("assistant\n<think>\n")
+    assert response_texts(tokenizer, [row], "chosen") == ["foo</think>bar"]
+
+
+@pytest.mark.parametrize("content", ["<think>foo</think>bar", "foo</think>bar", "bar"])
+def test_blanks_alone_between_prompt_and_turn_lose_no_end_of_a_thought(content):
+    """The generation prompt ends with a line break that a written turn has not."""
+    tokenizer = byte_tokenizer("chatml")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "<think>{{ m.content.split('</think>')[0].split('<think>')[-1] if '</think>' in m.content }}</think>"
+        "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    thought = "" if content == "bar" else "foo"
+    assert response_texts(tokenizer, [talk_row([user("a")], content)], "chosen") == [f"{thought}</think>bar"]
 
 
 def test_a_content_that_brings_the_end_of_its_thought_gets_no_other():
@@ -145,8 +169,11 @@ def trained_text(tokenizer, messages, end, content="d"):
 def test_all_turns_of_a_template_that_writes_eos_behind_the_last_alone():
     tokenizer = byte_tokenizer("phi-3")
     assert trained_text(tokenizer, TALK[:3], "<|end|>") == "b<|end|>d<|end|>"
-    tokenizer.chat_template = tokenizer.chat_template.replace("<|end|>", "")  # an earlier turn has no end at all
-    assert trained_text(tokenizer, TALK[:3], "<eos>") == "b\nd\n<eos>"
+
+
+def test_a_turn_that_ends_with_another_token_once_others_follow_is_refused():
+    with pytest.raises(UserError, match="writes message 2, of the assistant, otherwise once others follow"):
+        trained_text(byte_tokenizer("gpt-oss"), TALK[:3], "<|return|>")
 
 
 def test_a_template_that_demands_a_system_prompt_is_asked_with_the_rows_own():

@@ -230,20 +230,23 @@ class TurnEnd:
     def closings(self, text: str) -> list[str]:
         """Forms that a text up to the end of a turn may have once further messages follow, the longest first.
 
-        As it is; up to the token that ends the turn; without that token. A template may write EOS behind the last turn
-        alone.
+        As it is, or up to the token that ends the turn: a template may write EOS behind the last turn alone.
         """
         body = self.without_end(text)
-        return [text, f"{body}{self.token}", body] if self.written and body != text else [text]
+        return [text, f"{body}{self.token}"] if self.written and body != text else [text]
+
+    def behind_prompt(self, text: str) -> str:
+        """A text without the tag that it begins with, where the generation prompt ends with that tag already."""
+        begun = self.prefill if self.prefill.strip() else self.opened
+        mark = begun.strip()
+        if not mark or not text.lstrip().startswith(mark):
+            return text
+        blank = begun[len(begun.rstrip()) :]
+        return text.lstrip().removeprefix(mark).removeprefix(blank)
 
     def around(self, content: str) -> str:
         """The text behind the generation prompt of a turn with a content, without the token that ends it."""
-        begun = self.prefill or self.opened
-        mark = begun.strip()
-        if mark and content.lstrip().startswith(mark):  # the generation prompt holds it already
-            rest = content.lstrip().removeprefix(mark)
-            blank = begun[len(begun.rstrip()) :]
-            content = rest.removeprefix(blank)
+        content = self.behind_prompt(content)
         has_thought = THOUGHT_END in self.lead and THOUGHT_END in content
         return f"{'' if has_thought else self.lead}{content}{self.tail}"
 
@@ -280,6 +283,7 @@ def turn_end(
         )
     lead, text = whole[len(opening) : place], whole[place + len(MARK) :]
     prefill = before[len(opening) :]
+    is_other_branch = bool(prefill.strip())
     ids = encode_responses(tokenizer, [text])[0] if text else []
     special = special_ids(tokenizer)
     ends = [i for i in ids if i in special]
@@ -290,10 +294,10 @@ def turn_end(
         text=text,
         written=bool(ends) and token in text,
         token=token,
-        lead="" if prefill else lead,
-        plain_lead="" if prefill else decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]),
+        lead="" if is_other_branch else lead,
+        plain_lead="" if is_other_branch else decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]),
         prefill=prefill,
-        replaced=lead if prefill else "",
+        replaced=lead if is_other_branch else "",
         opened="".join(OPENED.findall(before)),
     )
 
@@ -401,7 +405,8 @@ def _begun_turn(
             return None
         opening = marked[: max(0, marked.rfind(MARK))].removesuffix(end.lead or end.replaced)
     if opening and whole.startswith(opening):
-        return opening, whole[len(opening) :].removeprefix(end.replaced)
+        reply = whole[len(opening) :].removeprefix(end.replaced)
+        return opening, end.behind_prompt(reply) if end.prefill.strip() else reply
     return None
 
 
