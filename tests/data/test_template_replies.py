@@ -204,3 +204,13 @@ def test_notes_speak_of_the_text_that_is_trained_on():
     assert note.endswith("does not write: what stands before </think> in responses: 1")
     (note,) = template_notes(tokenizer, [message_row(bot("so</think>b"))])
     assert note.endswith("what stands before </think> in responses, which are trained on all the same: 1")
+
+
+@pytest.mark.parametrize("message", [{"reasoning_content": "so"}, {"content": "<think>so</think>"}])
+def test_a_call_behind_a_closed_thought_is_trained_on(message):
+    tokenizer = byte_tokenizer("qwen-3")
+    row = message_row(caller(**message), enable_thinking=False)
+    calls = '<tool_call>\n{"name": "sun", "arguments": {"city": "Rome"}}\n</tool_call>'
+    assert [text.strip() for text in response_texts(tokenizer, [row], "chosen")] == [calls]
+    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert any("a closed one: 1;" in note for note in template_notes(tokenizer, [row], end_id))

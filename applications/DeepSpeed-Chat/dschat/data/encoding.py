@@ -36,6 +36,7 @@ PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder
 _BARE: weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]] = weakref.WeakKeyDictionary()
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 THOUGHT_END = "</think>"
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of messages that hold a thought
 TAG = r"<[^<>\s]+>"
 OPENED = re.compile(r"(<[^<>|/\s][^<>|\s]*>\s*)?\Z")  # the tag that a text ends with
 MARK = "QZXJ"  # a content that no chat template writes by itself
@@ -376,7 +377,22 @@ def reply_text(
         bare = render_messages(tokenizer, row.messages or [], False, row.origin, row.template_arguments)
         if opening.startswith(bare) and _is_written_across(content, opening[len(bare) :], reply):
             return reply
+    elif "tool_calls" in message and has_thought(message):
+        return reply_text(tokenizer, row, _without_thought(message), prompt, end)
     return content if end is None else end.around(content)
+
+
+def has_thought(message: Mapping[str, Any]) -> bool:
+    """Whether a message brings a thought, in a field of its own or in its content."""
+    return any(message.get(name) for name in THOUGHTS) or THOUGHT_END in str(message.get("content", ""))
+
+
+def _without_thought(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as a generation prompt that has closed its thought goes on: without one."""
+    plain = {name: value for name, value in message.items() if name not in THOUGHTS}
+    if "content" in plain:
+        plain["content"] = str(plain["content"]).rpartition(THOUGHT_END)[2].lstrip()
+    return plain
 
 
 def _begun_turn(
@@ -468,9 +484,10 @@ def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> 
             if message is None or "tool_calls" not in message:
                 continue
             end = _end_of_turns(tokenizer, row, ends)
-            turn = render_messages(
-                tokenizer, [*(row.messages or []), message], False, row.origin, row.template_arguments
-            )
+            try:
+                turn = apply_template(tokenizer, [*(row.messages or []), message], False, row.template_arguments)
+            except TemplateRefusal:  # an error elsewhere
+                continue
             token = _without_special_end(tokenizer, turn)[1]
             if end is not None and token and end.without_end(turn) == turn:
                 counts[token] += 1

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dschat.data.encoding import (
     PROBE,
     THOUGHT_END,
+    has_thought,
     is_written,
     other_call_ends,
     other_turn_end,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBES = 8
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of messages that hold a thought
 UNREAD_COLUMNS = "columns that neither prompts nor responses are made of"
 NOT_IN_TEMPLATE = "the chat template does not write"
 # Columns from which somebody may expect that they change the prompt.
@@ -108,8 +108,14 @@ def _note_of_second_thoughts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[
     count = 0
     for row in rows:
         replies = [reply for reply in (row.reply("chosen"), row.reply("rejected")) if reply is not None]
-        thoughtful = sum(any(reply.get(name) for name in THOUGHTS) or _has_thought(reply) for reply in replies)
-        if thoughtful and prompt_text(tokenizer, row).rstrip().endswith(THOUGHT_END):
+        thoughtful = sum(map(has_thought, replies))
+        if not thoughtful:
+            continue
+        try:
+            prompt = prompt_text(tokenizer, row)
+        except UserError:  # an error elsewhere
+            continue
+        if prompt.rstrip().endswith(THOUGHT_END):
             count += thoughtful
     if not count:
         return None
@@ -118,10 +124,6 @@ def _note_of_second_thoughts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[
         f"{count}; a thought in the content is trained on as a second one, one in a field of its own is lost. Remove "
         f"enable_thinking: false from {TEMPLATE_VARIABLES}, or the thoughts from the responses"
     )
-
-
-def _has_thought(message: Mapping[str, Any]) -> bool:
-    return THOUGHT_END in str(message.get("content", ""))
 
 
 def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], keys: DataKeys) -> None:
