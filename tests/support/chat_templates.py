@@ -139,10 +139,57 @@ TEMPLATES = {
         "{% endfor %}" + CHATML_PROMPT
     ),
 }
+# Templates that are looked at for one property each.
+SPECIAL_TEMPLATES = {
+    # Qwen3 Thinking 2507: the generation prompt opens a thought, which a written turn holds as well.
+    "qwen-3-thinking": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{% set text = m.content if m.content is string else '' %}{% set thought = '' %}"
+        "{% if m.reasoning_content is string %}{% set thought = m.reasoning_content %}"
+        "{% elif '</think>' in text %}"
+        "{% set thought = text.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+        "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+        "{% if loop.last %}<think>\n{{ thought.strip('\n') }}\n</think>\n\n{% endif %}{{ text }}"
+        "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    ),
+    # DeepSeek V3.1: a turn begins with the end of a thought, a generation prompt opens one where `thinking` says so.
+    "deepseek-v3.1": (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content }}"
+        "{% elif m.role == 'assistant' %}<|Assistant|></think>"
+        "{% set text = m.content if m.content is string else '' %}"
+        "{{ text.split('</think>', 1)[1] if '</think>' in text else text }}"
+        "{% for call in m.tool_calls or [] %}<|call|>{{ call.function.name }}{{ call.function.arguments | tojson }}"
+        "{% endfor %}{{ eos_token }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|Assistant|>{{ '<think>' if thinking else '</think>' }}{% endif %}"
+    ),
+    # Phi-3: EOS behind the last turn alone.
+    "phi-3": (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
+    ),
+    # gpt-oss: channels, and a call that ends with another token than a text.
+    "gpt-oss": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}"
+        "<|start|>assistant to=functions.{{ m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>"
+        "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>"
+        "{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}"
+        "{{ '<|return|>' if loop.last else '<|end|>' }}{% endif %}"
+        "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    ),
+}
+# Mistral 7B Instruct v0.3 and Nemo: a system prompt only in a question that is the last message.
+SPECIAL_TEMPLATES["mistral-system"] = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}"
+    "{% endif %}" + TEMPLATES["mistral-tools"]
+).replace("[INST] {{ m.content }}", "[INST] {{ system + '\n\n' if loop.last and system is defined }}{{ m.content }}")
+# Llama 3.1 whose calls of built-in tools end with a token of their own.
+SPECIAL_TEMPLATES["llama-3.1-eom"] = TEMPLATES["llama-3.1"].replace("{{ '}' }}<|eot_id|>", "{{ '}' }}<|eom_id|>")
 TOKENS = (
     *("<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>"),
     *("<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|system|>", "<|assistant|>", "<|User|>"),
-    *("<|Assistant|>", "<|call|>"),
+    *("<|Assistant|>", "<|call|>", "<|return|>", "<|eom_id|>", "<|end|>", "<|calls_begin|>", "<|calls_end|>"),
 )
 
 
@@ -157,5 +204,5 @@ def byte_tokenizer(template: str) -> Any:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
     )
-    tokenizer.chat_template = TEMPLATES[template]
+    tokenizer.chat_template = (TEMPLATES | SPECIAL_TEMPLATES)[template]
     return tokenizer

@@ -11,8 +11,10 @@ Tokenizers may be fast or slow. Conversations are what the chat template writes;
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.data.messages import DOCUMENTS, TOOLS
 from dschat.data.rows import Row
-from dschat.data.templates import render_messages
+from dschat.data.templates import TemplateRefusal, apply_template, render_messages
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +35,10 @@ PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder
 # tokenizer → (its length then, its backend without dummy prefix; None if it has no such prefix)
 _BARE: weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]] = weakref.WeakKeyDictionary()
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+THOUGHT_END = "</think>"
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of messages that hold a thought
+TAG = r"<[^<>\s]+>"
+OPENED = re.compile(r"(<[^<>|/\s][^<>|\s]*>\s*)?\Z")  # the tag that a text ends with
 MARK = "QZXJ"  # a content that no chat template writes by itself
 
 
@@ -204,6 +210,8 @@ class TurnEnd:
     plain_lead: str  # the same without special tokens
     # What the generation prompt ends with and a written turn does not begin with, for instance "<think>\n".
     prefill: str
+    replaced: str  # what a written turn has in the place of the prefill, which a reply behind the prefill leaves out
+    opened: str  # the tag that the generation prompt ends with, blanks behind it included; empty where there is none
 
     def length(self, ids: list[int]) -> int:
         """Tokens of a turn with the one that ends it, behind which a template may write a line break."""
@@ -220,35 +228,53 @@ class TurnEnd:
             return turn.removesuffix(self.text)
         return turn.removesuffix(self.text.removeprefix(self.tail))
 
+    def closings(self, text: str) -> list[str]:
+        """Forms that a text up to the end of a turn may have once further messages follow, the longest first.
+
+        As it is, or up to the token that ends the turn: a template may write EOS behind the last turn alone.
+        """
+        body = self.without_end(text)
+        return [text, f"{body}{self.token}"] if self.written and body != text else [text]
+
+    def behind_prompt(self, text: str) -> str:
+        """A text without the tag that it begins with, where the generation prompt ends with that tag already."""
+        begun = self.prefill if self.prefill.strip() else self.opened
+        mark = begun.strip()
+        if not mark or not text.lstrip().startswith(mark):
+            return text
+        blank = begun[len(begun.rstrip()) :]
+        return text.lstrip().removeprefix(mark).removeprefix(blank)
+
     def around(self, content: str) -> str:
         """The text behind the generation prompt of a turn with a content, without the token that ends it."""
-        mark = self.prefill.strip()
-        if mark and content.lstrip().startswith(mark):  # the generation prompt holds it already
-            rest = content.lstrip().removeprefix(mark)
-            blank = self.prefill[len(self.prefill.rstrip()) :]
-            content = rest.removeprefix(blank)
-        return f"{self.lead}{content}{self.tail}"
+        content = self.behind_prompt(content)
+        has_thought = THOUGHT_END in self.lead and THOUGHT_END in content
+        return f"{'' if has_thought else self.lead}{content}{self.tail}"
 
     def content_of(self, reply: str) -> str:
         """The content of a reply that was sampled behind the generation prompt and decoded without special tokens."""
         return reply.removeprefix(self.plain_lead).removesuffix(self.tail)
 
 
-def turn_end(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | None = None) -> TurnEnd:
+def turn_end(
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any] | None = None,
+    messages: Sequence[Mapping[str, Any]] = PROBE[:1],
+) -> TurnEnd:
     """How the tokenizer's chat template writes and ends an assistant's turn.
 
-    It is read off a dialogue of one turn: what the template writes behind its generation prompt. `arguments` are
+    It is read off a reply to `messages`: what the template writes behind its generation prompt. `arguments` are
     further variables of the template.
 
     Raises:
         UserError: there is no chat template, it refuses a dialogue, or a reply does not follow its generation prompt.
     """
-    dialogue = [PROBE[0], {"role": "assistant", "content": MARK}]
+    dialogue = [*messages, {"role": "assistant", "content": MARK}]
     origin = "the chat template"
-    question = render_messages(tokenizer, dialogue[:1], False, origin, arguments)
-    before = render_messages(tokenizer, dialogue[:1], True, origin, arguments)
+    question = render_messages(tokenizer, messages, False, origin, arguments)
+    before = render_messages(tokenizer, messages, True, origin, arguments)
     whole = render_messages(tokenizer, dialogue, False, origin, arguments)
-    opening = commonprefix([before, whole])
+    opening = _common_opening(tokenizer, before, whole)
     has_header = len(opening) > len(question) and opening.startswith(question)
     place = whole.find(MARK, len(opening))
     if place < 0 or not (opening == before or has_header):
@@ -257,6 +283,8 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | 
             f"({before[-40:]!r}, then {whole[-40:]!r}), so that a reply's tokens cannot be told; correct the template."
         )
     lead, text = whole[len(opening) : place], whole[place + len(MARK) :]
+    prefill = before[len(opening) :]
+    is_other_branch = bool(prefill.strip())
     ids = encode_responses(tokenizer, [text])[0] if text else []
     special = special_ids(tokenizer)
     ends = [i for i in ids if i in special]
@@ -267,10 +295,21 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | 
         text=text,
         written=bool(ends) and token in text,
         token=token,
-        lead=lead,
-        plain_lead=decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]),
-        prefill=before[len(opening) :],
+        lead="" if is_other_branch else lead,
+        plain_lead="" if is_other_branch else decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]),
+        prefill=prefill,
+        replaced=lead if is_other_branch else "",
+        opened="".join(OPENED.findall(before)),
     )
+
+
+def _common_opening(tokenizer: PreTrainedTokenizerBase, before: str, whole: str) -> str:
+    """What two texts begin with, in whole added tokens and tags: "<think>" and "</think>" share nothing."""
+    added = sorted((str(token) for token in tokenizer.get_added_vocab()), key=len, reverse=True)
+    pieces = re.compile("|".join([*map(re.escape, added), TAG]))
+    length = len(commonprefix([before, whole]))
+    spans = [match.span() for text in (before, whole) for match in pieces.finditer(text)]
+    return before[: min([length, *[start for start, stop in spans if start < length < stop]])]
 
 
 def response_texts(
@@ -290,7 +329,7 @@ def response_texts(
     Raises:
         UserError: see `prompt_text`.
     """
-    ends: dict[str, TurnEnd | None] = {}
+    ends: dict[str, TurnEnd] = {}
     texts = []
     for number, row in enumerate(rows):
         message = row.reply(column)
@@ -298,12 +337,13 @@ def response_texts(
             texts.append(getattr(row, column) or "")
             continue
         prompt = prompt_text(tokenizer, row) if prompts is None else prompts[number]
-        variables = {name: value for name, value in row.template_arguments.items() if name not in (TOOLS, DOCUMENTS)}
-        key = repr(variables)
-        if key not in ends:
-            ends[key] = _turn_end_or_none(tokenizer, variables)
-        texts.append(reply_text(tokenizer, row, message, prompt, ends[key]))
+        texts.append(reply_text(tokenizer, row, message, prompt, _end_of_turns(tokenizer, row, ends)))
     return texts
+
+
+def template_variables(row: Row) -> dict[str, Any]:
+    """The variables that a row gives to its chat template beside tools and documents."""
+    return {name: value for name, value in row.template_arguments.items() if name not in (TOOLS, DOCUMENTS)}
 
 
 def reply_text(
@@ -328,20 +368,74 @@ def reply_text(
     messages = [*(row.messages or []), message]
     whole = render_messages(tokenizer, messages, False, row.origin, row.template_arguments)
     content = str(message.get("content", ""))
-    opening = prompt
-    if end is not None and not whole.startswith(prompt):
-        opening = prompt.removesuffix(end.prefill)
-    if whole.startswith(opening):
-        reply = whole[len(opening) :]
-        reply = _without_special_end(tokenizer, reply) if end is None else end.without_end(reply)
+    begun = _begun_turn(tokenizer, row, whole, prompt, end)
+    if begun is not None:
+        opening, reply = begun
+        reply = _turn_body(tokenizer, reply, end, "" if "tool_calls" in message else content)
         if is_written(content, reply) or "tool_calls" in message:
             return reply
+        bare = render_messages(tokenizer, row.messages or [], False, row.origin, row.template_arguments)
+        if opening.startswith(bare) and _is_written_across(content, opening[len(bare) :], reply):
+            return reply
+    elif "tool_calls" in message and has_thought(message):
+        return reply_text(tokenizer, row, _without_thought(message), prompt, end)
     return content if end is None else end.around(content)
+
+
+def has_thought(message: Mapping[str, Any]) -> bool:
+    """Whether a message brings a thought, in a field of its own or in its content."""
+    return any(message.get(name) for name in THOUGHTS) or THOUGHT_END in str(message.get("content", ""))
+
+
+def _without_thought(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as a generation prompt that has closed its thought goes on: without one."""
+    plain = {name: value for name, value in message.items() if name not in THOUGHTS}
+    if "content" in plain:
+        plain["content"] = str(plain["content"]).rpartition(THOUGHT_END)[2].lstrip()
+    return plain
+
+
+def _begun_turn(
+    tokenizer: PreTrainedTokenizerBase, row: Row, whole: str, prompt: str, end: TurnEnd | None
+) -> tuple[str, str] | None:
+    """A conversation's text in two: up to the generation prompt, and what the assistant's message adds to it.
+
+    A template may write the messages before otherwise once the assistant's follows: Mistral's writes a system prompt
+    only where the user's message is the last. Then they end where a plain content would begin. None where even that
+    cannot be told.
+    """
+    if whole.startswith(prompt):
+        return prompt, whole[len(prompt) :]
+    if end is None:
+        return None
+    opening = prompt.removesuffix(end.prefill)
+    if not (end.prefill and whole.startswith(opening)):
+        try:
+            marked = apply_template(
+                tokenizer,
+                [*(row.messages or []), {"role": "assistant", "content": MARK}],
+                False,
+                row.template_arguments,
+            )
+        except TemplateRefusal:
+            return None
+        opening = marked[: max(0, marked.rfind(MARK))].removesuffix(end.lead or end.replaced)
+    if opening and whole.startswith(opening):
+        reply = whole[len(opening) :].removeprefix(end.replaced)
+        return opening, end.behind_prompt(reply) if end.prefill.strip() else reply
+    return None
 
 
 def is_written(content: str, text: str) -> bool:
     """Whether a text holds a content, blanks apart: templates trim it, or write blanks around its parts."""
     return content in text or "".join(content.split()) in "".join(text.split())
+
+
+def _is_written_across(content: str, before: str, reply: str) -> bool:
+    """Whether a reply goes on with a content whose beginning stands before it: "<think>" in the generation prompt."""
+    content, before, reply = ("".join(text.split()) for text in (content, before, reply))
+    start = (before + reply).rfind(content)
+    return start >= 0 and start + len(content) > len(before)
 
 
 def reply_contents(tokenizer: PreTrainedTokenizerBase, replies: Sequence[str]) -> list[str]:
@@ -353,18 +447,91 @@ def reply_contents(tokenizer: PreTrainedTokenizerBase, replies: Sequence[str]) -
     return list(replies) if end is None else [end.content_of(reply) for reply in replies]
 
 
-def _without_special_end(tokenizer: PreTrainedTokenizerBase, reply: str) -> str:
-    """A reply without the special token that it ends with and the blanks behind that."""
-    text = reply.rstrip()
+def _turn_body(tokenizer: PreTrainedTokenizerBase, turn: str, end: TurnEnd | None, content: str) -> str:
+    """A turn as the template wrote it, up to the token that ends it: its usual one or another special token.
+
+    A special token is no end where the content itself ends with it.
+    """
+    if end is not None:
+        body = end.without_end(turn)
+        if body != turn or content and body.rstrip().endswith(content.rstrip()):
+            return body
+    return _without_special_end(tokenizer, turn)[0]
+
+
+def _without_special_end(tokenizer: PreTrainedTokenizerBase, turn: str) -> tuple[str, str]:
+    """A turn without the special token that it ends with and the blanks behind that; and the token, "" without one.
+
+    A token that closes what another one opened in the turn is a part of it: "<|calls_end|>" behind "<|calls_begin|>".
+    """
+    text = turn.rstrip()
     for token in map(str, tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))):
-        if text.endswith(token):
-            return text.removesuffix(token)
-    return reply
+        openings = (token.replace("end", "begin"), token.replace("end", "start"), token.replace("/", ""))
+        if text.endswith(token) and not any(name != token and name in text for name in openings):
+            return text.removesuffix(token), token
+    return turn, ""
 
 
-def _turn_end_or_none(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> TurnEnd | None:
+def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Counter[str]:
+    """Special tokens with which the template ends responses of tool calls, other than a text's → how many responses.
+
+    A response in training ends with the one token of all responses instead.
+    """
+    counts: Counter[str] = Counter()
+    ends: dict[str, TurnEnd] = {}
+    for row in rows:
+        for message in (row.reply("chosen"), row.reply("rejected")):
+            if message is None or "tool_calls" not in message:
+                continue
+            end = _end_of_turns(tokenizer, row, ends)
+            try:
+                turn = apply_template(tokenizer, [*(row.messages or []), message], False, row.template_arguments)
+            except TemplateRefusal:  # an error elsewhere
+                continue
+            token = _without_special_end(tokenizer, turn)[1]
+            if end is not None and token and end.without_end(turn) == turn:
+                counts[token] += 1
+    return counts
+
+
+def turn_end_of(tokenizer: PreTrainedTokenizerBase, row: Row) -> TurnEnd:
+    """How the template writes and ends an assistant's turn with the variables of a row.
+
+    A template may refuse a plain dialogue, one without a system prompt for instance. Then it is read off a reply to
+    the row's own messages.
+
+    Raises:
+        UserError: see `turn_end`; the one for the plain dialogue.
+    """
     try:
-        return turn_end(tokenizer, arguments)
+        return turn_end(tokenizer, template_variables(row))
+    except UserError:
+        if row.messages is None:
+            raise
+        end = _turn_end_or_none(tokenizer, row.template_arguments, row.messages)
+        if end is None:
+            raise
+        return end
+
+
+def _end_of_turns(tokenizer: PreTrainedTokenizerBase, row: Row, ends: dict[str, TurnEnd]) -> TurnEnd | None:
+    """As `turn_end_of`; None where it cannot be told. `ends` holds what is known, by the variables of rows."""
+    key = repr(template_variables(row))
+    if key not in ends:
+        try:
+            ends[key] = turn_end_of(tokenizer, row)
+        except UserError:
+            return None
+    return ends[key]
+
+
+def _turn_end_or_none(
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]] = PROBE[:1],
+) -> TurnEnd | None:
+    try:
+        return turn_end(tokenizer, arguments, messages)
     except UserError:  # a template that refuses a dialogue without a system prompt, for instance
         return None
 

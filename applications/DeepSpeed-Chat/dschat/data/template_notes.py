@@ -11,17 +11,23 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dschat.data.encoding import (
     PROBE,
+    THOUGHT_END,
+    has_thought,
     is_written,
+    other_call_ends,
     other_turn_end,
     prompt_text,
     reply_text,
     special_ids,
+    template_variables,
     turn_end,
+    turn_end_of,
 )
 from dschat.data.formats import unread_columns
 from dschat.data.messages import DOCUMENTS, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS, WEIGHT
@@ -35,7 +41,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBES = 8
-THOUGHT_END = "</think>"
 UNREAD_COLUMNS = "columns that neither prompts nor responses are made of"
 NOT_IN_TEMPLATE = "the chat template does not write"
 # Columns from which somebody may expect that they change the prompt.
@@ -78,11 +83,47 @@ def template_notes(
     rows = [row for row in rows if row.messages is not None]
     if tokenizer.chat_template is None or not rows:
         return []
-    notes = [] if end_id is None else [other_turn_end(tokenizer, rows, end_id), other_rendering(tokenizer)]
+    notes = [] if end_id is None else [other_turn_end(tokenizer, rows, end_id), *other_renderings(tokenizer, rows)]
+    if end_id is not None:
+        notes += [_note_of_call_ends(tokenizer, rows, end_id), _note_of_second_thoughts(tokenizer, rows)]
     unread = unwritten_parts(tokenizer, rows, reads)
     if unread:
         notes.append(f"{NOT_IN_TEMPLATE}: {in_words(unread)}")
     return [note for note in notes if note]
+
+
+def _note_of_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
+    """What differs where the template ends tool calls with another token than training does."""
+    used = str(tokenizer.convert_ids_to_tokens(end_id))
+    counts = {token: count for token, count in other_call_ends(tokenizer, rows).items() if token != used}
+    if not counts:
+        return None
+    return f"responses of tool calls that the chat template ends with another token, and training with {used}: " + (
+        in_words(counts)
+    )
+
+
+def _note_of_second_thoughts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> str | None:
+    """How many responses bring a thought though the generation prompt holds one that is closed."""
+    count = 0
+    for row in rows:
+        replies = [reply for reply in (row.reply("chosen"), row.reply("rejected")) if reply is not None]
+        thoughtful = sum(map(has_thought, replies))
+        if not thoughtful:
+            continue
+        try:
+            prompt = prompt_text(tokenizer, row)
+        except UserError:  # an error elsewhere
+            continue
+        if prompt.rstrip().endswith(THOUGHT_END):
+            count += thoughtful
+    if not count:
+        return None
+    return (
+        "responses with a thought behind a generation prompt that holds a closed one: "
+        f"{count}; a thought in the content is trained on as a second one, one in a field of its own is lost. Remove "
+        f"enable_thinking: false from {TEMPLATE_VARIABLES}, or the thoughts from the responses"
+    )
 
 
 def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], keys: DataKeys) -> None:
@@ -103,19 +144,38 @@ def unread_column_counts(rows: Iterable[Row], keys: DataKeys, reads: Sequence[st
     return Counter(column for row in rows for column in unread_columns(row, keys) if column not in reads)
 
 
-def other_rendering(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def other_renderings(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Row]) -> list[str]:
+    """What `other_rendering` says, once for each set of variables that rows give to the template; at most PROBES sets.
+
+    Rows without variables are tried in any case.
+    """
+    sets: dict[str, dict[str, Any]] = {repr({}): {}}
+    for row in rows:
+        variables = template_variables(row)
+        sets.setdefault(repr(variables), variables)
+    notes: dict[str, str] = {}
+    for variables in islice(sets.values(), PROBES):
+        note = other_rendering(tokenizer, variables)
+        if note is not None:
+            where = f"with {TEMPLATE_VARIABLES} {json.dumps(variables, ensure_ascii=False, default=str)}, "
+            notes.setdefault(note, (where if variables else "") + note)
+    return list(notes.values())
+
+
+def other_rendering(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> str | None:
     """How the text of training differs from the chat template's own, for the user's "a" and the assistant's "b".
 
     None where both are the same, apart from the end of the turn (see `other_turn_end`), or where the template refuses
-    this dialogue.
+    this dialogue. `variables` are further ones of the template.
     """
-    question = Row(PROBE[0]["content"], PROBE[:1], None, None, {}, "the chat template")
+    arguments = dict(variables or {})
+    question = Row(PROBE[0]["content"], PROBE[:1], None, None, {}, "the chat template", template_arguments=arguments)
     try:
         prompt = prompt_text(tokenizer, question)
-        end = turn_end(tokenizer)
+        end = turn_end(tokenizer, arguments)
         reply = reply_text(tokenizer, question, PROBE[1], prompt, end)
-        whole = apply_template(tokenizer, PROBE, False)
-        has_generation_prompt = prompt != apply_template(tokenizer, PROBE[:1], False)
+        whole = apply_template(tokenizer, PROBE, False, arguments)
+        has_generation_prompt = prompt != apply_template(tokenizer, PROBE[:1], False, arguments)
     except (TemplateRefusal, UserError):
         return None
     if not whole.startswith(prompt + reply):
@@ -166,24 +226,43 @@ class _Part:
     place: int | None  # of its message in the conversation; None: an argument of the template
     field: str  # of the message, or name of the argument
     text: str = ""  # of a content, or of a piece of it; empty: the whole field is looked at
+    in_template: bool = False  # of a response: whether the template's own text counts, not the one that is trained on
 
     def is_written(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         """Whether the template's text holds the text, or changes without the field."""
-        arguments = self.row.template_arguments
         if self.place is None and self.field not in (TOOLS, DOCUMENTS):
             return self.field in str(tokenizer.chat_template)  # the text is the same where it has the default value
-        messages = [*(self.row.messages or []), *([] if self.reply is None else [self.reply])]
         try:
-            whole = apply_template(tokenizer, messages, self.reply is None, arguments)
+            whole = self._text(tokenizer, self.row, self.reply)
             if self.text:
                 return is_written(self.text, whole) or json.dumps(self.text)[1:-1] in whole
-            if self.place is None:
-                arguments = _without(arguments, self.field)
-            else:
-                messages[self.place] = _without(messages[self.place], self.field)
-            return apply_template(tokenizer, messages, self.reply is None, arguments) != whole
-        except TemplateRefusal:  # of messages without the field; a row that it refuses is an error elsewhere
+            return self._text(tokenizer, *self._without_field()) != whole
+        except (TemplateRefusal, UserError):  # of messages without the field; a row's own refusal is told elsewhere
             return True
+
+    def _text(self, tokenizer: PreTrainedTokenizerBase, row: Row, reply: Mapping[str, Any] | None) -> str:
+        """What is trained on or, with `in_template`, what the template itself writes."""
+        if reply is None:
+            return apply_template(tokenizer, row.messages or [], True, row.template_arguments)
+        if self.in_template:
+            return apply_template(tokenizer, [*(row.messages or []), reply], False, row.template_arguments)
+        prompt = prompt_text(tokenizer, row)
+        try:
+            end = turn_end_of(tokenizer, row)
+        except UserError:
+            end = None
+        return prompt + reply_text(tokenizer, row, reply, prompt, end)
+
+    def _without_field(self) -> tuple[Row, Mapping[str, Any] | None]:
+        """The row and its response without the field."""
+        row, reply = self.row, self.reply
+        if self.place is None:
+            return replace(row, template_arguments=_without(row.template_arguments, self.field)), reply
+        if reply is not None:
+            return row, _without(reply, self.field)
+        messages = [*(row.messages or [])]
+        messages[self.place] = _without(messages[self.place], self.field)
+        return replace(row, messages=messages), reply
 
 
 def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -218,8 +297,10 @@ def _parts_of(
         elif field == WEIGHT and WEIGHT not in reads:
             yield _Part(f"{field!r} of {who}", row, reply, place, field)
     thoughts, mark, answer = message.get("content", "").rpartition(THOUGHT_END)
-    kept = "" if reply is None else ", which are trained on all the same"
     if mark and thoughts.strip():
-        yield _Part(f"what stands before {mark} in {who}{kept}", row, reply, place, "content", thoughts)
+        yield _Part(f"what stands before {mark} in {who}", row, reply, place, "content", thoughts)
+    if mark and thoughts.strip() and reply is not None and "tool_calls" not in message:
+        name = f"what stands before {mark} in {who}, which are trained on all the same"
+        yield _Part(name, row, reply, place, "content", thoughts, True)
     if answer.strip():
         yield _Part(f"the content of {who}", row, reply, place, "content", answer)

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from dschat.data.encoding import TurnEnd, encode_prompt_texts, encode_responses, prompt_text, turn_end
+from dschat.data.encoding import (
+    TurnEnd,
+    encode_prompt_texts,
+    encode_responses,
+    prompt_text,
+    template_variables,
+    turn_end_of,
+)
 from dschat.data.messages import WEIGHT
 from dschat.data.rows import Row
 from dschat.data.templates import render_messages
@@ -37,12 +44,16 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
     Raises:
         UserError: see `dschat.data.encoding.prompt_text`; or the template writes a turn otherwise once others follow.
     """
-    end = turn_end(tokenizer) if any(_earlier_turns(row) for row in rows) else None
-    cuts = [_cuts(tokenizer, row, end) if end else [prompt_text(tokenizer, row)] for row in rows]
+    known_ends: dict[str, TurnEnd] = {}
+    ends = [_end_of(tokenizer, row, known_ends) if _earlier_turns(row) else None for row in rows]
+    cuts = [
+        _cuts(tokenizer, row, end) if end else [prompt_text(tokenizer, row)]
+        for row, end in zip(rows, ends, strict=True)
+    ]
     heads = encode_prompt_texts(tokenizer, [texts[0] for texts in cuts])
     pieces = iter(encode_responses(tokenizer, [text for texts in cuts for text in texts[1:]]))
     marked = []
-    for row, head, texts in zip(rows, heads, cuts, strict=True):
+    for row, end, head, texts in zip(rows, ends, heads, cuts, strict=True):
         is_trained = [(row.messages or [])[place].get(WEIGHT) != 0 for place in _earlier_turns(row)]
         ids, targets = list(head), [False] * len(head)
         for number in range(1, len(texts)):
@@ -57,6 +68,14 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> lis
     return marked
 
 
+def _end_of(tokenizer: PreTrainedTokenizerBase, row: Row, known_ends: dict[str, TurnEnd]) -> TurnEnd:
+    """As `turn_end_of`; asked for once for rows with the same variables of the template."""
+    variables = repr(template_variables(row))
+    if variables not in known_ends:
+        known_ends[variables] = turn_end_of(tokenizer, row)
+    return known_ends[variables]
+
+
 def _cuts(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) -> list[str]:
     """A prompt's text in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on."""
     whole = prompt_text(tokenizer, row)
@@ -65,14 +84,15 @@ def _cuts(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) -> list[st
     for number in _earlier_turns(row):
         before = render_messages(tokenizer, messages[:number], True, row.origin, row.template_arguments)
         after = render_messages(tokenizer, messages[: number + 1], False, row.origin, row.template_arguments)
-        if not (whole.startswith(before) and whole.startswith(after) and len(before) <= len(after)):
+        closings = [text for text in end.closings(after) if whole.startswith(text)]
+        if not (closings and whole.startswith(before) and len(before) <= len(closings[0])):
             raise UserError(
                 f"{row.origin}: the chat template writes message {number + 1}, of the assistant, otherwise once "
                 "others follow, so that its tokens cannot be told: give --train_on last, or a template that writes "
                 "earlier turns the same way."
             )
-        said = after[len(before) :]
-        written = len(said) if end.written else len(said.removesuffix(end.text))
+        turn = closings[0][len(before) :]
+        written = len(turn) if end.written else len(turn.removesuffix(end.text))
         places += [len(before), len(before) + written]
     return [whole[start:stop] for start, stop in pairwise([*places, len(whole)])]
 
