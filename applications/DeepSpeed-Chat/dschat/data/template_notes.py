@@ -24,7 +24,7 @@ from dschat.data.encoding import (
     turn_end,
 )
 from dschat.data.formats import unread_columns
-from dschat.data.messages import DOCUMENTS, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS, WEIGHT
+from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS
 from dschat.data.rows import DataKeys, Row, in_words
 from dschat.data.templates import TemplateRefusal, apply_template
 from dschat.errors import UserError
@@ -39,7 +39,11 @@ THOUGHT_END = "</think>"
 UNREAD_COLUMNS = "columns that neither prompts nor responses are made of"
 NOT_IN_TEMPLATE = "the chat template does not write"
 # Columns from which somebody may expect that they change the prompt.
-EXPECTED = (*TEMPLATE_COLUMNS, "functions", "system", "system_prompt", "enable_thinking", "images", "videos", "audios")
+EXPECTED = (
+    *TEMPLATE_COLUMNS,
+    *("functions", "system", "system_prompt", "enable_thinking", "images", "videos", "audios"),
+    *("input", "context", "history"),  # of an instruction
+)
 
 
 def warn_of_template(
@@ -213,9 +217,7 @@ def _parts_of(
 ) -> Iterator[_Part]:
     """The parts of one message; `who` says of what kind it is."""
     for field, value in message.items():
-        if value and field not in ("role", "content", *reads):
-            yield _Part(f"{field!r} of {who}", row, reply, place, field)
-        elif field == WEIGHT and WEIGHT not in reads:
+        if value not in EMPTY and field not in ("role", "content", *reads):
             yield _Part(f"{field!r} of {who}", row, reply, place, field)
     thoughts, mark, answer = message.get("content", "").rpartition(THOUGHT_END)
     kept = "" if reply is None else ", which are trained on all the same"
