@@ -413,6 +413,16 @@ def test_turns_of_weight_0_are_not_trained_on(tmp_path):
 # what is not read is named
 
 
+@pytest.mark.parametrize("column", ["input", "context", "history"])
+def test_a_column_that_belongs_to_an_instruction_is_a_warning_where_it_is_left_out(column, tmp_path, caplog):
+    """With --prompt_key instruction an Alpaca row's input is read by nobody."""
+    keys = DataKeys(prompt="instruction", response="output")
+    row = {"instruction": "Sum up.", column: "A long text.", "output": "Short.", "id": 7}
+    warn_of_template(byte_tokenizer("chatml"), read(tmp_path, row, keys=keys), EOS, keys)
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == [f"columns that neither prompts nor responses are made of: {column}: 1"]
+
+
 def test_what_the_template_does_not_write_is_named_with_counts(tmp_path, caplog):
     tokenizer = byte_tokenizer("zephyr")
     talk = [
