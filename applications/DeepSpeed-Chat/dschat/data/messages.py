@@ -128,8 +128,8 @@ def _take_parts(message: dict[str, Any], parts: list[Any], name: str, origin: st
 
     An assistant's parts that are thoughts become `reasoning_content`.
     """
-    texts = []
-    thoughts = []
+    texts: list[str] = []
+    thoughts: list[str] = []
     for part in parts:
         fields = part if isinstance(part, dict) else {"text": part}
         kind = fields.get("type")
