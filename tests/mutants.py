@@ -694,7 +694,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("log-probs by the softmax's own sum", "TokenSampler.__call__", "_a.logsumexp(-1).double()  # 1",
      "_a.amax(-1).double() - _a.softmax(-1).amax(-1).double().log()",
      "test_log_probs_of_a_large_vocabulary_are_exact_and_those_of_the_scoring_pass"),
-    ("an infinite logit has a log-prob", "TokenSampler.__call__", "torch.where(_a, _b, torch.nan)", "_b",
+    ("an infinite logit has a log-prob", "TokenSampler.__call__", "_a + (_a - _a)", "_a",
      "test_rows_that_are_not_finite_have_no_log_prob_and_are_drawn_evenly"),
     ("temperature 0 is drawn", "TokenSampler.__call__", "_a if _b else _c.argmax(-1)", "_a if True else _c", CHOOSE),
     ("the temperature is left out", "TokenSampler.__call__", "_a = _a / _b", "pass", CHOOSE),

@@ -93,9 +93,13 @@ def plain_row(tokenizer: Any, row: Text, name: str) -> tuple[list[int], int]:
 
 
 @torch.no_grad()
-def plain_logprobs(model: Any, ids: Sequence[int], prompt: int) -> Tensor:
-    """Log-probs of the response by the model's own logits."""
-    logprobs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+def plain_logprobs(model: Any, ids: Sequence[int], prompt: int, tokenizer: Any = None) -> Tensor:
+    """Log-probs of the response by the model's own logits, over the ids of the tokenizer or, without one, all rows."""
+    logits = model(torch.tensor([ids])).logits[0, :-1]
+    if tokenizer is not None:
+        missing = sorted({*range(logits.shape[-1])} - {*tokenizer.get_vocab().values()})
+        logits[:, missing] = -torch.inf
+    logprobs = logits.log_softmax(-1)
     return logprobs.gather(-1, torch.tensor(ids[1:])[:, None])[prompt - 1 :, 0]
 
 
@@ -132,7 +136,7 @@ def check_policy(folder: Path, rows: Sequence[Text]) -> None:
     for row, example, own in zip(rows, examples, found, strict=True):
         ids, prompt = plain_row(plain, row, "chosen")
         assert [*example.prompt_ids, *example.response_ids] == ids
-        expected = plain_logprobs(model, ids, prompt)
+        expected = plain_logprobs(model, ids, prompt, plain)
         assert float(expected.std()) > 0.1
         assert_near(own[: len(expected)], expected)
 

@@ -38,7 +38,7 @@ def test_messages_in_all_steps(run, sft_flags, reward_flags, ppo_flags, sft, rew
         # 32 rows of each: 30 to train (95 to 5), of which a third is each step's
         sources = json.loads((tmp_path / step / "run.json").read_text())["data"]["sources"]
         assert [source["train"] for source in sources] == [10, 10]
-        assert said.count("the chat template ends the assistant's turns with <pad>") == (step != "reward")
+        assert said.count("the chat template ends the assistant's turns with <pad>") == 1
     sample = read_jsonl(tmp_path / "ppo" / "samples" / "update-000000.jsonl")[0]
     assert sample["prompt"].startswith("<user>Hi.<pad>\n<assistant>Yes?<pad>\n<user>")
     assert sample["prompt"].endswith("<pad>\n<assistant>")

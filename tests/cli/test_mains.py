@@ -177,7 +177,15 @@ def test_run_json_and_the_flags_that_are_kept(step, train, held_out, request, in
     assert record["seeds"] == {"seed": 1234}
     assert {"torch", "transformers", "deepspeed", "datasets", "numpy"} <= set(record["packages"])
     assert record["hardware"]["processes"] == 1 and record["hardware"]["cpu_cores"] >= 1
-    assert record["data"]["sources"] == [{"name": name, "train": train, "eval": held_out, "dropped": {}}]
+    (source,) = record["data"]["sources"]
+    assert source == {
+        "name": name,
+        "train": train,
+        "eval": held_out,
+        "dropped": {},
+        "rows": {"train": train if step == "sft" else 64, "eval": 16},
+        "data_split": source["data_split"],
+    }
     files = [inputs / "data" / name / file for file in ("train.jsonl", "validation.jsonl")]
     assert record["data"]["sha256"] == {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     assert record["batches"]["global_batch"] == 8 and record["batches"]["total_updates"] == 4

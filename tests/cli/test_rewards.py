@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from cli_runs import copy_model, message_of, read_jsonl, result_of, start_forked, training_rows
 from closeness import near
@@ -23,6 +23,9 @@ def other(reward, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<|unused|>"])
     tokenizer.save_pretrained(folder)
+    classifier = AutoModelForSequenceClassification.from_pretrained(folder)
+    classifier.resize_token_embeddings(len(tokenizer))
+    classifier.save_pretrained(folder)
     return folder
 
 

@@ -159,10 +159,14 @@ def test_a_script_that_cannot_start(tmp_path):
     assert not (tmp_path / "record").exists()
 
 
-def test_other_machines_are_told_where_local_copies_are(tmp_path):
+def test_other_machines_are_told_where_local_copies_are(tmp_path, monkeypatch):
     hosts = tmp_path / "hosts"
     hosts.write_text("first slots=8\nsecond slots=8")
     (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n")
+    for program in ("pdsh", "ssh"):
+        (tmp_path / program).write_text("#!/bin/sh\nexit 0\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     run_recorded(GEMMA["ppo"], tmp_path, HOSTFILE=str(hosts), NUM_GPUS=None).expect(0)
     told = (tmp_path / "record.remote").read_text().splitlines()
     assert "NCCL_DEBUG=INFO" in told and f"MA_RLHF_DATA={tmp_path}/data" in told

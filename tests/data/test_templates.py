@@ -8,6 +8,7 @@ import json
 import logging
 from functools import partial
 
+import datasets
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -26,6 +27,7 @@ from dschat.data.examples import (
     PreferenceExample,
     PromptExample,
     SFTExample,
+    empty_responses,
     pair_examples,
     preference_examples,
     prompt_examples,
@@ -215,8 +217,15 @@ def test_tools_reach_the_template_in_every_step(tmp_path):
 
 @pytest.mark.parametrize(
     "tools",
-    [[TOOL], json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]], [TOOL | {"strict": None}]],
-    ids=["objects", "JSON", "list of JSON", "functions alone", "with nulls of other rows"],
+    [
+        *([TOOL], json.dumps([TOOL]), [json.dumps(TOOL)], [TOOL["function"]], [TOOL | {"strict": None}]),
+        [TOOL | {"function": TOOL["function"] | {"strict": None}}],
+        [TOOL["function"] | {"strict": None}],
+    ],
+    ids=[
+        *("objects", "JSON", "list of JSON", "functions alone", "null in a tool", "null in its function"),
+        "null in a function alone",
+    ],
 )
 @pytest.mark.parametrize("columns", ["messages", "prompt and chosen", "chosen and rejected"])
 def test_every_form_of_tools_and_rows(tools, columns, tmp_path):
@@ -286,6 +295,40 @@ def test_calls_that_the_template_does_not_write_are_left_out_and_counted(tmp_pat
     assert "does not write: 'tool_calls' of responses: 2" in caplog.text
 
 
+@pytest.mark.parametrize("arguments", [{"city": "Rome"}, '{"city": "Rome"}'], ids=["object", "JSON"])
+def test_a_function_call_is_a_tool_call(arguments, tmp_path):
+    tokenizer = byte_tokenizer("qwen-2.5")
+    message = {"role": "assistant", "content": None, "function_call": {"name": "sun", "arguments": arguments}}
+    (row,) = read(tmp_path, {"messages": [user("a"), message]})
+    assert row.chosen_message == {"role": "assistant", "tool_calls": [call({"city": "Rome"})]}
+    assert response_texts(tokenizer, [row], "chosen") == [CALLS["qwen-2.5"]]
+    (row,) = read(tmp_path, {"messages": [user("a"), bot("b") | {"function_call": None, "tool_calls": None}]})
+    assert row.chosen_message in (None, bot("b"))
+    both = caller({}) | {"function_call": {"name": "sun", "arguments": {}}}
+    with pytest.raises(UserError, match="rows.jsonl:1: message 2 .* has both function_call and tool_calls; remove"):
+        read(tmp_path, {"messages": [user("a"), both]})
+    with pytest.raises(UserError, match="rows.jsonl:1: function_call of message 2 .* must be an object"):
+        read(tmp_path, {"messages": [user("a"), bot("b") | {"function_call": "sun"}]})
+
+
+@pytest.mark.parametrize("more", [{"reasoning_content": "so"}, {"thinking": "so"}, {"audio": {"id": "x"}}])
+def test_replies_of_which_the_template_writes_nothing_are_left_out_and_counted(more, tmp_path, caplog):
+    tokenizer = byte_tokenizer("chatml")
+    silent = bot("") | more
+    rows = read(
+        tmp_path,
+        {"chosen": [user("a"), silent], "rejected": [user("a"), bot("no")]},
+        {"chosen": dialogue("a", "b"), "rejected": [user("a"), silent]},
+        {"chosen": dialogue("a", "b"), "rejected": [user("a"), bot("") | {"weight": 1, "name": ""}]},
+    )
+    for make in (pair_examples, preference_examples):
+        examples, dropped = make(rows, tokenizer, 999, EOS)
+        assert len(examples) == 1 and dropped == {NOTHING_WRITTEN: 2}
+    examples, dropped = sft_examples(rows, tokenizer, 999, EOS)
+    assert len(examples) == 2 and dropped == {NOTHING_WRITTEN: 1}
+    assert empty_responses(rows).startswith("1 responses without any text")  # the only one that is trained on
+
+
 def test_results_of_tools_are_in_the_prompt_and_other_turns_are_never_trained_on(tmp_path):
     tokenizer = byte_tokenizer("qwen-2.5")
     talk = [
@@ -307,6 +350,40 @@ def test_reasoning_content_of_the_last_turn_is_trained_on(tmp_path):
     assert response_texts(tokenizer, rows, "chosen")[0] == "<think>\nso\n</think>\n\nb"
     (note,) = template_notes(tokenizer, rows)  # in earlier turns the template itself leaves it out
     assert note.endswith("does not write: 'reasoning_content' of earlier assistant messages: 1")
+
+
+@pytest.mark.parametrize("field", ["train", "training", "loss"])
+@pytest.mark.parametrize(("no", "yes"), [(False, True), (0, 1)])
+def test_switches_of_other_trainers_are_weights(field, no, yes, tmp_path):
+    talk = dialogue("a", "b", "c", "d")
+    talk[1] |= {field: no}
+    talk[3] |= {field: yes}
+    (row,) = read(tmp_path, {"messages": talk})
+    assert (row.messages[1], row.chosen_message) == (bot("b") | {"weight": 0}, bot("d") | {"weight": 1})
+    spoken = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", field: no}]
+    (row,) = read(tmp_path, {"conversations": spoken})
+    assert row.chosen_message == bot("b") | {"weight": 0}
+    tokenizer = byte_tokenizer("chatml")
+    examples, dropped = sft_examples([row], tokenizer, 999, EOS, held_out=True)
+    assert examples == [] and dropped == {NO_WEIGHT: 1}
+    for value in ("false", 0.5, [], {"a": 1}):
+        with pytest.raises(UserError, match=f"rows.jsonl:1: {field} of message 2 in 'messages' must be 0 .*correct"):
+            read(tmp_path, {"messages": [user("a"), bot("b") | {field: value}]})
+    with pytest.raises(UserError, match=f"rows.jsonl:1: weight and {field} of message 2 .*contradict"):
+        read(tmp_path, {"messages": [user("a"), bot("b") | {field: no, "weight": 1}]})
+    (row,) = read(tmp_path, {"messages": [user("a"), bot("b") | {field: no, "weight": 0}]})
+    assert row.chosen_message == bot("b") | {"weight": 0}
+
+
+def test_a_field_that_is_false_or_0_is_named_where_the_template_does_not_write_it(tmp_path):
+    rows = read(
+        tmp_path,
+        {"messages": [user("a"), bot("b") | {"prefix": False}]},
+        {"messages": [user("a"), bot("b") | {"score": 0}]},
+        {"messages": [user("a"), bot("b") | {"name": "", "tags": [], "more": {}, "id": None}]},
+    )
+    (note,) = template_notes(byte_tokenizer("chatml"), rows)
+    assert note.endswith("does not write: 'prefix' of responses: 1, 'score' of responses: 1")
 
 
 def test_turns_of_weight_0_are_not_trained_on(tmp_path):
@@ -334,6 +411,16 @@ def test_turns_of_weight_0_are_not_trained_on(tmp_path):
 
 
 # what is not read is named
+
+
+@pytest.mark.parametrize("column", ["input", "context", "history"])
+def test_a_column_that_belongs_to_an_instruction_is_a_warning_where_it_is_left_out(column, tmp_path, caplog):
+    """With --prompt_key instruction an Alpaca row's input is read by nobody."""
+    keys = DataKeys(prompt="instruction", response="output")
+    row = {"instruction": "Sum up.", column: "A long text.", "output": "Short.", "id": 7}
+    warn_of_template(byte_tokenizer("chatml"), read(tmp_path, row, keys=keys), EOS, keys)
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warned == [f"columns that neither prompts nor responses are made of: {column}: 1"]
 
 
 def test_what_the_template_does_not_write_is_named_with_counts(tmp_path, caplog):
@@ -405,6 +492,26 @@ def test_parts_of_text_are_joined_and_images_are_refused(tmp_path):
         read(tmp_path, {"messages": [{"role": "user", "content": picture}, bot("c")]})
 
 
+@pytest.mark.parametrize("kind", ["reasoning", "thinking"])
+def test_parts_that_are_thoughts_are_the_reasoning(kind, tmp_path):
+    answer = {"type": "output_text", "text": "b"}
+    for thought in ({"type": kind, "text": "so"}, {"type": kind, kind: "so"}):
+        (row,) = read(tmp_path, {"messages": [user([{"type": "input_text", "text": "a"}]), bot([thought, answer])]})
+        assert row.messages == [user("a")] and row.chosen_message == bot("b") | {"reasoning_content": "so"}
+    with pytest.raises(UserError, match="rows.jsonl:1: message 2 in 'messages' has a reasoning_content and other"):
+        read(tmp_path, {"messages": [user("a"), bot([thought, answer]) | {"reasoning_content": "no"}]})
+    with pytest.raises(UserError, match=f"rows.jsonl:1: content of message 1 .* has a part of type '{kind}'"):
+        read(tmp_path, {"messages": [user([thought]), bot("b")]})
+
+
+@pytest.mark.parametrize("kind", ["image", "audio", "tool_use", "refusal", 3])
+def test_other_parts_are_refused_though_they_hold_a_text(kind, tmp_path):
+    with pytest.raises(
+        UserError, match=f"rows.jsonl:1: content of message 2 .* has a part of type {kind!r}; .*Remove"
+    ):
+        read(tmp_path, {"messages": [user("a"), bot([{"type": kind, "text": "alt"}])]})
+
+
 HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
@@ -450,6 +557,32 @@ def test_columnar_files_fill_no_nulls_in(tmp_path):
         text = prompt_text(tokenizer, row) + response_texts(tokenizer, [row], "chosen")[0]
         assert "null" not in text and "None" not in text
         assert ('{"city": "Rome"}' in text) != ('{"zone": "CET"}' in text)
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": ["string", "null"], "default": None}}}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "arrow"])
+def test_nulls_of_arguments_and_schemas_are_values_where_no_column_fills_them_in(kind, tmp_path):
+    """A call with "city": null is another one than a call without a city."""
+    tool = {"type": "function", "function": {"name": "sun", "parameters": SCHEMA}}
+    rows = [{"messages": [user("a"), caller({"city": None, "day": 1})], "tools": [tool], "more": {"x": None}}] * 20
+    place = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        write_jsonl(place, rows)
+    elif kind == "json":
+        place.write_text(json.dumps(rows))
+    elif kind == "parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), place)
+    else:
+        datasets.Dataset.from_list(rows).save_to_disk(place)
+    row = load_source(place).train[0]
+    says_null = kind in ("jsonl", "json")
+    arguments = {"city": None, "day": 1} if says_null else {"day": 1}
+    assert row.chosen_message["tool_calls"][0]["function"]["arguments"] == arguments
+    city = {"type": ["string", "null"]} | ({"default": None} if says_null else {})
+    assert row.template_arguments["tools"][0]["function"]["parameters"]["properties"]["city"] == city
+    assert row.extra["more"] == {"x": None}
 
 
 def test_an_empty_list_of_calls_is_none(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from adapter_cases import write_head_adapter
 from closeness import EPS, FORWARD
 from dschat.engine.zero3 import IN_TURN, placement_of
 from dschat.errors import UserError
@@ -53,6 +54,16 @@ def test_a_tie_that_does_not_hold_is_not_made(settings, tmp_path, tokenizer):
     save_special(tmp_path)
     found = compare(loader(load_causal_lm, str(tmp_path / "odd"), tokenizer, torch.float32), settings)
     assert found["differ"] == [] and found["shared"]
+
+
+@pytest.mark.parametrize(("targets", "saved"), [(["q_proj"], ["lm_head"]), (["q_proj", "lm_head"], [])])
+def test_an_adapter_of_a_tied_head_unties_it_in_parts_too(targets, saved, settings, tmp_path, tokenizer):
+    base = save_folder(tmp_path / "base", make_causal_lm(tie_word_embeddings=True), tokenizer)
+    folder = write_head_adapter(tmp_path / "adapter", base, targets, saved)
+    found = compare(
+        lambda opening: load_causal_lm(str(folder), "--m", torch.float32, tokenizer, opening=opening), settings
+    )
+    assert found["differ"] == [] and found["shared"] and found["configs"]
 
 
 def test_weights_that_a_folder_lacks_are_named(settings, tmp_path, tokenizer):

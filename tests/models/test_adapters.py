@@ -8,9 +8,9 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from adapter_cases import write_users_adapter
+from adapter_cases import write_head_adapter, write_users_adapter
 from closeness import assert_near, near
 from dschat.common.fingerprints import model_hash
 from dschat.data.rows import Row
@@ -205,6 +205,41 @@ def test_embeddings_that_peft_saved_with_an_adapter_take_the_base_s_places(token
     save_file(weights, folder / "adapter_model.safetensors")
     model = load_scalar(str(folder), "--m", torch.float32, tokenizer)
     assert torch.equal(model.get_input_embeddings().weight, rows)
+
+
+HEADS = {
+    "head saved": (["q_proj"], ["lm_head"]),
+    "embeddings saved": (["q_proj"], ["embed_tokens"]),
+    "both saved": (["q_proj"], ["embed_tokens", "lm_head"]),
+    "adapter of the head": (["q_proj", "lm_head"], []),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
+@pytest.mark.parametrize("kind", ["gemma", "llama"])
+def test_an_adapter_of_a_tied_head_is_merged_as_peft_computes_it(case, kind, tokenizer, tmp_path):
+    """Head and embeddings are one weight in the base, and differ under the adapter."""
+    base = save_folder(tmp_path / "base", make_causal_lm(kind, tie_word_embeddings=True), tokenizer)
+    folder = write_head_adapter(tmp_path / "adapter", base, *HEADS[case])
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        expected = PeftModel.from_pretrained(plain, folder).eval()(IDS).logits
+        model = load_causal_lm(str(folder), "--m", torch.float32, tokenizer)
+        assert_near(model(IDS).logits, expected)
+        save_model(model, saved_weights(model), tokenizer, tmp_path / "saved")
+        model.save_pretrained(tmp_path / "saved by transformers")
+        for name in ("saved", "saved by transformers"):
+            again = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
+            assert torch.equal(again(IDS).logits, model(IDS).logits)
+            assert not again.config.tie_word_embeddings
+
+
+def test_a_tie_that_an_adapter_leaves_stays(tokenizer, tmp_path):
+    """Head and embeddings were saved, and are equal."""
+    base = save_folder(tmp_path / "base", make_causal_lm(tie_word_embeddings=True), tokenizer)
+    folder = write_head_adapter(tmp_path / "adapter", base, ["q_proj"], ["embed_tokens", "lm_head"], same=True)
+    model = load_causal_lm(str(folder), "--m", torch.float32, tokenizer)
+    assert model.lm_head.weight is model.get_input_embeddings().weight and model.config.tie_word_embeddings
 
 
 # -- GGUF

@@ -97,6 +97,33 @@ def test_a_pad_that_was_chosen_leaves_the_tokenizer_the_same(reserved, tmp_path)
     assert tokenizer_fingerprint(open_tokenizer(str(tmp_path / "out"), "--m")) == before
 
 
+TURNS = "{% for m in messages %}<bos>{{ m.role }}:{{ m.content }}<pad>{% endfor %}"
+REFUSING = "{{ raise_exception('no') }}<pad>"
+
+
+@pytest.mark.parametrize("for_classifier", [False, True])
+@pytest.mark.parametrize("how", [TURNS, REFUSING, "generation config", "flag"])
+def test_a_pad_token_that_ends_turns_does_not_pad(how, for_classifier, tmp_path):
+    """As in fine-tunes of Llama 3, where <|eot_id|> pads and ends turns; "<unused0>" is in reserve."""
+    tokenizer = make_tokenizer(texts=[*TEXTS, "<unused0>"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<unused0>"]})
+    tokenizer.save_pretrained(tmp_path)
+    end_token = "<pad>" if how == "flag" else None
+    if how == "generation config":
+        (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
+    elif how != "flag":
+        (tmp_path / "chat_template.jinja").write_text(how)
+    found = load_tokenizer(str(tmp_path), "--m", for_classifier, end_token)
+    assert found.pad_token == "<unused0>" and len(found) == len(tokenizer)
+    assert end_token_id(found, "<pad>") == 0
+
+
+def test_a_pad_token_that_the_template_writes_elsewhere_still_pads(tmp_path):
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("<pad>{% for m in messages %}{{ m.content }}<bos>{% endfor %}")
+    assert load_tokenizer(str(tmp_path), "--m").pad_token == "<pad>"
+
+
 def test_end_token(tokenizer):
     assert end_token_id(tokenizer, None) == 2
     assert end_token_id(tokenizer, "<eos>") == 2

@@ -82,6 +82,54 @@ def test_a_response_that_is_still_thinking_has_no_program() -> None:
 
 
 @pytest.mark.parametrize(
+    ("prompt", "response"),
+    [
+        ("Solve.\n```python\n", f"{RIGHT}```\nThis prints 1.\n"),
+        ("Solve.\n```python", f"\n{RIGHT}```\nThis prints 1.\n"),
+        ("Solve.\n```", f"python\n{RIGHT}```\nThis prints 1.\n"),
+        ("Solve.\n```\n", f"{RIGHT}```\nThis prints 1.\n"),
+        ("Solve.\n~~~~py\n# so\n", f"{RIGHT}~~~~\nOutput:\n~~~~\n1\n~~~~\n"),
+        ("Like this:\n```\n1\n```\n", f"So:\n{FENCED}"),
+        ("Like this:\n```\n1\n", f"So:\n{FENCED}Done."),
+        ("- Like this:\n  ```\n  1\n", FENCED),
+        ("Solve.\n```python\n", f"```\nNo. Better:\n{FENCED}"),
+    ],
+)
+def test_a_block_that_the_prompt_leaves_open_goes_on_in_the_response(prompt, response) -> None:
+    program = find_program(response, prompt=prompt)
+    assert program is not None and program.text.strip() == RIGHT.strip()
+    for position, character in enumerate(program.text):
+        assert response[program.position_in_response(position)] == character
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        pytest.param(f"{FENCED}Without <think> it would fail.\n", id="named in prose"),
+        pytest.param(f"{FENCED}`<think>` is a tag.\n", id="in a code span at the start of a line"),
+        pytest.param(f"{FENCED}Close it by `</think>`.\n", id="closing in a code span"),
+        pytest.param(f"<think>a</think>\n{FENCED}Close it by `</think>` or <think>.\n", id="behind a thought"),
+        pytest.param(f"<think>\n```python\nx = '</think>'\n```\n</think>\n{FENCED}", id="in a draft's code"),
+        pytest.param(f"<think>\n```python\nx = 1\n</think>\n{FENCED}", id="behind an open draft"),
+    ],
+)
+def test_a_mark_of_thinking_that_is_mentioned_is_none(response) -> None:
+    assert program_of(response) == RIGHT
+
+
+@pytest.mark.parametrize("before", ["", "<think>so</think>\n", "So.</think>\n"])
+def test_code_may_hold_the_end_of_a_thought(before) -> None:
+    code = "text = input()\nprint(text.split('</think>')[-1])\n"
+    assert program_of(f"{before}```python\n{code}```\n") == code
+    assert program_of(f"{before or 'So.</think>'}```python\n{code}```\n", prompt="<think>\n") == code
+
+
+def test_many_thoughts_take_little_time() -> None:
+    assert program_of("<think>\n</think>\n" * 30 + FENCED) == RIGHT
+    assert program_of("</think>" * 20_000 + FENCED) == RIGHT
+
+
+@pytest.mark.parametrize(
     "info", ["python", "Py", "python3.11", "py3", "pypy3", "{.python}", "{ .x .python3 }", "python,x"]
 )
 def test_names_of_python(info) -> None:

@@ -255,7 +255,9 @@ def check_names(folder: Path, *conditions: str, **families: Sequence[object]) ->
         held_out = any(name.startswith("eval/") for name in row)
         expected = set(HEAD)
         for name in written:
-            if name.startswith("eval/") == held_out and name not in HEAD:
+            if name == "eval/<metric>_stderr":
+                expected |= {f"{measured}_stderr" for measured in row} & set(row)
+            elif name.startswith("eval/") == held_out and name not in HEAD:
                 family = re.search("<([a-z]+)>", name)
                 members = families[family[1]] if family else [""]
                 expected |= {re.sub("<[a-z]+>", str(member), name) for member in members}

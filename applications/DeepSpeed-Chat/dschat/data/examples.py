@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text, response_texts
 from dschat.data.formats import PROMPT_MESSAGES
-from dschat.data.messages import WEIGHT, message_text
+from dschat.data.messages import EMPTY, WEIGHT, message_text
 from dschat.data.rows import Row, in_words
 from dschat.data.turns import MarkedPrompt, encode_turns
 from dschat.errors import UserError
@@ -32,7 +32,7 @@ CUT_TO_NOTHING = "response cut to nothing"
 EQUAL_PAIR = "pair equal after cutting"
 PROMPT_TOO_LONG = "prompt too long"
 EMPTY_PROMPT = "prompt without tokens"
-NOTHING_WRITTEN = "a response of tool calls, which the chat template does not write"
+NOTHING_WRITTEN = "a response without content, whose other fields the chat template does not write"
 NO_WEIGHT = "every turn that could be trained on has weight 0"
 
 E = TypeVar("E")
@@ -155,8 +155,14 @@ def sft_examples(
 
 
 def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
-    """Whether a response that is a message has tool calls, but nothing of it is in its text."""
-    return message is not None and "tool_calls" in message and not text.strip()
+    """Whether a response that is a message says something, such as tool calls or thoughts, but its text is blank."""
+    return message is not None and has_further_fields(message) and not text.strip()
+
+
+def has_further_fields(message: Mapping[str, Any]) -> bool:
+    """Whether a message holds something beside role, content and weight."""
+    further = (value for field, value in message.items() if field not in ("role", "content", WEIGHT))
+    return any(value not in EMPTY for value in further)
 
 
 def fit_demonstration(
@@ -342,7 +348,8 @@ def empty_responses(rows: Sequence[Row], chosen_alone: bool = False) -> str:
     """How many responses hold no text, and where the first of them stand; nothing where all do."""
     columns: Sequence[Literal["chosen", "rejected"]] = ("chosen",) if chosen_alone else ("chosen", "rejected")
     replies = [(row, row.reply(column)) for row in rows for column in columns]
-    places = [row.origin for row, reply in replies if reply is not None and not message_text(reply).strip()]
+    written = [(row, reply) for row, reply in replies if reply is not None and not has_further_fields(reply)]
+    places = [row.origin for row, reply in written if not message_text(reply).strip()]
     if not places:
         return ""
     first = ", ".join(dict.fromkeys(places[:3]))

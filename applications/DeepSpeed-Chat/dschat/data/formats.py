@@ -16,7 +16,15 @@ from typing import Any
 
 from dschat.data import chat_formats
 from dschat.data.chat_formats import ALPACA, SHAREGPT
-from dschat.data.messages import TEMPLATE_COLUMNS, WEIGHT, Messages, check_messages, message_text, template_arguments
+from dschat.data.messages import (
+    TEMPLATE_COLUMNS,
+    WEIGHT,
+    Messages,
+    check_messages,
+    message_text,
+    template_arguments,
+    without_nulls,
+)
 from dschat.data.rows import DataKeys, Row, check_text, kind_of
 from dschat.errors import UserError
 
@@ -61,8 +69,14 @@ def response_column(raw: dict[str, Any], keys: DataKeys) -> str:
     return keys.response
 
 
-def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
+def parse_row(raw: Any, keys: DataKeys, origin: str, fills_nulls: bool = False) -> Row | None:
     """Recognises the format of one row by its columns (see `format_of`); None for a TL;DR row without any text.
+
+    Args:
+        raw: what stands in the row's place.
+        keys: the names of the columns.
+        origin: where it stands, for messages.
+        fills_nulls: see `RawSource`; nulls inside messages and tools are then absent fields at every depth.
 
     Raises:
         UserError: the row is not an object, lacks a column or holds a value of the wrong type; the message names
@@ -70,10 +84,16 @@ def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
     """
     if not isinstance(raw, dict):
         raise UserError(f"{origin}: {kind_of(raw)} instead of an object with columns; correct the row.")
-    row = _parse_columns(raw, keys, origin)
+    if fills_nulls and format_of(raw, keys) not in PUBLISHED_FORMATS:
+        nested = {column: without_nulls(value) for column, value in raw.items() if isinstance(value, list | dict)}
+        row = _parse_columns(raw | nested, keys, origin)
+        row = row and replace(row, extra=raw)
+    else:
+        row = _parse_columns(raw, keys, origin)
     if row is None or row.prompt is None or not keys.apply_chat_template:
         return row
-    arguments = template_arguments(raw, origin)
+    columns = without_nulls(raw) if fills_nulls else raw
+    arguments = template_arguments(columns, origin)
     return replace(row, prompt=None, messages=[{"role": "user", "content": row.prompt}], template_arguments=arguments)
 
 

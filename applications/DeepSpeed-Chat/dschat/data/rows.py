@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 
 from dschat.errors import UserError
 
+COLUMNAR = (".parquet", ".arrow")  # suffixes of files that hold columns, not rows
+
 
 @dataclass(frozen=True)
 class DataKeys:
@@ -84,6 +86,11 @@ class RawSource:
     files: tuple[Path, ...] = ()  # the local files, in order; none where the rows come from the hub
     # Where rows of the hub come from: id, revision, and per split rows and fingerprint.
     hub: dict[str, Any] | None = None
+
+    @property
+    def fills_nulls(self) -> bool:
+        """Whether rows come from columns (parquet, Arrow, the hub), where null fills the fields of other rows."""
+        return self.hub is not None or any(file.suffix in COLUMNAR for file in self.files)
 
 
 def check_text(value: Any, what: str, origin: str, remedy: str = "correct the row") -> None:

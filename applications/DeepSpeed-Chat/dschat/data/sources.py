@@ -79,8 +79,8 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
     """
     keys = keys or DataKeys()
     raw, copied = _open(path, keys)
-    train, skipped = _parse(raw.train, keys, raw.name, show)
-    held_out, skipped_eval = _parse(raw.eval, keys, raw.name, show) if raw.eval is not None else (None, 0)
+    train, skipped = _parse(raw, raw.train, keys, show)
+    held_out, skipped_eval = _parse(raw, raw.eval, keys, show) if raw.eval is not None else (None, 0)
     counts = len(train) + skipped, None if held_out is None else len(held_out) + skipped_eval
     if copied and counts != copied.counts:  # no error: people cut their copies on purpose
         logger.warning(
@@ -134,13 +134,13 @@ def _open(path: str | Path, keys: DataKeys) -> tuple[RawSource, KnownSet | None]
     )
 
 
-def _parse(raws: Iterable[tuple[str, Any]], keys: DataKeys, name: str, show: bool) -> tuple[list[Row], int]:
-    """Rows, and the number of those that were skipped."""
-    shown = progress(desc=f"reading {name}", unit="row", disable=not show, iterable=raws)
-    parsed = [parse_row(raw, keys, origin) for origin, raw in shown]
+def _parse(source: RawSource, raws: Iterable[tuple[str, Any]], keys: DataKeys, show: bool) -> tuple[list[Row], int]:
+    """Rows of a source, and the number of those that were skipped; `raws` are its training or evaluation rows."""
+    shown = progress(desc=f"reading {source.name}", unit="row", disable=not show, iterable=raws)
+    parsed = [parse_row(raw, keys, origin, source.fills_nulls) for origin, raw in shown]
     rows = [row for row in parsed if row is not None]
     if not rows:
-        raise UserError(f"--data_path: no usable row in {name}: every row has {NO_TEXT}; give data with texts.")
+        raise UserError(f"--data_path: no usable row in {source.name}: every row has {NO_TEXT}; give data with texts.")
     return rows, len(parsed) - len(rows)
 
 

@@ -30,7 +30,7 @@ from dschat.data.encoding import (
     turn_end_of,
 )
 from dschat.data.formats import unread_columns
-from dschat.data.messages import DOCUMENTS, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS, WEIGHT
+from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS
 from dschat.data.rows import DataKeys, Row, in_words
 from dschat.data.templates import TemplateRefusal, apply_template
 from dschat.errors import UserError
@@ -44,7 +44,11 @@ PROBES = 8
 UNREAD_COLUMNS = "columns that neither prompts nor responses are made of"
 NOT_IN_TEMPLATE = "the chat template does not write"
 # Columns from which somebody may expect that they change the prompt.
-EXPECTED = (*TEMPLATE_COLUMNS, "functions", "system", "system_prompt", "enable_thinking", "images", "videos", "audios")
+EXPECTED = (
+    *TEMPLATE_COLUMNS,
+    *("functions", "system", "system_prompt", "enable_thinking", "images", "videos", "audios"),
+    *("input", "context", "history"),  # of an instruction
+)
 
 
 def warn_of_template(
@@ -292,9 +296,7 @@ def _parts_of(
 ) -> Iterator[_Part]:
     """The parts of one message; `who` says of what kind it is."""
     for field, value in message.items():
-        if value and field not in ("role", "content", *reads):
-            yield _Part(f"{field!r} of {who}", row, reply, place, field)
-        elif field == WEIGHT and WEIGHT not in reads:
+        if value not in EMPTY and field not in ("role", "content", *reads):
             yield _Part(f"{field!r} of {who}", row, reply, place, field)
     thoughts, mark, answer = message.get("content", "").rpartition(THOUGHT_END)
     if mark and thoughts.strip():

@@ -228,6 +228,9 @@ def merge_adapter(model: Any, folder: Path, where: str, base: str, placement: Pl
     """Adds the update of a saved LoRA adapter to a model's own weights, as `merged` does; whole weights that were
     saved beside it, such as a score head, take the places of the model's. Every rank must call it.
 
+    A weight that the model shares, such as a head tied to the embeddings, is given to one of its places alone where
+    the adapter changes only that one; the config then says that they are not tied.
+
     `where` is the flag and path for messages, `base` the path of the model below. Raises UserError where the adapter
     is not plain LoRA, or does not fit.
     """
@@ -238,26 +241,54 @@ def merge_adapter(model: Any, folder: Path, where: str, base: str, placement: Pl
         layer, _, matrix = name.removeprefix(PREFIX).partition(".lora_")
         if matrix:
             layers.setdefault(layer, {})[matrix] = tensor
-        else:
-            whole[layer] = tensor
+        else:  # peft also saves the own weight of a head or of embeddings that have an adapter
+            whole[layer.replace(".base_layer.", ".")] = tensor
     modules = dict(model.named_modules())
-    for layer, matrices in layers.items():
-        module = modules.get(layer)
-        _require_fit(module, matrices, folder, where, base, layer)
-        assert module is not None
-        pair = (matrices["A.weight"], matrices["B.weight"])
-        scaling = _scaling(config, layer, len(pair[0]))
-        with placement.whole(model, module):
-            weight = module.weight
-            weight.copy_(_merged_weight(weight, pair, scaling, isinstance(module, Conv1D)))
     for name, tensor in whole.items():
         parent, _, attribute = name.rpartition(".")
         module = modules.get(parent)
         own = getattr(module, attribute, None)
         if module is None or not isinstance(own, nn.Parameter) or _shape(own) != tensor.shape:
             raise _misfit(folder, where, base, name)
+        others = [other for other in _names_of(model, own) if other != name]
         with placement.whole(model, module):
-            getattr(module, attribute).copy_(tensor)
+            present = getattr(module, attribute)
+            values = [whole.get(other, present).to(tensor) for other in others]
+            if all(torch.equal(value, tensor) for value in values):
+                present.copy_(tensor)
+            else:
+                _untie(model, module, attribute, tensor, where)
+    for layer, matrices in layers.items():
+        module = modules.get(layer)
+        _require_fit(module, matrices, folder, where, base, layer)
+        assert module is not None
+        pair = (matrices["A.weight"], matrices["B.weight"])
+        scaling = _scaling(config, layer, len(pair[0]))
+        is_shared = len(_names_of(model, module.weight)) > 1
+        with placement.whole(model, module):
+            weight = module.weight
+            updated = _merged_weight(weight, pair, scaling, isinstance(module, Conv1D))
+            if is_shared:
+                _untie(model, module, "weight", updated, where)
+            else:
+                weight.copy_(updated)
+
+
+def _names_of(model: nn.Module, wanted: nn.Parameter) -> list[str]:
+    """All names of one parameter, more than one where modules share it."""
+    named = model.named_parameters(remove_duplicate=False)
+    return [name for name, parameter in named if parameter is wanted]
+
+
+def _untie(model: Any, module: nn.Module, attribute: str, values: Tensor, where: str) -> None:
+    """Gives a module a parameter of its own in the place of one that it shares."""
+    shared = getattr(module, attribute)
+    own = nn.Parameter(values.to(shared.device, shared.dtype, copy=True), requires_grad=shared.requires_grad)
+    setattr(module, attribute, own)
+    for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
+        config.tie_word_embeddings = False
+    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+    logger.info("%s: the adapter changes one of the places of a tied weight, which is no longer shared", where)
 
 
 def _require_fit(

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, GenerationConfig
 
 from dschat.errors import UserError
@@ -25,6 +26,8 @@ RESERVED_PAD_TOKENS = (
     "<|extra_0|>",
 )
 ADDED_PAD = "<pad>"
+# A dialogue whose texts no chat template writes by itself.
+PROBE = [{"role": "user", "content": "QZXU"}, {"role": "assistant", "content": "QZXA"}]
 
 
 def open_tokenizer(path: str, flag: str) -> Any:
@@ -42,9 +45,10 @@ def open_tokenizer(path: str, flag: str) -> Any:
 def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token: str | None = None) -> Any:
     """Opens the tokenizer at ``path`` and makes sure that it can pad, in every step by the same rule.
 
-    A pad token of its own is left alone. Where there is none distinct from eos, the first of these is chosen: a token
-    that the vocabulary holds in reserve, the unknown token, another special token that neither ends nor writes turns.
-    Where there is none of them, eos pads: masks tell padding from ends. But the classifier that a step saves
+    A pad token of its own that ends nothing is left alone. Where there is none, or it is eos, an end token of the
+    model, what the chat template ends turns with, or `end_token`, the first of these is chosen: a token that the
+    vocabulary holds in reserve, the unknown token, another special token that neither ends nor writes turns. Where
+    there is none of them, eos pads: masks tell padding from ends. But the classifier that a step saves
     (`for_classifier`) needs a pad token of its own, since transformers reads its score at the last token that is not
     padding: then ``<pad>`` is added, unless the vocabulary has holes, and the model may lack a row for it.
 
@@ -56,21 +60,45 @@ def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token
             f"{flag} {path}: the tokenizer has no eos token, so responses could never end. Set `eos_token` in its "
             "tokenizer_config.json to a token of its vocabulary."
         )
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        token = _unused_token(tokenizer, {*own_end_ids(path)}, end_token)
+    end_ids = {*own_end_ids(path)}
+    reason = _no_padding(tokenizer, end_ids, end_token)
+    if reason is not None:
+        token = _unused_token(tokenizer, end_ids, end_token)
         if token is not None:
             tokenizer.pad_token = token
-            logger.info("%s %s: the tokenizer has no pad token of its own: %s pads", flag, path, token)
+            logger.info("%s %s: %s: %s pads", flag, path, reason, token)
         elif for_classifier and id_count(tokenizer) == len(tokenizer):  # else it would get another token's id
             tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
             logger.warning(
-                "%s %s: the tokenizer has no pad token, and none in reserve: %s is added, with the id %d",
-                *(flag, path, ADDED_PAD, tokenizer.pad_token_id),
+                "%s %s: %s, and there is none in reserve: %s is added, with the id %d",
+                *(flag, path, reason, ADDED_PAD, tokenizer.pad_token_id),
             )
         else:
             tokenizer.pad_token = tokenizer.eos_token
-            logger.info("%s %s: the tokenizer has no pad token of its own: %s pads", flag, path, tokenizer.eos_token)
+            logger.info("%s %s: %s: %s pads", flag, path, reason, tokenizer.eos_token)
     return tokenizer
+
+
+def _no_padding(tokenizer: Any, end_ids: Collection[int], end_token: str | None) -> str | None:
+    """Why a tokenizer's own pad token cannot pad; None where it can."""
+    pad = tokenizer.pad_token
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        return "the tokenizer has no pad token of its own"
+    if pad == end_token or tokenizer.pad_token_id in end_ids or _ends_turns(tokenizer, pad):
+        return f"the tokenizer's pad token {pad} also ends responses"
+    return None
+
+
+def _ends_turns(tokenizer: Any, token: str) -> bool:
+    """Whether the chat template writes a token behind an assistant's turn; anywhere, if it refuses a dialogue."""
+    template = str(tokenizer.chat_template or "")
+    if not template:
+        return False
+    try:
+        text = tokenizer.apply_chat_template(PROBE, tokenize=False)
+    except (TemplateError, ValueError, TypeError):
+        return token in template
+    return token in str(text).partition(PROBE[-1]["content"])[2]
 
 
 def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:
@@ -134,10 +162,10 @@ def same_ids(first: Any, second: Any) -> bool:
 def _unused_token(tokenizer: Any, end_ids: Collection[int], end_token: str | None) -> str | None:
     """A token of the vocabulary that can pad; None where there is none. See `load_tokenizer`."""
     vocabulary = tokenizer.get_vocab()
-    excluded = {tokenizer.eos_token, tokenizer.bos_token, end_token}
+    excluded = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token, end_token}
     excluded |= {token for token, number in vocabulary.items() if number in end_ids}
     for token in (*RESERVED_PAD_TOKENS, tokenizer.unk_token):
-        if token in vocabulary and token not in excluded:
+        if token in vocabulary and token not in excluded and not _ends_turns(tokenizer, token):
             return str(token)
     # The last ones: the first special tokens are those that write turns. The very last may be a token that was added
     # as this one's pad, which `tokenizer_fingerprint` leaves out.

@@ -85,9 +85,9 @@ class Block:
 def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") -> Program | None:
     """The program that a response answers with.
 
-    Nothing before the last `</think>` counts. Of the rest, it is the first or last fenced block that names Python; if
-    none does, the first or last block without a name; without such a block, all of the rest. Blank blocks are passed
-    over.
+    Nothing before its answer counts, see `answer_start`. Of the rest, it is the first or last fenced block that names
+    Python; if none does, the first or last block without a name; without such a block, all of the rest. Blank blocks
+    are passed over. A block that the prompt leaves open goes on in the response.
 
     Args:
         which: which of several blocks.
@@ -96,23 +96,111 @@ def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") 
     Returns:
         The program; None where the response is still thinking at its end.
     """
-    start = response.rfind(ANSWERING)
-    start = 0 if start < 0 else start + len(ANSWERING)
-    if start == 0 and prompt.rstrip().endswith(THINKING):
+    start = answer_start(response, prompt)
+    if start is None:
         return None
-    lines = [Line(found[0], found.start()) for found in LINE.finditer(response, start)]
-    blocks = list(fenced_blocks(lines))
-    thinking = response.find(THINKING, start)
-    while thinking >= 0:
-        if not any(block.holds(thinking) for block in blocks):
-            return None
-        thinking = response.find(THINKING, thinking + 1)
+    lines = _lines(response, start)
+    blocks = _blocks(response, start, prompt)
     candidates = [block for block in blocks if names_python(block.info) and not block.is_blank]
     if not candidates:
         candidates = [block for block in blocks if not block.info and not block.is_blank]
     if not candidates:
         return Program(without_margin(lines))
     return Program(without_margin(candidates[0 if which == "first" else -1].lines))
+
+
+def answer_start(response: str, prompt: str = "") -> int | None:
+    """Where the answer of a response begins, behind its thinking; None where it is still thinking at its end.
+
+    A `<think>` at the start of a line opens a thought, outside of blocks; elsewhere it is mentioned. `</think>` closes
+    an open thought, inside a block only where none is outside; or one that nothing has opened, outside of blocks and
+    code spans.
+    """
+    start = 0
+    is_thinking = prompt.rstrip().endswith(THINKING)
+    while True:
+        blocks = _blocks(response, start, prompt)
+        ends = _places(ANSWERING, response, start)
+        outside = [end for end in ends if not any(block.holds(end) for block in blocks)]
+        if is_thinking:
+            if not ends:
+                return None
+            start = (outside or ends)[0] + len(ANSWERING)
+            is_thinking = False
+            continue
+        opening = _first_thought(_lines(response, start), blocks)
+        before = (end for end in reversed(outside) if opening is None or end < opening)
+        closing = next((end for end in before if not _in_code_span(response, end)), None)
+        if closing is not None:
+            start = closing + len(ANSWERING)
+        elif opening is not None:
+            start = opening + len(THINKING)
+            is_thinking = True
+        else:
+            return start
+
+
+def _places(mark: str, text: str, start: int) -> list[int]:
+    """Where a mark is in a text from a position on."""
+    return [found.start() for found in re.compile(re.escape(mark)).finditer(text, start)]
+
+
+def _first_thought(lines: Sequence[Line], blocks: Sequence[Block]) -> int | None:
+    """Where the first line outside of the blocks that begins with `<think>` has it."""
+    for line in lines:
+        text = line.text.lstrip()
+        place = line.start + len(line.text) - len(text)
+        if text.startswith(THINKING) and not any(block.holds(place) for block in blocks):
+            return place
+    return None
+
+
+def _in_code_span(text: str, place: int) -> bool:
+    """Whether a place is between backticks in its line."""
+    line_start = max(text.rfind("\n", 0, place), text.rfind("\r", 0, place)) + 1
+    line_end = LINE.match(text, place)
+    assert line_end is not None  # every rest of a text begins with the rest of a line
+    return text.count("`", line_start, place) % 2 == 1 and "`" in line_end[0]
+
+
+def _lines(text: str, start: int = 0) -> list[Line]:
+    """The lines of a text from a position on."""
+    return [Line(found[0], found.start()) for found in LINE.finditer(text, start)]
+
+
+def _blocks(response: str, start: int, prompt: str) -> list[Block]:
+    """The blocks of a response from a position on; from its beginning, with the one that the prompt leaves open."""
+    if start == 0 and _ends_in_block(prompt):
+        blocks = _continued_blocks(response, prompt)
+        is_own = any(_opens_named_block(line) for block in blocks[:1] for line in block.lines)
+        if not is_own:  # else the open fence was a slip of the prompt, and the response opens a block itself
+            return blocks
+    return list(fenced_blocks(_lines(response, start)))
+
+
+def _ends_in_block(prompt: str) -> bool:
+    """Whether a line behind the prompt would be in a block that the prompt has opened."""
+    if "```" not in prompt and "~~~" not in prompt:
+        return False
+    before = prompt if prompt.endswith(("\n", "\r")) else f"{prompt}\n"
+    return any(block.holds(len(before)) for block in fenced_blocks(_lines(f"{before}x")))
+
+
+def _continued_blocks(response: str, prompt: str) -> list[Block]:
+    """The blocks of prompt and response together, of which the response holds something, without the prompt's part."""
+    lines = [Line(line.text, line.start - len(prompt)) for line in _lines(prompt + response)]
+    blocks = []
+    for block in fenced_blocks(lines):
+        ending_here = [line for line in block.lines if line.start + len(line.text) > 0]
+        own = [_cut(line, max(0, -line.start)) for line in ending_here]
+        if own:
+            blocks.append(Block(block.info, own))
+    return blocks
+
+
+def _opens_named_block(line: Line) -> bool:
+    opening = OPENING.match(line.text.strip())
+    return opening is not None and bool((opening["info"] or opening["tilde_info"] or "").strip())
 
 
 def program_of(response: str, which: ProgramBlock = "last", prompt: str = "") -> str | None:
