@@ -102,20 +102,25 @@ REFUSING = "{{ raise_exception('no') }}<pad>"
 
 
 @pytest.mark.parametrize("for_classifier", [False, True])
-@pytest.mark.parametrize("how", [TURNS, REFUSING, "generation config", "flag"])
+@pytest.mark.parametrize("how", [TURNS, REFUSING, "flag"])
 def test_a_pad_token_that_ends_turns_does_not_pad(how, for_classifier, tmp_path):
     """As in fine-tunes of Llama 3, where <|eot_id|> pads and ends turns; "<unused0>" is in reserve."""
     tokenizer = make_tokenizer(texts=[*TEXTS, "<unused0>"])
     tokenizer.add_special_tokens({"additional_special_tokens": ["<unused0>"]})
     tokenizer.save_pretrained(tmp_path)
     end_token = "<pad>" if how == "flag" else None
-    if how == "generation config":
-        (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
-    elif how != "flag":
+    if how != "flag":
         (tmp_path / "chat_template.jinja").write_text(how)
     found = load_tokenizer(str(tmp_path), "--m", for_classifier, end_token)
     assert found.pad_token == "<unused0>" and len(found) == len(tokenizer)
     assert end_token_id(found, "<pad>") == 0
+
+
+def test_a_pad_token_that_the_generation_config_ends_with_still_pads(tmp_path):
+    """As Qwen's <|endoftext|>: its template ends turns with EOS."""
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
+    assert load_tokenizer(str(tmp_path), "--m").pad_token == "<pad>"
 
 
 def test_a_pad_token_that_the_template_writes_elsewhere_still_pads(tmp_path):

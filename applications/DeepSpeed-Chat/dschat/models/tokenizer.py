@@ -45,9 +45,8 @@ def open_tokenizer(path: str, flag: str) -> Any:
 def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token: str | None = None) -> Any:
     """Opens the tokenizer at ``path`` and makes sure that it can pad, in every step by the same rule.
 
-    A pad token of its own that ends nothing is left alone. Where there is none, or it is eos, an end token of the
-    model, what the chat template ends turns with, or `end_token`, the first of these is chosen: a token that the
-    vocabulary holds in reserve, the unknown token, another special token that neither ends nor writes turns. Where
+    A pad token of its own that ends no turn is left alone. Where there is none, or it is eos, what the chat template
+    ends turns with, or `end_token`, the first of these is chosen: a token that the vocabulary holds in reserve, the unknown token, another special token that neither ends nor writes turns. Where
     there is none of them, eos pads: masks tell padding from ends. But the classifier that a step saves
     (`for_classifier`) needs a pad token of its own, since transformers reads its score at the last token that is not
     padding: then ``<pad>`` is added, unless the vocabulary has holes, and the model may lack a row for it.
@@ -61,7 +60,7 @@ def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token
             "tokenizer_config.json to a token of its vocabulary."
         )
     end_ids = {*own_end_ids(path)}
-    reason = _no_padding(tokenizer, end_ids, end_token)
+    reason = _no_padding(tokenizer, end_token)
     if reason is not None:
         token = _unused_token(tokenizer, end_ids, end_token)
         if token is not None:
@@ -79,12 +78,15 @@ def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token
     return tokenizer
 
 
-def _no_padding(tokenizer: Any, end_ids: Collection[int], end_token: str | None) -> str | None:
-    """Why a tokenizer's own pad token cannot pad; None where it can."""
+def _no_padding(tokenizer: Any, end_token: str | None) -> str | None:
+    """Why a tokenizer's own pad token cannot pad; None where it can.
+
+    One that the generation config names as an end token, beside EOS, still pads: Qwen's does, and ends no turn.
+    """
     pad = tokenizer.pad_token
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         return "the tokenizer has no pad token of its own"
-    if pad == end_token or tokenizer.pad_token_id in end_ids or _ends_turns(tokenizer, pad):
+    if pad == end_token or _ends_turns(tokenizer, pad):
         return f"the tokenizer's pad token {pad} also ends responses"
     return None
 
