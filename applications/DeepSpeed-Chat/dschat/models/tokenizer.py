@@ -46,10 +46,11 @@ def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token
     """Opens the tokenizer at ``path`` and makes sure that it can pad, in every step by the same rule.
 
     A pad token of its own that ends no turn is left alone. Where there is none, or it is eos, what the chat template
-    ends turns with, or `end_token`, the first of these is chosen: a token that the vocabulary holds in reserve, the unknown token, another special token that neither ends nor writes turns. Where
-    there is none of them, eos pads: masks tell padding from ends. But the classifier that a step saves
-    (`for_classifier`) needs a pad token of its own, since transformers reads its score at the last token that is not
-    padding: then ``<pad>`` is added, unless the vocabulary has holes, and the model may lack a row for it.
+    ends turns with, or `end_token`, the first of these is chosen: a token that the vocabulary holds in reserve, the
+    unknown token, another special token that neither ends nor writes turns. Where there is none of them, eos pads:
+    masks tell padding from ends. But the classifier that a step saves (`for_classifier`) needs a pad token of its own,
+    since transformers reads its score at the last token that is not padding: then ``<pad>`` is added, unless the
+    vocabulary has holes, and the model may lack a row for it.
 
     `end_token` is --end_of_conversation_token, which cannot pad. Raises UserError: nothing to load, or no eos token.
     """
