@@ -34,6 +34,7 @@ from dschat.run.state import Progress
 from dschat.run.state import random_states
 
 def train(config, run):
+    run.begin()
     checkpoints = Checkpoints({}, config, run, {})
     progress = checkpoints.load()
     if progress is None:

@@ -48,7 +48,7 @@ if os.environ.get("FAULT") and os.environ.get("RANK", "0") == os.environ.get("FA
     hurt(*os.environ["FAULT"].split("|"))
 """
 MOMENTS = {
-    "generation": "dschat.rollouts.scheduler:BatchScheduler.step|3",
+    "generation": "dschat.rollouts.scheduler:BatchScheduler.step|20",
     "scoring": "dschat.scoring.function:FunctionScores.__call__|3",
     "training": "dschat.trainers.ppo_update:_critic_step|3",
     "saving": "dschat.engine.engine:Engine.save_checkpoint|4",
@@ -128,7 +128,7 @@ def outcome(out: Path) -> dict[str, Any]:
     for pattern in ("*.safetensors", "*/*.safetensors", "samples/*"):
         found |= {str(file.relative_to(out)): file.read_bytes() for file in out.glob(pattern)}
     for card in out.glob("**/README.md"):
-        lines = card.read_text().splitlines()
+        lines = card.read_text().replace(str(out), "OUT").splitlines()
         found[str(card.relative_to(out))] = [line for line in lines if not line.startswith("- `--")]
     assert any(name.endswith(".safetensors") for name in found)
     return found

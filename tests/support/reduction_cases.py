@@ -118,7 +118,9 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
         for name, make in {"lora": adapted_lm, "critic": fresh_critic}.items():
             checked, unchecked = (engine_at(stage, model=make()) for _ in range(2))
             checked.check_reduction()
-            said[f"{name}-first-{stage}"] = update(checked) or checked._reduction is None and "over too early"
+            said[f"{name}-first-{stage}"] = update(checked)
+            if checked._reduction is None:
+                said[f"{name}-first-{stage}"] = "over too early"
             said[f"{name}-second-{stage}"] = update(checked) or checked._reduction and "not compared"
             for _ in range(2):
                 update(unchecked)
