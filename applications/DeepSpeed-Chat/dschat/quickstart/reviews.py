@@ -28,7 +28,7 @@ REGIME = (
     "Regime: 64 tokens, a score at the end, whitened advantages. Where the critic starts from the reward model, as"
     " published, it explains part of the returns from the first update on. Where it starts from the SFT model with a"
     " head of zeros, it explains nothing in 40 updates: then it matters how far back a score reaches, by macro actions"
-    " or by a larger λ. This is one seed; ten are in docs/results.md."
+    " or by a larger λ. This is one seed; others are in docs/results.md."
 )
 
 
