@@ -2,7 +2,7 @@
 """Log-probabilities and entropy of tokens from hidden states, in chunks, so that B×R×V logits never exist at once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,61 @@ GPU_POSITIONS = 512
 BLOCK = 2**19  # logits that a CPU's cache holds while they are turned into probabilities
 
 
+def softmax_in_place(
+    logits: Tensor, targets: Tensor, smoothing: float, with_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Turns logits (N, V) float32 into their softmax, in their own memory.
+
+    Args:
+        logits: finite or −inf.
+        targets: (N,) long.
+        smoothing: see `Head`.
+        with_entropy: compute the entropy, too.
+
+    Returns:
+        Log-probs (N,) of the targets, and the entropy (N,) in nats or None.
+    """
+    logits.sub_(logits.amax(-1, keepdim=True))
+    own = logits.gather(-1, targets[:, None]).squeeze(-1)
+    if smoothing:
+        own = (1 - smoothing) * own + smoothing * logits.mean(-1)
+    powers = logits.exp() if with_entropy else logits.exp_()
+    total = powers.sum(-1)
+    entropy = None
+    if with_entropy:
+        expected = logits.mul_(powers).nan_to_num_(nan=0.0).sum(-1)  # p = 0 at a logit of −inf adds nothing
+        entropy = total.log() - expected / total
+    torch.div(powers, total[:, None], out=logits)
+    return own - total.log(), entropy
+
+
+def gradient_in_place(softmax: Tensor, targets: Tensor, grad: Tensor, smoothing: float, dtype: torch.dtype) -> Tensor:
+    """Gradient of the log-probs of some targets with respect to logits (N, V), in the softmax's memory and a dtype.
+
+    Args:
+        softmax: (N, V) float32 of the logits; it is overwritten.
+        targets: (N,) long.
+        grad: (N, 1) gradient of the log-probs, divided by the temperature.
+        smoothing: see `Head`.
+        dtype: of the result.
+    """
+    softmax.mul_(-grad)
+    if smoothing:
+        softmax.add_(grad, alpha=smoothing / softmax.shape[1])
+    softmax.scatter_add_(1, targets[:, None], (1 - smoothing) * grad)
+    return softmax.to(dtype)
+
+
+@dataclass(frozen=True)
+class LogitKernels:
+    """The passes over logits, which a caller may have compiled; each reads and writes 4 bytes per logit several times
+    where it is not.
+    """
+
+    softmax: Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor | None]] = softmax_in_place
+    gradient: Callable[[Tensor, Tensor, Tensor, float, torch.dtype], Tensor] = gradient_in_place
+
+
 @dataclass(frozen=True)
 class Head:
     """What turns hidden states into the logits of a softmax.
@@ -29,6 +84,7 @@ class Head:
         temperature: divides the logits.
         smoothing: ε of the targets: each stands for its own token with weight 1 − ε and for all V tokens with ε / V.
         missing: (K,) long, ids that are no tokens; their logits count as −inf. Not together with smoothing.
+        kernels: what goes over the logits.
     """
 
     to_logits: Callable[[Tensor], Tensor]
@@ -37,6 +93,7 @@ class Head:
     temperature: float = 1.0
     smoothing: float = 0.0
     missing: Tensor | None = None
+    kernels: LogitKernels = field(default_factory=LogitKernels)
 
     def __post_init__(self) -> None:
         """Raises ValueError where targets would be smoothed over ids that are no tokens."""
@@ -126,16 +183,13 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 states, edge, dtype, softmax = kept
             grad = (grad / head.temperature)[:, None]
-            softmax.mul_(-grad)
-            if head.smoothing:
-                softmax.add_(grad, alpha=head.smoothing / softmax.shape[1])
-            softmax.scatter_add_(1, chosen[:, None], (1 - head.smoothing) * grad)
+            logits_grad = head.kernels.gradient(softmax, chosen, grad, head.smoothing, dtype)
             wanted = [*([states] if needs_hidden else []), *parameters]
-            found = list(torch.autograd.grad(edge, wanted, softmax.to(dtype)))
+            found = list(torch.autograd.grad(edge, wanted, logits_grad))
             if needs_hidden:
                 hidden_grads.append(found.pop(0))
             sums = found if kept is not None else [total.add_(x) for total, x in zip(sums, found, strict=True)]
-            del found, softmax  # else they would still be there while the next chunk's are made
+            del found, softmax, logits_grad  # else they would still be there while the next chunk's are made
         return torch.cat(hidden_grads) if needs_hidden else None, None, None, None, None, *sums
 
 
@@ -170,15 +224,8 @@ def _softmax(
     rows = max(1, BLOCK // softmax.shape[1]) if softmax.device.type == "cpu" else max(1, len(softmax))
     logprobs, entropies = [], []
     for block, chosen in zip(softmax.split(rows), targets.split(rows), strict=True):
-        block.sub_(block.amax(-1, keepdim=True))
-        own = block.gather(-1, chosen[:, None]).squeeze(-1)
-        if head.smoothing:
-            own = (1 - head.smoothing) * own + head.smoothing * block.mean(-1)
-        powers = block.exp() if with_entropy else block.exp_()
-        total = powers.sum(-1)
-        logprobs.append(own - total.log())
-        if with_entropy:
-            expected = block.mul_(powers).nan_to_num_(nan=0.0).sum(-1)  # p = 0 at a logit of −inf adds nothing
-            entropies.append(total.log() - expected / total)
-        torch.div(powers, total[:, None], out=block)
+        block_logprobs, entropy = head.kernels.softmax(block, chosen, head.smoothing, with_entropy)
+        logprobs.append(block_logprobs)
+        if entropy is not None:
+            entropies.append(entropy)
     return softmax, torch.cat(logprobs), torch.cat(entropies) if with_entropy else softmax.new_empty(0)

@@ -198,6 +198,7 @@ def _announce(config: CommonConfig, run: RunOutput, data: StepData[E]) -> int:
         logger.info("%s", source_line(source))
     run.describe_data(data, **data.dropped)
     updates = total_updates(len(data.train), config, run.plan)
+    config.compile = "on" if config.compiles(device().type == "cuda", updates) else "off"
     run.announce(updates, len(data.train))
     return updates
 

@@ -27,6 +27,7 @@ Schedule = Literal[
 ]
 ZeroStage = Literal[0, 1, 2, 3]
 DEFAULT_RANK = 8  # of --finetune_mode lora
+COMPILED_UPDATES = 100  # of the shortest run whose layers are compiled without being told so: the first takes longer
 NO_TRACKER = "none"  # a value of --report_to, alone
 # Tracker → what to install where its package is missing.
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'"}
@@ -248,6 +249,12 @@ class EngineFlags:
         "attention: sdpa (eager where a family's cap on its logits needs it), eager or flash_attention_2", "sdpa"
     )
     gradient_checkpointing: bool = flag("recompute activations in the backward pass, to save memory", False)
+    compile: Literal["auto", "on", "off"] = flag(
+        "compile decoder layers with torch.compile, in sampling, scoring and training; auto: on a GPU below ZeRO 3, in"
+        f" runs of at least {COMPILED_UPDATES} updates",
+        "auto",
+        on_resume=FREE,
+    )
     zero_stage: ZeroStage = flag("ZeRO stage of DeepSpeed", 0)
     offload: bool = flag("keep optimiser states and parameters in CPU memory", False)
     self_checks: bool = flag(
@@ -316,6 +323,12 @@ class CommonConfig(
             )
         self._check_offload()
         self.check_finetuning(any(self.lora_ranks))
+
+    def compiles(self, on_gpu: bool, updates: int | None = None) -> bool:
+        """Whether decoder layers are compiled in a run of so many updates; None: in a long one."""
+        if self.compile != "auto":
+            return self.compile == "on"
+        return on_gpu and 3 not in self.zero_stages and (updates is None or updates >= COMPILED_UPDATES)
 
     def _check_offload(self) -> None:
         if self.offload and 0 in self.zero_stages:

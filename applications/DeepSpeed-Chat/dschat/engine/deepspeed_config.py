@@ -19,6 +19,7 @@ class EngineSettings:
     plan: BatchPlan
     zero_stage: int = 0
     gradient_checkpointing: bool = False
+    compile: bool = False  # decoder layers, see `dschat.models.compiled`
     offload: bool = False
     config_file: str | None = None
 

@@ -25,6 +25,7 @@ from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.engine.process_group import prepare_op
 from dschat.engine.reduction import ReductionCheck, check_of
 from dschat.errors import UserError
+from dschat.models.compiled import Compiler, compile_layers
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.lora import adapters_off
 from dschat.models.policy import PolicyModel
@@ -112,10 +113,17 @@ class Engine(Generic[M]):
     gradient is that of the global mean.
     """
 
-    def __init__(self, engine: Any, clipping: float = 0.0, adam: torch.optim.Optimizer | None = None) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        clipping: float = 0.0,
+        adam: torch.optim.Optimizer | None = None,
+        compiler: Compiler | None = None,
+    ) -> None:
         """Takes DeepSpeed's engine, and what it trains with: the largest gradient norm, 0 = no clipping (with ZeRO,
-        the engine sees to it itself), and the optimiser.
+        the engine sees to it itself), and the optimiser; and the compiler of its layers, if they are compiled.
         """
+        self._compiler = compiler
         self._engine, self._clipping, self._adam = engine, clipping, adam
         self.grad_norm = math.nan  # of the last update, before clipping
         self.skipped = False  # the last update was left out, see `step`
@@ -130,6 +138,10 @@ class Engine(Generic[M]):
     @property
     def module(self) -> M:
         return self._engine.module
+
+    @property
+    def layers(self) -> str:
+        return "eager" if self._compiler is None else self._compiler.words
 
     @property
     def learning_rate(self) -> float:
@@ -275,7 +287,15 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
     zero3.hold_head(engine)
     engine.train()
-    return Engine(engine, clipping, adam)
+    return Engine(engine, clipping, adam, compiler_for(model) if settings.compile else None)
+
+
+def compiler_for(model: PolicyModel | ScalarModel) -> Compiler:
+    """Has the layers of a model compiled, and of a policy the passes over its logits."""
+    compiler = compile_layers(model.inner)
+    if isinstance(model, PolicyModel):
+        model.compile_with(compiler)
+    return compiler
 
 
 def schedule_of(adam: torch.optim.Optimizer, optimizer: OptimizerSettings) -> LambdaLR:
@@ -305,7 +325,7 @@ def frozen_engine(model: M, settings: EngineSettings) -> Engine[M]:
     engine, *_ = deepspeed.initialize(model=model, config=config)
     zero3.hold_head(engine)
     engine.eval()
-    return Engine(engine)
+    return Engine(engine, compiler=compiler_for(model) if settings.compile else None)
 
 
 def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettings:

@@ -77,6 +77,10 @@ class Trained(ModelEngine, Protocol):
     nonfinite: str | None
 
     @property
+    def layers(self) -> str:
+        """How decoder layers are computed: eager, compiled, or why they are not compiled although they were to be."""
+
+    @property
     def learning_rate(self) -> float:
         """That of the next update."""
 

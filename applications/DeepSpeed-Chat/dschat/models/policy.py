@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from dschat.models.backbone import last_hidden_state
+from dschat.models.compiled import Compiler
 from dschat.models.heads import keep_float32
 from dschat.models.vocabulary import missing_ids_of
-from macro_actions.logprobs import Head, token_logprobs
+from macro_actions.logprobs import Head, LogitKernels, token_logprobs
 
 
 class PolicyModel(nn.Module):
@@ -31,12 +32,18 @@ class PolicyModel(nn.Module):
         self._all_rows = all_rows
         keep_float32(causal_lm.get_output_embeddings())
         self.to_logits = logits_function(causal_lm)
+        self.kernels = LogitKernels()
         self.vocab_size = causal_lm.config.get_text_config().vocab_size
 
     @property
     def output_head(self) -> nn.Module | None:
         """The layer that is applied chunk by chunk, so unequally often on ranks whose responses differ in length."""
         return self.inner.get_output_embeddings()
+
+    def compile_with(self, compiler: Compiler) -> None:
+        """Has the passes over logits compiled, as the decoder layers are."""
+        plain = LogitKernels()
+        self.kernels = LogitKernels(compiler.compile(plain.softmax), compiler.compile(plain.gradient))
 
     def forward(
         self,
@@ -68,7 +75,7 @@ class PolicyModel(nn.Module):
         backbone = self.inner.base_model_prefix
         parameters = [p for name, m in self.inner.named_children() if name != backbone for p in m.parameters()]
         missing = None if self._all_rows else missing_ids_of(self.inner)
-        head = Head(self.to_logits, parameters, self.vocab_size, temperature, smoothing, missing)
+        head = Head(self.to_logits, parameters, self.vocab_size, temperature, smoothing, missing, self.kernels)
         chosen = input_ids.flatten()[targets]
         logprobs, entropy = token_logprobs(states.flatten(0, 1)[targets - 1], chosen, head, with_entropy)
         return logprobs.view(shape), entropy.view(shape) if with_entropy else entropy

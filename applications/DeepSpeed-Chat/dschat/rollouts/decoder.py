@@ -3,22 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.integrations import sdpa_attention
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dschat.models.compiled import compiler_of
 from dschat.models.layout import to_device
 from dschat.models.vocabulary import missing_ids_of
+from dschat.rollouts.attention import grouped_heads
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
 from dschat.rollouts.slots import SlotCache, StepMasks
+
+Sample = Callable[[TokenSampler, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Decoder:
         """Makes the tensors; the cache's buffers come with the first forward pass."""
         device, self.capacity = causal_lm.device, capacity
         self._model, self._device = causal_lm, device
+        self._compiler = compiler_of(causal_lm)
         self.cache = SlotCache(causal_lm.config, capacity.slots, capacity.columns)
         self._masks = StepMasks(causal_lm.config, self.cache)
         self.number, self.drawn, self.position, self.id, self.first = torch.zeros(
@@ -112,7 +114,8 @@ class Decoder:
         """
         start = end - input_ids.shape[1]
         self.cache.window.set(rows, low=start, start=start, end=end)
-        logits = self._forward(rows, input_ids, (mask.cumsum(1) - 1).clamp(min=0), mask.long())
+        with self._uncompiled():
+            logits = self._forward(rows, input_ids, (mask.cumsum(1) - 1).clamp(min=0), mask.long())
         if copies[0]:
             source, target = to_device(np.array(copies), self._device)
             self.cache.move(source, target, slice(start, end))
@@ -128,7 +131,8 @@ class Decoder:
         rows = slice(0, live)
         self.cache.window.set(rows, low=low, start=end, end=end + 1)
         self.position[rows] += 1
-        logits = self._forward(rows, self.id[rows, None], self.position[rows, None], self._masks.of_step())
+        with self._uncompiled():
+            logits = self._forward(rows, self.id[rows, None], self.position[rows, None], self._masks.of_step())
         self._draw(rows, logits)
 
     def ended_slots(self, live: int) -> list[bool]:
@@ -163,69 +167,16 @@ class Decoder:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def _draw(self, rows: slice[int, int] | Tensor, logits: Tensor) -> None:
-        """Draws the next token of these slots' rows."""
+    def _uncompiled(self) -> AbstractContextManager[None]:
+        """Inside, layers run as they are: passes over prompts, and steps whose sizes change each time."""
+        return nullcontext() if self._compiler is None else self._compiler.paused()
+
+    def _draw(self, rows: slice[int, int] | Tensor, logits: Tensor, sample: Sample = TokenSampler.__call__) -> None:
+        """Draws the next token of these slots' rows; `sample` is `TokenSampler.__call__`, or its compiled form."""
         number, drawn = self.number[rows], self.drawn[rows]
         sampler = self._samplers[self._sampling]
-        ids, logprobs = sampler(logits, self.uniform[number, drawn])
+        ids, logprobs = sample(sampler, logits, self.uniform[number, drawn])
         self.tokens[number, drawn], self.logprobs[number, drawn] = ids, logprobs
         self.id[rows] = ids
         self.ended[rows] |= sampler.ended(ids)
         self.drawn[rows] += 1
-
-
-@contextmanager
-def grouped_heads() -> Iterator[None]:
-    """Inside, sdpa copies no keys and values in decoding.
-
-    With a mask, a transformers without `pack_gqa` repeats every key and value for each query head of its group. The
-    query heads of a group can stand in the place of a sequence instead: one token's (rows, heads, 1, width) is
-    (rows, groups, heads of a group, width), and all of them see the same columns.
-    """
-    if hasattr(sdpa_attention, "pack_gqa"):  # transformers does it
-        yield
-        return
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = without_copies(ALL_ATTENTION_FUNCTIONS["sdpa"])
-    try:
-        yield
-    finally:
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]
-
-
-class Attention(Protocol):
-    """A function of transformers' AttentionInterface."""
-
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        **options: object,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Query (rows, heads, tokens, width), key and value (rows, groups, columns, width) → (rows, tokens, …)."""
-
-
-def without_copies(attention: Attention) -> Attention:
-    """transformers' function for sdpa, where a step of decoding reads keys and values as they are."""
-
-    def attend(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        **options: object,
-    ) -> tuple[Tensor, Tensor | None]:
-        (rows, heads, tokens, width), groups = query.shape, key.shape[1]
-        by_group = attention_mask is not None and attention_mask.shape[1] == 1 and options.get("position_bias") is None
-        if tokens > 1 or heads == groups or not by_group:
-            return attention(module, query, key, value, attention_mask, scaling=scaling, **options)
-        packed = query.reshape(rows, groups, heads // groups, width)
-        seen = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attention_mask, scale=scaling)
-        return seen.reshape(rows, 1, heads, value.shape[-1]), None
-
-    return attend

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from dschat.models.compiled import uncompiled
 from dschat.models.engines import TrainedPolicy
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.decoder import Capacity, Decoder
@@ -208,7 +209,8 @@ def generate(
     bad_rows = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     most = sampling.limits(len(prompts), limits)
     order = sorted(range(len(prompts)), key=lambda row: (most[row], -len(prompts[row])))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _own_generation_config(causal_lm):
+    fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    with fork, _own_generation_config(causal_lm), uncompiled(causal_lm):
         torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
         for chosen in _batches(order, most, batch_size):
             raise_if_stopped_here()

@@ -8,7 +8,8 @@ moves on with every step; a row begins at its own column, so that what lies left
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -93,8 +94,32 @@ class SlotLayer(CacheLayerMixin):
         return self._shape[1]
 
 
+class StepLayer:
+    """One layer's keys and values in a decoding step of fixed shapes: all that a compiled layer reads of the cache.
+
+    A compiled graph holds for all tensors of the same kind, but only for the numbers and objects that it has seen.
+    So there are no slots, columns and layer numbers here: the views begin where the step reads.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
+        """Takes the views (rows, heads, columns, width) that the step reads, and the column (1,) that it writes."""
+        self._keys = keys
+        self._values = values
+        self._column = column
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Writes one column; returns what the new token sees, which the mask narrows down."""
+        self._keys.index_copy_(2, self._column, key_states)
+        self._values.index_copy_(2, self._column, value_states)
+        return self._keys, self._values
+
+
 class SlotCache(Cache):
     """The buffers of all layers."""
+
+    step_layers: list[StepLayer] | None = None  # see `dschat.models.compiled.StepCache`
 
     def __init__(self, config: PreTrainedConfig, slots: int, columns: int) -> None:
         """Makes no buffers yet: a layer's first keys and values decide their types and widths."""
@@ -118,6 +143,25 @@ class SlotCache(Cache):
     def clear(self, slots: slice[int, int], columns: slice[int, int]) -> None:
         for buffer in self._buffers():
             buffer[slots, :, columns] = 0
+
+    @contextmanager
+    def layer_by_layer(self) -> Iterator[None]:
+        """Inside, compiled layers get their parts of the step that the window describes, one `StepLayer` each."""
+        window = self.window
+        assert window.column is not None
+        rows = slice(window.first, window.last)
+        column_from = {low: window.column - low for low in {layer.low for layer in self.slot_layers}}
+        self.step_layers = []
+        for layer in self.slot_layers:
+            seen = slice(layer.low, window.end)
+            # Without .data, a graph would hold for buffers of the same size only: it looks at what a view is of.
+            keys = layer.keys[rows, :, seen].data
+            values = layer.values[rows, :, seen].data
+            self.step_layers.append(StepLayer(keys, values, column_from[layer.low]))
+        try:
+            yield
+        finally:
+            self.step_layers = None
 
     def _buffers(self) -> list[Tensor]:
         return [buffer for layer in self.slot_layers for buffer in (layer.keys, layer.values)]

@@ -12,7 +12,7 @@ import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, cast
@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from dschat.models.layout import COLUMN_STEP
-from dschat.rollouts.decoder import Capacity, Decoder
-from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.attention import one_token_attention
+from dschat.rollouts.decoder import Capacity, Decoder, Sample
+from dschat.rollouts.sampling import Sampling, TokenSampler
 from dschat.run.distributed import is_main
 
 logger = logging.getLogger(__name__)
@@ -136,6 +137,10 @@ class StaticDecoder(Decoder):
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self._stream = torch.cuda.Stream(self._device) if on_gpu else None
         self._late = LateCopy(self.ended)
+        self._looked_at: set[tuple[Sampling, int, int]] = set()
+        self._sample: Sample = TokenSampler.__call__
+        if self._compiler is not None:
+            self._sample = self._compiler.compile(self._sample)
         self.refusal: str | None = None  # why the model's step cannot be captured
         if str(causal_lm.config._attn_implementation).startswith("flash"):
             self._refuse("flash attention reads the rows' lengths on the host")
@@ -173,9 +178,28 @@ class StaticDecoder(Decoder):
             self._steps[key]()
             return
         step = partial(self._static_step, *key[1:])
-        if found := host_syncs(step, self._device):
-            self._refuse(f"the host waits for {', '.join(sorted(found))}")
-        elif captured := step if self._pool is None else self._capture(step):
+        if key not in self._looked_at:
+            self._look_at(step)
+            self._looked_at.add(key)
+            if self._compiler is None or self.refusal is not None:
+                self._keep(key, step)
+        else:
+            step()  # compiles, which must not happen while a graph is captured
+            self._keep(key, step)
+
+    def _look_at(self, step: Callable[[], None]) -> None:
+        """Runs a step uncompiled, and refuses to capture such steps where the host waits for the device."""
+        with self._uncompiled():
+            waited_for = host_syncs(step, self._device)
+        if waited_for:
+            self._refuse(f"the host waits for {', '.join(sorted(waited_for))}")
+
+    def _keep(self, key: tuple[Sampling, int, int], step: Callable[[], None]) -> None:
+        """Keeps what replays a step, unless such steps cannot be captured."""
+        if self.refusal is not None:
+            return
+        captured = step if self._pool is None else self._capture(step)
+        if captured is not None:
             self._steps[key] = captured
 
     def ended_slots(self, live: int) -> list[bool]:
@@ -199,7 +223,12 @@ class StaticDecoder(Decoder):
         self.position[slots] += 1
         self.cache.window.set(slots, low=0, start=columns - COLUMN_STEP, end=columns, column=self._column)
         mask = self._masks.of_static_step(self.first[slots], self._column)
-        self._draw(slots, self._forward(slots, self.id[slots, None], self.position[slots, None], mask))
+        by_products = (
+            one_token_attention(self._model.config) if self._model._supports_attention_backend else nullcontext()
+        )
+        with by_products, self.cache.layer_by_layer():
+            logits = self._forward(slots, self.id[slots, None].data, self.position[slots, None].data, mask)
+        self._draw(slots, logits, self._sample)
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None] | None:
         """A graph's `replay`; None where there can be none."""
@@ -231,8 +260,8 @@ def addresses_of(model: nn.Module) -> tuple[int, ...]:
 
 
 def rows_of_step(live: int) -> int:
-    """The bucket of so many rows: 1, 2, 4, 8, 16, 24, 32, …"""
-    return round_up(live, ROW_STEP) if live > ROW_STEP else 1 << (live - 1).bit_length()
+    """The bucket of so many rows: 2, 4, 8, 16, 24, 32, …; a graph of one row alone would be compiled anew."""
+    return round_up(live, ROW_STEP) if live > ROW_STEP else max(2, 1 << (live - 1).bit_length())
 
 
 def round_up(number: int, step: int) -> int:

@@ -152,6 +152,7 @@ class Loop:
         """One iteration of the algorithm, counted and logged."""
         metrics = self.algorithm.iterate(work, self.iteration)
         self.iteration, self.random = self.iteration + 1, random_states()
+        self.run.record.layers = {name: engine.layers for name, engine in self.checkpoints.engines.items()}
         self._log(metrics)
         return metrics
 

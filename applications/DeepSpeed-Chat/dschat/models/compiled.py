@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile for a model's decoder layers, each by itself (``--compile``).
+
+The layers of a model share their code, so one compiled graph serves all of them, and compiling takes seconds, not
+minutes. Sizes are dynamic: micro-batches of any number of rows (from two on) and any width share a graph; a single row
+has one of its own. A model's training passes, its passes without gradients and its decoding steps have a graph each.
+
+Where the compiler refuses a model, that is said once, and its layers run as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Generic, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from dschat.models.layers import layers_of
+from dschat.run.distributed import is_main
+
+logger = logging.getLogger(__name__)
+
+# Graphs of one function. All layers of all models count together: training, scoring and decoding, with a mask and
+# without, one row and several.
+RECOMPILE_LIMIT = 64
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+BACKEND = "inductor"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class StepCache(Protocol):
+    """A cache of keys and values that hands every layer its part, in a decoding step of fixed shapes."""
+
+    step_layers: Sequence[object] | None  # None: this forward pass is no such step
+
+
+class Compiler:
+    """The compiler of one model's layers."""
+
+    def __init__(self, model_type: str, backend: str = BACKEND) -> None:
+        self._model_type = model_type
+        self.backend = backend
+        self.refusal: str | None = None  # why the model's layers are not compiled
+        self._is_paused = False
+
+    @property
+    def words(self) -> str:
+        """Whether the layers are compiled, for the run's record."""
+        return "compiled" if self.refusal is None else f"not compiled: {self.refusal}"
+
+    def refuse(self, why: str) -> None:
+        """Leaves the model's layers as they are from now on, and says so once."""
+        if self.refusal is None and is_main():
+            told = "--compile: the layers of %s are not compiled from now on: %s"
+            logger.warning(told, self._model_type, why)
+        self.refusal = self.refusal or why
+
+    @property
+    def is_active(self) -> bool:
+        """Whether functions run compiled now."""
+        return self.refusal is None and not self._is_paused
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, everything runs as it is.
+
+        For dispatch modes: torch.compile leaves a function alone for good once it was called under one.
+        """
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def compile(self, function: Callable[P, R], dynamic: bool = True) -> Compiled[P, R]:
+        """A function that is compiled when it is first called."""
+        return Compiled(self, function, dynamic)
+
+
+class Compiled(Generic[P, R]):
+    """A function that runs compiled until its compiler refuses the model."""
+
+    def __init__(self, compiler: Compiler, function: Callable[P, R], dynamic: bool) -> None:
+        self._compiler = compiler
+        self._function = function
+        self._compiled = torch.compile(function, dynamic=dynamic, backend=compiler.backend)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not self._compiler.is_active:
+            return self._function(*args, **kwargs)
+        try:
+            return self._compiled(*args, **kwargs)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            self._compiler.refuse(reason_of(error))
+        return self._function(*args, **kwargs)
+
+
+class CompiledLayer:
+    """What a layer's call does: it stands in the place that `nn.Module.compile` uses."""
+
+    def __init__(self, compiler: Compiler, layer: nn.Module, index: int) -> None:
+        self.compiler = compiler
+        self._layer = layer
+        self._index = index
+        self._call = compiler.compile(layer._call_impl)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
+        if cache is None:
+            return self._call(*args, **kwargs)
+        # A graph of the whole cache would hold for one layer only: the layer's number would be in it.
+        step_layers: Sequence[object] | None = getattr(cache, "step_layers", None)
+        if step_layers is None:
+            return self._layer._call_impl(*args, **kwargs)
+        own = step_layers[self._index]
+        args = tuple(own if value is cache else value for value in args)
+        kwargs = {name: own if value is cache else value for name, value in kwargs.items()}
+        return self._call(*args, **kwargs)
+
+
+def compile_layers(model: PreTrainedModel, backend: str = BACKEND) -> Compiler:
+    """Has a model's decoder layers compiled, each when it is first called.
+
+    Keys and values: passes without a cache are compiled, and decoding steps of fixed shapes (`StepCache`); with any
+    other cache, layers run as they are.
+    """
+    prepare_compiler()
+    compiler = Compiler(model.config.model_type, backend)
+    count = int(model.config.get_text_config().num_hidden_layers)
+    parent, layers = layers_of(getattr(model, model.base_model_prefix), count)
+    if parent is None or layers is None:
+        compiler.refuse(f"it is not known where a {type(model).__name__} keeps its layers")
+        return compiler
+    for index, layer in enumerate(layers):
+        layer._compiled_call_impl = CompiledLayer(compiler, layer, index)
+    for module in parent.children():
+        # Beside the layers stand the last norm and what turns positions into angles: many small kernels.
+        if module is not layers and not isinstance(module, (nn.Embedding, nn.Linear, nn.Dropout)):
+            module._compiled_call_impl = compiler.compile(module._call_impl)
+    return compiler
+
+
+def compiler_of(model: PreTrainedModel) -> Compiler | None:
+    """The compiler of a model's layers; None where they run as they are."""
+    for module in model.modules():
+        call = module._compiled_call_impl
+        if isinstance(call, CompiledLayer):
+            return None if call.compiler.refusal is not None else call.compiler
+    return None
+
+
+@contextmanager
+def uncompiled(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, a model's layers run as they are."""
+    compiler = compiler_of(model)
+    with nullcontext() if compiler is None else compiler.paused():
+        yield
+
+
+def prepare_compiler() -> None:
+    """Settings of torch.compile for this process."""
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILE_LIMIT)
+    dynamo.fail_on_recompile_limit_hit = True  # in place of running as it is in silence
+    # Two sizes that are equal when a graph is made need not be so later.
+    torch.fx.experimental._config.use_duck_shape = False
+    # The backward pass is compiled with the forward pass, so that what fails fails before anything is computed.
+    torch._functorch.config.force_non_lazy_backward_lowering = True
+    os.environ.setdefault(CACHE_VARIABLE, str(Path("~/.cache/ma-rlhf/compiled").expanduser()))
+
+
+def reason_of(error: Exception) -> str:
+    """The line of a compiler's message that says what failed."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if line), type(error).__name__)

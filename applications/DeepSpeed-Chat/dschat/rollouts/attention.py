@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of one new token per row, which reads each key and value once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.integrations import sdpa_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+ONE_TOKEN = "one_token"  # the name of `attend_by_products` among transformers' attention functions
+
+
+class Attention(Protocol):
+    """A function of transformers' AttentionInterface."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **options: object,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Query (rows, heads, tokens, width), key and value (rows, groups, columns, width) → (rows, tokens, …)."""
+
+
+def attend_by_products(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """Attention of one token per row by two matrix products over each group of query heads.
+
+    Fused kernels give a row and head one block of the GPU each, which leaves most of it idle where a row has one
+    token; matrix products spread over the columns as well.
+
+    Args:
+        query: (rows, heads, 1, width).
+        key, value: (rows, groups, columns, width).
+        attention_mask: (rows, 1, 1, columns), added to the logits.
+        scaling: of the logits; 1 / √width where it is None.
+        softcap: logits are capped at ±softcap, as in Gemma 2.
+        s_aux: (heads,) logits of an additional column without a value, as in gpt-oss.
+
+    Returns:
+        (rows, 1, heads, width) in the query's dtype, and no weights.
+    """
+    rows, heads, _, width = query.shape
+    groups = key.shape[1]
+    scale = width**-0.5 if scaling is None else scaling
+    packed = query.reshape(rows, groups, heads // groups, width)
+    logits = torch.matmul(packed, key.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits = logits + attention_mask.float()
+    if s_aux is not None:
+        sinks = s_aux.float().reshape(1, groups, heads // groups, 1).expand(rows, -1, -1, -1)
+        logits = torch.cat([logits, sinks], dim=-1)
+    weights = logits.softmax(-1)[..., : key.shape[2]]
+    attended = torch.matmul(weights.to(value.dtype), value)
+    return attended.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ONE_TOKEN, attend_by_products)
+
+
+@contextmanager
+def one_token_attention(config: PreTrainedConfig) -> Iterator[None]:
+    """Inside, a model with this config computes attention by `attend_by_products`.
+
+    Its passes must be of one token per row, with prepared additive masks. Models that compute their attention
+    themselves are not affected.
+    """
+    before = config._attn_implementation
+    config._attn_implementation = ONE_TOKEN
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+@contextmanager
+def grouped_heads() -> Iterator[None]:
+    """Inside, sdpa copies no keys and values in decoding.
+
+    With a mask, a transformers without `pack_gqa` repeats every key and value for each query head of its group. The
+    query heads of a group can stand in the place of a sequence instead: one token's (rows, heads, 1, width) is
+    (rows, groups, heads of a group, width), and all of them see the same columns.
+    """
+    if hasattr(sdpa_attention, "pack_gqa"):  # transformers does it
+        yield
+        return
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = without_copies(ALL_ATTENTION_FUNCTIONS["sdpa"])
+    try:
+        yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+
+def without_copies(attention: Attention) -> Attention:
+    """transformers' function for sdpa, where a step of decoding reads keys and values as they are."""
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **options: object,
+    ) -> tuple[Tensor, Tensor | None]:
+        (rows, heads, tokens, width), groups = query.shape, key.shape[1]
+        by_group = attention_mask is not None and attention_mask.shape[1] == 1 and options.get("position_bias") is None
+        if tokens > 1 or heads == groups or not by_group:
+            return attention(module, query, key, value, attention_mask, scaling=scaling, **options)
+        packed = query.reshape(rows, groups, heads // groups, width)
+        seen = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attention_mask, scale=scaling)
+        return seen.reshape(rows, 1, heads, value.shape[-1]), None
+
+    return attend
