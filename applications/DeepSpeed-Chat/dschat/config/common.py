@@ -248,6 +248,9 @@ class EngineFlags:
         "attention: sdpa (eager where a family's cap on its logits needs it), eager or flash_attention_2", "sdpa"
     )
     gradient_checkpointing: bool = flag("recompute activations in the backward pass, to save memory", False)
+    compile: Literal["auto", "on", "off"] = flag(
+        "compile each layer with torch.compile; auto: on a GPU below ZeRO stage 3", "auto"
+    )
     zero_stage: ZeroStage = flag("ZeRO stage of DeepSpeed", 0)
     offload: bool = flag("keep optimiser states and parameters in CPU memory", False)
     self_checks: bool = flag(
@@ -396,3 +399,10 @@ class CommonConfig(
         Raises:
             UserError: when the sizes do not fit together; the message names the nearest that do.
         """
+
+
+def compiles(config: CommonConfig, on_gpu: bool) -> bool:
+    """Whether --compile compiles the layers of the models that are trained."""
+    if config.compile == "auto":
+        return on_gpu and 3 not in config.zero_stages
+    return config.compile == "on"

@@ -4,10 +4,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from dschat.errors import UserError
+from dschat.models.layers import layers_of
 from dschat.models.lora import add_lora
 
 
@@ -51,7 +51,7 @@ def train_top_layers(model: PreTrainedModel, count: int, flag: str) -> None:
     has fewer layers, or none that can be told.
     """
     total = int(model.config.get_text_config().num_hidden_layers)
-    parent, layers = _layers_of(getattr(model, model.base_model_prefix), total)
+    parent, layers = layers_of(getattr(model, model.base_model_prefix), total)
     if parent is None or layers is None:
         raise UserError(
             f"{flag}: it is not known where a {type(model).__name__} keeps its layers; leave the flag out, or use "
@@ -67,15 +67,6 @@ def train_top_layers(model: PreTrainedModel, count: int, flag: str) -> None:
         vectors = all(len(getattr(p, "ds_shape", p.shape)) == 1 for p in module.parameters())
         if module is not layers and vectors and "emb" not in name:
             module.requires_grad_(True)
-
-
-def _layers_of(backbone: nn.Module, count: int) -> tuple[nn.Module | None, nn.ModuleList | None]:
-    """The list of a backbone's layers, and the module that holds it."""
-    for parent in backbone.modules():
-        for child in parent.children():
-            if isinstance(child, nn.ModuleList) and len(child) == count:
-                return parent, child
-    return None, None
 
 
 def enable_gradient_checkpointing(model: Any) -> None:
