@@ -154,10 +154,11 @@ class _Matrix:
 
 def _matrices(backbone: nn.Module) -> Iterator[_Matrix]:
     """The matrices of a decoder, of its layers and beside them, without embeddings and a scalar head."""
-    embeddings = {id(p) for module in backbone.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    embeddings = [module for module in backbone.modules() if isinstance(module, nn.Embedding)]
+    looked_up = {id(module.weight) for module in embeddings}
     for name, parameter in backbone.named_parameters():
         is_matrix = len(_shape(parameter)) >= 2 and not name.endswith("bias")
-        if is_matrix and id(parameter) not in embeddings and not name.startswith("score."):
+        if is_matrix and id(parameter) not in looked_up and not name.startswith("score."):
             yield _Matrix(_elements(parameter), _layer_of(name), parameter.requires_grad, ".experts." in name)
 
 

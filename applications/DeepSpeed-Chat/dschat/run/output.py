@@ -72,6 +72,7 @@ class RunRecord:
     parser: dict[str, str] = field(default_factory=dict)  # of the termination condition parsing: name and version
     sandbox: str | None = None  # level at which programs were run
     decoding: str | None = None  # how continuous batching launches its steps, and why not as CUDA graphs
+    peaks: dict[str, str | float] = field(default_factory=dict)  # of the main process's GPU, and where they are from
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_update: int = 0  # after how many updates they were measured
     saved: list[str] = field(default_factory=list)  # folders that models were written into, in turn
