@@ -12,7 +12,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial, wraps
 from typing import Any, Literal, cast
 
 import torch
@@ -255,21 +255,36 @@ def _states(model: Any, rows: int, tokens: int) -> Tensor:
 
 def _count_compiled(model: Any, alive: AliveBytes) -> None:
     """From now on, a share of what the layers of a decoder make counts, but their results count whole."""
-
-    def begin(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        alive.share = COMPILED_ACTIVATIONS
-
-    def end(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        alive.share = 1.0
-        states = output[0] if isinstance(output, tuple) else output
-        if states is not None:  # a recomputation ends as soon as it has made what is needed
-            alive.count_whole(states)
-
     backbone = getattr(model, model.base_model_prefix, model)
     _, layers = layers_of(backbone, int(model.config.get_text_config().num_hidden_layers))
     for layer in layers or ():
-        layer.register_forward_pre_hook(begin)
-        layer.register_forward_hook(end, always_call=True)
+        layer.forward = _counted(layer.forward, alive)
+        checkpoint = getattr(layer, "_gradient_checkpointing_func", None)
+        if checkpoint is not None:  # it calls the class's forward, now and when the layer is computed again
+            layer._gradient_checkpointing_func = partial(_counted_checkpoint, checkpoint, alive)
+
+
+def _counted(function: Callable[..., Any], alive: AliveBytes) -> Callable[..., Any]:
+    """The forward of a compiled layer."""
+
+    @wraps(function)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        alive.share = COMPILED_ACTIVATIONS
+        try:
+            output = function(*args, **kwargs)
+        finally:  # a recomputation ends by an exception as soon as it has made what is needed
+            alive.share = 1.0
+        alive.count_whole(output[0] if isinstance(output, tuple) else output)
+        return output
+
+    return forward
+
+
+def _counted_checkpoint(
+    checkpoint: Callable[..., Any], alive: AliveBytes, function: Callable[..., Any], *args: Any
+) -> Any:
+    """Gradient checkpointing of a compiled layer."""
+    return checkpoint(_counted(function, alive), *args)
 
 
 def _hand_over(parameter: Tensor) -> None:

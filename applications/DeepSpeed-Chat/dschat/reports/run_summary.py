@@ -41,7 +41,9 @@ WIN_REMARK = (
     "Win rates: of two responses to a held-out prompt the one with the higher score wins. [ ] holds 95 %: Wilson's"
     " interval for win and loss, a bootstrap over prompts for the rate with ties as half."
 )
-THROUGHPUT_REMARK = "Tokens per second, and shares of the GPUs' measured peaks, are means over the second half of a run."
+THROUGHPUT_REMARK = (
+    "Tokens per second, and shares of the GPUs' measured peaks, are means over the second half of a run."
+)
 SPEED_REMARK = (
     "Updates: until the mean over a tenth of the run, on training prompts, has come to where that of the first run"
     " ended. One seed: another may give another number."
