@@ -67,7 +67,7 @@ def expected(plan: Plan) -> Expectation:
     ],
 )
 def test_training_by_hand(words: list[str], share: float) -> None:
-    """One text of 40 tokens, all of them targets, forward and backward: 3 times a forward; two GPUs do twice as much."""
+    """One text of 40 tokens, all of them targets, forward and backward: 3 times a forward; two GPUs do twice that."""
     flags = ["--data_path", "d", "--output_dir", "o", "--model_name_or_path", "a", "--max_seq_len", "40"]
     found = expected(plan_of(parse(SFTConfig, [*flags, *words]), processes=2))
     assert found.sampled is None and found.iteration is None and found.trained is not None
@@ -91,7 +91,7 @@ def test_a_reward_model_has_no_head() -> None:
     ],
 )
 def test_an_iteration_by_hand(words: list[str], decoding: float, scoring: float, training: float, epochs: int) -> None:
-    """4 rows: 10 steps read the actor in bf16, and 9 tokens see 31 to 39 keys of 2 layers × (key + value) × 32 numbers.
+    """4 rows in bf16: 10 steps read the actor, 9 tokens see 31 to 39 keys of 2 layers × (key + value) × 32 numbers.
 
     With one update per rollout credit is fused, so that reference and reward model alone score.
     """
@@ -216,10 +216,8 @@ def test_compiled_layers_hold_a_measured_share() -> None:
 def test_compiled_layers_are_smaller_when_they_are_made_again() -> None:
     """With checkpointing the layers' results are what is held: as many bytes. The peak shrinks by 35 % of one layer at
     most, which is not there as a whole at the worst moment."""
-    config = LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=512, num_hidden_layers=2, num_attention_heads=2
-    )
-    model = Model(config, "policy", torch.bfloat16)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 512, "num_hidden_layers": 2}
+    model = Model(LlamaConfig(**sizes, num_attention_heads=2), "policy", torch.bfloat16)
     eager, compiled = (training_pass(model, 64, 200, True, how) for how in (False, True))
     layer = training_pass(model, 64, 200, False).held / 2
     assert compiled.held == eager.held
