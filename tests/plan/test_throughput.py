@@ -149,7 +149,7 @@ def test_gpus_by_name_and_by_peaks() -> None:
 
 @pytest.mark.parametrize("word", ["h1000", "800", "800,", "0,4200", "800,-1", "nan,1", "inf,1", "1,2,3"])
 def test_an_unknown_gpu(word: str) -> None:
-    with pytest.raises(UserError, match="--gpu .*: give one of a100-40gb, .*TFLOP/s and GB/s"):
+    with pytest.raises(UserError, match="--gpu_type .*: give one of a100-40gb, .*TFLOP/s and GB/s"):
         named_gpu(word)
 
 
@@ -165,12 +165,12 @@ def test_the_command_says_that_it_estimates(tmp_path: Any, capsys: pytest.Captur
     """A GPU by its name has its memory, unless another is given; without a name nothing is expected."""
     CONFIG.save_pretrained(tmp_path / "model")
     words = ["plan", "--step", "1", "--model_name_or_path", str(tmp_path / "model"), "--gpus", "1"]
-    assert dschat([*words, "--gpu", "h200"]) == 0
+    assert dschat([*words, "--gpu_type", "h200"]) == 0
     text = capsys.readouterr().out
     assert "1 GPUs of 141 GB, layers compiled" in text
     assert "Speed to expect on h200:" in text and "tokens/s trained (38 % of the matrix peak)" in text
     assert "An estimate for texts of full length, from shares of the peaks measured on one H100" in text
-    assert dschat([*words, "--gpu", "h200", "--gpu_memory", "100", "--json"]) == 0
+    assert dschat([*words, "--gpu_type", "h200", "--gpu_memory", "100", "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)
     assert plan["machine"]["device_memory"] == 100 * GB
     assert plan["expectation"]["gpu"] == "h200" and plan["expectation"]["trained"]["share"] == pytest.approx(0.38)
@@ -178,7 +178,7 @@ def test_the_command_says_that_it_estimates(tmp_path: Any, capsys: pytest.Captur
     assert dschat([*words, "--compile", "off"]) == 0
     text = capsys.readouterr().out
     assert "Speed to expect" not in text and "1 GPUs of 80 GB;" in text
-    assert dschat([*words, "--gpu", "h1000"]) == 2
+    assert dschat([*words, "--gpu_type", "h1000"]) == 2
 
 
 # -- compiled layers

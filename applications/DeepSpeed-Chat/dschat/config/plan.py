@@ -39,8 +39,8 @@ class PlanOptions:
     )
     gpus: int = flag("processes, each with a GPU", 8, AT_LEAST_1)
     gpus_per_node: int = flag("of them on one machine", 8, AT_LEAST_1)
-    gpu_memory: float | None = flag("GB of a GPU; that of --gpu, or 80, if not given", None, ABOVE_0)
-    gpu: str | None = flag(
+    gpu_memory: float | None = flag("GB of a GPU; that of --gpu_type, or 80, if not given", None, ABOVE_0)
+    gpu_type: str | None = flag(
         "also the tokens per second to expect, on a GPU by its name (a100-80gb, h100-sxm, h200, …) or by its TFLOP/s"
         " and GB/s as run.json has them, such as 800,4200",
         None,

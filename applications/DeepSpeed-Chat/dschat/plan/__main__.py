@@ -80,7 +80,7 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
         UserError: see `resolve`, `make_plan`, `recommend` and `counts`.
     """
     main_memory = None if options.main_memory is None else int(options.main_memory * GB)
-    gpu = None if options.gpu is None else named_gpu(options.gpu)
+    gpu = None if options.gpu_type is None else named_gpu(options.gpu_type)
     of_name = None if gpu is None else gpu.memory
     device_memory = int((options.gpu_memory or of_name or DEFAULT_MEMORY) * GB)
     machine = Machine(options.gpus, device_memory, main_memory, options.gpus_per_node)

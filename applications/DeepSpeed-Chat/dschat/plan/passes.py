@@ -256,8 +256,9 @@ def _states(model: Any, rows: int, tokens: int) -> Tensor:
 def _count_compiled(model: Any, alive: AliveBytes) -> None:
     """From now on, a share of what the layers of a decoder make counts, but their results count whole."""
     backbone = getattr(model, model.base_model_prefix, model)
-    _, layers = layers_of(backbone, int(model.config.get_text_config().num_hidden_layers))
-    for layer in layers or ():
+    _, module_list = layers_of(backbone, int(model.config.get_text_config().num_hidden_layers))
+    layers: Iterable[Any] = module_list or ()
+    for layer in layers:
         layer.forward = _counted(layer.forward, alive)
         checkpoint = getattr(layer, "_gradient_checkpointing_func", None)
         if checkpoint is not None:  # it calls the class's forward, now and when the layer is computed again

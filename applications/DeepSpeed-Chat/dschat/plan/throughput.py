@@ -25,7 +25,7 @@ DEFAULT_MEMORY = 80.0  # GB of a GPU that is not named
 
 @dataclass(frozen=True)
 class NamedGpu:
-    """What --gpu says."""
+    """What --gpu_type says."""
 
     name: str
     reached: Peaks  # what large matrix products and copies reach on it
@@ -70,7 +70,7 @@ def named_gpu(word: str) -> NamedGpu:
         peaks = Peaks(0.0, 0.0)
     if not (separator and 0 < peaks.operations_per_second < np.inf and 0 < peaks.bytes_per_second < np.inf):
         raise UserError(
-            f"--gpu {word}: give one of {', '.join(GPUS)}, or its peaks as run.json has them: TFLOP/s and GB/s, such"
+            f"--gpu_type {word}: give one of {', '.join(GPUS)}, or its peaks as run.json has them: TFLOP/s and GB/s, such"
             " as 800,4200."
         )
     return NamedGpu(f"a GPU of {float(tflops):g} TFLOP/s and {float(gigabytes):g} GB/s", peaks)
