@@ -70,8 +70,8 @@ def named_gpu(word: str) -> NamedGpu:
         peaks = Peaks(0.0, 0.0)
     if not (separator and 0 < peaks.operations_per_second < np.inf and 0 < peaks.bytes_per_second < np.inf):
         raise UserError(
-            f"--gpu_type {word}: give one of {', '.join(GPUS)}, or its peaks as run.json has them: TFLOP/s and GB/s, such"
-            " as 800,4200."
+            f"--gpu_type {word}: give one of {', '.join(GPUS)}, or its peaks as run.json has them: TFLOP/s and GB/s,"
+            " such as 800,4200."
         )
     return NamedGpu(f"a GPU of {float(tflops):g} TFLOP/s and {float(gigabytes):g} GB/s", peaks)
 
