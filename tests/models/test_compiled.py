@@ -108,7 +108,9 @@ def test_values_are_those_of_the_layers(backend: Any) -> None:
 
 @pytest.mark.parametrize("backend", [counting, INDUCTOR])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_steps_of_fixed_shapes_draw_the_same_tokens(family: str, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_fixed_shapes_draw_the_same_tokens(
+    family: str, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over several buckets of rows and columns, with rows that end and prompts that take their places."""
     monkeypatch.setattr("dschat.rollouts.static.COLUMN_STEP", 16)
     causal_lm, prompts, seeds = model_of(family), prompts_of(), seeds_of(8)

@@ -51,6 +51,30 @@ def test_table_holds_the_hand_computed_numbers(two_runs):
     assert all(sentence in lines for sentence in [*outcome.findings, *outcome.remarks, "A remark."])
 
 
+def test_throughput_over_the_second_half(two_runs):
+    """Of 10 rollouts the last 5: tokens 6 … 10 hundred, MFU 6 … 10 %; one run has been on a CPU."""
+    assert table_of(outcome_of(two_runs), "throughput") is None
+
+    def tokens(index, row):
+        update = row["update"]
+        return row if "objective/scores" not in row else row | {"time/trained_per_second": 100.0 * update}
+
+    def shares(index, row):
+        update = row["update"]
+        return row if "objective/scores" not in row else row | {"time/mfu": 0.01 * update}
+
+    edit_rows(two_runs["PPO"] / "metrics.jsonl", tokens)
+    outcome = outcome_of(two_runs)
+    assert table_of(outcome, "throughput").headers == ["run", "trained (tokens/s)"]
+    edit_rows(two_runs["PPO"] / "metrics.jsonl", shares)
+    edit_rows(two_runs["MA-PPO"] / "metrics.jsonl", tokens)
+    outcome = outcome_of(two_runs)
+    assert table_of(outcome, "throughput").headers == ["run", "trained (tokens/s)", "MFU (%)"]
+    assert table_of(outcome, "throughput").rows == [["PPO", "800", "8.0"], ["MA-PPO", "800", "–"]]
+    assert any("means over the second half of a run" in remark for remark in outcome.remarks)
+    assert "MFU (%)" in outcome.html()
+
+
 @pytest.mark.parametrize("order", [("PPO", "MA-PPO"), ("MA-PPO", "PPO")])
 def test_the_higher_run_is_named_whatever_the_order(tmp_path, order):
     # By prompt MA-PPO − PPO is 0.1 and 0.28: mean 0.19, standard error 0.09.

@@ -36,6 +36,7 @@ from dschat.quickstart.inputs import (
 
 SEED = 1234  # of corpus, model and the first two steps
 EVALUATED = {"gold": "eval/gold_scores", "KL": "eval/kl"}
+PARTS = ("time/generation", "time/scoring", "time/training")  # of an iteration, in seconds
 ROLLOUTS = {"gap, nats": "rollout/logprob_gap", "clipped": "rollout/importance_clipped"}
 NAMES = (*EVALUATED, *ROLLOUTS, "seconds")
 
@@ -62,7 +63,7 @@ def measured(folder: Path) -> dict[str, float]:
     """The last evaluation of a run, the mean of its rollouts, and the seconds of its iterations."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = {name: x for row in rows for name, x in row.items()}
-    seconds = [sum(x for name, x in row.items() if name.startswith("time/")) for row in rows]
+    seconds = [row.get(name, 0.0) for row in rows for name in PARTS]
     found = {name: float(last[metric]) for name, metric in EVALUATED.items()}
     for name, metric in ROLLOUTS.items():
         numbers = [float(row[metric]) for row in rows if metric in row]

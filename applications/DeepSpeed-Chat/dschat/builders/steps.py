@@ -34,13 +34,16 @@ from dschat.data.messages import WEIGHT
 from dschat.data.rows import keys_of
 from dschat.data.sources import load_share, source_line
 from dschat.data.template_notes import warn_of_dialogues, warn_of_template
+from dschat.engine.process_group import training_dtype
 from dschat.models.finetuning import Finetuning
 from dschat.models.load import warn_without_classifier
+from dschat.models.operations import Peaks
 from dschat.models.tokenizer import end_token_id, load_tokenizer
 from dschat.models.vocabulary import id_count
 from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
+from dschat.run.peaks import measure_own_gpu
 from dschat.trainers.dpo import DPOTask
 from dschat.trainers.loop import loop_of, total_updates
 from dschat.trainers.ppo import PPO
@@ -75,11 +78,12 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
     data = load_step_data(config, SFTExample, make, validate, config.sft_on_prompt)
     updates = _announce(config, run, data)
     warn_without_classifier(base)
+    peaks = _peaks(config, run)
     engine = build_policy(config, run.plan, tokenizer, updates)
     width = config.max_seq_len if config.packing else None
     options = (config.sft_on_prompt, config.label_smoothing, width, config.max_tokens_per_micro_batch is not None)
     task = SFTTask(data.train, data.eval, tokenizer.pad_token_id, *options)
-    algorithm = Supervised(engine, task, config, run)
+    algorithm = Supervised(engine, task, config, run, peaks=peaks)
     loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
 
 
@@ -99,10 +103,11 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config), reads=reads)
     data = load_step_data(config, PairExample, make, validate)
     updates = _announce(config, run, data)
+    peaks = _peaks(config, run)
     engine = build_reward_model(config, run.plan, tokenizer, updates)
     centering = config.center_rewards_coefficient
     task = RewardTask(data.train, data.eval, tokenizer.pad_token_id, config.reward_loss, centering)
-    algorithm = Supervised(engine, task, config, run)
+    algorithm = Supervised(engine, task, config, run, peaks=peaks)
     loop_of(algorithm, {"reward": engine}, [SavedModel(engine, "reward model", base)], tokenizer, config, run).fit()
 
 
@@ -117,9 +122,10 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config))
     data = load_step_data(config, PreferenceExample, make, validate)
     updates = _announce(config, run, data)
+    peaks = _peaks(config, run)
     engine = build_policy(config, run.plan, tokenizer, updates)
     task = DPOTask(data.train, data.eval, tokenizer.pad_token_id, config, run, model_hash(base))
-    algorithm = Supervised(engine, task, config, run)
+    algorithm = Supervised(engine, task, config, run, peaks=peaks)
     loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
 
 
@@ -139,6 +145,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     else:
         data = load_step_data(config, PromptExample, make, validate)
     updates = _announce(config, run, data)
+    peaks = _peaks(config, run)
     models = build_ppo_models(config, run.plan, tokenizer, updates, programs, _decoding(run))
     average = MovingAverage(models.actor) if config.enable_ema else None
 
@@ -151,7 +158,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     if models.critic is not None:
         saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
     parts = None if average is None else average.parts
-    algorithm = PPO(models, data.train, data.eval, tokenizer, condition, config, run, average)
+    algorithm = PPO(models, data.train, data.eval, tokenizer, condition, config, run, average, peaks=peaks)
     loop_of(algorithm, models.trained, saved, tokenizer, config, run, parts).fit()
 
 
@@ -163,12 +170,13 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
     rows = (config.start_idx, config.end_idx)
     data = load_regression_data(config.data_path, config.max_seq_len, id_count(tokenizer), *rows)
     updates = _announce(config, run, data)
+    peaks = _peaks(config, run)
     engine = build_policy(config, run.plan, tokenizer, updates)
     pad_id = tokenizer.pad_token_id
     reference = kept_reference(config, pad_id, model_hash(base), run.folder)
     rest = (config.eta, config.temperature, reference, config.self_checks)
     task = RefuelTask(data.train, data.eval, pad_id, *rest)
-    algorithm = Supervised(engine, task, config, run)
+    algorithm = Supervised(engine, task, config, run, peaks=peaks)
     loop_of(algorithm, {"refuel": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
 
 
@@ -185,10 +193,11 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     held_out, dropped_eval = dialogue_examples(share.eval, tokenizer, limits, held_out=True)
     data = StepData(dialogues, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
     updates = _announce(config, run, data)
+    peaks = _peaks(config, run)
     reward = build_dialogue_scores(config, device())
     models = build_refuel_models(config, run.plan, tokenizer, end_id, updates, reward, _decoding(run))
     saved = [SavedModel(models.policy, "policy", config.model_name_or_path)]
-    algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run)
+    algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run, peaks=peaks)
     loop_of(algorithm, {"policy": models.policy}, saved, tokenizer, config, run).fit()
 
 
@@ -201,6 +210,11 @@ def _announce(config: CommonConfig, run: RunOutput, data: StepData[E]) -> int:
     config.compile = "on" if config.compiles(device().type == "cuda", updates) else "off"
     run.announce(updates, len(data.train))
     return updates
+
+
+def _peaks(config: CommonConfig, run: RunOutput) -> Peaks | None:
+    """Measures this process's GPU while nothing else is on it; None on a CPU."""
+    return measure_own_gpu(training_dtype(config.dtype), run.record)
 
 
 def _decoding(run: RunOutput) -> Callable[[str], None]:

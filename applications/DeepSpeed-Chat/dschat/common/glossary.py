@@ -43,6 +43,7 @@ PARSING, PROGRAMS, VLLM = "`--termination_condition parsing`", "`--reward_source
 COMPLETIONS = "`--advantage_estimator segment_mc`"
 AHEAD, REFILL = "`--rollouts_ahead`", "`--refill_rounds`"
 CRITIC, FP16, KL = "a critic", "fp16", "a KL penalty"
+GPU = "a GPU, whose peaks are measured at the start (run.json)"
 AVERAGE, OTHER_TOKENS = "`--reward_loss average`", "a loss that does not compare that number"
 
 HEAD = ("update", "samples", "seconds")  # of every row, in this order
@@ -177,7 +178,17 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("time/generation", ONLINE, "s", "of drawing, on the main process"),
         ("time/completions", "ppo", "s", "of drawing and scoring completions", "", COMPLETIONS),
         ("time/scoring", ONLINE, "s", "of scores, log-probs and values"),
-        ("time/training", ONLINE, "s", "of updates"),
+        ("time/training", ALL, "s", "of updates"),
+        ("time/sampled_per_second", ONLINE, "tokens per s", "tokens of responses, on all processes, over"
+         " `time/generation`", "", "own sampling, not ahead of training"),
+        ("time/bandwidth", ONLINE, "share", "of the GPUs' memory bandwidth over `time/generation`: what must be read"
+         " for these responses (weights in each step, keys and values for each token) in the fewest steps possible",
+         "below 0.2: sample more prompts at once, see `--per_device_generation_batch_size`", GPU + ", own sampling"),
+        ("time/trained_per_second", ALL, "tokens per s", "tokens of prompts and responses, without padding, on all"
+         " processes, over `time/training`; several passes over a rollout count several times"),
+        ("time/mfu", ALL, "share", "model FLOPs utilisation: operations of the updates' forward and backward passes,"
+         " without recomputation and padding, over what the GPUs' matrix products could do in `time/training`",
+         "below 0.2: larger micro-batches, see `--max_tokens_per_micro_batch`", GPU),
     ),
     "Updates of step 3 and of REFUEL online: means over those of a rollout": (
         ("loss/policy", "ppo", "", "PPO's clipped loss; what it is a mean of, `--loss_mean` says"),

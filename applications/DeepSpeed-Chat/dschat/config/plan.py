@@ -39,7 +39,12 @@ class PlanOptions:
     )
     gpus: int = flag("processes, each with a GPU", 8, AT_LEAST_1)
     gpus_per_node: int = flag("of them on one machine", 8, AT_LEAST_1)
-    gpu_memory: float = flag("GB of a GPU", 80.0, ABOVE_0)
+    gpu_memory: float | None = flag("GB of a GPU; that of --gpu_type, or 80, if not given", None, ABOVE_0)
+    gpu_type: str | None = flag(
+        "also the tokens per second to expect, on a GPU by its name (a100-80gb, h100-sxm, h200, …) or by its TFLOP/s"
+        " and GB/s as run.json has them, such as 800,4200",
+        None,
+    )
     main_memory: float | None = flag("GB of main memory of a node, to be compared with the need", None, ABOVE_0)
     num_samples: int | None = like(
         ResultFlags, "num_samples", help="training rows; those of the data if not given", aliases=["--prompts"]

@@ -21,6 +21,7 @@ from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan, remedies
 from dschat.plan.recommend import recommend
 from dschat.plan.report import Report, choices, counts, find_rows, find_sources
+from dschat.plan.throughput import DEFAULT_MEMORY, expect, named_gpu
 
 # No run starts, so that it does not matter what an output folder holds.
 NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
@@ -79,7 +80,10 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
         UserError: see `resolve`, `make_plan`, `recommend` and `counts`.
     """
     main_memory = None if options.main_memory is None else int(options.main_memory * GB)
-    machine = Machine(options.gpus, int(options.gpu_memory * GB), main_memory, options.gpus_per_node)
+    gpu = None if options.gpu_type is None else named_gpu(options.gpu_type)
+    of_name = None if gpu is None else gpu.memory
+    device_memory = int((options.gpu_memory or of_name or DEFAULT_MEMORY) * GB)
+    machine = Machine(options.gpus, device_memory, main_memory, options.gpus_per_node)
     data = [] if file or {"--data_path", "--task.query_dataset"} & {*flags} else ["--data_path", "unnamed"]
     words, kind = [*flags, *data, *NOWHERE], COMMANDS[step].flags_class()
     told = resolve(kind, words, command=step, processes=machine.processes, runs_here=False, config=file)
@@ -94,7 +98,8 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
     helps = [] if plan.fits or found else remedies(plan, configs)
     title = f"dschat {step}{f' --config {file}' if file else ''}"
     largest = choices(plan) if options.micro_batches else []
-    return Report(title, plan, counted, helps, largest, found, sources or ())
+    expectation = None if gpu is None else expect(plan, gpu)
+    return Report(title, plan, counted, helps, largest, found, sources or (), expectation)
 
 
 def _configs(given: str | None, base: str | None) -> Configs:

@@ -89,6 +89,7 @@ class Role:
     model: Model  # its architecture
     weights: Weights  # what decides its states
     checkpointing: bool = False  # gradient checkpointing
+    compiled: bool = False  # whether its layers are compiled when it trains
 
 
 def roles_of(config: CommonConfig, batches: BatchPlan, configs: Configs, device: torch.device) -> list[Role]:
@@ -99,7 +100,7 @@ def roles_of(config: CommonConfig, batches: BatchPlan, configs: Configs, device:
     Raises:
         UserError: a config cannot be read, or --deepspeed_config contradicts the flags.
     """
-    maker = _Maker(config, batches, configs, choose_dtype(config.dtype, device))
+    maker = _Maker(config, batches, configs, choose_dtype(config.dtype, device), device.type == "cuda")
     if isinstance(config, PPOConfig):
         return _ppo_roles(config, maker)
     assert isinstance(config, OneModelConfig)
@@ -174,6 +175,7 @@ class _Maker:
     batches: BatchPlan
     configs: Configs
     dtype: torch.dtype
+    on_gpu: bool
 
     def trained(
         self,
@@ -192,7 +194,8 @@ class _Maker:
         # In half precision stage 1 takes the place of DeepSpeed's 0.
         used = max(stage, 1) if self.dtype.itemsize < FLOAT32 else stage
         offload, trained = self.config.offload and stage > 0, shape_of(made).trained
-        return Role(name, model[0], made, self._weights(made, used, offload, trained), checkpointing)
+        compiled = self.config.compiles(self.on_gpu)
+        return Role(name, model[0], made, self._weights(made, used, offload, trained), checkpointing, compiled)
 
     def frozen(self, name: str, model: tuple[str, str], kind: Kind, stage: int, offload: bool) -> Role:
         """A model that never trains, under DeepSpeed."""

@@ -12,7 +12,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial, wraps
 from typing import Any, Literal, cast
 
 import torch
@@ -30,8 +30,11 @@ from dschat.models.finetuning import (
     enable_gradient_checkpointing,
     train_top_layers,
 )
+from dschat.models.layers import layers_of
 from dschat.models.limits import position_limit
 from dschat.models.opening import FLASH, SDPA, implementation
+from dschat.models.operations import ModelCost, cached_per_token, cost_of
+from dschat.plan.shares import COMPILED_ACTIVATIONS
 from dschat.plan.states import FLOAT32
 from macro_actions.logprobs import chunk_positions
 
@@ -123,11 +126,10 @@ def shape_of(model: Model) -> Shape:
     )
 
 
-def cached_per_token(config: PreTrainedConfig) -> int:
-    """Elements of keys and values of one token: 2 × layers × key-value heads × width of a head."""
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return int(2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * width)
+@lru_cache(maxsize=64)
+def cost_of_passes(model: Model) -> ModelCost | None:
+    """Operations of its passes; None where they are not known."""
+    return cost_of(model.make())
 
 
 def _fused_attention(
@@ -157,6 +159,7 @@ class AliveBytes(TorchDispatchMode):
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
         """Takes tensors that are there already and do not count, such as a model's parameters."""
         super().__init__()
+        self.share = 1.0  # of the bytes of a tensor that is made now: how much of it counts
         self.now = self.peak = 0  # bytes alive, and the most that were at one time since `start_peak`
         self._existing = [tensor.untyped_storage() for tensor in existing]  # held, so that none is used again
         self._known: dict[int, int] = {storage._cdata: 0 for storage in self._existing}  # storage → bytes
@@ -179,18 +182,31 @@ class AliveBytes(TorchDispatchMode):
         key = storage._cdata
         if key in self._known:
             return
-        self._known[key] = storage.nbytes()
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
+        self._count(key, int(self.share * storage.nbytes()))
         weakref.finalize(storage, self._drop, key)
+
+    def count_whole(self, tensor: Tensor) -> None:
+        """Counts all bytes of a tensor, of which a share was counted when it was made."""
+        storage = tensor.untyped_storage()
+        if self._known.get(storage._cdata):
+            self.now -= self._known[storage._cdata]
+            self._count(storage._cdata, storage.nbytes())
+
+    def _count(self, key: int, size: int) -> None:
+        self._known[key] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
 
     def _drop(self, key: int) -> None:
         self.now -= self._known.pop(key)
 
 
 @lru_cache(maxsize=256)
-def training_pass(model: Model, rows: int, tokens: int, checkpointing: bool) -> Pass:
-    """Forward and backward of (rows, tokens) with every gradient handed over at once, as ZeRO takes it."""
+def training_pass(model: Model, rows: int, tokens: int, checkpointing: bool, compiled: bool = False) -> Pass:
+    """Forward and backward of (rows, tokens) with every gradient handed over at once, as ZeRO takes it.
+
+    Of compiled layers, a measured share of what they make counts, also when gradient checkpointing makes it again.
+    """
     made = model.make()
     if checkpointing:
         enable_gradient_checkpointing(made)
@@ -198,6 +214,8 @@ def training_pass(model: Model, rows: int, tokens: int, checkpointing: bool) -> 
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_hand_over)
     with AliveBytes([*made.parameters(), *made.buffers()]) as alive:
+        if compiled:
+            _count_compiled(made, alive)
         states = _states(made, rows, tokens)
         forward, held = alive.peak, alive.now
         alive.start_peak()
@@ -233,6 +251,41 @@ def _states(model: Any, rows: int, tokens: int) -> Tensor:
             f" ({str(error).splitlines()[0]})."
         ) from error
     return output
+
+
+def _count_compiled(model: Any, alive: AliveBytes) -> None:
+    """From now on, a share of what the layers of a decoder make counts, but their results count whole."""
+    backbone = getattr(model, model.base_model_prefix, model)
+    _, module_list = layers_of(backbone, int(model.config.get_text_config().num_hidden_layers))
+    layers: Iterable[Any] = module_list or ()
+    for layer in layers:
+        layer.forward = _counted(layer.forward, alive)
+        checkpoint = getattr(layer, "_gradient_checkpointing_func", None)
+        if checkpoint is not None:  # it calls the class's forward, now and when the layer is computed again
+            layer._gradient_checkpointing_func = partial(_counted_checkpoint, checkpoint, alive)
+
+
+def _counted(function: Callable[..., Any], alive: AliveBytes) -> Callable[..., Any]:
+    """The forward of a compiled layer."""
+
+    @wraps(function)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        alive.share = COMPILED_ACTIVATIONS
+        try:
+            output = function(*args, **kwargs)
+        finally:  # a recomputation ends by an exception as soon as it has made what is needed
+            alive.share = 1.0
+        alive.count_whole(output[0] if isinstance(output, tuple) else output)
+        return output
+
+    return forward
+
+
+def _counted_checkpoint(
+    checkpoint: Callable[..., Any], alive: AliveBytes, function: Callable[..., Any], *args: Any
+) -> Any:
+    """Gradient checkpointing of a compiled layer."""
+    return checkpoint(_counted(function, alive), *args)
 
 
 def _hand_over(parameter: Tensor) -> None:

@@ -165,7 +165,7 @@ def _drawn(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -> t
         "activations": scoring_pass(actor.model, rows, prompt).forward,
         "logits": logits,
     }
-    if _graphs(config, machine) and not parts["gathered weights"]:
+    if uses_graphs(config, machine) and not parts["gathered weights"]:
         # CUDA graphs hold what they write into from one rollout to the next: the cache, and all that a step makes.
         kept += parts.pop("KV cache") + scoring_pass(actor.model, slots, 1).forward + logits
     return parts, kept
@@ -180,7 +180,7 @@ def _kv_cache(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -
     if _completes(config):
         # The longest text that is completed stands beside a short one, whose response is as long as any.
         columns = texts.tokens - 1 + texts.scored + SPARE_COLUMNS * (config.rollout_engine == "continuous")
-    if _graphs(config, machine):
+    if uses_graphs(config, machine):
         columns = -(-columns // COLUMN_STEP) * COLUMN_STEP
     return slots * columns * shape_of(actor.model).cached * actor.weights.width
 
@@ -190,7 +190,7 @@ def _completes(config: Drawing) -> bool:
     return isinstance(config, PPOConfig) and config.needs.segment_values
 
 
-def _graphs(config: Drawing, machine: Machine) -> bool:
+def uses_graphs(config: Drawing, machine: Machine) -> bool:
     """Whether decoding steps have fixed shapes."""
     on = config.decode_graphs == "on" or (config.decode_graphs == "auto" and machine.device.type == "cuda")
     return on and config.rollout_engine == "continuous"
@@ -267,7 +267,8 @@ def _held_out(config: CommonConfig, processes: int) -> int:
 
 def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:
     """Of the model without its head, of its log-probs, and what of the head's gradient is kept after those."""
-    body, head = training_pass(role.model, rows, tokens, role.checkpointing), shape_of(role.model).head
+    body = training_pass(role.model, rows, tokens, role.checkpointing, role.compiled)
+    head = shape_of(role.model).head
     if role.model.kind != "policy":
         return body, NOTHING, 0
     return body, training_logits(head, positions, device), kept_gradient(head)

@@ -34,6 +34,7 @@ from dschat.plan.phases import CUDA_BYTES, GB, Texts, engines, phases_of
 from dschat.plan.plan import Change, Plan, in_words, what_else
 from dschat.plan.recommend import Recommendation, advice, advice_json
 from dschat.plan.states import FLOAT32, Weights, states
+from dschat.plan.throughput import Expectation, expectation_text
 
 # Operations that a GPU can do while a byte comes from its memory: of an H100, whose data sheet says 989 · 10¹² in bf16
 # and 3.35 · 10¹² in a second.
@@ -193,6 +194,7 @@ class Report:
     choices: Sequence[Choice]
     recommendation: Recommendation | None = None
     sources: Sequence[Mapping[str, Any]] = ()  # of the data, see `find_sources`
+    expectation: Expectation | None = None  # of its speed, where a GPU is named
 
     def text(self) -> str:
         """Tables of models and phases, main memory, counts, and whether it fits."""
@@ -202,6 +204,8 @@ class Report:
         if machine.processes > machine.on_a_node:
             device += f", {machine.on_a_node} on a node"
         what = f"step {_step(plan.config)}, {dtype}, {machine.processes} {device}"
+        if any(role.compiled for role in plan.roles):
+            what += ", layers compiled"
         parts = [
             f"{self.title}: {what}; GB (10⁹ bytes) per process",
             _models(plan),
@@ -212,6 +216,7 @@ class Report:
             _host(plan),
             "\n".join(map(source_line, self.sources)),
             _counts(plan, self.counts),
+            "" if self.expectation is None else expectation_text(self.expectation),
             advice(self.recommendation) if self.recommendation else "",
         ]
         return "\n\n".join(part for part in parts if part)
@@ -232,6 +237,7 @@ class Report:
             "fits": plan.fits,
             "remedies": [{"flags": in_words(change), "peak": changed.peak} for change, changed in self.remedies],
             "micro_batches": [asdict(choice) for choice in self.choices],
+            "expectation": None if self.expectation is None else asdict(self.expectation),
         }
         return found | ({"recommendation": advice_json(self.recommendation)} if self.recommendation else {})
 
@@ -239,7 +245,8 @@ class Report:
 def _model(role: Role, processes: int) -> dict[str, Any]:
     weights = role.weights
     sizes = {"parameters": weights.parameters, "trained": weights.trained, "zero_stage": weights.zero.stage}
-    return {"role": role.name, "source": role.source, **sizes, "bytes": asdict(states(weights, processes))}
+    kept = asdict(states(weights, processes))
+    return {"role": role.name, "source": role.source, **sizes, "compiled": role.compiled, "bytes": kept}
 
 
 def _micro_batches(choices: Sequence[Choice]) -> str:

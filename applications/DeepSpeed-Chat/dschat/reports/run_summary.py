@@ -29,10 +29,20 @@ TRAINING_HEADERS = [
     *("run", "updates", "responses", "seconds"),
     *("macro length (tokens)", "λ_eff per token", "explained variance"),
 ]
+# Metric → header, scale and decimals of its column.
+SPEEDS = {
+    "time/sampled_per_second": ("sampled (tokens/s)", 1.0, 0),
+    "time/bandwidth": ("of memory bandwidth (%)", 100.0, 1),
+    "time/trained_per_second": ("trained (tokens/s)", 1.0, 0),
+    "time/mfu": ("MFU (%)", 100.0, 1),
+}
 WIN_HEADERS = ["win rates (%)", "judge", "win", "tie", "loss", "win + ½ tie", "prompts"]
 WIN_REMARK = (
     "Win rates: of two responses to a held-out prompt the one with the higher score wins. [ ] holds 95 %: Wilson's"
     " interval for win and loss, a bootstrap over prompts for the rate with ties as half."
+)
+THROUGHPUT_REMARK = (
+    "Tokens per second, and shares of the GPUs' measured peaks, are means over the second half of a run."
 )
 SPEED_REMARK = (
     "Updates: until the mean over a tenth of the run, on training prompts, has come to where that of the first run"
@@ -156,9 +166,14 @@ def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str,
     if wins:
         tables.append(Table(WIN_HEADERS, wins, "wins"))
     tables.append(Table(TRAINING_HEADERS, [_training_cells(run) for run in runs], "training"))
+    throughput = throughput_table(runs)
+    if throughput is not None:
+        tables.append(throughput)
     name, label = next(iter(labels.items()))
     findings = [*(_against_sft(run, name, label) for run in runs), *_ranking(runs, name, label)]
     remarks = [*_remarks(models, len(runs)), *([SPEED_REMARK] if speed else []), *([WIN_REMARK] if wins else [])]
+    if throughput is not None:
+        remarks.append(THROUGHPUT_REMARK)
     return Report(title, tables, findings, remarks, notes)
 
 
@@ -216,6 +231,21 @@ def _training_cells(run: RunData) -> list[str]:
         Estimate(run.train_mean("macro/lambda_eff")).text(3),
         Estimate(run.train_mean("val/explained_variance", last=0.1)).text(2),
     ]
+
+
+def throughput_table(runs: Sequence[RunData]) -> Table | None:
+    """How fast each run sampled and trained, by the metrics that some run has; None where no run has any."""
+    logged = [name for name in SPEEDS if any(name in row for run in runs for row in run.train)]
+    if not logged:
+        return None
+    rows: list[list[object]] = []
+    for run in runs:
+        cells: list[object] = [run.name]
+        for name in logged:
+            _, scale, decimals = SPEEDS[name]
+            cells.append(Estimate(run.train_mean(name, last=0.5)).text(decimals, scale))
+        rows.append(cells)
+    return Table(["run", *(SPEEDS[name][0] for name in logged)], rows, "throughput")
 
 
 def _against_sft(run: RunData, name: str, label: str) -> str:

@@ -73,6 +73,7 @@ class RunRecord:
     sandbox: str | None = None  # level at which programs were run
     decoding: str | None = None  # how continuous batching launches its steps, and why not as CUDA graphs
     layers: dict[str, str] = field(default_factory=dict)  # trained model → how decoder layers are computed
+    peaks: dict[str, str | float] = field(default_factory=dict)  # of the main process's GPU, and where they are from
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_update: int = 0  # after how many updates they were measured
     saved: list[str] = field(default_factory=list)  # folders that models were written into, in turn

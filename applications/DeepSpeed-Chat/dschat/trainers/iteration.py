@@ -15,7 +15,7 @@ from torch import Tensor
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.models.engines import Trained
-from dschat.models.layout import Integers, PassSize, group_by_length
+from dschat.models.layout import Integers, Lengths, PassSize, group_by_length
 from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.state import Json, Progress
@@ -152,9 +152,10 @@ def run_updates(
 
 @dataclass
 class Clock:
-    """Seconds of the parts of an iteration, waiting for the device at each border."""
+    """Seconds of the parts of an iteration, waiting for the device at each border; and what was sampled in it."""
 
     seconds: Metrics = field(default_factory=dict)
+    draws: list[Lengths] = field(default_factory=list)  # of the part generation, one after another
     _last: float = field(default_factory=time.perf_counter)
 
     def lap(self, name: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -18,6 +19,8 @@ from dschat.data.collate import further_examples
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
+from dschat.models.layout import Lengths
+from dschat.models.operations import Peaks
 from dschat.models.tokenizer import end_ids_of
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling
@@ -34,10 +37,11 @@ from dschat.trainers.iteration import Clock, Iteration, Metrics, pass_size, stat
 from dschat.trainers.loop import Algorithm, Work, work_of
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import ActorSampler, MovingAverage, PPOModels, response_logprobs
-from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update
+from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update, rows_of_updates
 from dschat.trainers.rollout_metrics import Collected, Outside, normalised_metrics, outside_metrics, rollout_metrics
 from dschat.trainers.segment_values import SegmentValues
 from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
+from dschat.trainers.throughput import Throughput, TrainedTexts
 from macro_actions.estimators import Estimator
 from macro_actions.groups import refilled
 from macro_actions.rewards import ScoreMoments, kl_controller
@@ -66,9 +70,10 @@ class PPO(Algorithm):
         average: MovingAverage | None = None,
         *,
         estimator: Estimator | None = None,
+        peaks: Peaks | None = None,
     ) -> None:
         """Takes the parts of a run. The moving average is the actor's, updated after every iteration; the estimator is
-        that of --advantage_estimator unless one is given.
+        that of --advantage_estimator unless one is given; the peaks are those of this process's GPU.
         """
         self.models, self.prompts, self.condition, self.tokenizer = models, prompts, condition, tokenizer
         self.config, self.plan, self.average, self.estimator = config, run.plan, average, estimator
@@ -90,6 +95,7 @@ class PPO(Algorithm):
         self.segment_values = None
         if config.needs.segment_values:
             self.segment_values = SegmentValues(config.mc_samples, rows)
+        self.throughput = Throughput(models.trained.values(), peaks, None if config.uses_vllm else rows)
         self.scoring = pass_size(run.plan).without_gradient
         self.current: Iteration[PPOBatch | PendingBatch] | None = None  # under way, from its first update on
         self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
@@ -108,8 +114,10 @@ class PPO(Algorithm):
                 self.segment_values.forget()
         if self.current is None:
             return {SKIPPED_NONFINITE: float(updates)}
+        trained = self.texts_left(self.current, iteration)
         metrics = self.current.metrics | self.update(self.current, iteration)
         clock.lap("training")
+        metrics |= self.throughput.trained(trained, clock.seconds["time/training"])
         if "objective/kl" in metrics:
             metrics |= normalised_metrics(self.moments, metrics["objective/scores"])
             self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_responses)
@@ -126,6 +134,7 @@ class PPO(Algorithm):
         if self.ahead is not None and (following := work_of(self, self.config, plan, iteration + 1)) is not None:
             self.ahead.begin([self.prompts[number] for rows in following for number in rows], iteration + 1)
         clock.lap("generation")
+        clock.draws.append(Lengths.of(drawn.rollout))
         epoch = iteration // (len(self.prompts) // plan.global_rollout)
         known, macro, outside = self.judge(drawn, texts, epoch, self.credit_is_fused)
         found = Collected(known, macro, None, drawn.bad_rows, outside, rates, ahead is not None)
@@ -167,6 +176,7 @@ class PPO(Algorithm):
             seed_of_round = derive_seed(iteration, part)
             drawn, texts = self.sample(prompts, SeedKind.REFILL, seed_of_round, samples, again=part > 0)
             clock.lap("generation")
+            clock.draws.append(Lengths.of(drawn.rollout))
             known, macro, outside = self.judge(drawn, texts, epoch)
             others = Collected(known, macro, None, drawn.bad_rows, outside, {})
             groups = refilled(equal, equal_everywhere(others), world_size())
@@ -270,6 +280,8 @@ class PPO(Algorithm):
             metrics |= rollout_metrics(batch, self.config.lam, self.config.lam_alpha)
         clock.lap("scoring")
         self.moments = collected.moments  # not before: a run that is stopped above draws this rollout again
+        if clock.draws and self.ahead is None:  # what is sampled ahead takes time elsewhere
+            metrics |= self.throughput.sampled(clock.draws, clock.seconds["time/generation"])
         metrics |= collected.rates | {"objective/kl_coef": self.kl.value} | clock.seconds
         return Iteration(batch, metrics, random_states())
 
@@ -297,6 +309,14 @@ class PPO(Algorithm):
         if self.average is not None:
             self.average.update()
         return metrics
+
+    def texts_left(self, current: Iteration[PPOBatch | PendingBatch], iteration: int) -> TrainedTexts:
+        """What the updates that are left of an iteration train on."""
+        lengths = Lengths.of(current.batch.rollout)
+        seed = derive_seed(self.config.seed, SeedKind.SHUFFLE, iteration)
+        updates = rows_of_updates(len(lengths.totals), self.update_settings, seed)[current.updates.done :]
+        rows = np.concatenate(updates) if updates else np.zeros(0, dtype=np.int64)
+        return TrainedTexts(lengths.totals[rows], int(lengths.responses[rows].sum()))
 
     @property
     def credit_is_fused(self) -> bool:

@@ -132,12 +132,8 @@ def ppo_update(
     """
     known = batch if isinstance(batch, PPOBatch) else batch.pending
     lengths = Lengths.of(known.rollout)
-    count = len(lengths.totals)
-    shuffle = np.random.RandomState(seed % 2**32)
     progress = progress or UpdateProgress()
-    orders = [shuffle.permutation(count) for _ in range(settings.ppo_epochs)]
-    starts = range(0, count, settings.update_size)
-    updates = [order[start : start + settings.update_size] for order in orders for start in starts]
+    updates = rows_of_updates(len(lengths.totals), settings, seed)
     device, engines = known.response_mask.device, trained_engines(actor, critic)
 
     def update(rows: Integers, means: Means) -> None:
@@ -147,6 +143,14 @@ def ppo_update(
         return left_out(done, torch.as_tensor(rows, device=device))
 
     return run_updates(updates, progress, update, is_left_out, engines)
+
+
+def rows_of_updates(count: int, settings: UpdateSettings, seed: int) -> list[Integers]:
+    """Row numbers of each update on this rank, which has so many rows; every rank gives the same seed."""
+    shuffle = np.random.RandomState(seed % 2**32)
+    orders = [shuffle.permutation(count) for _ in range(settings.ppo_epochs)]
+    starts = range(0, count, settings.update_size)
+    return [order[start : start + settings.update_size] for order in orders for start in starts]
 
 
 def _one_update(

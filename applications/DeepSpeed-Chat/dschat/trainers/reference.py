@@ -54,6 +54,15 @@ def pair_logprobs(
     return chosen, rejected
 
 
+def pair_texts(examples: Sequence[PreferenceExample]) -> list[tuple[int, int]]:
+    """Tokens of the text of each response with its prompt, and of the response alone."""
+    texts = []
+    for example in examples:
+        for response in (example.chosen_ids, example.rejected_ids):
+            texts.append((len(example.prompt_ids) + len(response), len(response)))
+    return texts
+
+
 def with_reference(
     engine: TrainedPolicy,
     examples: Sequence[Pair],

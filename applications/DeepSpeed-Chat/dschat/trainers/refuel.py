@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +16,8 @@ from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
-from dschat.models.layout import Layout, PassSize, layouts
+from dschat.models.layout import Layout, Lengths, PassSize, layouts
+from dschat.models.operations import Peaks
 from dschat.rollouts.dialogues import AssistantTurn
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
@@ -41,11 +43,13 @@ from dschat.trainers.refuel_models import (
     DrawnPair,
     RefuelModels,
     dialogue_sampling,
+    draws_of,
     pair_layouts,
     reply_logprobs,
     summed_logprobs,
 )
 from dschat.trainers.selfcheck import TOLERANCE, check_rollout
+from dschat.trainers.throughput import Throughput, TrainedTexts
 from macro_actions.losses import regression_loss
 from macro_actions.masked import masked_moments
 from macro_actions.refuel import PairBatch, reply_rewards, whiten_rewards
@@ -100,7 +104,10 @@ class Refuel(Algorithm):
         tokenizer: PreTrainedTokenizerBase,
         config: RefuelOnlineConfig,
         run: Run,
+        *,
+        peaks: Peaks | None = None,
     ) -> None:
+        """Takes the parts of a run; the peaks are those of this process's GPU."""
         self.models, self.dialogues, self.tokenizer = models, dialogues, tokenizer
         self.config, self.plan = config, run.plan
         flag = "reward_model_name_or_path" if config.reward_function is None else "reward_function"
@@ -112,6 +119,7 @@ class Refuel(Algorithm):
         sampling = dialogue_sampling(config, tokenizer)
         self.sampler = DialogueSampler(models.policy, tokenizer, sampling, config.seed, models.rollouts)
         self.settings = RefuelSettings.from_config(config, run.plan)
+        self.throughput = Throughput([models.policy], peaks, config.per_device_generation_batch_size)
         self.current: Iteration[PairBatch] | None = None  # under way, from its first update on
         self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
 
@@ -122,11 +130,14 @@ class Refuel(Algorithm):
             examples = [self.dialogues[number] for rows in work for number in rows]
             pairs = self.sampler.pairs(examples, iteration)
             clock.lap("generation")
+            clock.draws += draws_of(pairs)
             self.current = self.accepted(self.score(pairs, examples), pairs, iteration * updates, clock)
         if self.current is None:
             return {SKIPPED_NONFINITE: float(updates)}
+        trained = self.texts_left(self.current)
         metrics = self.current.metrics | self.update(self.current, iteration * updates)
         clock.lap("training")
+        metrics |= self.throughput.trained(trained, clock.seconds["time/training"])
         if "objective/kl" in metrics:
             self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_rollout)
         self.current = None
@@ -164,6 +175,8 @@ class Refuel(Algorithm):
             count, total, squares = sum_over_ranks(moments).unbind()
             batch = replace(batch, rewards=whiten_rewards(batch.rewards, (count, total, squares)))
         clock.lap("scoring")
+        if clock.draws:
+            metrics |= self.throughput.sampled(clock.draws, clock.seconds["time/generation"])
         metrics |= {"lr": self.models.policy.learning_rate, "objective/kl_coef": self.kl.value}
         return Iteration(batch, metrics | clock.seconds, random_states())
 
@@ -176,6 +189,11 @@ class Refuel(Algorithm):
             return self.nonfinite.in_update({"policy": policy}, before + done, lambda: tensors_of(batch))
 
         return refuel_update(policy, batch, self.settings, current.updates, left_out)
+
+    def texts_left(self, current: Iteration[PairBatch]) -> TrainedTexts:
+        """What the updates that are left of a round train on: each on all replies with their states."""
+        lengths, left = Lengths.of(current.batch.rollout), self.settings.updates - current.updates.done
+        return TrainedTexts(np.tile(lengths.totals, left), left * int(lengths.responses.sum()))
 
     def evaluate(self) -> tuple[Metrics, list[Sample]]:
         """Means over the held-out dialogues; {} without such dialogues."""

@@ -53,6 +53,18 @@ class DrawnPair:
         return self.first.replies[self.turn], self.second.replies[self.turn]
 
 
+def draws_of(pairs: Sequence[DrawnPair]) -> list[Lengths]:
+    """Lengths of the replies that were sampled together: those of one turn, in the first dialogues or the second."""
+    draws = []
+    for rollouts in ([pair.first for pair in pairs], [pair.second for pair in pairs]):
+        turns = {turn for rollout in rollouts for turn in rollout.replies}
+        for turn in sorted(turns):
+            replies = [rollout.replies[turn] for rollout in rollouts if turn in rollout.replies]
+            states = np.array([len(reply.state_ids) for reply in replies])
+            draws.append(Lengths(states, np.array([len(reply.ids) for reply in replies])))
+    return draws
+
+
 def drawn_turn(seed: int, iteration: int, example: DialogueExample) -> int:
     """h, evenly from the turns of a dialogue; it follows from the run's seed, the round and the row alone."""
     return row_seed(seed, SeedKind.TRAINING, iteration, example.index, TURN) % example.num_turns

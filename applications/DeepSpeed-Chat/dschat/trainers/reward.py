@@ -43,6 +43,10 @@ class RewardTask(Task[PairExample, TrainedScalar]):
             return sum(example.chosen_ids != example.rejected_ids for example in examples)
         return super().count(examples)
 
+    def texts(self, examples: Sequence[PairExample]) -> list[tuple[int, int]]:
+        sequences = [ids for example in examples for ids in (example.chosen_ids, example.rejected_ids)]
+        return [(len(ids), 0) for ids in sequences]
+
     def loss(
         self, engine: TrainedScalar, examples: Sequence[PairExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -53,6 +53,9 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
             return sum(len(example) - 1 for example in examples)
         return sum(example.num_targets for example in examples)
 
+    def texts(self, examples: Sequence[SFTExample]) -> list[tuple[int, int]]:
+        return [(len(example), self.count([example])) for example in examples]
+
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[SFTExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:

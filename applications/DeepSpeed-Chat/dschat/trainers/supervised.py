@@ -15,14 +15,16 @@ from torch import Tensor
 from dschat.config.supervised import SupervisedConfig
 from dschat.data.tokenised import lengths_of
 from dschat.models.engines import Trained
+from dschat.models.operations import Peaks
 from dschat.run.distributed import device, sum_over_ranks, world_size
 from dschat.run.metrics import ROWS, STANDARD_ERROR, Means, RowMeans, with_variances
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.evaluation import Sample, shares
-from dschat.trainers.iteration import Metrics, eval_size, micro_batches, pass_size
+from dschat.trainers.iteration import Clock, Metrics, eval_size, micro_batches, pass_size
 from dschat.trainers.loop import Algorithm, Work
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
+from dschat.trainers.throughput import Throughput, TrainedTexts
 
 Example = TypeVar("Example", bound=Sized)
 EngineT = TypeVar("EngineT", bound=Trained)
@@ -51,6 +53,10 @@ class Task(Protocol[Example, AnyEngine]):
     def count(self, examples: Sequence[Example]) -> int:
         """What the loss is a mean over: examples, or response tokens."""
         return len(examples)
+
+    def texts(self, examples: Sequence[Example]) -> list[tuple[int, int]]:
+        """Tokens of each text of the examples, and how many of them the loss needs log-probs of."""
+        return [(len(example), 0) for example in examples]
 
     @abstractmethod
     def loss(
@@ -86,9 +92,17 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
 
     checks_trained = True
 
-    def __init__(self, engine: EngineT, task: Task[Example, EngineT], config: SupervisedConfig, run: Run) -> None:
-        """Takes the engine of a PolicyModel (step 1, DPO, REFUEL on pairs) or ScalarModel (the reward model), and the
-        task.
+    def __init__(
+        self,
+        engine: EngineT,
+        task: Task[Example, EngineT],
+        config: SupervisedConfig,
+        run: Run,
+        *,
+        peaks: Peaks | None = None,
+    ) -> None:
+        """Takes the engine of a PolicyModel (step 1, DPO, REFUEL on pairs) or ScalarModel (the reward model), the
+        task, and the peaks of this process's GPU.
         """
         self.engine, self.task, self.config = engine, task, config
         self.nonfinite = NonFinite(config.on_nonfinite, run)
@@ -96,6 +110,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         self.shown: Mapping[str, str] = {"loss": f"loss/{task.name}"}
         self.lengths: Sequence[int] = lengths_of(task.train)
         self.size = pass_size(run.plan)
+        self.throughput = Throughput([engine], peaks)
         self.last_update: Metrics = {}
 
     def prepare(self) -> None:
@@ -108,6 +123,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
 
     def iterate(self, work: Work, iteration: int) -> Metrics:
         """One optimiser update on micro-batches of example numbers."""
+        clock = Clock()
         self.engine.train()
         batches = [[self.task.train[number] for number in rows] for rows in self._micro_batches(work)]
         own_count = torch.tensor(float(sum(self.task.count(batch) for batch in batches)), device=device())
@@ -124,7 +140,9 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
             return {SKIPPED_NONFINITE: 1.0, "lr": learning_rate}
         norm = {"skipped": 1.0} if self.engine.skipped else {"grad_norm": self.engine.grad_norm}
         self.last_update = {**with_variances(sums.reduce()), **norm, "lr": learning_rate}
-        return self.last_update
+        clock.lap("training")
+        texts = TrainedTexts.of(text for batch in batches for text in self.task.texts(batch))
+        return self.last_update | clock.seconds | self.throughput.trained(texts, clock.seconds["time/training"])
 
     def _micro_batches(self, work: Work) -> Work:
         """The example numbers of an update, cut anew where that is by tokens."""

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens per second to expect of a run: its operations and bytes, over the shares of a GPU's peaks in shares.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dschat.config.ppo import PPOConfig
+from dschat.errors import UserError
+from dschat.models.layout import Integers, Lengths
+from dschat.models.operations import ModelCost, Peaks, decoding_bytes
+from dschat.plan import shares
+from dschat.plan.models import Role
+from dschat.plan.passes import cost_of_passes
+from dschat.plan.phases import Texts, uses_graphs
+from dschat.plan.plan import Plan
+from dschat.plan.shares import GIGA, GPUS, REACHED_BYTES, REACHED_OPERATIONS, TERA
+
+DEFAULT_MEMORY = 80.0  # GB of a GPU that is not named
+
+
+@dataclass(frozen=True)
+class NamedGpu:
+    """What --gpu_type says."""
+
+    name: str
+    reached: Peaks  # what large matrix products and copies reach on it
+    memory: float | None = None  # GB; None where peaks alone are given
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens per second of all processes together, and the share of the peak that it comes from."""
+
+    tokens_per_second: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What to expect of a run on a GPU."""
+
+    gpu: str
+    unknown: str = ""  # why there are no numbers; empty where there are
+    trained: Rate | None = None  # tokens of prompts and responses in updates; share of the matrix peak
+    sampled: Rate | None = None  # tokens of responses while they are sampled; share of the memory's bandwidth
+    iteration: float | None = None  # tokens of responses a second, over whole iterations
+
+
+def named_gpu(word: str) -> NamedGpu:
+    """A GPU by its name in GPUS, or by its own peaks, "TFLOP/s,GB/s".
+
+    Raises:
+        UserError: neither; it names the flag.
+    """
+    gpu = GPUS.get(word.lower())
+    if gpu is not None:
+        reached = Peaks(
+            REACHED_OPERATIONS * gpu.peaks.operations_per_second, REACHED_BYTES * gpu.peaks.bytes_per_second
+        )
+        return NamedGpu(word.lower(), reached, gpu.memory)
+    tflops, separator, gigabytes = word.partition(",")
+    try:
+        peaks = Peaks(float(tflops) * TERA, float(gigabytes) * GIGA)
+    except ValueError:
+        peaks = Peaks(0.0, 0.0)
+    if not (separator and 0 < peaks.operations_per_second < np.inf and 0 < peaks.bytes_per_second < np.inf):
+        raise UserError(
+            f"--gpu_type {word}: give one of {', '.join(GPUS)}, or its peaks as run.json has them: TFLOP/s and GB/s,"
+            " such as 800,4200."
+        )
+    return NamedGpu(f"a GPU of {float(tflops):g} TFLOP/s and {float(gigabytes):g} GB/s", peaks)
+
+
+def expect(plan: Plan, gpu: NamedGpu) -> Expectation:
+    """The speed of a run whose texts all have their full length."""
+    unknown = _why_unknown(plan)
+    if unknown:
+        return Expectation(gpu.name, unknown)
+    config, texts = plan.config, Texts.of(plan.config)
+    lengths = np.full(texts.per_example, texts.tokens)
+    targets = texts.per_example * texts.scored
+    operations = sum(_cost(role).training_operations(lengths, targets) for role in _trained(plan))
+    seconds = _training_seconds(plan, lengths, targets, gpu.reached)
+    trained = Rate(
+        plan.machine.processes * float(lengths.sum()) / seconds,
+        operations / seconds / gpu.reached.operations_per_second,
+    )
+    if isinstance(config, PPOConfig) and config.rollout_engine == "continuous":
+        return _expect_rollouts(plan, config, gpu, trained)
+    return Expectation(gpu.name, trained=trained)
+
+
+def _why_unknown(plan: Plan) -> str:
+    """Why there is nothing to expect; empty where there is."""
+    config = plan.config
+    if plan.roles[0].model.dtype != torch.bfloat16:
+        return "the shares of the peaks were measured in bf16 alone"
+    if 3 in config.zero_stages or config.offload or getattr(config, "offload_reference_model", False):
+        return "the shares of the peaks were not measured with ZeRO 3 or offloading"
+    for role in plan.roles:
+        if cost_of_passes(role.model) is None:
+            return f"the operations of a {role.model.config.model_type} model are not known"
+    return ""
+
+
+def _expect_rollouts(plan: Plan, config: PPOConfig, gpu: NamedGpu, trained: Rate) -> Expectation:
+    """What sampling and a whole iteration of step 3 come to, beside training."""
+    batches = config.plan_batches(plan.machine.processes)
+    rows = batches.rollout_per_rank * batches.samples_per_prompt
+    slots = min(rows, config.per_device_generation_batch_size * batches.samples_per_prompt)
+    prompts = np.full(rows, config.max_prompt_seq_len)
+    responses = np.full(rows, config.max_answer_seq_len)
+    actor = _cost(plan.roles[0])
+    read = decoding_bytes(actor, Lengths(prompts, responses), slots)
+    if read is None:  # a mixture of experts
+        return Expectation(gpu.name, trained=trained)
+    compiled = plan.roles[0].compiled
+    share = _decoding_share(config, plan, slots)
+    decoding = read / (share * gpu.reached.bytes_per_second)
+    scoring_rate = shares.SCORING[compiled] * gpu.reached.operations_per_second
+    prefill = actor.forward.operations(prompts, rows) / scoring_rate
+    tokens = plan.machine.processes * float(responses.sum())
+    sampled = Rate(tokens / (decoding + prefill), share)
+    if config.needs.segment_values:  # how many completions there are depends on the responses
+        return Expectation(gpu.name, trained=trained, sampled=sampled)
+    targets = int(responses.sum())
+    scoring = sum(cost.forward.operations(prompts + responses, targets) for cost in _scoring_costs(plan, config))
+    training = config.ppo_epochs * _training_seconds(plan, prompts + responses, targets, gpu.reached)
+    iteration = tokens / (decoding + prefill + scoring / scoring_rate + training)
+    return Expectation(gpu.name, trained=trained, sampled=sampled, iteration=iteration)
+
+
+def _training_seconds(plan: Plan, lengths: Integers, targets: int, peaks: Peaks) -> float:
+    """Seconds in which all models that are trained go forward and backward on texts of these lengths."""
+    seconds = 0.0
+    for role in _trained(plan):
+        share = shares.TRAINING[role.checkpointing, role.compiled]
+        operations = _cost(role).training_operations(lengths, targets)
+        seconds += operations / (share * peaks.operations_per_second)
+    return seconds
+
+
+def _scoring_costs(plan: Plan, config: PPOConfig) -> list[ModelCost]:
+    """Models that go forward on a rollout before its updates: the frozen ones, with LoRA the actor as the reference,
+    and those that are trained unless the update's own passes give their numbers.
+    """
+    frozen = [role for role in plan.roles if not role.weights.trained]
+    costs = [_cost(role) for role in frozen]
+    if not any(role.name == "reference" for role in frozen):
+        costs.append(_cost(plan.roles[0]))
+    if not config.credit_is_fused(config.plan_batches(plan.machine.processes)):
+        costs += [_cost(role) for role in _trained(plan)]
+    return costs
+
+
+def _decoding_share(config: PPOConfig, plan: Plan, rows: int) -> float:
+    """The share of the memory's bandwidth that was measured nearest to so many rows."""
+    measured = shares.DECODING_ONE_BY_ONE
+    if uses_graphs(config, plan.machine):
+        measured = shares.DECODING_GRAPHS_COMPILED if plan.roles[0].compiled else shares.DECODING_GRAPHS
+    nearest = min(measured, key=lambda count: abs(math.log(rows / count)))
+    return measured[nearest]
+
+
+def _trained(plan: Plan) -> list[Role]:
+    return [role for role in plan.roles if role.weights.trained]
+
+
+def _cost(role: Role) -> ModelCost:
+    cost = cost_of_passes(role.model)
+    assert cost is not None  # see `_why_unknown`
+    return cost
+
+
+def expectation_text(expectation: Expectation) -> str:
+    """What to expect, in words."""
+    begin = f"Speed to expect on {expectation.gpu}:"
+    if expectation.unknown:
+        return f"{begin} not known; {expectation.unknown}."
+    parts = []
+    if expectation.sampled is not None:
+        parts.append(_in_words("sampled", expectation.sampled, "the memory's bandwidth"))
+    if expectation.trained is not None:
+        parts.append(_in_words("trained", expectation.trained, "the matrix peak"))
+    if expectation.iteration is not None:
+        parts.append(f"{expectation.iteration:,.0f} tokens/s of responses over whole iterations")
+    return (
+        f"{begin} {'; '.join(parts)}.\n  An estimate for texts of full length, from shares of the peaks"
+        f" {shares.MEASURED}; exchange between GPUs is not counted, nor are scores that no model gives."
+    )
+
+
+def _in_words(what: str, rate: Rate, peak: str) -> str:
+    return f"{rate.tokens_per_second:,.0f} tokens/s {what} ({100 * rate.share:.0f} % of {peak})"
