@@ -1295,6 +1295,19 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the demo: an answer goes on after the marker", "_Watch.__call__", "_a or _b", "_b",
      "test_an_answer_ends_before_the_marker_of_the_next_turn_which_is_never_seen"),
     ("the demo: the draw of one token decides all", "_Draw.__call__", "_a - _b", "0", DEMO_SEED),
+    # the longest micro-batch before the first update
+    ("a rehearsal's gradients reach DeepSpeed", "gradients_dropped", "setattr(_a, _b, _drop)", "_drop",
+     "test_a_rehearsed_run_is_the_run_without[zero2-fp32]"),
+    ("a rehearsal's gradients stay", "gradients_dropped", "_a.grad = None", "_a.grad = _a.grad",
+     "test_a_rehearsed_run_is_the_run_without[sft]"),
+    ("a rehearsal goes on with the random numbers", "rehearsal.rehearsal", "set_random_states(_a)", "_a",
+     "test_a_rehearsed_run_is_the_run_without[adapters-with-dropout]"),
+    ("a rehearsal has no room for Adam's moments", "bytes_to_come", "_a += MOMENTS * _b", "_a += _b",
+     "test_room_for_what_the_first_update_takes_by_hand[2-bf16]"),
+    ("a rehearsal packs the longest examples together", "Supervised.longest_micro_batch",
+     "_a *= _b.plan.accumulation", "_a *= 1", "test_sizes_by_hand[sft-packed]"),
+    ("a rehearsal takes texts that have no room", "rows_of", "_a.tokens // _b", "_a.tokens",
+     "test_sizes_by_hand[sft-fewer-tokens]"),
 ))
 # fmt: on
 

@@ -14,7 +14,7 @@ from dschat.run.distributed import device, world_size
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.trainers.iteration import eval_size
-from dschat.trainers.reference import FOLDER, pair_logprobs, with_reference
+from dschat.trainers.reference import FOLDER, pair_logprobs, with_logprobs, with_reference
 from dschat.trainers.selfcheck import check_policy
 from dschat.trainers.supervised import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import dpo_loss
@@ -51,6 +51,9 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
             if held_out:  # how many are evaluated may be another number after a break
                 self.eval = self._with_reference(engine, held_out, f"eval-{len(held_out)}")
             raise_if_stopped()
+
+    def with_placeholders(self, examples: Sequence[PreferenceExample]) -> Sequence[PreferenceExample]:
+        return with_logprobs(examples, torch.zeros(len(examples), 2))
 
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], count: Tensor | float

@@ -17,7 +17,7 @@ from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.trainers.iteration import eval_size
-from dschat.trainers.reference import FOLDER, pair_logprobs, with_reference
+from dschat.trainers.reference import FOLDER, pair_logprobs, with_logprobs, with_reference
 from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
 from dschat.trainers.supervised import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import regression_loss
@@ -60,6 +60,9 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
             if self._self_checks:
                 self.check_start(engine, self.train[:2])
             raise_if_stopped()
+
+    def with_placeholders(self, examples: Sequence[RegressionExample]) -> Sequence[RegressionExample]:
+        return with_logprobs(examples, torch.zeros(len(examples), 2))
 
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[RegressionExample], count: Tensor | float
