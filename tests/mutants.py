@@ -1308,6 +1308,11 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "_a *= _b.plan.accumulation", "_a *= 1", "test_sizes_by_hand[sft-packed]"),
     ("a rehearsal takes texts that have no room", "rows_of", "_a.tokens // _b", "_a.tokens",
      "test_sizes_by_hand[sft-fewer-tokens]"),
+    # recomputation of some layers
+    ("the other layers are recomputed", "enable_gradient_checkpointing", "_a % _b == 0", "_a % _b != 0",
+     "test_gradient_checkpointing_of_some_layers_gives_the_same_update[2-0]"),
+    ("the plan has all layers recomputed", "training_pass", "enable_gradient_checkpointing(_a, _b)",
+     "enable_gradient_checkpointing(_a)", "test_checkpointing_of_some_layers_is_in_between[gemma]"),
 ))
 # fmt: on
 

@@ -41,6 +41,7 @@ def engine_settings(
         plan=plan,
         zero_stage=zero_stage,
         gradient_checkpointing=gradient_checkpointing,
+        checkpoint_every=config.gradient_checkpointing_every,
         offload=config.offload,
         config_file=config.deepspeed_config,
     )

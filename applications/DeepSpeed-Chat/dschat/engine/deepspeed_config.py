@@ -19,6 +19,7 @@ class EngineSettings:
     plan: BatchPlan
     zero_stage: int = 0
     gradient_checkpointing: bool = False
+    checkpoint_every: int = 1  # of every so many layers the first is recomputed, where any are
     offload: bool = False
     config_file: str | None = None
 

@@ -287,7 +287,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     """
     settings = _without_half_precision_at_stage_0(settings)
     if settings.gradient_checkpointing:
-        enable_gradient_checkpointing(model.inner)
+        enable_gradient_checkpointing(model.inner, settings.checkpoint_every)
     model.to(device())
     adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer, settings)
     schedule = schedule_of(adam, optimizer)

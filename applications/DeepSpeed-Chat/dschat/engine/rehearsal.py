@@ -48,6 +48,7 @@ def gradients_dropped(engine: Any) -> Iterator[None]:
 
 
 def _drop(parameter: nn.Parameter, *_: int) -> None:
+    """Takes the place of a receiver, which may also be told the parameter's place in its groups."""
     parameter.grad = None
 
 

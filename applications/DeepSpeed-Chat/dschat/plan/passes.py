@@ -189,11 +189,14 @@ class AliveBytes(TorchDispatchMode):
 
 
 @lru_cache(maxsize=256)
-def training_pass(model: Model, rows: int, tokens: int, checkpointing: bool) -> Pass:
-    """Forward and backward of (rows, tokens) with every gradient handed over at once, as ZeRO takes it."""
+def training_pass(model: Model, rows: int, tokens: int, recomputed: int) -> Pass:
+    """Forward and backward of (rows, tokens) with every gradient handed over at once, as ZeRO takes it.
+
+    Of every so many layers the first is `recomputed` in the backward pass; 0 = none is.
+    """
     made = model.make()
-    if checkpointing:
-        enable_gradient_checkpointing(made)
+    if recomputed:
+        enable_gradient_checkpointing(made, recomputed)
     for parameter in made.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_hand_over)
