@@ -1302,7 +1302,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_a_rehearsed_run_is_the_run_without[sft]"),
     ("a rehearsal goes on with the random numbers", "rehearsal.rehearsal", "set_random_states(_a)", "_a",
      "test_a_rehearsed_run_is_the_run_without[adapters-with-dropout]"),
-    ("a rehearsal has no room for Adam's moments", "bytes_to_come", "_a += MOMENTS * _b", "_a += _b",
+    ("a rehearsal has no room for Adam's moments", "bytes_to_come", "_a += ADAM_BYTES * _b", "_a += _b",
      "test_room_for_what_the_first_update_takes_by_hand[2-bf16]"),
     ("a rehearsal packs the longest examples together", "Supervised.longest_micro_batch",
      "_a *= _b.plan.accumulation", "_a *= 1", "test_sizes_by_hand[sft-packed]"),

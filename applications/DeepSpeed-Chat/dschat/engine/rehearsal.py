@@ -18,7 +18,7 @@ from dschat.engine import zero3
 from dschat.run.distributed import world_size
 
 FLOAT32 = torch.float32.itemsize
-MOMENTS = 2 * FLOAT32  # of Adam, per weight
+ADAM_BYTES = 2 * FLOAT32  # of Adam, per weight
 # Methods that gradients arrive at: of ZeRO 1 and 2, of ZeRO 1 in bf16, and of ZeRO 3. At stage 0 nothing takes them.
 RECEIVERS = ("process_gradients", "accumulate_hp_grads_and_remove_lp", "reduce_ready_partitions_and_remove_grads")
 
@@ -73,7 +73,7 @@ def bytes_to_come(engine: Any, adam: torch.optim.Optimizer | None) -> int:
     share = -(-elements // world_size())
     room = 0
     if adam is not None and not adam.state:
-        room += MOMENTS * (share if stage >= 1 else elements)
+        room += ADAM_BYTES * (share if stage >= 1 else elements)
     allocates_sums = stage < 3 and not isinstance(engine.optimizer, BF16_Optimizer)  # the others have done so
     if allocates_sums and engine.gradient_accumulation_steps() > 1:
         room += FLOAT32 * (share if stage >= 2 else elements)
