@@ -1200,7 +1200,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_largest_micro_batch"),
     ("rows of an evaluation count for nothing", "_scored", "max(drawn, held_out)", "drawn",
      "test_an_evaluation_may_score_more_rows_at_once_than_a_rollout"),
-    ("recomputation costs nothing", "operations", "2 + checkpointing", "2",
+    ("recomputation costs nothing", "operations", "2 + recomputed", "2",
      "test_recomputation_pays_where_micro_batches_are_small"),
     ("vLLM sleeps on a CPU", "_drawn", "_a + VLLM_CPU_CACHE", "0", "test_vllm_never_sleeps_on_a_cpu"),
     ("keys without values", "cached_per_token", "2 * _a", "_a", "test_keys_and_values_of_a_token"),
