@@ -1200,7 +1200,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_largest_micro_batch"),
     ("rows of an evaluation count for nothing", "_scored", "max(drawn, held_out)", "drawn",
      "test_an_evaluation_may_score_more_rows_at_once_than_a_rollout"),
-    ("recomputation costs nothing", "operations", "2 + checkpointing", "2",
+    ("recomputation costs nothing", "operations", "2 + recomputed", "2",
      "test_recomputation_pays_where_micro_batches_are_small"),
     ("vLLM sleeps on a CPU", "_drawn", "_a + VLLM_CPU_CACHE", "0", "test_vllm_never_sleeps_on_a_cpu"),
     ("operations without additions", "cost_of", "2.0 * matrix.elements * _a", "1.0 * matrix.elements * _a",
@@ -1321,6 +1321,24 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("the demo: an answer goes on after the marker", "_Watch.__call__", "_a or _b", "_b",
      "test_an_answer_ends_before_the_marker_of_the_next_turn_which_is_never_seen"),
     ("the demo: the draw of one token decides all", "_Draw.__call__", "_a - _b", "0", DEMO_SEED),
+    # the longest micro-batch before the first update
+    ("a rehearsal's gradients reach DeepSpeed", "gradients_dropped", "setattr(_a, _b, _drop)", "_drop",
+     "test_a_rehearsed_run_is_the_run_without[zero2-fp32]"),
+    ("a rehearsal's gradients stay", "gradients_dropped", "_a.grad = None", "_a.grad = _a.grad",
+     "test_a_rehearsed_run_is_the_run_without[sft]"),
+    ("a rehearsal goes on with the random numbers", "rehearsal.rehearsal", "set_random_states(_a)", "_a",
+     "test_a_rehearsed_run_is_the_run_without[adapters-with-dropout]"),
+    ("a rehearsal has no room for Adam's moments", "bytes_to_come", "_a += ADAM_BYTES * _b", "_a += _b",
+     "test_room_for_what_the_first_update_takes_by_hand[2-bf16]"),
+    ("a rehearsal packs the longest examples together", "Supervised.longest_micro_batch",
+     "_a *= _b.plan.accumulation", "_a *= 1", "test_sizes_by_hand[sft-packed]"),
+    ("a rehearsal takes texts that have no room", "rows_of", "_a.tokens // _b", "_a.tokens",
+     "test_sizes_by_hand[sft-fewer-tokens]"),
+    # recomputation of some layers
+    ("the other layers are recomputed", "enable_gradient_checkpointing", "_a % _b == 0", "_a % _b != 0",
+     "test_gradient_checkpointing_of_some_layers_gives_the_same_update[2-0]"),
+    ("the plan has all layers recomputed", "training_pass", "enable_gradient_checkpointing(_a, _b)",
+     "enable_gradient_checkpointing(_a)", "test_checkpointing_of_some_layers_is_in_between[gemma]"),
 ))
 # fmt: on
 

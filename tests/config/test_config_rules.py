@@ -132,6 +132,12 @@ REFUSALS = [
     (OF_STEPS_1_AND_2, "--deepspeed_config list.json", "--deepspeed_config list.json", "JSON object"),
     (OF_STEPS_1_AND_2, "--output_dir file", "--output_dir file", "give a folder"),
     (OF_STEPS_1_AND_2, "--offload", "--offload needs ZeRO", "--zero_stage 1, 2 or 3"),
+    (
+        f"{OF_STEPS_1_AND_2} ppo",
+        "--checkpoint_every 2",
+        "--gradient_checkpointing_every 2 does nothing on its own",
+        "add --gradient_checkpointing",
+    ),
     ("sft", "--data_split 0,4,4", "--data_split 0,4,4", "no rows for step 1: make number 1 larger than 0"),
     (
         "sft",

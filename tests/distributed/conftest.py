@@ -25,6 +25,7 @@ CHECKS = (
     "shared_base",
     "self_checks",
     "reduction",
+    "rehearsal",
 )
 FAULTS = ("resume", "nonfinite", "empty")  # of tests that are slow
 

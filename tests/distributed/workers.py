@@ -247,6 +247,7 @@ def main() -> None:
     from nonfinite_cases import CHECKS as NONFINITE
     from real_size import require_real_size
     from reduction_cases import CHECKS as REDUCTION
+    from rehearsal_cases import CHECKS as REHEARSAL
     from sharded_checks import CHECKS as SHARDED
 
     torch.set_num_threads(1)
@@ -256,7 +257,7 @@ def main() -> None:
     with process_group():
         for name in words[1:]:
             start = time.perf_counter()
-            (CHECKS | LOADING | SHARDED | NONFINITE | REDUCTION)[name](folder, keep)
+            (CHECKS | LOADING | SHARDED | NONFINITE | REDUCTION | REHEARSAL)[name](folder, keep)
             barrier()
             if is_main():
                 print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)

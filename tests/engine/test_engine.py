@@ -3,6 +3,7 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -156,6 +157,23 @@ def test_gradient_checkpointing_gives_the_same_update(kind, group):
         assert len(calls) == (4 if checkpointing else 2)  # twice per micro-batch when recomputed
         weights.append(weights_of(engine))
     assert largest_difference(*weights) < WEIGHT_GAP
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("every", [2, 3])
+def test_gradient_checkpointing_of_some_layers_gives_the_same_update(every, stage, group):
+    """Of four layers those with number 0, every, 2 every, … go forward twice in each of two micro-batches."""
+    expected = engine_of(make_causal_lm(num_hidden_layers=4), 4, 2, zero_stage=stage)
+    options = {"gradient_checkpointing": True, "checkpoint_every": every}
+    engine = engine_of(make_causal_lm(num_hidden_layers=4), 4, 2, zero_stage=stage, **options)
+    calls = Counter()
+    for name, module in engine.module.named_modules():
+        if name.endswith(".mlp"):
+            module.register_forward_pre_hook(lambda *_, name=name: calls.update([int(name.split(".")[-2])]))
+    update(engine, 4)
+    update(expected, 4)
+    assert calls == {number: 4 if number % every == 0 else 2 for number in range(4)}
+    assert largest_difference(whole_state(engine), whole_state(expected)) < WEIGHT_GAP
 
 
 def test_bf16_on_any_device_trains_one_update(group):

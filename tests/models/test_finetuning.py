@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is trained of a model in each mode, also of its topmost layers alone, and that the rest stays as it is."""
 
+import inspect
+
 import pytest
 import torch
+import transformers
 from transformers import OPTConfig, OPTForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dschat.errors import UserError
-from dschat.models.finetuning import EVERYTHING, Finetuning, choose_trained, train_top_layers
+from dschat.models.finetuning import (
+    EVERYTHING,
+    Finetuning,
+    choose_trained,
+    enable_gradient_checkpointing,
+    train_top_layers,
+)
 from dschat.models.lora import lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import last_scores
 from factories import KINDS, engine_of, hf_logprobs, make_causal_lm, make_classifier, pad_rows, ragged_rows, weights_of
+from model_families import MODEL_FAMILIES
 
 ROWS = ragged_rows([2, 4, 3], [5, 1, 3])
 UNTIED = {"tie_word_embeddings": False}
@@ -130,3 +141,30 @@ def test_opt_keeps_its_norm_before_its_layers():
 def test_more_layers_than_there_are():
     with pytest.raises(UserError, match="--trained_layers 3: the model has 2 layers"):
         train_top_layers(make_causal_lm(), 3, "--trained_layers")
+
+
+@pytest.mark.parametrize("family", MODEL_FAMILIES)
+def test_every_kth_layer_is_recomputed_in_all_families(family):
+    """The modules that transformers recomputes with every_n_layers, where it knows that."""
+    sizes = MODEL_FAMILIES[family].sizes
+    count = {"num_hidden_layers": 5} if "num_hidden_layers" in sizes else {"n_layer": 5}
+    if "layer_types" in sizes:
+        count["layer_types"] = (sizes["layer_types"] * 3)[:5]
+    config = getattr(transformers, MODEL_FAMILIES[family].config)(**(sizes | count), vocab_size=100, pad_token_id=0)
+    with torch.device("meta"):
+        ours, theirs = (transformers.AutoModelForCausalLM.from_config(config) for _ in range(2))
+    enable_gradient_checkpointing(ours, 2)
+    layers = [name for name, x in ours.named_modules() if isinstance(x, GradientCheckpointingLayer)]
+    recomputed = [name for name in layers if ours.get_submodule(name).gradient_checkpointing]
+    assert len(layers) == 5 and recomputed == layers[::2]
+    if "every_n_layers" in inspect.signature(getattr(theirs, "activation_checkpointing_enable", print)).parameters:
+        theirs.activation_checkpointing_enable(every_n_layers=2)
+        assert [name for name in layers if theirs.get_submodule(name).gradient_checkpointing] == recomputed
+
+
+def test_layers_that_are_not_recomputed_one_by_one_are_refused():
+    model = make_causal_lm()
+    for layer in model.model.layers:
+        layer.__class__ = type("Layer", (torch.nn.Module,), {"forward": type(layer).forward})
+    with pytest.raises(UserError, match="--gradient_checkpointing_every 2: the layers of a GemmaForCausalLM are"):
+        enable_gradient_checkpointing(model, 2)

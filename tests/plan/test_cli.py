@@ -290,6 +290,17 @@ def test_each_remedy_once(model, capsys):
     assert "--zero_stage 3 --offload" in flags and len(set(flags)) == len(flags)
 
 
+def test_layers_that_keep_their_activations_are_a_remedy(model, capsys):
+    """Between recomputation of all layers and of none."""
+    words = ["--step", "1", "--model_name_or_path", model, "--prompts", "999"]
+    flags = {0: [], 1: ["--gradient_checkpointing"], 2: ["--gradient_checkpointing", "--checkpoint_every", "2"]}
+    peaks = {every: planned(capsys, *words, *flags[every])[0]["peak"] for every in flags}
+    assert peaks[1] < peaks[2] < peaks[0]
+    (plan,) = planned(capsys, *words, *flags[2], "--gpu_memory", str((peaks[2] - 1000) / 1e9))
+    remedies = {remedy["flags"]: remedy["peak"] for remedy in plan["remedies"]}
+    assert remedies["--gradient_checkpointing_every 1"] == peaks[1]
+
+
 def test_main_memory_is_that_of_a_node(model, capsys):
     """16 processes of 3 GB, 8 of them on a node unless a flag says otherwise."""
     words = ["--step", "1", "--model_name_or_path", model, "--gpus", "16", "--prompts", "9999"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activations as they are found on the meta device, against what the same code holds on the CPU, and by hand."""
 
+import copy
 import weakref
 
 import pytest
@@ -62,7 +63,7 @@ def test_what_is_held_is_what_autograd_saves(family):
     with saved.hooks:
         output = backbone(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long), use_cache=False).last_hidden_state
     expected = sum(saved.sizes.values())
-    found = training_pass(Model(config, "policy", torch.float32), ROWS, TOKENS, checkpointing=False)
+    found = training_pass(Model(config, "policy", torch.float32), ROWS, TOKENS, recomputed=0)
     assert found.held == pytest.approx(expected, rel=0.08)
     assert found.forward >= found.held and found.backward >= found.held - output.nbytes
 
@@ -70,15 +71,33 @@ def test_what_is_held_is_what_autograd_saves(family):
 def test_checkpointing_keeps_the_layers_inputs():
     """Two inputs of (B, T, H) float32, and the last norm's tensors; much less than without."""
     config = FAMILIES["gemma"]
-    held = {on: training_pass(Model(config, "policy", torch.float32), ROWS, TOKENS, on).held for on in (False, True)}
+    held = {on: training_pass(Model(config, "policy", torch.float32), ROWS, TOKENS, on).held for on in (0, 1)}
     states = ROWS * TOKENS * 32 * 4
-    assert 2 * states < held[True] < 8 * states < held[False] / 3
+    assert 2 * states < held[1] < 8 * states < held[0] / 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_checkpointing_of_some_layers_is_in_between(family):
+    """A layer more that keeps its activations adds what one of four layers holds beyond its input, by hand.
+
+    Layers of Gemma-2 with a sliding window hold a little more than the others.
+    """
+    config = copy.deepcopy(FAMILIES[family])
+    config.num_hidden_layers = 4
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types * 2
+    model = Model(config, "policy", torch.float32)
+    held = {every: training_pass(model, ROWS, TOKENS, every).held for every in (0, 1, 2, 3, 4)}
+    of_a_layer = (held[0] - held[1]) / 4
+    for every, kept_layers in ((2, 2), (3, 2), (4, 3)):
+        assert held[every] == pytest.approx(held[1] + kept_layers * of_a_layer, rel=2e-2)
+    assert of_a_layer > ROWS * TOKENS * 32 * 4
 
 
 def test_bf16_takes_half():
     """But for what norms compute in float32."""
     passes = [
-        training_pass(Model(FAMILIES["llama"], "scalar", dtype), ROWS, TOKENS, False).held
+        training_pass(Model(FAMILIES["llama"], "scalar", dtype), ROWS, TOKENS, 0).held
         for dtype in (torch.float32, torch.bfloat16)
     ]
     assert 0.5 < passes[1] / passes[0] < 0.8
@@ -88,7 +107,7 @@ def test_scoring_keeps_the_states_alone():
     model = Model(FAMILIES["gemma"], "scalar", torch.float32)
     found = scoring_pass(model, ROWS, TOKENS)
     assert (found.held, found.backward) == (ROWS * TOKENS * 32 * 4, 0)
-    assert found.forward < training_pass(model, ROWS, TOKENS, False).forward / 2
+    assert found.forward < training_pass(model, ROWS, TOKENS, 0).forward / 2
 
 
 @pytest.mark.parametrize(
@@ -119,19 +138,19 @@ def test_the_topmost_layers_keep_nothing_of_those_below():
     shape = shape_of(top)
     assert shape.trained == 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 3 * 32
     assert not shape.head.trained and shape_of(whole).head.trained
-    held = [training_pass(model, ROWS, TOKENS, False).held for model in (top, whole)]
+    held = [training_pass(model, ROWS, TOKENS, 0).held for model in (top, whole)]
     assert held[0] == pytest.approx(held[1] / 2, rel=0.15)
 
 
 def test_gradients_are_handed_over(monkeypatch):
     """A gradient counts while it is made: with weights far larger than activations, about the largest of them."""
     config = GemmaConfig(**(SIZES | {"vocab_size": 40_000}), head_dim=8)
-    backward = training_pass(Model(config, "policy", torch.float32), 1, 2, False).backward
+    backward = training_pass(Model(config, "policy", torch.float32), 1, 2, 0).backward
     largest = 4 * 40_000 * 32
     assert largest < backward < 1.1 * largest
     model = Model(config, "policy", torch.float32).make()
     monkeypatch.setattr(Model, "make", lambda self: model)
-    training_pass(Model(config, "policy", torch.float32), 1, 3, False)  # another length, that nothing is remembered
+    training_pass(Model(config, "policy", torch.float32), 1, 3, 0)  # another length, that nothing is remembered
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -139,15 +158,15 @@ def test_lora_makes_few_gradients():
     plain, lora = (
         Model(FAMILIES["llama"], "policy", torch.float32, finetuning=Finetuning(rank=rank)) for rank in (0, 4)
     )
-    assert training_pass(lora, 1, 2, False).backward < training_pass(plain, 1, 2, False).backward
+    assert training_pass(lora, 1, 2, False).backward < training_pass(plain, 1, 2, 0).backward
 
 
 @pytest.mark.parametrize(("kind", "family", "through"), [("policy", "llama", False), ("policy", "gpt2", True)])
 def test_a_last_layer_keeps_nothing_of_the_others_unless_it_is_the_embedding(kind, family, through):
     """Llama's head is a layer of its own, GPT-2's is the embedding."""
     head = Model(FAMILIES[family], kind, torch.float32, finetuning=Finetuning(last_layer=True))
-    everything = training_pass(Model(FAMILIES[family], kind, torch.float32), 2, 40, False)
-    found, states = training_pass(head, 2, 40, False), 2 * 40 * 32 * 4
+    everything = training_pass(Model(FAMILIES[family], kind, torch.float32), 2, 40, 0)
+    found, states = training_pass(head, 2, 40, 0), 2 * 40 * 32 * 4
     assert shape_of(head).trained == 50 * 32
     if through:
         assert states < found.held <= everything.held
@@ -201,4 +220,4 @@ def test_a_model_that_looks_at_numbers_cannot_be_planned(monkeypatch):
     monkeypatch.setattr(Model, "make", lambda self: model)
     model.transformer.register_forward_pre_hook(lambda module, args: torch.zeros(1, device="meta").item())
     with pytest.raises(UserError, match="the memory of a gpt2 model cannot be planned"):
-        training_pass(planned, 1, 9, False)
+        training_pass(planned, 1, 9, 0)

@@ -93,6 +93,7 @@ class Setup:
 
     zero_stage: int = 0
     lora_dim: int = 0
+    lora_dropout: float = 0.0
     dtype: torch.dtype = torch.float32
     whole: int = 0  # elements of the largest parameter that ZeRO 3 leaves whole
     gradient_clipping: float = 1.0
@@ -104,7 +105,7 @@ class Setup:
         if self.lora_dim:
             with torch.random.fork_rng():
                 torch.manual_seed(0)
-                add_lora(model, self.lora_dim, None, "base")
+                add_lora(model, self.lora_dim, None, "base", dropout=self.lora_dropout)
         options |= {"zero_stage": self.zero_stage, "dtype": self.dtype, "gradient_clipping": self.gradient_clipping}
         options |= {"config_file": as_large_as(7e9, model, self.whole)} if self.zero_stage else {}
         return engine_of(model, GLOBAL // world_size(), 2, **(options | self.options))

@@ -42,6 +42,7 @@ def engine_settings(
         zero_stage=zero_stage,
         gradient_checkpointing=gradient_checkpointing,
         compile=config.compile == "on",
+        checkpoint_every=config.gradient_checkpointing_every,
         offload=config.offload,
         config_file=config.deepspeed_config,
     )

@@ -248,7 +248,17 @@ class EngineFlags:
     attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = flag(
         "attention: sdpa (eager where a family's cap on its logits needs it), eager or flash_attention_2", "sdpa"
     )
-    gradient_checkpointing: bool = flag("recompute activations in the backward pass, to save memory", False)
+    gradient_checkpointing: bool = flag(
+        "recompute activations in the backward pass, to save memory", False, on_resume=FREE
+    )
+    gradient_checkpointing_every: int = flag(
+        "recompute the activations of every k-th layer only, the first included; the others keep theirs, which takes"
+        " more memory and less time",
+        1,
+        AT_LEAST_1,
+        FREE,
+        aliases=["--checkpoint_every"],
+    )
     compile: Literal["auto", "on", "off"] = flag(
         "compile decoder layers with torch.compile, in sampling, scoring and training; auto: on a GPU below ZeRO 3, in"
         f" runs of at least {COMPILED_UPDATES} updates",
@@ -322,7 +332,17 @@ class CommonConfig(
                 f"--max_tokens_per_micro_batch {budget} does not hold {flags}: give {tokens} or more, or lower that."
             )
         self._check_offload()
+        if self.gradient_checkpointing_every > 1 and not self.recomputes:
+            raise UserError(
+                f"--gradient_checkpointing_every {self.gradient_checkpointing_every} does nothing on its own: add"
+                " --gradient_checkpointing, or drop it."
+            )
         self.check_finetuning(any(self.lora_ranks))
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a trained model's activations are recomputed."""
+        return self.gradient_checkpointing
 
     def compiles(self, on_gpu: bool, updates: int | None = None) -> bool:
         """Whether decoder layers are compiled in a run of so many updates; None: in a long one."""

@@ -62,10 +62,18 @@ class PPOMemoryFlags:
     _argument_group_name = "memory of actor, critic and reference"
 
     actor_gradient_checkpointing: bool | None = flag(
-        "recompute the actor's activations; gradient_checkpointing if not given", None, nargs="?", const=True
+        "recompute the actor's activations; gradient_checkpointing if not given",
+        None,
+        on_resume=FREE,
+        nargs="?",
+        const=True,
     )
     critic_gradient_checkpointing: bool | None = flag(
-        "recompute the critic's activations; gradient_checkpointing if not given", None, nargs="?", const=True
+        "recompute the critic's activations; gradient_checkpointing if not given",
+        None,
+        on_resume=FREE,
+        nargs="?",
+        const=True,
     )
     actor_zero_stage: ZeroStage | None = flag("ZeRO stage of the actor; zero_stage if not given", None)
     critic_zero_stage: ZeroStage | None = flag("ZeRO stage of the critic; zero_stage if not given", None)
@@ -141,6 +149,10 @@ class PPOConfig(
                 " weight at all: add --isolate_last_token."
             )
         self._warn()
+
+    @property
+    def recomputes(self) -> bool:
+        return bool(self.actor_gradient_checkpointing or self.critic_gradient_checkpointing)
 
     def check_installed(self) -> None:
         """See `TrackingFlags.check_installed`."""

@@ -20,6 +20,7 @@ class EngineSettings:
     zero_stage: int = 0
     gradient_checkpointing: bool = False
     compile: bool = False  # decoder layers, see `dschat.models.compiled`
+    checkpoint_every: int = 1  # of every so many layers the first is recomputed, where any are
     offload: bool = False
     config_file: str | None = None
 

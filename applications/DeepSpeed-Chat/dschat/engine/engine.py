@@ -24,6 +24,7 @@ from dschat.engine import zero3
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.engine.process_group import prepare_op
 from dschat.engine.reduction import ReductionCheck, check_of
+from dschat.engine.rehearsal import bytes_to_come, gradients_dropped
 from dschat.errors import UserError
 from dschat.models.compiled import Compiler, compile_layers
 from dschat.models.finetuning import enable_gradient_checkpointing
@@ -56,13 +57,14 @@ class FiniteWatch:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         """Hangs on every trained parameter, where its gradient arrives: before DeepSpeed sums it over processes."""
-        self._reset()
+        self.reset()
         # Kept: a node that nobody holds is made anew, without the hook.
         self.nodes = {parameter: accumulation_of(parameter) for parameter in parameters if parameter.requires_grad}
         for node in self.nodes.values():
             node.register_prehook(self._note)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Forgets what was noted."""
         # The largest magnitudes so far: NaN and infinities prevail over everything else.
         self._loss, self._gradient = torch.zeros(2, device=device()).unbind()
 
@@ -82,7 +84,7 @@ class FiniteWatch:
         """Whether the losses and the gradients since the last call were finite; and a number, read with them."""
         norm = torch.as_tensor(norm, dtype=torch.float32, device=self._loss.device)
         loss, gradient, number = torch.stack([self._loss, self._gradient, norm]).tolist()
-        self._reset()
+        self.reset()
         return math.isfinite(loss), math.isfinite(gradient), number
 
 
@@ -131,8 +133,11 @@ class Engine(Generic[M]):
         self._left: int | None = None  # micro-batches of this update; None where DeepSpeed counts them
         self._watch = FiniteWatch(engine.module.parameters())
         self._reduction: ReductionCheck | None = None  # of the next updates
+        self._rehearses = False  # inside `rehearsing`
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._rehearses:
+            return self._engine.module(*args, **kwargs)
         return self._engine(*args, **kwargs)
 
     @property
@@ -157,10 +162,27 @@ class Engine(Generic[M]):
     def check_reduction(self) -> None:
         self._reduction = check_of(self._engine, self._watch.nodes)
 
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """See `Trained.rehearsing`. DeepSpeed's own buffers of a reduction are not taken."""
+        room = torch.empty(bytes_to_come(self._engine, self._adam), dtype=torch.uint8, device=device())
+        self._rehearses = True
+        try:
+            with gradients_dropped(self._engine):
+                yield
+        finally:
+            self._rehearses = False
+            self._watch.reset()
+            del room
+
     def begin_update(self, micro_batches: int) -> None:
-        self._left = micro_batches
+        if not self._rehearses:
+            self._left = micro_batches
 
     def backward(self, loss: Tensor) -> None:
+        if self._rehearses:
+            loss.backward()
+            return
         if self._left is not None:
             self._engine.set_gradient_accumulation_boundary(self._left == 1)
             self._left -= 1
@@ -177,6 +199,8 @@ class Engine(Generic[M]):
         Raises UserError where gradients are wrong, see `check_reduction`, or where an update that had to be left out
         was applied.
         """
+        if self._rehearses:
+            return
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
             return
@@ -275,7 +299,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     """
     settings = _without_half_precision_at_stage_0(settings)
     if settings.gradient_checkpointing:
-        enable_gradient_checkpointing(model.inner)
+        enable_gradient_checkpointing(model.inner, settings.checkpoint_every)
     model.to(device())
     adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer, settings)
     schedule = schedule_of(adam, optimizer)

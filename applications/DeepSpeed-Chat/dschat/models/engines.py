@@ -90,6 +90,13 @@ class Trained(ModelEngine, Protocol):
         UserError where they differ.
         """
 
+    def rehearsing(self) -> AbstractContextManager[None]:
+        """Inside, passes, `backward` and `step` take the memory that training takes, and leave nothing behind.
+
+        That is the memory of activations and gradients and of what the first update adds: Adam's moments and the sums
+        of gradients. Every rank must enter it, before the first update since the start of the process.
+        """
+
     def begin_update(self, micro_batches: int) -> None:
         """Says how many micro-batches the next update has on every rank, where the flags do not say it."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dschat.errors import UserError
 from dschat.models.layers import layers_of
@@ -69,10 +70,26 @@ def train_top_layers(model: PreTrainedModel, count: int, flag: str) -> None:
             module.requires_grad_(True)
 
 
-def enable_gradient_checkpointing(model: Any) -> None:
-    """Switches it on in a Hugging Face model; it acts in training mode."""
+def enable_gradient_checkpointing(model: Any, every: int = 1) -> None:
+    """Has a Hugging Face model recompute its layers' activations in the backward pass; it acts in training mode.
+
+    Of `every` so many layers the first is recomputed, the others keep their activations; 1 = all are recomputed. This
+    is what `every_n_layers` means in transformers 5.23, and does not need that version.
+
+    Raises UserError where a family's layers cannot be recomputed one by one.
+    """
     kwargs = {"use_reentrant": False}
     if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.23
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    if every == 1:
+        return
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(
+            f"--gradient_checkpointing_every {every}: the layers of a {type(model).__name__} are recomputed all or"
+            " not at all; leave the flag out."
+        )
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number % every == 0

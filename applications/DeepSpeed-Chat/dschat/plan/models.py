@@ -88,7 +88,7 @@ class Role:
     source: str  # what it is loaded from
     model: Model  # its architecture
     weights: Weights  # what decides its states
-    checkpointing: bool = False  # gradient checkpointing
+    recomputed: int = 0  # of every so many layers the first is recomputed in the backward pass; 0 = none is
     compiled: bool = False  # whether its layers are compiled when it trains
 
 
@@ -105,7 +105,7 @@ def roles_of(config: CommonConfig, batches: BatchPlan, configs: Configs, device:
         return _ppo_roles(config, maker)
     assert isinstance(config, OneModelConfig)
     base, stage, offload = (config.model_name_or_path, "--model_name_or_path"), config.zero_stage, config.offload
-    rank, again = config.lora_dim, config.gradient_checkpointing
+    rank, again = config.lora_dim, config.gradient_checkpointing_every * config.gradient_checkpointing
     if isinstance(config, RewardConfig):
         return [maker.trained("reward model", base, "scalar", stage, rank, again)]
     layers = config.trained_layers if isinstance(config, RefuelOnlineConfig) else 0
@@ -123,9 +123,11 @@ def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
     actor = (config.actor_model_name_or_path, "--actor_model_name_or_path")
     critic = (config.critic_model_name_or_path or config.actor_model_name_or_path, "--critic_model_name_or_path")
     stages, ranks = config.zero_stages, config.lora_ranks
-    roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], bool(config.actor_gradient_checkpointing))]
+    every = config.gradient_checkpointing_every
+    again = every * bool(config.actor_gradient_checkpointing)
+    roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], again)]
     if config.needs.critic:
-        again = bool(config.critic_gradient_checkpointing)
+        again = every * bool(config.critic_gradient_checkpointing)
         base = actor if config.share_base else critic
         made = maker.trained("critic", base, "scalar", stages[1], ranks[1], again)
         roles.append(_on_base(made, critic[0]) if config.share_base else made)
@@ -138,7 +140,7 @@ def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
         return roles
     named, rank = (path, "--reward_model_name_or_path"), _rank_on_base(config, path)
     if rank is not None:
-        made = _on_base(maker.trained("reward model", actor, "scalar", frozen[0], rank, False), path)
+        made = _on_base(maker.trained("reward model", actor, "scalar", frozen[0], rank, 0), path)
         zero = replace(made.weights.zero, stage=frozen[0])
         roles.append(replace(made, weights=replace(made.weights, trained=0, zero=zero)))
     elif reads_both_ways(maker.configs(*named)):
@@ -184,7 +186,7 @@ class _Maker:
         kind: Kind,
         stage: int,
         rank: int,
-        checkpointing: bool,
+        recomputed: int,
         top_layers: int = 0,
     ) -> Role:
         """A model under an optimiser."""
@@ -195,7 +197,7 @@ class _Maker:
         used = max(stage, 1) if self.dtype.itemsize < FLOAT32 else stage
         offload, trained = self.config.offload and stage > 0, shape_of(made).trained
         compiled = self.config.compiles(self.on_gpu)
-        return Role(name, model[0], made, self._weights(made, used, offload, trained), checkpointing, compiled)
+        return Role(name, model[0], made, self._weights(made, used, offload, trained), recomputed, compiled)
 
     def frozen(self, name: str, model: tuple[str, str], kind: Kind, stage: int, offload: bool) -> Role:
         """A model that never trains, under DeepSpeed."""

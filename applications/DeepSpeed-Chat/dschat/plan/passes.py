@@ -202,14 +202,15 @@ class AliveBytes(TorchDispatchMode):
 
 
 @lru_cache(maxsize=256)
-def training_pass(model: Model, rows: int, tokens: int, checkpointing: bool, compiled: bool = False) -> Pass:
+def training_pass(model: Model, rows: int, tokens: int, recomputed: int, compiled: bool = False) -> Pass:
     """Forward and backward of (rows, tokens) with every gradient handed over at once, as ZeRO takes it.
 
-    Of compiled layers, a measured share of what they make counts, also when gradient checkpointing makes it again.
+    Of every so many layers the first is `recomputed` in the backward pass; 0 = none is. Of compiled layers, a measured
+    share of what they make counts, also when gradient checkpointing makes it again.
     """
     made = model.make()
-    if checkpointing:
-        enable_gradient_checkpointing(made)
+    if recomputed:
+        enable_gradient_checkpointing(made, recomputed)
     for parameter in made.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_hand_over)

@@ -267,7 +267,7 @@ def _held_out(config: CommonConfig, processes: int) -> int:
 
 def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:
     """Of the model without its head, of its log-probs, and what of the head's gradient is kept after those."""
-    body = training_pass(role.model, rows, tokens, role.checkpointing, role.compiled)
+    body = training_pass(role.model, rows, tokens, role.recomputed, role.compiled)
     head = shape_of(role.model).head
     if role.model.kind != "policy":
         return body, NOTHING, 0

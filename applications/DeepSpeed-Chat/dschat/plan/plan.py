@@ -157,8 +157,7 @@ def _changes(config: CommonConfig) -> Iterator[Change]:
         return
     assert isinstance(config, OneModelConfig)
     yield from _smaller_budget(config)
-    if not config.gradient_checkpointing:
-        yield {"gradient_checkpointing": True}
+    yield from recomputation(config)
     if config.per_device_train_batch_size > 1:
         yield {"per_device_train_batch_size": _half(config.per_device_train_batch_size)}
     if isinstance(config, SamplingFlags) and config.per_device_generation_batch_size > 1:
@@ -177,10 +176,15 @@ def _smaller_budget(config: CommonConfig) -> Iterator[Change]:
         yield {"max_tokens_per_micro_batch": budget // 2}
 
 
-def recomputation(config: PPOConfig) -> list[Change]:
-    """Activations computed again, of the models where they are not yet."""
-    names = [f"{role}_gradient_checkpointing" for role in ("actor", "critic")[: 1 + config.needs.critic]]
-    return [{name: True} for name in names if not getattr(config, name)]
+def recomputation(config: CommonConfig) -> list[Change]:
+    """Activations computed again, of the models where they are not yet; and of all layers."""
+    names = ["gradient_checkpointing"]
+    if isinstance(config, PPOConfig):
+        names = [f"{role}_gradient_checkpointing" for role in ("actor", "critic")[: 1 + config.needs.critic]]
+    changes: list[Change] = [{name: True} for name in names if not getattr(config, name)]
+    if config.gradient_checkpointing_every > 1:
+        changes.append({"gradient_checkpointing_every": 1})
+    return changes
 
 
 def smaller(config: PPOConfig) -> Iterator[Change]:

@@ -44,6 +44,7 @@ COSTS = {
     "offload_reference_model": "frozen models are in main memory, and are fetched for every pass",
     "zero_stage": "more is sent between GPUs",
     "actor_gradient_checkpointing": "activations are computed again, a third more operations in training",
+    "gradient_checkpointing_every": "activations of all layers are computed again",
     "per_device_training_batch_size": "smaller micro-batches, which use a GPU less well",
 }
 

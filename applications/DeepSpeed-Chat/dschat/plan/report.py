@@ -156,8 +156,8 @@ def choices(plan: Plan) -> list[Choice]:
         return []
     most, example = batches.update_per_rank, texts.per_example * texts.tokens
     found = []
-    for again in (False, True):
-        roles = [replace(role, checkpointing=again) if role.weights.trained else role for role in plan.roles]
+    for recomputed in (0, plan.config.gradient_checkpointing_every):
+        roles = [replace(role, recomputed=recomputed) if role.weights.trained else role for role in plan.roles]
 
         def peak(examples: int, roles: Sequence[Role] = roles) -> int:
             sized = replace(batches, micro_batch=most, max_tokens=examples * example)
@@ -166,19 +166,19 @@ def choices(plan: Plan) -> list[Choice]:
         every = peak(most) <= machine.device_memory  # asked first, since each size is a few passes of the model's code
         if examples := most if every else bisect_right(range(1, most), machine.device_memory, key=peak):
             tokens = examples * example
-            cost = operations(roles[0].weights, tokens, again)
-            found.append(Choice(again, tokens, examples * texts.per_example, peak(examples), cost))
+            cost = operations(roles[0].weights, tokens, 1 / recomputed if recomputed else 0.0)
+            found.append(Choice(recomputed > 0, tokens, examples * texts.per_example, peak(examples), cost))
     return found
 
 
-def operations(weights: Weights, tokens: int, checkpointing: bool) -> float:
+def operations(weights: Weights, tokens: int, recomputed: float) -> float:
     """Time of training on a token of a micro-batch: in operations for each weight, of which a GPU does all it can.
 
     A token takes 2 operations forward, 2 for the gradient of what came in and, of a weight that is trained, 2 for its
-    own; recomputation another 2, a third of these 6. Each micro-batch also reads every weight in every such pass, and
-    writes, reads and adds up gradients, however few its tokens are.
+    own; recomputation another 2, a third of these 6, for the share of layers that are `recomputed`. Each micro-batch
+    also reads every weight in every such pass, and writes, reads and adds up gradients, however few its tokens are.
     """
-    trained, passes = weights.trained / weights.parameters, 2 + checkpointing
+    trained, passes = weights.trained / weights.parameters, 2 + recomputed
     moved = passes * weights.width + trained * 2 * (weights.width + FLOAT32)
     return 2 * passes + 2 * trained + RIDGE * moved / tokens
 

@@ -139,7 +139,7 @@ def _training_seconds(plan: Plan, lengths: Integers, targets: int, peaks: Peaks)
     """Seconds in which all models that are trained go forward and backward on texts of these lengths."""
     seconds = 0.0
     for role in _trained(plan):
-        share = shares.TRAINING[role.checkpointing, role.compiled]
+        share = shares.TRAINING[bool(role.recomputed), role.compiled]
         operations = _cost(role).training_operations(lengths, targets)
         seconds += operations / (share * peaks.operations_per_second)
     return seconds

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -210,7 +210,7 @@ def generate(
     most = sampling.limits(len(prompts), limits)
     order = sorted(range(len(prompts)), key=lambda row: (most[row], -len(prompts[row])))
     fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    with fork, _own_generation_config(causal_lm), uncompiled(causal_lm):
+    with fork, _own_generation_config(causal_lm), uncompiled(cast(PreTrainedModel, causal_lm)):
         torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
         for chosen in _batches(order, most, batch_size):
             raise_if_stopped_here()

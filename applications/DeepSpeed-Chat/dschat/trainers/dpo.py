@@ -14,7 +14,7 @@ from dschat.run.distributed import device, world_size
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.trainers.iteration import eval_size
-from dschat.trainers.reference import FOLDER, pair_logprobs, pair_texts, with_reference
+from dschat.trainers.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
 from dschat.trainers.selfcheck import check_policy
 from dschat.trainers.supervised import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import dpo_loss
@@ -54,6 +54,9 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
 
     def texts(self, examples: Sequence[PreferenceExample]) -> list[tuple[int, int]]:
         return pair_texts(examples)
+
+    def with_placeholders(self, examples: Sequence[PreferenceExample]) -> Sequence[PreferenceExample]:
+        return with_logprobs(examples, torch.zeros(len(examples), 2))
 
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], count: Tensor | float

@@ -24,6 +24,7 @@ from dschat.run.identity import check_same_everywhere, identity_of
 from dschat.run.model_folders import ModelFolders, SavedModel, evaluation_after_saving
 from dschat.run.output import Run, RunOutput, due
 from dschat.run.state import Progress, random_states, set_random_states
+from dschat.trainers import rehearsal
 from dschat.trainers.evaluation import Sample
 from dschat.trainers.iteration import Metrics
 from dschat.trainers.nonfinite import NonFinite
@@ -48,6 +49,12 @@ class Algorithm(Protocol):
     @abstractmethod
     def self_check(self) -> None:
         """A few forward passes, before anything is trained or measured; UserError if a model is computed wrongly."""
+
+    def rehearse(self) -> None:
+        """The longest possible micro-batch, forward and backward once without effect, see
+        `dschat.trainers.rehearsal`. Raises UserError where memory ends.
+        """
+        return None
 
     @abstractmethod
     def iterate(self, work: Work, iteration: int) -> Metrics:
@@ -100,10 +107,13 @@ class Loop:
         self.random = random_states()
         if not resumes:  # a run that is refused writes nothing
             self.self_check()
+            self.rehearse()
         self.run.begin()
         self.algorithm.prepare()
         self.random = random_states()
         self.load_state_dict(self.checkpoints.load())
+        if resumes:  # beside the optimiser states of the checkpoint
+            self.rehearse()
         if self.config.self_checks:
             for engine in self.checkpoints.engines.values():
                 engine.check_reduction()
@@ -183,6 +193,11 @@ class Loop:
         if self.config.self_checks:
             self.algorithm.self_check()
             set_random_states(self.random)
+
+    def rehearse(self) -> None:
+        """The algorithm's longest micro-batch, on a GPU."""
+        if rehearsal.is_due():
+            self.algorithm.rehearse()
 
     def state_dict(self) -> Progress:
         """Where the run is. An iteration that is under way goes on with the random states of its beginning."""

@@ -38,6 +38,7 @@ from dschat.trainers.loop import Algorithm, Work, work_of
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import ActorSampler, MovingAverage, PPOModels, response_logprobs
 from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update, rows_of_updates
+from dschat.trainers.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.trainers.rollout_metrics import Collected, Outside, normalised_metrics, outside_metrics, rollout_metrics
 from dschat.trainers.segment_values import SegmentValues
 from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
@@ -368,6 +369,29 @@ class PPO(Algorithm):
         for model in (self.models.critic, self.models.reward.model):
             if model is not None:
                 check_scalar(model, tokens, self.sample.sampling.pad_id)
+
+    def rehearse(self) -> None:
+        """A micro-batch of the longest prompt of the data with responses of --max_answer_seq_len tokens."""
+        longest = max(range(len(self.prompts)), key=self.lengths.__getitem__)
+        prompt, response = self.lengths[longest], self.config.max_answer_seq_len
+        rows = rows_of(pass_size(self.plan), prompt + response)
+        rollout = filled_rollout(self.prompts[longest].prompt_ids, rows, prompt, response)
+        batch = self.unrewarded(rollout)
+        source = batch if isinstance(batch, PPOBatch) else FusedCredit(batch, self.credit)
+        settings = replace(self.update_settings, update_size=rows, ppo_epochs=1)
+        models, flag = self.models, "per_device_training_batch_size"
+        with rehearsal(models.trained, rows, prompt + response, flag):
+            ppo_update(models.actor, models.critic, source, settings, seed=0)
+
+    def unrewarded(self, rollout: Rollout) -> PPOBatch | PendingBatch:
+        """A rollout of one macro action in each row, where every log-prob, value and score is 0."""
+        zeros = torch.zeros_like(rollout.response_mask, dtype=torch.float32)
+        macro = segment(torch.zeros_like(rollout.response_mask), rollout.response_mask)
+        scored = ScoredRollout(rollout, zeros, zeros[:, 0])
+        if self.credit_is_fused:
+            return PendingBatch(scored, macro)
+        values = None if self.models.critic is None else zeros
+        return PPOBatch(scored.with_numbers(zeros, values), macro, zeros, zeros, zeros, values)
 
     def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
         return self.alarms.check(metrics, update, may_stop)

@@ -48,6 +48,7 @@ from dschat.trainers.refuel_models import (
     reply_logprobs,
     summed_logprobs,
 )
+from dschat.trainers.rehearsal import filled_rollout, rehearsal, rows_of
 from dschat.trainers.selfcheck import TOLERANCE, check_rollout
 from dschat.trainers.throughput import Throughput, TrainedTexts
 from macro_actions.losses import regression_loss
@@ -219,6 +220,19 @@ class Refuel(Algorithm):
         examples = self.dialogues[:2]
         check_drawing(self.models, self.sampler, examples, self.tokenizer, self.config.seed)
         check_pairs(self.models.policy, self.score(self.sampler.pairs(examples, iteration=0), examples), self.settings)
+
+    def rehearse(self) -> None:
+        """A micro-batch of pairs of the longest dialogue that the data can come to."""
+        longest = max(range(len(self.dialogues)), key=self.lengths.__getitem__)
+        tokens, reply = self.lengths[longest], self.config.max_answer_seq_len
+        size = self.settings.size
+        pairs = rows_of(PassSize(size.rows, size.tokens and size.tokens // 2), tokens)
+        (ids,) = encode_states(self.tokenizer, [self.dialogues[longest].messages[:1]], "the longest micro-batch")
+        nothing = torch.zeros(2 * pairs, device=device())
+        batch = PairBatch(filled_rollout(ids, 2 * pairs, tokens - reply, reply), *[nothing] * 4)
+        settings, flag = replace(self.settings, updates=1), "per_device_train_batch_size"
+        with rehearsal({"policy": self.models.policy}, 2 * pairs, tokens, flag):
+            refuel_update(self.models.policy, batch, settings, UpdateProgress())
 
     def state_dict(self) -> Progress:
         return state_with({"kl": self.kl.value}, self.current)

@@ -17,7 +17,7 @@ from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.trainers.iteration import eval_size
-from dschat.trainers.reference import FOLDER, pair_logprobs, pair_texts, with_reference
+from dschat.trainers.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
 from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
 from dschat.trainers.supervised import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import regression_loss
@@ -63,6 +63,9 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
 
     def texts(self, examples: Sequence[RegressionExample]) -> list[tuple[int, int]]:
         return pair_texts(examples)
+
+    def with_placeholders(self, examples: Sequence[RegressionExample]) -> Sequence[RegressionExample]:
+        return with_logprobs(examples, torch.zeros(len(examples), 2))
 
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[RegressionExample], count: Tensor | float

@@ -24,6 +24,7 @@ from dschat.trainers.evaluation import Sample, shares
 from dschat.trainers.iteration import Clock, Metrics, eval_size, micro_batches, pass_size
 from dschat.trainers.loop import Algorithm, Work
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
+from dschat.trainers.rehearsal import rehearsal, rows_of
 from dschat.trainers.throughput import Throughput, TrainedTexts
 
 Example = TypeVar("Example", bound=Sized)
@@ -57,6 +58,10 @@ class Task(Protocol[Example, AnyEngine]):
     def texts(self, examples: Sequence[Example]) -> list[tuple[int, int]]:
         """Tokens of each text of the examples, and how many of them the loss needs log-probs of."""
         return [(len(example), 0) for example in examples]
+
+    def with_placeholders(self, examples: Sequence[Example]) -> Sequence[Example]:
+        """Examples that a loss can be computed of before `prepare`, whose numbers are of no matter."""
+        return examples
 
     @abstractmethod
     def loss(
@@ -109,6 +114,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         self.name, self.work_batch = task.name, run.plan.micro_batch
         self.shown: Mapping[str, str] = {"loss": f"loss/{task.name}"}
         self.lengths: Sequence[int] = lengths_of(task.train)
+        self.plan = run.plan
         self.size = pass_size(run.plan)
         self.throughput = Throughput([engine], peaks)
         self.last_update: Metrics = {}
@@ -120,6 +126,29 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         """The task's, on two examples."""
         self.engine.eval()
         self.task.self_check(self.engine, self.task.train[:2])
+
+    def rehearse(self) -> None:
+        """A pass over the longest examples that may meet in a micro-batch."""
+        numbers = self.longest_micro_batch()
+        tokens = max(self.lengths[number] for number in numbers)
+        rows, flag = self.config.sequences_per_example * len(numbers), "per_device_train_batch_size"
+        examples = self.task.with_placeholders([self.task.train[number] for number in numbers])
+        with rehearsal({"model": self.engine}, rows, tokens, flag):
+            loss, _ = self.task.loss(self.engine, examples, float(self.task.count(examples)))
+            self.engine.backward(loss)
+
+    def longest_micro_batch(self) -> list[int]:
+        """Numbers of the longest training examples that may be in one micro-batch, the longest first.
+
+        Processes deal out the examples of an update by length, as do the micro-batches of packed ones.
+        """
+        longest_first = np.argsort(-np.asarray(self.lengths), kind="stable")
+        apart = self.plan.world_size
+        if self.config.spreads_lengths:
+            apart *= self.plan.accumulation
+        tokens = self.config.sequences_per_example * int(self.lengths[longest_first[0]])
+        numbers: list[int] = longest_first[::apart].tolist()
+        return numbers[: rows_of(self.size, tokens)]
 
     def iterate(self, work: Work, iteration: int) -> Metrics:
         """One optimiser update on micro-batches of example numbers."""
