@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
 
+from adapter_cases import add_filled_lora
 from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
@@ -124,10 +125,7 @@ def save_special(place: Path) -> None:
     make_causal_lm("gemma", vocab_size=60).save_pretrained(place / "short")
     base = save_folder(place / "base", make_causal_lm("gpt2"), make_tokenizer())
     model = load_scalar(base, "--m", torch.float32, make_tokenizer())
-    add_lora(model, 2, None, base)
-    for name, parameter in model.named_parameters():
-        if ".lora_B" in name or name.startswith("score."):
-            torch.nn.init.normal_(parameter, std=0.3)
+    add_filled_lora(model, 2, base)
     save_model(model, saved_weights(model), make_tokenizer(), place / "adapter", merge=False)
 
 
