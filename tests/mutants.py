@@ -695,6 +695,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_what_rounding_explains_by_hand"),
     ("the reduction: one column alone", "sampled_places", "_a + _b % _c", "_a",
      "test_sampled_elements_are_not_of_one_column"),
+    ("the reduction: the first elements alone", "sampled_places", "numbers * _a // _b", "numbers",
+     "test_sampled_elements_are_everywhere"),
     ("log-probs of what is allowed", "TokenSampler.__call__", "torch.cat([_a, _b], dim=1)", "_a", CHOOSE),
     ("log-probs by the softmax's own sum", "TokenSampler.__call__", "_a.logsumexp(-1).double()  # 1",
      "_a.amax(-1).double() - _a.softmax(-1).amax(-1).double().log()",

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from adapter_cases import (
+    HEADS,
     LORA_SETTINGS,
     MERGED,
     add_filled_lora,
@@ -195,14 +196,6 @@ def test_embeddings_that_peft_saved_with_an_adapter_take_the_base_s_places(token
     save_file(weights, folder / "adapter_model.safetensors")
     model = load_scalar(str(folder), "--m", torch.float32, tokenizer)
     assert torch.equal(model.get_input_embeddings().weight, rows)
-
-
-HEADS = {
-    "head saved": (["q_proj"], ["lm_head"]),
-    "embeddings saved": (["q_proj"], ["embed_tokens"]),
-    "both saved": (["q_proj"], ["embed_tokens", "lm_head"]),
-    "adapter of the head": (["q_proj", "lm_head"], []),
-}
 
 
 @pytest.mark.parametrize("case", HEADS)

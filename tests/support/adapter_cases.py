@@ -20,6 +20,13 @@ LORA_SETTINGS: dict[str, dict[str, Any]] = {
     "alpha_pattern": {"alpha_pattern": {"q_proj": 3, "c_attn": 3}},
     "rank_pattern": {"rank_pattern": {"up_proj": 2, "c_fc": 2}, "use_rslora": True},
 }
+# Layers with an adapter, and layers saved whole, of adapters that change one place of a tied weight or both.
+HEADS: dict[str, tuple[list[str], list[str]]] = {
+    "head saved": (["q_proj"], ["lm_head"]),
+    "embeddings saved": (["q_proj"], ["embed_tokens"]),
+    "both saved": (["q_proj"], ["embed_tokens", "lm_head"]),
+    "adapter of the head": (["q_proj", "lm_head"], []),
+}
 # Largest difference between two merged weights: three float32 operations on numbers below 4: products of rank 4, the
 # scaling, the sum.
 MERGED = 4 * 3 * 4 * torch.finfo(torch.float32).eps
