@@ -32,13 +32,14 @@ def reward_adapter(shared, reward_flags):
 
 @pytest.fixture
 def flags_of(ppo_flags, dpo_flags, sft, reward_adapter, tmp_path):
-    """flags_of(command): four updates of 8 examples or more, in float32."""
+    """flags_of(command): two updates or more of 8 examples or more, in float32."""
 
     def flags(command):
         common = {"dtype": "fp32"}
         if command == "ppo":
             models = {"critic_model_name_or_path": reward_adapter, "reward_model_name_or_path": reward_adapter}
-            return common | ppo_flags | LORA | models | {"share_base": True}
+            sizes = {"per_device_training_batch_size": 16}  # one update per rollout: several deal out rows by process
+            return common | ppo_flags | LORA | models | sizes | {"share_base": True}
         if command == "dpo":
             return common | dpo_flags | {"learning_rate": RATE}
         write_jsonl(tmp_path / "pairs" / "train.jsonl", small_pairs(32))
@@ -69,7 +70,7 @@ def weights_of(folder):
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("command", ["ppo", "dpo", "refuel"])
 def test_two_processes_train_as_one_does(command, stage, flags_of, sft, tmp_path):
-    """Of step 3, policy, critic and reward model share a base and hold an adapter each."""
+    """In step 3, policy, critic and reward model share a base and have an adapter each."""
     flags = flags_of(command)
     step = REFUEL / "refuel.py" if command == "refuel" else command
     run_forked(step, flags | {"output_dir": tmp_path / "one"}, tmp_path / "printed").expect(0)
@@ -88,7 +89,7 @@ def test_two_processes_train_as_one_does(command, stage, flags_of, sft, tmp_path
 
 @pytest.mark.parametrize("checked", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_checks_how_its_gradients_are_reduced(checked, inputs, sft_flags, tmp_path):
-    """Unless it is told not to; what is refused is said once, by the main process, and nothing is left behind."""
+    """By default; the check reads half of every gradient here."""
     flags = sft_flags | {"per_device_train_batch_size": 4, "output_dir": tmp_path / "out", "dtype": "fp32"}
     flags |= {} if checked else {"no_self_checks": True}
     first, second = run_ranks("sft", arguments(flags), tmp_path / "printed", first=halve_reduced_gradients)
