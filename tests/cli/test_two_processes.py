@@ -45,7 +45,7 @@ def flags_of(ppo_flags, dpo_flags, sft, reward_adapter, tmp_path):
         write_jsonl(tmp_path / "pairs" / "train.jsonl", small_pairs(32))
         write_jsonl(tmp_path / "pairs" / "test.jsonl", small_pairs(4))
         sizes = {"max_seq_len": 32, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-        sizes |= {"learning_rate": RATE}
+        sizes |= {"learning_rate": RATE, "total_episodes": 32}
         return common | sizes | {"data_path": tmp_path / "pairs", "model_name_or_path": sft}
 
     return flags
