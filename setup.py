@@ -14,6 +14,53 @@ CORE = ROOT / "applications" / "macro-actions"
 TREES = ROOT / "Constituent-Treelib"
 
 
+REQUIREMENTS = [
+    "torch>=2.8",
+    "transformers>=5.21,<6",
+    "deepspeed>=0.19.8,<1",
+    "accelerate>=1.10",
+    "datasets>=4.3",
+    "peft>=0.21",
+    "tensorboard>=2.20",
+    "matplotlib>=3.9",
+    "jinja2>=3.1",
+    "markupsafe>=3",
+    "psutil>=6",
+    "pyyaml>=6",
+    "pyarrow>=21",
+    "safetensors>=0.8",
+    "huggingface-hub>=1.31",
+    "scipy>=1.15",
+    "statsmodels>=0.14.4",
+    "rouge-score>=0.1.2",
+    "tqdm>=4.66.3",
+    "numpy>=1.26",
+    "fastapi>=0.115,<1",
+    "uvicorn>=0.35,<1",
+    "starlette>=0.37.2",
+    "tokenizers>=0.23.1",
+    "multiprocess>=0.70.16",
+    "httpx2>=2.7",
+    "filelock>=3.10",
+]
+EXTRAS = {
+    "judge": ["openai>=3,<4"],
+    "wandb": ["wandb>=0.21"],
+    "ui": ["gradio>=6.24,<7"],
+    "vllm": ["vllm>=0.32,<0.34"],
+    "dev": ["pytest>=9", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17,<0.18", "mypy>=2.4,<3"],
+}
+PARSING = [
+    "spacy>=3.8",
+    "benepar>=0.2",
+    "nltk>=3.9",
+    "sentencepiece>=0.2",
+    "protobuf>=4",
+    "tree-sitter>=0.25",
+    "tree-sitter-python>=0.25",
+]
+
+
 def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) -> dict:
     """Arguments of ``setup`` for the packages as seen from a folder.
 
@@ -25,17 +72,6 @@ def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) 
         core_dir: the folder that holds ``macro_actions``, likewise; that package has a setup of its own, too.
         trees_dir: the folder that holds ``constituent_treelib``, as core_dir.
     """
-    folders = {"": package_dir}
-    packages = find_packages(str(PACKAGES), include=["dschat", "dschat.*"])
-    core_requirement = [f"macro-actions=={VERSION}"]
-    trees_requirement = [f"ma-rlhf-constituent-treelib=={VERSION}"]
-    if EDITABLE in os.environ:
-        core_requirement = trees_requirement = []
-        folders["macro_actions"] = f"{core_dir}/macro_actions"
-        packages += find_packages(str(CORE), include=["macro_actions", "macro_actions.*"])
-        if trees_dir is not None:
-            folders["constituent_treelib"] = f"{trees_dir}/constituent_treelib"
-            packages += find_packages(str(TREES), include=["constituent_treelib", "constituent_treelib.*"])
     return {
         "name": "ma-rlhf",
         "version": VERSION,
@@ -44,59 +80,38 @@ def distribution(package_dir: str, core_dir: str, trees_dir: str | None = None) 
         "long_description_content_type": "text/markdown",
         "license": "Apache-2.0",
         "python_requires": ">=3.11",
-        "package_dir": folders,
-        "packages": packages,
         "package_data": {
             "dschat": ["**/*.html", "**/*.css", "**/*.js", "presets/*/*.yaml", "py.typed"],
         },
         "entry_points": {"console_scripts": ["dschat = dschat.cli:main"]},
-        "install_requires": [
-            *core_requirement,
-            "torch>=2.8",
-            "transformers>=5.21,<6",
-            "deepspeed>=0.19.8,<1",
-            "accelerate>=1.10",
-            "datasets>=4.3",
-            "peft>=0.21",
-            "tensorboard>=2.20",
-            "matplotlib>=3.9",
-            "jinja2>=3.1",
-            "markupsafe>=3",
-            "psutil>=6",
-            "pyyaml>=6",
-            "pyarrow>=21",
-            "safetensors>=0.8",
-            "huggingface-hub>=1.31",
-            "scipy>=1.15",
-            "statsmodels>=0.14.4",
-            "rouge-score>=0.1.2",
-            "tqdm>=4.66.3",
-            "numpy>=1.26",
-            "fastapi>=0.115,<1",
-            "uvicorn>=0.35,<1",
-            "starlette>=0.37.2",
-            "tokenizers>=0.23.1",
-            "multiprocess>=0.70.16",
-            "httpx2>=2.7",
-            "filelock>=3.10",
-        ],
-        "extras_require": {
-            "judge": ["openai>=3,<4"],
-            "wandb": ["wandb>=0.21"],
-            "ui": ["gradio>=6.24,<7"],
-            "vllm": ["vllm>=0.32,<0.34"],
-            "parsing": [
-                *trees_requirement,
-                "spacy>=3.8",
-                "benepar>=0.2",
-                "nltk>=3.9",
-                "sentencepiece>=0.2",
-                "protobuf>=4",
-                "tree-sitter>=0.25",
-                "tree-sitter-python>=0.25",
-            ],
-            "dev": ["pytest>=9", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17,<0.18", "mypy>=2.4,<3"],
-        },
+        **package_arguments(package_dir, core_dir, trees_dir),
+        **requirement_arguments(),
+    }
+
+
+def package_arguments(package_dir: str, core_dir: str, trees_dir: str | None) -> dict:
+    """Packages and their folders; in an editable install with those of the other two distributions."""
+    folders = {"": package_dir}
+    packages = find_packages(str(PACKAGES), include=["dschat", "dschat.*"])
+    if EDITABLE in os.environ:
+        folders["macro_actions"] = f"{core_dir}/macro_actions"
+        packages += find_packages(str(CORE), include=["macro_actions", "macro_actions.*"])
+        if trees_dir is not None:
+            folders["constituent_treelib"] = f"{trees_dir}/constituent_treelib"
+            packages += find_packages(str(TREES), include=["constituent_treelib", "constituent_treelib.*"])
+    return {"package_dir": folders, "packages": packages}
+
+
+def requirement_arguments() -> dict:
+    """Requirements and extras; without the other two distributions in an editable install, which holds them."""
+    core = [f"macro-actions=={VERSION}"]
+    trees = [f"ma-rlhf-constituent-treelib=={VERSION}"]
+    if EDITABLE in os.environ:
+        core = []
+        trees = []
+    return {
+        "install_requires": [*core, *REQUIREMENTS],
+        "extras_require": EXTRAS | {"parsing": [*trees, *PARSING]},
     }
 
 

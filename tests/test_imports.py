@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The direction of imports in dschat and its core macro_actions, and the one place that renames, read from the source;
-what the core loads.
+"""The direction of imports in dschat and its core macro_actions, the one place that renames and the one that applies
+chat templates, read from the source; what the core loads.
 """
 
 import ast
@@ -240,6 +240,18 @@ def test_files_are_renamed_in_one_place() -> None:
     found = {str(file): lines for file in files if (lines := renames_in(file.read_text("utf-8")))}
     assert found.pop(str(PACKAGE / "common" / "atomic.py"))
     assert found == {}
+
+
+def test_chat_templates_are_applied_in_one_place() -> None:
+    calls = [
+        module_name(path)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "apply_chat_template"
+    ]
+    assert calls == ["dschat.common.templates"]
 
 
 def test_every_helper_of_the_tests_is_checked_strictly() -> None:

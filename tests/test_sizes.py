@@ -38,7 +38,6 @@ from dschat.models.layout import PassSize, group_by_length
 from dschat.rollouts import scheduler, slots
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import inverse_cdf
-from dschat.run.identity import is_same
 from dschat.scoring.programs import run as programs
 from dschat.scoring.programs.problem import exact_int
 from dschat.trainers import nonfinite
@@ -224,13 +223,12 @@ def test_the_identity_of_a_large_model_sees_every_weight(large, tmp_path):
     weights = {f"{place}.weight": torch.full((rows, 100), float(n)) for n, place in enumerate("abcd")}
     save_file(weights, tmp_path / "model.safetensors")
     before = model_hash(str(tmp_path))
-    assert ("-" in before) == large == ((tmp_path / "model.safetensors").stat().st_size > 2 * SAMPLE)
+    assert large == ((tmp_path / "model.safetensors").stat().st_size > 2 * SAMPLE)
     for name in weights:
         save_file(weights | {name: weights[name] + 1}, tmp_path / "model.safetensors")
-        assert not is_same(before, model_hash(str(tmp_path))), name
+        assert model_hash(str(tmp_path)) != before, name
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert load_file(tmp_path / "model.safetensors").keys() == weights.keys()
-    assert is_same(before.partition("-")[0], before), "hashes of earlier versions have no second part"
 
 
 def test_outcomes_of_many_programs(monkeypatch):

@@ -158,23 +158,23 @@ def test_an_error_leaves_what_was_there(tmp_path):
     assert contents(place) == {"config.json": "old", "folder/a": "old", "x": "old"} and len([*place.iterdir()]) == 3
 
 
-def test_what_earlier_versions_left_comes_back_or_goes(tmp_path):
-    """Put aside by name, or by process; files of the user's stay."""
+def test_what_a_kill_left_comes_back_or_goes(tmp_path):
+    """Files of the user's stay."""
     run = fill(tmp_path / "run", "put aside", ".actor.replaced-by-a-newer-one/a", ".critic.replaced-by-a-newer-one/a")
     fill(run, "stays", "critic/a", ".mine.old/a")
     recover(run)
     assert contents(run) == {".mine.old/a": "stays", "actor/a": "put aside", "critic/a": "stays"}
     save(fill(run, "put aside", ".critic_ema.replaced-by-a-newer-one/a"))
     assert contents(run)["critic_ema/a"] == "put aside", "also where another folder is saved"
-    data = fill(tmp_path / "data", "put aside", ".x[1].71.old/a", ".y.72.old/a")
-    fill(data, "stays", "y/a", ".x[1].mine.old/a", ".x1.73.old/a")
+    data = fill(tmp_path / "data", "put aside", ".x[1].replaced-by-a-newer-one/a", ".y.replaced-by-a-newer-one/a")
+    fill(data, "stays", "y/a", ".x[1].mine.old/a", ".x1.replaced-by-a-newer-one/a")
     for name in ("x[1]", "y"):
         recover_folder(data / name)
     replace(fill(data, "put aside", ".x.replaced-by-a-newer-one/a", "x/a"))
     assert contents(data / "x") == {"a": "new", "deep/b": "new"} and not [*data.glob(".x.r*")]
     atomic.remove(data / "x")
-    expected = dict.fromkeys(("y/a", ".x[1].mine.old/a", ".x1.73.old/a"), "stays")
-    assert contents(data) == expected | {"x[1]/a": "put aside", ".y.72.old/a": "put aside", ".x1.73.old/a": "stays"}
+    expected = dict.fromkeys(("y/a", ".x[1].mine.old/a", ".x1.replaced-by-a-newer-one/a"), "stays")
+    assert contents(data) == expected | {"x[1]/a": "put aside"}
 
 
 def test_several_processes_may_write_the_same(tmp_path):

@@ -35,15 +35,6 @@ def test_a_journal_goes_on_after_what_it_kept(tmp_path):
     assert [entry.name for entry in file.parent.iterdir()] == ["out.jsonl"]
 
 
-def test_a_journal_of_an_earlier_version_knows_continuous_batching_by_its_former_name(tmp_path):
-    first = Journal(tmp_path / "out.jsonl", {"rollout-engine": "compacting"})
-    first.append([{"n": 0}])
-    first.close()
-    second = Journal(tmp_path / "out.jsonl", {"rollout-engine": "continuous"})
-    assert second.rows == [{"n": 0}]
-    second.close()
-
-
 def test_a_journal_refuses_other_settings_and_a_finished_file(tmp_path):
     file = tmp_path / "out.jsonl"
     journal = Journal(file, {"seed": 1, "model": "m"})

@@ -54,12 +54,6 @@ def test_each_flag_sets_its_field_by_each_spelling(step, name, monkeypatch):
         assert repr(getattr(config_of(step, f"{flag} {words}", required), name)) == value, flag
 
 
-@pytest.mark.parametrize("step", ["online", "ppo"])
-def test_the_former_name_of_continuous_batching_is_accepted(step):
-    former = config_of(step, "--rollout_engine compacting")
-    assert former == config_of(step) and former.rollout_engine == "continuous"
-
-
 def test_other_spellings():
     config = config_of("ppo", "--kl-coef=0.3 --no-self-checks --local_rank=0")
     assert (config.kl_coef, config.self_checks, config.local_rank) == (0.3, False, 0)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from pyarrow import parquet
 
 import data_cases
 from cli_runs import write_jsonl
@@ -120,12 +119,6 @@ def test_lengths_in_characters() -> None:
         assert bool(kept) == is_kept, (unit, most, least)
 
 
-@pytest.mark.parametrize("word", ["arrow", "parquet"])
-def test_parquet_is_another_word_for_arrow(word, source, model, tmp_path) -> None:
-    info = prepare(source, model, tmp_path / "out", "--format", word, *LOOSE)
-    assert info["format"] == "arrow" and list((tmp_path / "out" / "train").glob("*.arrow"))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["arrow", "pt"])
 def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) -> None:
@@ -155,25 +148,6 @@ def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) ->
         assert all(b.prompt_text.startswith(a.prompt_text) for a, b in zip(read.train, expected, strict=True))
     else:
         assert list(read.train) == expected and list(read.eval) == held_out
-
-
-def test_folders_of_earlier_versions_are_read_and_replaced(source, model, tmp_path) -> None:
-    """They hold a parquet file for each split, without the columns that later came."""
-    folder = tmp_path / "prepared"
-    prepare(source, model, folder, *LOOSE)
-    expected = loader_of(PromptExample, folder).read()
-    for split in ("train", "test"):
-        table = Dataset.load_from_disk(folder / split).remove_columns("left_out")
-        parquet.write_table(table.data.table, folder / f"{split}.parquet", compression="zstd")
-        shutil.rmtree(folder / split)
-    (folder / "dataset_dict.json").unlink()
-    info = json.loads((folder / "prepared.json").read_text())
-    (folder / "prepared.json").write_text(json.dumps(info | {"format": "parquet"}))
-    read = loader_of(PromptExample, folder).read()
-    assert (list(read.train), list(read.eval)) == (list(expected.train), list(expected.eval))
-    assert [file.name for file in read.files] == ["train.parquet", "test.parquet"]
-    prepare(source, model, folder, "--overwrite", *LOOSE)
-    assert not list(folder.glob("*.parquet")) and (folder / "train").is_dir()
 
 
 def test_the_cache_serves_folders_too(source, model, tmp_path, monkeypatch) -> None:
@@ -436,7 +410,7 @@ def test_a_folder_that_another_process_prepares_is_refused(source, model, tmp_pa
 
 @pytest.mark.parametrize("how", [KILL, CTRL_C])
 def test_a_folder_is_found_wherever_its_replacement_was_stopped(how, source, model, tmp_path, monkeypatch) -> None:
-    """By training and by the next `prepare`: the old or the new one; also what earlier versions had put aside."""
+    """By training and by the next `prepare`: the old or the new one."""
     monkeypatch.setattr("dschat.data.prepared.write.lengths_picture", lambda splits, info: b"")  # takes a second
     prepare(source, model, tmp_path / "old", *LOOSE)
     reached, point, found = True, 0, []
@@ -453,8 +427,6 @@ def test_a_folder_is_found_wherever_its_replacement_was_stopped(how, source, mod
         assert [entry.name for entry in folder.parent.iterdir()] == ["out"], "nothing is left behind"
         point += 1
     assert found == sorted(found, reverse=True) and {*found} == {20, 7}
-    (tmp_path / "old").rename(tmp_path / ".old.71.old")
-    assert len(prepared_share(find_prepared([str(tmp_path / "old")])).train) == 20
 
 
 def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplog, monkeypatch) -> None:

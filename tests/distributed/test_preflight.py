@@ -205,7 +205,7 @@ def test_a_failure_on_one_rank_ends_all_and_says_why(tmp_path):
     cause = "--output_dir run: rank 1 ("
     assert cause in result.stdout and "does not see the folder that rank 0 writes to" in result.stdout
     assert "Traceback" not in result.stdout and "went on" not in result.stdout
-    assert not any((tmp_path / "0" / "run").iterdir())
+    assert not (tmp_path / "0" / "run").exists()
 
 
 OTHER_DATA = """
@@ -235,4 +235,4 @@ def test_nodes_with_other_data_are_refused_before_training(tmp_path):
     result = launch(tmp_path / "other.py", [STEPS["sft"] / "main.py"])
     assert result.status != 0
     assert "rank 1 (" in result.stdout and "different things: the data (data.jsonl). Start every node" in result.stdout
-    assert "Traceback" not in result.stdout and (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+    assert "Traceback" not in result.stdout and not (tmp_path / "run").exists()

@@ -40,6 +40,15 @@ def test_a_gradient_that_is_lost_is_named(stage, dtype, fault, two_processes):
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_weights_with_more_elements_than_are_sampled(stage, two_processes):
+    """16,384 elements, of which one process loses the last tenth: far from the first 4,096."""
+    assert said_by(two_processes, f"large-{stage}") is None
+    said = said_by(two_processes, f"large-lost-{stage}")
+    assert said is not None and f"another gradient of {SPOILED} than the 2 processes computed" in said
+    assert "1 of " in said
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("model", LATER)
 def test_a_gradient_that_is_zero_in_the_first_update_is_checked_in_the_second(model, stage, two_processes):
     """Of LoRA's A matrices, and of a critic's backbone behind a head of zeros; nothing is changed."""
@@ -66,8 +75,9 @@ def test_what_rounding_explains_by_hand():
 def test_sampled_elements_are_everywhere(numel, group):
     places = reduction.sampled_places(numel)
     assert len(places) == min(numel, reduction.SAMPLED) == len(set(places.tolist()))
-    assert 0 <= int(places.min()) and int(places.max()) < numel
-    assert int(places.diff().max() if len(places) > 1 else 0) <= 2 * -(-numel // len(places))
+    stretch = -(-numel // len(places))
+    assert 0 <= int(places.min()) < stretch and numel - stretch <= int(places.max()) < numel
+    assert int(places.diff().max() if len(places) > 1 else 0) <= 2 * stretch
 
 
 def test_sampled_elements_are_not_of_one_column(group):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from adapter_cases import HEADS
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from factories import BOS, PAD, hf_logprobs, largest_difference, make_causal_lm
 from loading_checks import FAMILIES
@@ -139,9 +140,10 @@ def test_a_self_check_changes_no_update_and_both_processes_find_the_weight_that_
 
 MODELS = [f"{kind} {role}" for kind in FAMILIES for role in ("policy", "critic")]
 SPECIAL = ["gemma bf16", "gpt2 bf16", "odd", "several files", "adapter", "grown", "offloaded"]
+UNTIED = [f"untied, {case}" for case in HEADS]
 
 
-@pytest.mark.parametrize("name", [*MODELS, *SPECIAL])
+@pytest.mark.parametrize("name", [*MODELS, *SPECIAL, *UNTIED])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_loaded_in_parts_a_model_is_what_it_is_whole(name, rank, two_processes):
     """Weights and buffers bit by bit, types, what is tied, and configs; a process holds its half of each."""
@@ -152,12 +154,14 @@ def test_loaded_in_parts_a_model_is_what_it_is_whole(name, rank, two_processes):
 
 
 def test_every_model_was_looked_at(two_processes):
-    assert set(two_processes.numbers("loading")) == {*MODELS, *SPECIAL}
+    assert set(two_processes.numbers("loading")) == {*MODELS, *SPECIAL, *UNTIED}
 
 
-@pytest.mark.parametrize("name", ["plain", "lora", "frozen"])
+@pytest.mark.parametrize("name", ["plain", "lora", "untied", "frozen"])
 def test_engines_of_models_in_parts_do_what_engines_of_whole_ones_do(name, two_processes):
-    """Two updates with weight decay, of all weights and of adapters; outputs of frozen models in CPU memory."""
+    """Two updates with weight decay, of all weights, of adapters and of a head that was untied; outputs of frozen
+    models in CPU memory.
+    """
     tensors = two_processes.tensors("loaded")
     keys = [key for key in tensors if key.startswith(f"{name}/whole/")]
     assert keys

@@ -24,9 +24,8 @@ def examples_of(lengths):
     return [make_prompt([BOS, *random_ids(length, i)], f"p{i}", i) for i, length in enumerate(lengths)]
 
 
-@pytest.mark.parametrize("flags", ["train_config.json", "config.json"])  # older runs kept their flags in the latter
-def test_the_actor_below_an_output_folder(tmp_path, project, flags):
-    (tmp_path / flags).write_text(json.dumps({"seed": 1, "ngram": 5}))
+def test_the_actor_below_an_output_folder(tmp_path, project):
+    (tmp_path / "train_config.json").write_text(json.dumps({"seed": 1, "ngram": 5}))
     shutil.copytree(project / "run" / "actor", tmp_path / "actor")
     for path in (tmp_path, f"{tmp_path}/", tmp_path / "actor"):
         assert locate_policy(str(path)) == str(tmp_path / "actor")

@@ -10,14 +10,22 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from adapter_cases import write_head_adapter, write_users_adapter
+from adapter_cases import (
+    HEADS,
+    LORA_SETTINGS,
+    MERGED,
+    add_filled_lora,
+    merged_by_peft,
+    write_head_adapter,
+    write_users_adapter,
+)
 from closeness import assert_near, near
 from dschat.common.fingerprints import model_hash
 from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, open_config
-from dschat.models.lora import adapter_alone, add_lora, base_of
+from dschat.models.lora import adapter_alone, base_of
 from dschat.models.save import save_model
 from dschat.models.tokenizer import load_tokenizer, own_end_ids
 from dschat.plan.models import open_decoder_config
@@ -30,11 +38,7 @@ IDS = torch.tensor([[5, 9, 12, 7, 30, 8]])
 
 def save_both(folder, model, base, tokenizer, seed=0):
     """An adapter of random numbers, alone in folder/alone, and merged in folder/merged; the path of the first."""
-    torch.manual_seed(seed)
-    add_lora(model, 2, None, base)
-    for name, parameter in model.named_parameters():
-        if ".lora_B" in name or name.startswith("score."):
-            torch.nn.init.normal_(parameter, std=0.3)
+    add_filled_lora(model, 2, base, seed=seed)
     for name, merge in (("alone", False), ("merged", True)):
         save_model(model, saved_weights(model), tokenizer, folder / name, merge)
     return str(folder / "alone")
@@ -167,24 +171,11 @@ def test_an_adapter_of_another_model_is_refused_by_the_layer_that_does_not_fit(p
 
 
 @pytest.mark.parametrize("kind", ["gemma", "gpt2"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"use_rslora": True},
-        {"alpha_pattern": {"q_proj": 3, "c_attn": 3}},
-        {"rank_pattern": {"up_proj": 2, "c_fc": 2}, "use_rslora": True},
-    ],
-    ids=lambda options: "_".join(options) or "plain",
-)
-def test_an_adapter_of_peft_s_is_merged_as_peft_merges_it(options, kind, tokenizer, tmp_path):
-    base = save_folder(tmp_path / "base", make_causal_lm(kind), tokenizer)
-    folder = write_users_adapter(tmp_path / "adapter", base, fan_in_fan_out=kind == "gpt2", **options)
-    plain = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
-    expected = PeftModel.from_pretrained(plain, folder).merge_and_unload().state_dict()
-    found = load_scalar(str(folder), "--m", torch.float32, tokenizer, may_be_new=False).state_dict()
-    # Three float32 operations on numbers below 4: products of rank 4, the scaling, the sum.
-    assert largest_difference(found, expected) < 4 * 3 * 4 * torch.finfo(torch.float32).eps
+@pytest.mark.parametrize("settings", LORA_SETTINGS)
+def test_an_adapter_of_peft_s_is_merged_as_peft_merges_it(settings, kind, tokenizer, tmp_path):
+    _, folder, expected = merged_by_peft(tmp_path, kind, settings, tokenizer)
+    model = load_scalar(str(folder), "--m", torch.float32, tokenizer, may_be_new=False)
+    assert largest_difference(model.state_dict(), expected) < MERGED
 
 
 @pytest.mark.parametrize(("name", "value"), [("use_dora", True), ("lora_bias", True), ("init_lora_weights", "pissa")])
@@ -205,14 +196,6 @@ def test_embeddings_that_peft_saved_with_an_adapter_take_the_base_s_places(token
     save_file(weights, folder / "adapter_model.safetensors")
     model = load_scalar(str(folder), "--m", torch.float32, tokenizer)
     assert torch.equal(model.get_input_embeddings().weight, rows)
-
-
-HEADS = {
-    "head saved": (["q_proj"], ["lm_head"]),
-    "embeddings saved": (["q_proj"], ["embed_tokens"]),
-    "both saved": (["q_proj"], ["embed_tokens", "lm_head"]),
-    "adapter of the head": (["q_proj", "lm_head"], []),
-}
 
 
 @pytest.mark.parametrize("case", HEADS)

@@ -3,10 +3,9 @@
 
 import pytest
 import torch
-from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 
-from adapter_cases import write_users_adapter
+from adapter_cases import LORA_SETTINGS, MERGED, add_filled_lora, merged_by_peft, write_users_adapter
 from closeness import FORMULA, assert_near
 from dschat.builders.shared_base import classifier_beside
 from dschat.errors import UserError
@@ -26,11 +25,7 @@ MASK = torch.tensor([[False, False, True, True, True, True], [True] * 6])
 
 def filled(model, rank=2):
     """With adapters and a head of random numbers, the same in every model of a shape."""
-    torch.manual_seed(0)
-    add_lora(model, rank, None, "base")
-    for name, parameter in model.named_parameters():
-        if ".lora_B" in name or name.startswith("score."):
-            torch.nn.init.normal_(parameter, std=0.3)
+    add_filled_lora(model, rank, "base")
     return ScalarModel(model)
 
 
@@ -69,28 +64,14 @@ def test_a_saved_adapter_gives_the_same_numbers(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gemma", "gpt2"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"use_rslora": True},
-        {"alpha_pattern": {"q_proj": 3, "c_attn": 3}},
-        {"rank_pattern": {"up_proj": 2, "c_fc": 2}, "use_rslora": True},
-    ],
-    ids=lambda options: "_".join(options) or "plain",
-)
-def test_a_users_adapter_is_merged_as_peft_merges_it(options, kind, tokenizer, tmp_path):
-    """r 4 and alpha 8 scale by 2, rslora by 4; a pattern gives one kind of layer another scaling."""
-    base = save_folder(tmp_path / "base", make_causal_lm(kind), tokenizer)
-    folder = write_users_adapter(tmp_path / "adapter", base, fan_in_fan_out=kind == "gpt2", **options)
-    plain = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
-    expected = PeftModel.from_pretrained(plain, folder).merge_and_unload().state_dict()
+@pytest.mark.parametrize("settings", LORA_SETTINGS)
+def test_a_users_adapter_is_merged_as_peft_merges_it(settings, kind, tokenizer, tmp_path):
+    base, folder, expected = merged_by_peft(tmp_path, kind, settings, tokenizer)
     model = classifier_beside(load_causal_lm(base, FLAG, torch.float32, tokenizer), FLAG)
     load_adapter(model, folder, FLAG, base)
     save_model(model, saved_weights(model), tokenizer, tmp_path / "saved")
     found = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", dtype=torch.float32).state_dict()
-    # Three float32 operations on numbers below 4: products of rank 4, the scaling, the sum.
-    assert largest_difference(found, expected) < 4 * 3 * 4 * torch.finfo(torch.float32).eps
+    assert largest_difference(found, expected) < MERGED
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,11 @@ def test_a_pad_that_was_chosen_leaves_the_tokenizer_the_same(reserved, tmp_path)
 
 TURNS = "{% for m in messages %}<bos>{{ m.role }}:{{ m.content }}<pad>{% endfor %}"
 REFUSING = "{{ raise_exception('no') }}<pad>"
+DIVIDING = "{{ 1 // (messages | length - 2) }}<pad>"  # a Python error, where there are two messages
 
 
 @pytest.mark.parametrize("for_classifier", [False, True])
-@pytest.mark.parametrize("how", [TURNS, REFUSING, "flag"])
+@pytest.mark.parametrize("how", [TURNS, REFUSING, DIVIDING, "flag"])
 def test_a_pad_token_that_ends_turns_does_not_pad(how, for_classifier, tmp_path):
     """As in fine-tunes of Llama 3, where <|eot_id|> pads and ends turns; "<unused0>" is in reserve."""
     tokenizer = make_tokenizer(texts=[*TEXTS, "<unused0>"])

@@ -160,7 +160,7 @@ def test_different_starts_get_a_row_each(two_runs):
 def test_runs_without_a_metric_function_compare_scores(tmp_path):
     folder = make_run(tmp_path / "a", [0.4, 0.6])
     edit_rows(folder / "metrics.jsonl", lambda _, row: {key: row[key] for key in row if "gold" not in key})
-    (folder / "config.json").write_text('{"reward_function": "m.py:f"}')
+    (folder / "train_config.json").write_text('{"reward_function": ["m.py:f"]}')
     outcome = outcome_of({"a": folder})
     assert table_of(outcome, "results").headers[1:3] == ["reward-function score", "KL to SFT (nats)"]
     assert outcome.findings == ["a: reward-function score from 2.000 (SFT) to 5.000, 2.50 times."]
@@ -168,7 +168,7 @@ def test_runs_without_a_metric_function_compare_scores(tmp_path):
         '{"reward_function": ["m.py:f", "m.py:g"]}',
         '{"reward_function": ["m.py:f"], "reward_url": "http"}',
     ):
-        (folder / "config.json").write_text(sources)
+        (folder / "train_config.json").write_text(sources)
         assert table_of(outcome_of({"a": folder}), "results").headers[1] == "score"
 
 
@@ -184,14 +184,14 @@ def test_runs_with_different_metric_functions_compare_scores(two_runs, caplog):
 def test_without_a_metric_function_no_source_and_no_share_takes_its_place(tmp_path):
     folder = make_run(tmp_path / "a", [0.4, 0.6])
     edit_rows(folder / "metrics.jsonl", lambda _, row: row | ({"eval/unscored": 0.5} if "eval/scores" in row else {}))
-    (folder / "config.json").write_text(
+    (folder / "train_config.json").write_text(
         '{"reward_function": ["m.py:f", "m.py:gold_scores"], "reward_weights": [1, -1]}'
     )
     assert table_of(outcome_of({"a": folder}), "results").headers[1] == "score"
 
 
 def test_runs_that_are_scored_by_different_things_are_told(two_runs, caplog):
-    config = two_runs["PPO"] / "config.json"
+    config = two_runs["PPO"] / "train_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"reward_function": ["m.py:f"]}))
     with caplog.at_level(logging.WARNING):
         outcome_of(two_runs)

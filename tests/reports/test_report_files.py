@@ -28,7 +28,7 @@ def test_rows_logged_twice_count_once(two_runs):
     assert [row["update"] for row in read_run("PPO", two_runs["PPO"]).train] == list(range(1, 11))
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "samples/update-000000.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "train_config.json", "samples/update-000000.jsonl"])
 def test_a_missing_file_is_named(two_runs, tmp_path, name):
     (two_runs["PPO"] / name).unlink()
     with pytest.raises(UserError, match=f"{name} is missing"):
@@ -47,8 +47,8 @@ START = '{"update": 0, "samples": 0, "seconds": 0'
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", "{", "config.json: not valid JSON"),
-        ("config.json", "[]", "config.json does not hold a JSON object"),
+        ("train_config.json", "{", "train_config.json: not valid JSON"),
+        ("train_config.json", "[]", "train_config.json does not hold a JSON object"),
         ("metrics.jsonl", "", "metrics.jsonl holds no complete row"),
         ("metrics.jsonl", "{}x\n{}\n", "metrics.jsonl:1: not valid JSON"),
         ("metrics.jsonl", "[]\n", "metrics.jsonl:1 does not hold a JSON object"),

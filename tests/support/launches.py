@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,24 +55,33 @@ def launch(script: Path, words: Sequence[Any], processes: int = 2, timeout: floa
     return Result(process.returncode, output, "")
 
 
-def run_ranks(step: str | Path, words: list[str], scratch: Path, timeout: float = TIMEOUT) -> list[Result]:
+def run_ranks(
+    step: str | Path,
+    words: list[str],
+    scratch: Path,
+    timeout: float = TIMEOUT,
+    first: Callable[[], None] | None = None,
+) -> list[Result]:
     """What two ranks of a group say that the launcher did not start, but that were forked: 20 seconds less.
 
     Args:
         step, words: see `start_forked`.
         scratch: folder for what they print.
         timeout: seconds.
+        first: is called in each of them before the step.
     """
     places, port = [scratch / f"rank{number}" for number in (0, 1)], free_port()
-    ranks = [start_forked(step, words, place, partial(as_rank, n, port)) for n, place in enumerate(places)]
+    ranks = [start_forked(step, words, place, partial(as_rank, n, port, first)) for n, place in enumerate(places)]
     return [result_of(rank, place, timeout) for rank, place in zip(ranks, places, strict=True)]
 
 
-def as_rank(number: int, port: str) -> None:
-    """In a fork: this process is one of two, as the launcher would start it."""
+def as_rank(number: int, port: str, first: Callable[[], None] | None = None) -> None:
+    """In a fork: this process is one of two, as the launcher would start it; `first` is called then."""
     os.environ.update(launch_environment())
     os.environ.update({"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+    if first is not None:
+        first()
 
 
 def start(script: Path, words: Sequence[Any], processes: int = 2) -> "subprocess.Popen[str]":

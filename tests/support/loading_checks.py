@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
 
+from adapter_cases import HEADS, add_filled_lora, write_head_adapter
 from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
@@ -104,6 +105,9 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
         found[kind] = compare(loader(load_causal_lm, str(place / kind), tokenizer, torch.float32), settings)
     adapted = partial(load_scalar, str(place / "adapter"), "--m", torch.float32, tokenizer, may_be_new=False)
     found["adapter"] = compare(lambda opening: adapted(opening=opening), settings)
+    for case in HEADS:
+        untied = partial(load_causal_lm, str(place / f"untied, {case}"), "--m", torch.float32, tokenizer)
+        found[f"untied, {case}"] = compare(lambda opening, load=untied: load(opening=opening), settings)
     reward_model = partial(load_scalar, head_seed=5)
     found["grown"] = compare(loader(reward_model, str(place / "short"), tokenizer, torch.float32), settings)
     offloaded = replace(settings, offload=True)
@@ -114,7 +118,7 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
 
 def save_special(place: Path) -> None:
     """A folder that says its head is tied, and holds two different ones; one of several files; one of fewer tokens;
-    one with an adapter and a score head alone.
+    one with an adapter and a score head alone; adapters that untie a head.
     """
     save_folder(place / "odd", make_causal_lm("gemma"), make_tokenizer())
     weights = load_file(place / "odd" / "model.safetensors")
@@ -124,11 +128,11 @@ def save_special(place: Path) -> None:
     make_causal_lm("gemma", vocab_size=60).save_pretrained(place / "short")
     base = save_folder(place / "base", make_causal_lm("gpt2"), make_tokenizer())
     model = load_scalar(base, "--m", torch.float32, make_tokenizer())
-    add_lora(model, 2, None, base)
-    for name, parameter in model.named_parameters():
-        if ".lora_B" in name or name.startswith("score."):
-            torch.nn.init.normal_(parameter, std=0.3)
+    add_filled_lora(model, 2, base)
     save_model(model, saved_weights(model), make_tokenizer(), place / "adapter", merge=False)
+    tied = save_folder(place / "tied", make_causal_lm("gemma", tie_word_embeddings=True), make_tokenizer())
+    for case, layers in HEADS.items():
+        write_head_adapter(place / f"untied, {case}", tied, *layers)
 
 
 def loader(load: Any, path: str, tokenizer: Any, dtype: torch.dtype) -> Load:
@@ -151,10 +155,14 @@ def _engines(place: Path, folder: Path, tokenizer: Any) -> dict[str, Tensor]:
     """Weights after two updates and log-probs of engines whose models came in parts, and came whole."""
     results: dict[str, Tensor] = {}
     ids, attention_mask, mask = pad_rows(ROWS)
-    for name, lora in (("plain", False), ("lora", True)):
+    for name, file, lora in (
+        ("plain", "several files", False),
+        ("lora", "several files", True),
+        ("untied", "untied, adapter of the head", False),
+    ):
         for how in ("whole", "parts"):
             opening = PLAIN if how == "whole" else Opening(placement_of(settings_of(folder)))
-            path = str(place / "several files")
+            path = str(place / file)
             model = load_causal_lm(path, "--m", torch.float32, tokenizer, opening=opening)
             if lora:
                 with torch.random.fork_rng():

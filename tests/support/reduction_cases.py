@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dschat.engine.reduction import UPDATES
+from dschat.engine import reduction as reduction_check
+from dschat.engine.reduction import SAMPLED, UPDATES
 from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.run.distributed import rank
 from dschat.run.state import random_states
 from factories import (
+    HIDDEN,
     engine_of,
     largest_difference,
     make_causal_lm,
@@ -70,17 +72,38 @@ def fresh_critic() -> Any:
     return model
 
 
-def lose(engine: Any, share: float, part: str = SPOILED) -> None:
+def large_lm() -> Any:
+    """A causal LM some of whose weights have more elements than the check samples."""
+    model = make_causal_lm(intermediate_size=4 * SAMPLED // HIDDEN)
+    assert {SPOILED} < {name for name, weight in model.named_parameters() if weight.numel() > SAMPLED}
+    return model
+
+
+def lose(engine: Any, share: float, part: str = SPOILED, start: float = 0.0) -> None:
     """Leaves so much of the gradient of the first weight with `part` in its name, behind autograd and before the
-    reduction.
+    reduction; only of its last elements, where `start` is the part of the flat gradient before these.
     """
 
     def left(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(share * gradient for gradient in gradients)
+        changed = [gradient.clone() for gradient in gradients]
+        for gradient in changed:
+            flat = gradient.view(-1)
+            flat[round(start * len(flat)) :] *= share
+        return tuple(changed)
 
     names = {name.removeprefix("inner."): parameter for name, parameter in engine.module.named_parameters()}
     spoiled = next(parameter for name, parameter in names.items() if part in name)
     engine._watch.nodes[spoiled].register_prehook(left)
+
+
+def halve_reduced_gradients() -> None:
+    """In a fork: the check reads half of every gradient that DeepSpeed holds."""
+    held = reduction_check.held_numbers
+
+    def half(engine: Any, arrivals: reduction_check.Arrivals) -> Tensor:
+        return held(engine, arrivals) / 2
+
+    vars(reduction_check)["held_numbers"] = half
 
 
 def reduction(folder: Path, keep: Callable[..., None]) -> None:
@@ -131,6 +154,12 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
             lose(engine, float(rank() == 0), LATER[name])
             said[f"{name}-lost-first-{stage}"] = update(engine)
             said[f"{name}-lost-second-{stage}"] = update(engine)
+        right, wrong = (engine_at(stage, model=large_lm()) for _ in range(2))
+        for engine in (right, wrong):
+            engine.check_reduction()
+        said[f"large-{stage}"] = update(right) or right._reduction and "not compared"
+        lose(wrong, float(rank() == 0), start=0.9)
+        said[f"large-lost-{stage}"] = update(wrong)
     unmoved = engine_at(2, model=adapted_lm(), learning_rate=0.0)  # its B matrices stay zero
     unmoved.check_reduction()
     lasted = []

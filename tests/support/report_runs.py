@@ -86,7 +86,7 @@ def make_run(
     train = [train_row(update, ngram) for update in range(1, 11)]
     write_lines(folder / "metrics.jsonl", [eval_row(0, first), *train, eval_row(10, last)])
     config = {"ngram": str(ngram), "seed": 1, "metric_function": "pkg/synthetic.py:gold_scores"}
-    (folder / "config.json").write_text(json.dumps(config | {"data_path": [text]}))
+    (folder / "train_config.json").write_text(json.dumps(config | {"data_path": [text]}))
     return folder
 
 

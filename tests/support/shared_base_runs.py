@@ -7,12 +7,12 @@ from unittest import mock
 
 import torch
 
+from adapter_cases import add_filled_lora
 from dschat.builders import shared_base
 from dschat.builders.ppo import build_ppo_models
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import load_scalar
-from dschat.models.lora import add_lora
 from dschat.models.save import save_model
 from dschat.run.distributed import is_main, rank, world_size
 from factories import make_causal_lm, make_prompt, ppo_trainer_of, random_ids, save_folder
@@ -39,12 +39,7 @@ def write_base(folder: Path, tokenizer: Any, kind: str = "gemma") -> str:
 def write_adapter(folder: Path, base: str, tokenizer: Any, merge: bool = False) -> str:
     """What step 2 leaves of a reward model that it trained with LoRA from a base; its path."""
     model = load_scalar(base, "--model_name_or_path", torch.float32, tokenizer)
-    with torch.random.fork_rng():
-        torch.manual_seed(4)
-        add_lora(model, RANK, None, base)
-        for name, parameter in model.named_parameters():
-            if ".lora_B" in name or name.startswith("score."):
-                torch.nn.init.normal_(parameter, std=0.1)
+    add_filled_lora(model, RANK, base, std=0.1, seed=4)
     save_model(model, model.named_parameters(), tokenizer, folder, merge)
     return str(folder)
 

@@ -31,7 +31,7 @@ from dschat.models.lora import find_adapter, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
-from dschat.models.vocabulary import id_count, row_count
+from dschat.models.vocabulary import lacks_rows, row_count
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.rollouts.vllm import VllmEngine
@@ -110,7 +110,7 @@ def _build_reference(
 
 def grows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the actor's embeddings must get rows for ids of its tokenizer that it lacks."""
-    return id_count(tokenizer) > row_count(open_config(config.actor_model_name_or_path, ACTOR))
+    return lacks_rows(open_config(config.actor_model_name_or_path, ACTOR), tokenizer)
 
 
 def seed_new_rows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:

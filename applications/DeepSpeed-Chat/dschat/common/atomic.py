@@ -7,7 +7,6 @@ Nothing else renames. What a kill leaves the next start puts right: `recover`, `
 import errno
 import glob
 import os
-import re
 import shutil
 import time
 import uuid
@@ -100,7 +99,7 @@ def put(entry: Path, target: Path) -> None:
     if not target.is_dir():
         os.replace(entry, target)
         return
-    old = target.with_name(f".{target.name}{REPLACED}")
+    old = replaced_by(target)
     remove(old)
     try:
         os.replace(target, old)
@@ -124,18 +123,14 @@ def recover(place: Path) -> None:
         _bring_back(old, place / old.name[1:].removesuffix(REPLACED))
 
 
-def made_way(folder: Path) -> list[Path]:
-    """What was at a folder's place until a kill, newest first; earlier versions named it by their process."""
-    earlier = "" if folder.exists() else r"|\.\d+\.old"
-    name = re.compile(rf"\.{re.escape(folder.name)}(?:{re.escape(REPLACED)}{earlier})")
-    left = (entry for entry in folder.parent.glob(".*") if name.fullmatch(entry.name))
-    return sorted(left, key=lambda entry: entry.stat().st_mtime, reverse=True)
+def replaced_by(folder: Path) -> Path:
+    """Where a folder lies while another one takes its place."""
+    return folder.with_name(f".{folder.name}{REPLACED}")
 
 
 def recover_folder(folder: Path) -> None:
-    """The same for one folder, which nobody may be writing now."""
-    for old in made_way(folder):
-        _bring_back(old, folder)
+    """Puts one folder right, which nobody may be writing now: after a kill it comes back where it has no successor."""
+    _bring_back(replaced_by(folder), folder)
 
 
 class Backup:

@@ -92,7 +92,7 @@ def _slow_rules(tokenizer: PreTrainedTokenizerBase) -> object:
 def model_hash(path: str) -> str:
     """Of a folder: its config and, of each weight file, the length and both ends. From the hub: the commit.
 
-    Where files are larger than that, the beginning of every weight follows, after a dash. A folder without a model of
+    Of files that are larger than both ends, the beginning of every weight counts, too. A folder without a model of
     its own may hold an adapter, in itself or in ``adapter``, whose base counts, too, where it is a folder.
     """
     folder = Path(path)
@@ -102,7 +102,7 @@ def model_hash(path: str) -> str:
         return str(getattr(AutoConfig.from_pretrained(path, trust_remote_code=False), "_commit_hash", None))
     places = [folder / "config.json", folder / "adapter_config.json", folder / "adapter" / "adapter_config.json"]
     config = next((place for place in places if place.is_file()), places[0])
-    folder, whole, inner = config.parent, hashlib.sha256(config.read_bytes()), None
+    folder, whole = config.parent, hashlib.sha256(config.read_bytes())
     base = json.loads(config.read_bytes()).get("base_model_name_or_path") if config != places[0] else None
     if isinstance(base, str) and Path(base).is_dir() and Path(base).resolve() != Path(path).resolve():
         whole.update(model_hash(base).encode())
@@ -113,11 +113,10 @@ def model_hash(path: str) -> str:
             stream.seek(max(0, size - SAMPLE))
             whole.update(stream.read(SAMPLE))
             if size > 2 * SAMPLE:
-                inner = inner or hashlib.sha256()
                 for start, end in _places(stream):
                     stream.seek(start)
-                    inner.update(stream.read(min(INNER_SAMPLE, end - start)))
-    return whole.hexdigest() if inner is None else f"{whole.hexdigest()}-{inner.hexdigest()}"
+                    whole.update(stream.read(min(INNER_SAMPLE, end - start)))
+    return whole.hexdigest()
 
 
 def _places(stream: BinaryIO) -> list[tuple[int, int]]:

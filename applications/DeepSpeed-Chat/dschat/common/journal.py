@@ -106,8 +106,6 @@ class Journal:
         if len(rows) < 2:  # nothing that other settings could spoil
             return []
         before: dict[str, Any] = rows[0].get("settings", {})
-        if before.get("rollout-engine") == "compacting":  # as earlier versions called it
-            before["rollout-engine"] = "continuous"
         if changed := first_change(before, settings):
             remedy = "give the same again to go on, or --overwrite to start anew."
             raise UserError(f"{self.partial} was begun with {changed}: {remedy}")

@@ -13,7 +13,6 @@ Their values may name PROJ_PATH (the current folder where it is not set), MODEL,
 folder. Another model or data set takes its place in that folder's name.
 """
 
-import logging
 import os
 import re
 from collections.abc import Mapping
@@ -22,8 +21,6 @@ from typing import Any
 
 from dschat.config.batches import largest_part
 from dschat.errors import UserError
-
-logger = logging.getLogger(__name__)
 
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
 STEP_1 = "sft"  # the model that step 1 of the same run wrote
@@ -59,12 +56,6 @@ def variables(preset: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
         model_name = _short_name(model).removeprefix(f"{data_name}-")
     models = Path(project) / "models"
     run = models / "-".join(filter(None, (data_name, model_name)))
-    if (models / str(preset["run"])).is_dir() and not run.is_dir():
-        logger.info(
-            "note: this run is written below %s; earlier versions wrote every one below %s",
-            run,
-            models / preset["run"],
-        )
     reward_model = environ.get("REWARD_MODEL") or str(preset.get("reward_model", run / "reward"))
     model = str(run / STEP_1) if model == STEP_1 else model
     return {"PROJ_PATH": project, "MODEL": model, "DATA": data, "REWARD_MODEL": reward_model, "RUN": str(run)}

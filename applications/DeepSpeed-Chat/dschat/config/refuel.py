@@ -4,7 +4,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan
@@ -21,7 +21,6 @@ from dschat.config.rules import (
     NOT_EMPTY,
     Changed,
     default_of,
-    engine_name,
     flag,
     like,
     redeclared,
@@ -185,12 +184,11 @@ class DialogueFlags(RewardModelFlags, SamplingFlags):
         "train only so many of the topmost layers and the norm behind them; 0 = everything", 0, AT_LEAST_0
     )
     max_turns: int = flag("most turns of a dialogue; one with more is dropped", 5, AT_LEAST_1)
-    rollout_engine: Annotated[Literal["continuous", "generate"], engine_name] = like(
+    rollout_engine: Literal["continuous", "generate"] = like(
         RolloutFlags,
         "rollout_engine",
         help="what draws replies: our own continuous batching, which drops rows that have ended and takes in waiting"
         " ones (continuous); or transformers' generate",
-        choices=("continuous", "generate"),
     )
     eval_temperature: float = flag(
         "sampling temperature of evaluations; 0 = the likeliest token, always", 0.0, AT_LEAST_0, FREE

@@ -4,7 +4,7 @@
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated, Literal, get_args
+from typing import Literal
 
 from dschat.config.logprobs import LogprobFlags
 from dschat.config.rules import (
@@ -15,7 +15,6 @@ from dschat.config.rules import (
     NOT_EMPTY,
     SHARE,
     UP_TO_1,
-    engine_name,
     flag,
     like,
 )
@@ -58,11 +57,10 @@ class RolloutFlags(SamplingFlags):
 
     _argument_group_name = "rollouts and batches"
 
-    rollout_engine: Annotated[RolloutEngineName, engine_name] = flag(
+    rollout_engine: RolloutEngineName = flag(
         "what draws responses: our own continuous batching, which drops rows that have ended and takes in waiting"
         " prompts (continuous); transformers' generate; or vLLM in the training process (vllm)",
         "continuous",
-        choices=get_args(RolloutEngineName),
     )
     generation_batches: int = flag("generation batches of one rollout", 1, AT_LEAST_1, SHARE)
     samples_per_prompt: int = flag("responses to each prompt of a rollout", 1, AT_LEAST_1)

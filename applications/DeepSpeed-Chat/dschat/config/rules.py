@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from dschat.common.jsonl import read_object
 from dschat.errors import UserError
@@ -129,11 +129,6 @@ def like(
     return field(default=kept[0], default_factory=kept[1], metadata=metadata)
 
 
-def engine_name(value: str) -> str:
-    """A value of --rollout_engine; continuous was called compacting, which is still accepted."""
-    return "continuous" if value == "compacting" else value
-
-
 def default_of(config_class: type, name: str) -> Any:
     """The default of a flag, which is stated once: at its field."""
     (found,) = (f for f in fields(config_class) if f.name == name)
@@ -166,11 +161,10 @@ def check_flags(config: Any) -> None:
 
 
 def choices_of(hint: Any) -> tuple[Any, ...]:
-    """The values that a type allows: of a Literal, also one with None or below Annotated; of others none."""
+    """The values that a type allows: of a Literal, also one with None; of others none."""
     if get_origin(hint) is Literal:
         return get_args(hint)
-    parts = get_args(hint)[:1] if get_origin(hint) is Annotated else get_args(hint)
-    return next((found for part in parts if (found := choices_of(part))), ()) if isinstance(parts, tuple) else ()
+    return next((choices for part in get_args(hint) if (choices := choices_of(part))), ())
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:

@@ -76,7 +76,7 @@ def new_entry(key: str) -> Iterator[Path]:
     Raises:
         OSError: the cache cannot be written.
     """
-    remove_abandoned(cache_folder(), ".*")  # also what earlier versions called otherwise
+    remove_abandoned(cache_folder(), ".*")
     with writing_folder(cache_folder() / key, shared=True) as folder:
         yield folder
 

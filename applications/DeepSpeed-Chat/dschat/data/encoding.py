@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal
 
+from dschat.common.templates import TemplateRefusal, apply_template, render_messages
 from dschat.data.messages import DOCUMENTS, TOOLS
 from dschat.data.rows import Row
-from dschat.data.templates import TemplateRefusal, apply_template, render_messages
 from dschat.errors import UserError
 
 if TYPE_CHECKING:

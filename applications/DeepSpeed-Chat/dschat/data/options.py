@@ -2,7 +2,7 @@
 """The flags of `dschat data`: check, preview and prepare."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from dschat.config.commands import ResultFlags
 from dschat.config.common import DataFlags, OptimisationFlags
@@ -22,14 +22,6 @@ PATH_HELP = (
     + f" (from ${DATA_VARIABLE} or the hub), or a data set of the Hugging Face hub"
 )
 AT_LEAST_2: Rule = (lambda number: number >= 2, "a whole number of at least 2")
-
-
-FORMATS = ("arrow", "pt")
-
-
-def file_format(value: str) -> str:
-    """A value of --format; arrow was called parquet, which is still accepted."""
-    return "arrow" if value == "parquet" else value
 
 
 @dataclass(kw_only=True)
@@ -114,10 +106,8 @@ class PrepareOptions(RowOptions):
     )
     shuffle: bool = flag("draw these parts by the seed, as training does; else they follow each other", True)
     save_skipped: bool = flag(f"write the rows that are left out to {SKIPPED}", False)
-    format: Annotated[Literal["arrow", "pt"], file_format] = flag(
-        "of the files: arrow, as the library datasets saves them (also called parquet), or pt as SheepRL's",
-        "arrow",
-        choices=FORMATS,
+    format: Literal["arrow", "pt"] = flag(
+        "of the files: arrow, as the library datasets saves them, or pt as SheepRL's", "arrow"
     )
     overwrite: bool = like(ResultFlags, "overwrite", help="replace a prepared folder")
 

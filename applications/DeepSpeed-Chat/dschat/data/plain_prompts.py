@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dschat.common.templates import TemplateRefusal, apply_template
 from dschat.data.encoding import special_ids
 from dschat.data.rows import Row
-from dschat.data.templates import TemplateRefusal, apply_template
 from dschat.errors import UserError
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from dschat.common.templates import TemplateRefusal, apply_template
 from dschat.data.encoding import (
     PROBE,
     THOUGHT_END,
@@ -32,7 +33,6 @@ from dschat.data.encoding import (
 from dschat.data.formats import unread_columns
 from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS
 from dschat.data.rows import DataKeys, Row, in_words
-from dschat.data.templates import TemplateRefusal, apply_template
 from dschat.errors import UserError
 
 if TYPE_CHECKING:

@@ -72,7 +72,7 @@ class Examples(Sequence[E], Generic[E]):
     def __init__(self, kind: type[E], table: pa.Table, places: Sequence[int] | None = None) -> None:
         self._kind, self._table, self._fields = kind, table, _stored_fields(kind)
         if places is None:
-            reasons = table[REASON] if REASON in table.column_names else pa.chunked_array([pa.nulls(len(table))])
+            reasons = table[REASON]
             places = range(len(table))
             if reasons.null_count < len(table):
                 places = np.flatnonzero(reasons.is_null().to_numpy()).tolist()

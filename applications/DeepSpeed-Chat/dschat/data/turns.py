@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from dschat.common.templates import render_messages
 from dschat.data.encoding import (
     TurnEnd,
     encode_prompt_texts,
@@ -18,7 +19,6 @@ from dschat.data.encoding import (
 )
 from dschat.data.messages import WEIGHT
 from dschat.data.rows import Row
-from dschat.data.templates import render_messages
 from dschat.errors import UserError
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ def read_pairs(path_a: Path, flag_a: str, path_b: Path, flag_b: str) -> list[Pai
         if not waiting[prompt]:
             lacks = f"no row of {flag_b} {path_b} answers this prompt ({prompt[:60]!r}…)"
             if (PROMPT_MESSAGES in response.row) != (PROMPT_MESSAGES in second[0].row):
-                lacks += f", for only one of the files has the column {PROMPT_MESSAGES}, which older ones lack"
+                lacks += f", for only one of the files has the column {PROMPT_MESSAGES}"
             raise UserError(f"{response.origin}: {lacks}: {REMEDY}")
         other = waiting[prompt].popleft()
         pairs.append(Pair(pair_id(prompt, response.response, other.response), prompt, response, other))

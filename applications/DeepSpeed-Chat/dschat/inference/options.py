@@ -6,14 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Literal
 
 from dschat.config.commands import ResultFlags, ServeOptions, ServerFlags
 from dschat.config.common import DataFlags, EngineFlags, OptimisationFlags
 from dschat.config.logprobs import LogprobFlags
 from dschat.config.rewards import ProgramBlock, ProgramFlags, RewardFlags, SandboxLevel
 from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import AT_LEAST_1, REQUIRED, Rule, check_function_path, default_of, engine_name, flag, like
+from dschat.config.rules import AT_LEAST_1, REQUIRED, Rule, check_function_path, default_of, flag, like
 from dschat.config.supervised import OneModelConfig
 from dschat.data.hub import COMPARED_SETS, compared_set
 from dschat.data.rows import DataKeys, keys_of
@@ -72,11 +72,10 @@ class PromptFlags(ComputeFlags):
     )
     device: str | None = like(ComputeFlags, "device", help="cpu, cuda or cuda:N; decides over --gpu")
     batch_size: int = like(ServeOptions, "batch_size", help="prompts answered at once")
-    rollout_engine: Annotated[Engine, engine_name] = like(
+    rollout_engine: Engine = like(
         RolloutFlags,
         "rollout_engine",
         help="what draws responses: continuous (our own batching) or generate (transformers'; slower)",
-        choices=get_args(Engine),
     )
     num_samples: int | None = like(ResultFlags, "num_samples")
     max_new_tokens: int = flag("longest response in tokens", 512, AT_LEAST_1)

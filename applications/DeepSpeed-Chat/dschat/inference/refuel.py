@@ -3,7 +3,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from dschat.config.commands import PushOptions
 from dschat.config.common import OptimisationFlags
@@ -11,7 +10,7 @@ from dschat.config.common import OutputFlags as TrainingOutput
 from dschat.config.logprobs import LogprobFlags
 from dschat.config.refuel import DialogueFlags
 from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, REQUIRED, engine_name, flag, like
+from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, REQUIRED, flag, like
 from dschat.data.options import PrepareOptions
 from dschat.errors import UserError
 from dschat.evaluation.options import AskingOptions
@@ -76,7 +75,7 @@ class GenerateOptions(OutputFlags, ComputeFlags):
     )
     seed: int = like(OptimisationFlags, "seed", 0, "of the draws, and of the turns that are compared")
     batch_size: int = like(PromptFlags, "batch_size", 64, "dialogues at once; a kill loses so many at most")
-    rollout_engine: Annotated[Engine, engine_name] = like(PromptFlags, "rollout_engine")
+    rollout_engine: Engine = like(PromptFlags, "rollout_engine")
     user_model: str = flag(
         "who plays the user: with --user_server the name of its model, else a folder or hub id",
         LLAMA_USER,

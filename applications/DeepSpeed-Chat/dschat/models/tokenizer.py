@@ -5,9 +5,9 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import AutoTokenizer, GenerationConfig
 
+from dschat.common.templates import TemplateRefusal, apply_template
 from dschat.errors import UserError
 from dschat.models.load import explain_missing
 from dschat.models.lora import file_place, named_base
@@ -98,10 +98,10 @@ def _ends_turns(tokenizer: Any, token: str) -> bool:
     if not template:
         return False
     try:
-        text = tokenizer.apply_chat_template(PROBE, tokenize=False)
-    except (TemplateError, ValueError, TypeError):
+        text = apply_template(tokenizer, PROBE, add_generation_prompt=False)
+    except TemplateRefusal:
         return token in template
-    return token in str(text).partition(PROBE[-1]["content"])[2]
+    return token in text.partition(PROBE[-1]["content"])[2]
 
 
 def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:

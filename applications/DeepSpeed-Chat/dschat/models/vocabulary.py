@@ -74,17 +74,21 @@ def _mask_logits(causal_lm: nn.Module, inputs: object, output: Any) -> Any:
     return output
 
 
+def lacks_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether embeddings have no row for some of a tokenizer's ids."""
+    return id_count(tokenizer) > row_count(config)
+
+
 def require_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raises UserError where a scorer has fewer rows than the tokenizer of the texts that it reads has ids.
 
     `name` is its flag and path.
     """
-    rows, ids = row_count(config), id_count(tokenizer)
-    if ids > rows:
+    if lacks_rows(config, tokenizer):
         raise UserError(
-            f"{name}: its embeddings have {rows} rows, but the tokenizer of what it reads has ids up to {ids - 1}, "
-            "which it could not look up. Train it (step 2) from a model with at least as many rows as the tokenizer "
-            "has ids; the output of step 1 has."
+            f"{name}: its embeddings have {row_count(config)} rows, but the tokenizer of what it reads has ids up to "
+            f"{id_count(tokenizer) - 1}, which it could not look up. Train it (step 2) from a model with at least as "
+            "many rows as the tokenizer has ids; the output of step 1 has."
         )
 
 
@@ -93,10 +97,9 @@ def require_no_growth(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBa
 
     The rows that are added would be in no file. `name` is the flag and path of the base.
     """
-    rows, ids = row_count(config), id_count(tokenizer)
-    if ids > rows:
+    if lacks_rows(config, tokenizer):
         raise UserError(
-            f"--no_merge_lora: {name} has embeddings of {rows} rows, and its tokenizer ids up to {ids - 1}. The rows "
-            "that are added for them would not be in the adapter's folder. Leave --no_merge_lora out, or train step 1 "
-            "without adapters first, which saves the added rows."
+            f"--no_merge_lora: {name} has embeddings of {row_count(config)} rows, and its tokenizer ids up to "
+            f"{id_count(tokenizer) - 1}. The rows that are added for them would not be in the adapter's folder. Leave "
+            "--no_merge_lora out, or train step 1 without adapters first, which saves the added rows."
         )

@@ -94,8 +94,7 @@ class RunData:
 
 def read_run(name: str, folder: Path) -> RunData:
     """Read a step-3 output folder; raises UserError for bad files, and without an evaluation after the first."""
-    flags, flags_before = folder / "train_config.json", folder / "config.json"  # the latter of earlier versions
-    config = _read_object(flags if flags.exists() else flags_before)
+    config = _read_object(folder / "train_config.json")
     path = folder / "metrics.jsonl"
     rows = [_metrics_row(row, origin) for origin, row in _read_lines(path)]
     train = _by_update(row for row in rows if "objective/scores" in row)

@@ -44,7 +44,7 @@ from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, own_part, rank, world_size
-from dschat.run.identity import Identity, differences, with_later_flags
+from dschat.run.identity import Identity, differences
 from dschat.run.metrics import rows_problem
 from dschat.run.output import RunOutput
 from dschat.run.state import Json, Progress, set_random_states
@@ -275,8 +275,8 @@ class Checkpoints:
             logger.warning(told, folder, size, here)
 
     def _differences(self, manifest: Json) -> list[str]:
-        before = with_later_flags(manifest["identity"], self._identity, self._config)
-        return differences(before, self._identity, other_size=manifest["world_size"] != world_size())
+        other_size = manifest["world_size"] != world_size()
+        return differences(manifest["identity"], self._identity, other_size)
 
     def _newest_first(self) -> list[Path]:
         folders = [folder for folder in self._folder.glob("step-*") if folder.name[5:].isdigit()]

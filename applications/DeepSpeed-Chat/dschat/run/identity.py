@@ -15,7 +15,7 @@ from dschat.common.template_date import date_read_by
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
-from dschat.config.rules import FREE, SHARE, engine_name, flags_on_resume
+from dschat.config.rules import FREE, SHARE, flags_on_resume
 from dschat.config.supervised import OneModelConfig
 from dschat.errors import UserError
 from dschat.run.distributed import device, gather_objects
@@ -27,7 +27,6 @@ DATA, FILES = "the data", "the files of the data"  # a hash of all; each with it
 MOST_NAMED = 8  # of these
 DATE = "the date in the chat template"  # "none" where it does not read the clock
 TOKENIZER = "the tokenizer"  # its hash and its chat template
-EARLIER_TOKENIZER = "the tokenizer, by the hash of earlier versions"  # which stands in their checkpoints instead
 
 Identity = dict[str, str]  # what → its value, or the hash of its content
 
@@ -41,9 +40,6 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
     if flags.get("reward_url"):
         flags["reward_url"] = "given"  # where a server runs may change
-    functions = flags.get("reward_function")
-    if isinstance(functions, list) and len(functions) == 1:
-        flags["reward_function"] = functions[0]  # as in checkpoints from when there was one function
     sources = [[source["train"], source["eval"], source.get("hub")] for source in data["sources"]]
     specs = {name: [value] if isinstance(value, str) else value for name, value in flags.items()}
     files = {
@@ -62,7 +58,6 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         FILES: json.dumps(data["sha256"] | {one["name"]: one["hub"] for one in data["sources"] if one.get("hub")}),
         TOKENIZER: content_hash(json.dumps([tokenizer_fingerprint(tokenizer), template_fingerprint(tokenizer)])),
         DATE: date_read_by(tokenizer) or "none",
-        EARLIER_TOKENIZER: _earlier_hash(tokenizer),
         **{f"the model of {name}": model_hash(getattr(config, name)) for name in _model_flags(config)},
         **{
             f"the file of --{name}": content_hash(b"".join(file.read_bytes() for file in found))
@@ -80,7 +75,7 @@ def check_same_everywhere(identity: Identity) -> None:
     for number, (other_host, own) in enumerate(others, 1):
         found = [
             f"{name}{_changed_files(first, own)}" if name == DATA else name
-            for name in sorted({*first, *own} - {FILES, EARLIER_TOKENIZER})
+            for name in sorted({*first, *own} - {FILES})
             if first.get(name) != own.get(name)
         ]
         if found:
@@ -92,50 +87,27 @@ def check_same_everywhere(identity: Identity) -> None:
             raise error
 
 
-def with_later_flags(before: Identity, now: Identity, config: CommonConfig) -> Identity:
-    """A checkpoint's identity as this version writes it: flags that did not exist then had their defaults, and
-    continuous batching another name; a tokenizer that has the hash of then has that of now.
-    """
-    defaults = {
-        f"--{field.name}": _text(field.default)
-        for field in dataclasses.fields(config)
-        if field.default is not dataclasses.MISSING
-    }
-    once_one_name = before.get("--lora_module_name", "").startswith('"')
-    changed = {"--lora_module_name": f"[{before['--lora_module_name']}]"} if once_one_name else {}
-    if EARLIER_TOKENIZER not in before and before.get(TOKENIZER, "") == now.get(EARLIER_TOKENIZER):
-        changed[TOKENIZER] = now[TOKENIZER]
-    if before.get("--rollout_engine") == _text("compacting"):
-        changed["--rollout_engine"] = _text(engine_name("compacting"))
-    return {name: defaults[name] for name in now if name in defaults} | before | changed
-
-
 def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: bool) -> list[str]:
     """What differs between the identities of a checkpoint and of this run, in words. `other_size`: the number of
     processes differs, so that a process's share of a batch may.
     """
-    passed_over = {FILES, EARLIER_TOKENIZER, *(f"--{name}" for name in SHARES if other_size)}
+    passed_over = {FILES, *(f"--{name}" for name in SHARES if other_size)}
     found = []
     for name in sorted({*before, *now} - passed_over):
         old, new = before.get(name), now.get(name)
-        if not is_same(old, new):
+        if old != new:
             is_content = name.startswith("the ")
             which = _changed_files(before, now) if name == DATA else ""
             found.append(f"{name} has changed{which}" if is_content else f"{name} was {old}, is {new}")
     return found
 
 
-def is_same(before: str | None, now: str | None) -> bool:
-    """Whether two values are equal; hashes of large models by earlier versions end at the dash."""
-    return before == now or (before is not None and now is not None and now.startswith(f"{before}-"))
-
-
 def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """The files and sets of the hub whose content only one of two runs has; early checkpoints name none."""
-    old, new = (json.loads(identity.get(FILES, "{}")) for identity in (before, now))
+    """The files and sets of the hub whose content only one of two runs has."""
+    old, new = (json.loads(identity[FILES]) for identity in (before, now))
     found = [name for one, other in ((new, old), (old, new)) for name in one if one[name] not in other.values()]
     names = list(dict.fromkeys(found))
-    return f" ({', '.join([*names[:MOST_NAMED], *['…'] * (len(names) > MOST_NAMED)])})" if old and names else ""
+    return f" ({', '.join([*names[:MOST_NAMED], *['…'] * (len(names) > MOST_NAMED)])})" if names else ""
 
 
 def _model_flags(config: CommonConfig) -> Iterable[str]:
@@ -145,13 +117,3 @@ def _model_flags(config: CommonConfig) -> Iterable[str]:
 
 def _text(value: object) -> str:
     return "inf" if value == math.inf else json.dumps(value)
-
-
-def _earlier_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    whole = {
-        "vocabulary": tokenizer.get_vocab(),
-        "special": tokenizer.special_tokens_map,
-        "template": tokenizer.chat_template,
-        "backend": tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else "",
-    }
-    return content_hash(json.dumps(whole, sort_keys=True, default=str))

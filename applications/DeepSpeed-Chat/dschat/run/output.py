@@ -386,7 +386,7 @@ class RunOutput:
         record, kept = self.record, state["record"]
         record.metrics, record.metrics_update = kept["metrics"], kept["metrics_update"]
         record.saved[:], record.resumed_at = kept["saved"], [*kept["resumed_at"], update]
-        if kept.get("wandb_id"):  # checkpoints of earlier versions have none
+        if kept["wandb_id"] is not None:
             record.wandb_id = kept["wandb_id"]
             if self._wandb is not None:
                 self._wandb.resume(kept["wandb_id"])

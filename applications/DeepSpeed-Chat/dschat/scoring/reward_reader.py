@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from dschat.common.templates import TemplateRefusal, apply_template
 from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text, reply_contents
 from dschat.data.rows import Row
-from dschat.data.templates import TemplateRefusal, apply_template
 from dschat.errors import UserError
 from dschat.models.engines import ScalarForward
 from dschat.models.layout import PassSize, group_by_length

@@ -28,7 +28,6 @@ from dschat.errors import UserError
 from dschat.models.engines import PolicyForward, TrainedPolicy
 from dschat.models.layout import PassSize
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main
-from dschat.run.identity import is_same
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.evaluation import shares
 
@@ -144,7 +143,7 @@ def _read(file: Path, identity: Mapping[str, str]) -> Tensor | str | None:
             numbers: Tensor = content.get_tensor(CONTENT)
     except (OSError, SafetensorError) as error:
         return f"{file}: the reference log-probs cannot be read: {error}. {remedy}"
-    changed = [name for name in identity if not is_same(found.get(name), identity[name])]
+    changed = [name for name in identity if found.get(name) != identity[name]]
     if changed:
         return f"{file}: these reference log-probs are not of this run: {', '.join(changed)} differ. {remedy}"
     return numbers

@@ -2,9 +2,9 @@
 """The layout of a prepared folder, what it says of itself, and its `.pt` files.
 
 `prepared.json`, the splits as `DatasetDict.save_to_disk` writes them (or `finetune_train.pt`, …), `lengths.png` and,
-if asked for, `skipped.jsonl`. Earlier versions wrote `train.parquet`, …; these are read. A folder with `.pt` files
-alone, as SheepRL's preparation leaves it, is one, too. These hold lists of rows: for fine-tuning `prompt_len`,
-`input_ids` and `targets`, for preferences `prompt_len`, `chosen_input_ids` and `rejected_input_ids`.
+if asked for, `skipped.jsonl`. A folder with `.pt` files alone, as SheepRL's preparation leaves it, is one, too. These
+hold lists of rows: for fine-tuning `prompt_len`, `input_ids` and `targets`, for preferences `prompt_len`,
+`chosen_input_ids` and `rejected_input_ids`.
 Nothing in such a file is ever executed.
 """
 
@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dschat.common.atomic import made_way, recover_folder
+from dschat.common.atomic import recover_folder, replaced_by
 from dschat.common.jsonl import parse_json
 from dschat.common.lock import Lock
 from dschat.data.encoding import decode_response
@@ -43,7 +43,7 @@ PLOT, SKIPPED = "lengths.png", "skipped.jsonl"
 # What a prepared folder may hold, by its path there.
 OWN = re.compile(
     r"(prepared|args|dataset_dict)\.json|example_prompt\.pt|lengths\.png|skipped\.jsonl|"
-    r"(finetune|preference)_(train|validation|test)\.pt|(train|validation|test)\.parquet|"
+    r"(finetune|preference)_(train|validation|test)\.pt|"
     r"(train|validation|test)/(state\.json|dataset_info\.json|data-\d+-of-\d+\.arrow)"
 )
 PREPARE = "`dschat data prepare SOURCE --output FOLDER --tokenizer MODEL`"
@@ -77,7 +77,7 @@ class PreparedFolder:
 
     @property
     def format(self) -> str:
-        """The suffix of its files: arrow, pt, or parquet where an earlier version wrote it."""
+        """The suffix of its files: arrow or pt."""
         return self.files["train"][0].suffix.removeprefix(".")
 
     @property
@@ -118,7 +118,7 @@ def open_prepared(path: str | Path) -> PreparedFolder | None:
         UserError: it lacks a file that it should have.
     """
     folder = Path(path)
-    if not folder.exists() and made_way(folder.resolve()):
+    if not folder.exists() and replaced_by(folder.resolve()).exists():
         with closing(lock_of(folder, "--data_path", waits=True)):
             recover_folder(folder.resolve())
     if (folder / INFO).is_file():
@@ -166,10 +166,10 @@ def foreign_entry(folder: Path) -> Path | None:
 
 
 def split_files(folder: Path, stage: str, split: str, kind: str) -> list[Path]:
-    """The files of a split, at least one, even where there is none: train/data-…, finetune_train.pt, train.parquet."""
+    """The files of a split, at least one, even where there is none: train/data-…, finetune_train.pt."""
     if kind == "arrow":
         return sorted((folder / split).glob("*.arrow")) or [folder / split / "data-00000-of-00001.arrow"]
-    return [folder / (f"{split}.parquet" if kind == "parquet" else f"{stage}_{split}.pt")]
+    return [folder / f"{stage}_{split}.pt"]
 
 
 def find_prepared(paths: Sequence[str]) -> list[PreparedFolder]:

@@ -143,11 +143,8 @@ def read_split(
     files = folder.files[split]
     if folder.format == "pt":
         return read_pt(files[0], tokenizer)
-    from pyarrow import parquet
-
     try:
-        table = open_table(files) if folder.format == "arrow" else parquet.read_table(files[0])
-        return Examples(PreparedExample, table)
+        return Examples(PreparedExample, open_table(files))
     except (OSError, ValueError, KeyError) as error:  # Arrow's errors are of these kinds
         raise UserError(f"--data_path {files[0]}: not readable ({error}); prepare the data again.") from error
 
