@@ -10,6 +10,7 @@ from cli_runs import read_jsonl
 from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.zero3 import placement_of
+from dschat.models.compiled import compile_layers
 from dschat.models.load import load_causal_lm
 from dschat.models.opening import Opening
 from dschat.models.policy import PolicyModel
@@ -126,6 +127,47 @@ def test_graphs_see_an_optimisers_weights_and_are_replayed_in_the_next_rollout(k
         assert engine._kept.refusal is None
         captured.append(dict(engine._kept._steps))
     assert captured[0] and captured[0].items() <= captured[1].items()
+
+
+def test_captured_steps_run_compiled_layers(caplog):
+    """The kernels of a replayed step are the compiler's, and its tokens those of the layers as they are."""
+    causal_lm = make_causal_lm("llama", initializer_range=0.05).cuda()
+    prompts, sampling = [random_ids(2 + i % 7, i) for i in range(20)], Sampling(40, (2,), 0, 1)
+    plain = sample(causal_lm, prompts, sampling, range(20), 6)
+    compiler = compile_layers(causal_lm)
+    decoders: list[StaticDecoder] = []
+
+    def decoder_of(*arguments):
+        decoders.append(StaticDecoder(*arguments))
+        return decoders[-1]
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        drawn = sample(causal_lm, prompts, sampling, range(20), 6, decoder_of)
+        torch.cuda.synchronize()
+    assert torch.equal(drawn.rollout.input_ids, plain.rollout.input_ids)
+    torch.testing.assert_close(drawn.logprobs, plain.logprobs, rtol=0, atol=1e-4)
+    assert compiler.words == "compiled" and decoders[0].launches == "CUDA graphs"
+    compiled_kernels = sum(event.name.startswith("triton_") for event in profile.events())
+    assert compiled_kernels >= 3 * causal_lm.config.num_hidden_layers * 40  # in at least 40 steps
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_layers_train_as_the_layers_do(kind):
+    """Log-probs, entropies and gradients in float32, over sizes that share a graph."""
+    results = []
+    for compiles in (False, True):
+        model = PolicyModel(make_causal_lm(kind, initializer_range=0.05).cuda())
+        if compiles:
+            model.compile_with(compile_layers(model.inner))
+        numbers = []
+        for lengths in ([7, 3, 4], [5, 9]):
+            ids, attention_mask, mask = (x.cuda() for x in pad_rows(ragged_rows([2, 5, 9][: len(lengths)], lengths)))
+            logprobs, entropy = model(ids, attention_mask, mask.shape[1])
+            logprobs[mask].square().mean().backward()
+            numbers += [logprobs[mask].detach(), entropy[mask]]
+        results.append(numbers + [p.grad for p in model.parameters() if p.grad is not None])
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_a_model_whose_step_cannot_be_captured_draws_on(caplog):

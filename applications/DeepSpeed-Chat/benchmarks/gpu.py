@@ -11,8 +11,8 @@ tensor (bytes read and written), and how fast it multiplies large matrices.
   step 3. Operations are multiplications and additions over real tokens: forwards of reference and reward model,
   forwards and backwards of actor and critic. Recomputation and padding do not count as work; the optimisers' time
   counts. The peak of memory stands beside what `dschat.plan` says of the same flags.
-- iterations: whole ones, through the main program (contenders/ours.py), with the first of --micro_batches.
-  The rate of rollouts has the time of prompts in it.
+- iterations: whole ones, through the main program (contenders/ours.py), with the largest of --micro_batches that fits.
+  The rate of rollouts has the time of prompts in it. Layers are compiled where --compile auto compiles them.
 - tests_1, tests_2: the tests that need a GPU. quickstart: does PPO learn there?
 
 A piece's figures go into a file of its own, row by row; what cannot be measured says why, and the rest goes on.
@@ -65,7 +65,12 @@ MOST_SECONDS = 480  # of a piece
 LENGTHS = {"tiny": (4, 16, 16)}  # tokens: the shortest and the longest prompt, every response
 TRAINED = 64  # prompts of the piece training
 ROOT = Path(__file__).resolve().parents[3]
-WAYS = {"dynamic": "dynamic loop", "static": "static graphs", "transformers": "transformers' static cache"}
+WAYS = {
+    "dynamic": "dynamic loop",
+    "static": "static graphs",
+    "compiled": "static graphs, compiled layers",
+    "transformers": "transformers' static cache, compiled",
+}
 RECOMPUTED = ["--actor_gradient_checkpointing", "--critic_gradient_checkpointing"]
 GOLD = "objective/gold_scores"
 TESTS = [f"tests/{name}.py" for name in ("gpu/test_cuda", "distributed/test_cuda_steps", "inference/test_cuda")]
@@ -79,7 +84,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--size", choices=list(SIZES), default="G")
     parser.add_argument("--prompts", type=int, nargs="+", default=[16, 64, 256], help="of decoding and of iterations")
-    parser.add_argument("--micro_batches", type=int, nargs="+", default=[2, 8, 32], help="sequences of a pass")
+    parser.add_argument("--micro_batches", type=int, nargs="+", default=[2, 4, 8, 32], help="sequences of a pass")
     parser.add_argument("--flags", default="", help="more flags of step 3, in one word")
     parser.add_argument("--json_folder", type=Path, default=Path("runs/gpu"), help="for PIECE.json")
     settings = parser.parse_args()
@@ -138,34 +143,57 @@ def decoding(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks
 
 
 def training(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
-    """Each size of micro-batches, without gradient checkpointing and with it."""
+    """Each size of micro-batches, without gradient checkpointing and with it, layers as they are and compiled."""
     tasks = Tasks()
-    for size, again in product(settings.micro_batches, ("no", "yes")):
+    for size, again, compiled in product(settings.micro_batches, ("no", "yes"), ("no", "yes")):
         flags = settings.flags.split() + (RECOMPUTED if again == "yes" else [])
+        flags += ["--compile", "on" if compiled == "yes" else "off"]
         work = work_of(settings, TRAINED, size)
         job = Job(work, str(place / "files"), str(place), flags=flags, random_responses=True)
-        tasks.append(({"micro_batch": size, "checkpointing": again}, partial(train, job, settings.repeats, limits)))
+        label: Figures = {"micro_batch": size, "checkpointing": again, "compiled": compiled}
+        tasks.append((label, partial(train, job, settings.repeats, limits)))
     return tasks
 
 
 def train(job: Job, repeats: int, limits: Limits) -> list[Figures]:
     """Scoring and training, unless they would not fit: the phases but the drawing of responses."""
     make_files(job.work, Path(job.files))
-    memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
-    phases = make_plan(parse(PPOConfig, ours.flags(job)), Machine(1, memory), open_config).phases
-    planned = max(phase.total for phase in phases if phase.name != "generate")
-    if memory is not None and planned + CUDA_BYTES > memory:
+    planned, fits = planned_memory(job)
+    if not fits:
         return [{"planned_gb": planned / GB, "not_measured": "it would not fit"}]
     (run,) = ours_alone(job, repeats)
     peaks: Figures = {"peak_gb": (run.held_mb + run.peak_mb) * MB / GB, "planned_gb": planned / GB}
     return [phase_rates(job.work, run.wall_seconds, limits) | peaks]
 
 
+def planned_memory(job: Job) -> tuple[int, bool]:
+    """Bytes that the plan expects of scoring and training, and whether the GPU has them; a CPU always does."""
+    memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    phases = make_plan(parse(PPOConfig, ours.flags(job)), Machine(1, memory), open_config).phases
+    planned = max(phase.total for phase in phases if phase.name != "generate")
+    return planned, memory is None or planned + CUDA_BYTES <= memory
+
+
 def iterations(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
-    """Each number of prompts."""
-    works = [work_of(settings, prompts, settings.micro_batches[0]) for prompts in settings.prompts]
-    jobs = [Job(work, str(place / "files"), str(place), flags=settings.flags.split()) for work in works]
-    return [({"prompts": job.work.batch}, partial(iterate, job, settings.repeats, limits)) for job in jobs]
+    """Each number of prompts, with the largest micro-batches that fit: without gradient checkpointing, or with it."""
+    return [
+        ({"prompts": prompts}, partial(fitting_iteration, settings, prompts, limits, place))
+        for prompts in settings.prompts
+    ]
+
+
+def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Limits, place: Path) -> list[Figures]:
+    """The usual iteration with the first choice that the plan says will fit."""
+    descending = sorted(settings.micro_batches, reverse=True)
+    for again, size in product(("no", "yes"), descending):
+        flags = settings.flags.split() + (RECOMPUTED if again == "yes" else [])
+        work = work_of(settings, prompts, size)
+        job = Job(work, str(place / "files"), str(place), flags=flags)
+        make_files(work, Path(job.files))
+        if planned_memory(job)[1]:
+            label: Figures = {"micro_batch": work.micro_batch, "checkpointing": again}
+            return [label | row for row in iterate(job, settings.repeats, limits)]
+    return [{"not_measured": "no micro-batch would fit"}]
 
 
 def iterate(job: Job, repeats: int, limits: Limits) -> list[Figures]:

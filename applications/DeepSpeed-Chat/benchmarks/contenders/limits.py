@@ -13,6 +13,7 @@ import torch
 from transformers import GemmaForCausalLM
 
 from contenders.work import EOS, PAD, Size, Work, make_actor, prompt_ids
+from dschat.models.compiled import compile_layers
 from dschat.models.engines import TrainedPolicy
 from dschat.rollouts.engine import pad_prompts
 from dschat.rollouts.generate import ContinuousEngine
@@ -103,6 +104,8 @@ def decode(way: str, works: Sequence[Work], device: str, repeats: int, limits: L
     """Steps of decoding in one way, for one work after another of the same model."""
     with torch.device(device):
         model = make_actor(works[0]).eval()
+    if way == "compiled":
+        compile_layers(model)
 
     def measure(work: Work) -> list[Figures]:
         launches = ["by transformers"]
@@ -127,7 +130,7 @@ def drawer(
 ) -> Callable[[int], object]:
     """Draws responses of so many tokens to all prompts; of ours, the report is told how steps were launched."""
     actor = cast(TrainedPolicy, SimpleNamespace(gathered=lambda: nullcontext(SimpleNamespace(inner=model))))
-    engine = ContinuousEngine(len(prompts), decode_graphs=way == "static", report=report)
+    engine = ContinuousEngine(len(prompts), decode_graphs=way != "dynamic", report=report)
     input_ids, mask = pad_prompts(prompts, PAD, model.device)
 
     def draw(tokens: int) -> object:
