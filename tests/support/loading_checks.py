@@ -103,11 +103,10 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
         found[f"{kind} bf16"] = compare(loader(load_causal_lm, str(place / kind), tokenizer, half.dtype), half)
     for kind in ("odd", "several files"):
         found[kind] = compare(loader(load_causal_lm, str(place / kind), tokenizer, torch.float32), settings)
-    adapted = partial(load_scalar, str(place / "adapter"), "--m", torch.float32, tokenizer, may_be_new=False)
-    found["adapter"] = compare(lambda opening: adapted(opening=opening), settings)
-    for case in HEADS:
-        untied = partial(load_causal_lm, str(place / f"untied, {case}"), "--m", torch.float32, tokenizer)
-        found[f"untied, {case}"] = compare(lambda opening, load=untied: load(opening=opening), settings)
+    trained = partial(load_scalar, may_be_new=False)
+    found["adapter"] = compare(adapter_loader(trained, str(place / "adapter"), tokenizer), settings)
+    for name in (f"untied, {case}" for case in HEADS):
+        found[name] = compare(adapter_loader(load_causal_lm, str(place / name), tokenizer), settings)
     reward_model = partial(load_scalar, head_seed=5)
     found["grown"] = compare(loader(reward_model, str(place / "short"), tokenizer, torch.float32), settings)
     offloaded = replace(settings, offload=True)
@@ -133,6 +132,15 @@ def save_special(place: Path) -> None:
     tied = save_folder(place / "tied", make_causal_lm("gemma", tie_word_embeddings=True), make_tokenizer())
     for case, layers in HEADS.items():
         write_head_adapter(place / f"untied, {case}", tied, *layers)
+
+
+def adapter_loader(load: Any, path: str, tokenizer: Any) -> Load:
+    """Loads a model from the folder of an adapter, which has no config of the model."""
+
+    def loaded(opening: Opening) -> Any:
+        return load(path, "--m", torch.float32, tokenizer, opening=opening)
+
+    return loaded
 
 
 def loader(load: Any, path: str, tokenizer: Any, dtype: torch.dtype) -> Load:
