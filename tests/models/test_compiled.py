@@ -28,6 +28,16 @@ from model_families import MODEL_FAMILIES
 from rollout_cases import ENDS, FAMILIES, model_of, prompts_of, seeds_of
 
 INDUCTOR = pytest.param("inductor", marks=pytest.mark.slow)
+# Tracing takes seconds for each family. These differ in what a layer is: sliding windows and caps, learned positions
+# with layers that have no names for their arguments.
+FAST = ("gemma2", "gpt2")
+
+
+def families(names: list[str]) -> list[Any]:
+    """All families, of which most are slow."""
+    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in sorted(names)]
+
+
 CALLS: list[int] = []  # lengths of the outputs of compiled functions, one entry for each call
 
 
@@ -48,7 +58,9 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
     CALLS.clear()
-    with torch._dynamo.config.patch(), torch._functorch.config.patch():
+    dynamo = {"recompile_limit": 8, "fail_on_recompile_limit_hit": False}
+    lowering = {"force_non_lazy_backward_lowering": False}
+    with torch._dynamo.config.patch(**dynamo), torch._functorch.config.patch(**lowering):
         duck = torch.fx.experimental._config.use_duck_shape
         yield
         torch.fx.experimental._config.use_duck_shape = duck
@@ -83,9 +95,9 @@ def step(model: PolicyModel, rows: int, width: int, padded: bool = False) -> lis
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("backend", [counting, INDUCTOR])
-@pytest.mark.parametrize("family", sorted(MODEL_FAMILIES))
+@pytest.mark.parametrize("family", families(list(MODEL_FAMILIES)))
 def test_logprobs_and_gradients_are_those_of_the_layers(family: str, backend: Any, padded: bool) -> None:
-    model = PolicyModel(model_of(family)).train()
+    model = PolicyModel(model_of(family))  # in evaluation mode: some families drop out
     expected = step(model, 3, 12, padded)
     compiler = compile_layers(model.inner, backend)
     model.compile_with(compiler)
@@ -107,7 +119,7 @@ def test_values_are_those_of_the_layers(backend: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", [counting, INDUCTOR])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families(FAMILIES))
 def test_steps_of_fixed_shapes_draw_the_same_tokens(
     family: str, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,12 +132,15 @@ def test_steps_of_fixed_shapes_draw_the_same_tokens(
     drawn = sample(causal_lm, prompts, sampling, seeds, 5, StaticDecoder)
     assert drawn.rollout.response_rows() == expected.rollout.response_rows()
     assert_near(drawn.logprobs, expected.logprobs, 2**9)
-    made = graphs()
-    assert compiler.words == "compiled" and 1 < made <= 6
+    assert compiler.words == "compiled"
     if backend is counting:
         assert len(CALLS) > 20 * causal_lm.config.num_hidden_layers  # nearly every step was a compiled one
-    sample(causal_lm, prompts_of([2, 30, 7, 11, 5, 6, 4]), sampling, seeds_of(7), 7, StaticDecoder)
-    assert graphs() == made  # other buckets, and a larger cache
+    # A step that reads the whole buffer has a graph of its own, as its views are contiguous.
+    sample(causal_lm, prompts_of([40, 30, 7]), sampling, seeds_of(3), 3, StaticDecoder)
+    made = graphs()
+    assert 1 < made <= 6
+    sample(causal_lm, prompts_of([2, 30, 7, 11, 5, 6, 4] * 3), sampling, seeds_of(21), 9, StaticDecoder)
+    assert graphs() == made  # other buckets, another cache
 
 
 def test_ragged_micro_batches_share_a_graph() -> None:
@@ -187,7 +202,7 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is(caplog: pytest.LogCapture
 def test_a_model_with_too_many_graphs_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that the layer reads and that changes: a graph for each, up to the limit."""
     monkeypatch.setattr(compiled, "RECOMPILE_LIMIT", 3)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+    torch._dynamo.config.recompile_limit = 3  # the fixture takes it back
     compiler = Compiler("counter", counting)
     compiled.prepare_compiler()
     state = {"n": "a"}

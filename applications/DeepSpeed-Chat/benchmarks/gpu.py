@@ -158,7 +158,7 @@ def training(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks
 def train(job: Job, repeats: int, limits: Limits) -> list[Figures]:
     """Scoring and training, unless they would not fit: the phases but the drawing of responses."""
     make_files(job.work, Path(job.files))
-    planned, fits = planned_memory(job)
+    planned, fits = planned_memory(job, without=("generate",))
     if not fits:
         return [{"planned_gb": planned / GB, "not_measured": "it would not fit"}]
     (run,) = ours_alone(job, repeats)
@@ -166,11 +166,11 @@ def train(job: Job, repeats: int, limits: Limits) -> list[Figures]:
     return [phase_rates(job.work, run.wall_seconds, limits) | peaks]
 
 
-def planned_memory(job: Job) -> tuple[int, bool]:
-    """Bytes that the plan expects of scoring and training, and whether the GPU has them; a CPU always does."""
+def planned_memory(job: Job, without: Sequence[str] = ()) -> tuple[int, bool]:
+    """Bytes that the plan expects of all phases but some, and whether the GPU has them; a CPU always does."""
     memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     phases = make_plan(parse(PPOConfig, ours.flags(job)), Machine(1, memory), open_config).phases
-    planned = max(phase.total for phase in phases if phase.name != "generate")
+    planned = max(phase.total for phase in phases if phase.name not in without)
     return planned, memory is None or planned + CUDA_BYTES <= memory
 
 

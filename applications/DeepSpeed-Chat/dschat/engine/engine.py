@@ -316,7 +316,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
 
 def compiler_for(model: PolicyModel | ScalarModel) -> Compiler:
     """Has the layers of a model compiled, and of a policy the passes over its logits."""
-    compiler = compile_layers(model.inner)
+    compiler = compile_layers(model.inner, warns=is_main())
     if isinstance(model, PolicyModel):
         model.compile_with(compiler)
     return compiler

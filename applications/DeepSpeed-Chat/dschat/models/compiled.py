@@ -24,7 +24,6 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from dschat.models.layers import layers_of
-from dschat.run.distributed import is_main
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +45,10 @@ class StepCache(Protocol):
 class Compiler:
     """The compiler of one model's layers."""
 
-    def __init__(self, model_type: str, backend: str = BACKEND) -> None:
+    def __init__(self, model_type: str, backend: str = BACKEND, warns: bool = True) -> None:
+        """`warns`: a refusal is said; one process of several is enough for that."""
         self._model_type = model_type
+        self._warns = warns
         self.backend = backend
         self.refusal: str | None = None  # why the model's layers are not compiled
         self._is_paused = False
@@ -59,9 +60,9 @@ class Compiler:
 
     def refuse(self, why: str) -> None:
         """Leaves the model's layers as they are from now on, and says so once."""
-        if self.refusal is None and is_main():
-            told = "--compile: the layers of %s are not compiled from now on: %s"
-            logger.warning(told, self._model_type, why)
+        if self.refusal is None and self._warns:
+            message = "--compile: the layers of %s are not compiled from now on: %s"
+            logger.warning(message, self._model_type, why)
         self.refusal = self.refusal or why
 
     @property
@@ -127,14 +128,19 @@ class CompiledLayer:
         return self._call(*args, **kwargs)
 
 
-def compile_layers(model: PreTrainedModel, backend: str = BACKEND) -> Compiler:
+def compile_layers(model: PreTrainedModel, backend: str = BACKEND, warns: bool = True) -> Compiler:
     """Has a model's decoder layers compiled, each when it is first called.
 
     Keys and values: passes without a cache are compiled, and decoding steps of fixed shapes (`StepCache`); with any
     other cache, layers run as they are.
+
+    Args:
+        model: a Hugging Face model with a head.
+        backend: of torch.compile.
+        warns: whether this process says that a model cannot be compiled.
     """
     prepare_compiler()
-    compiler = Compiler(model.config.model_type, backend)
+    compiler = Compiler(model.config.model_type, backend, warns)
     count = int(model.config.get_text_config().num_hidden_layers)
     parent, layers = layers_of(getattr(model, model.base_model_prefix), count)
     if parent is None or layers is None:
@@ -179,6 +185,6 @@ def prepare_compiler() -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """The line of a compiler's message that says what failed."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if line), type(error).__name__)
+    """The lines of a compiler's message that say which part of it failed, and why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) or type(error).__name__
