@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.trainers import reference as pairs
 from resume_runs import (
     AHEAD,
@@ -48,6 +49,10 @@ RUNS = {
     "segment rewards": partial(ppo, reward=by_segment, segment_rewards="each", ppo_epochs=1, generation_batches=1),
     "ahead": partial(ppo, rollouts=DrawsAhead(4), **AHEAD),
     **{f"ppo, {name}": partial(ppo, setup=setup) for name, setup in SETUPS.items()},
+    # Layers, passes over logits and sampling compiled.
+    "ppo, compiled": partial(
+        ppo, setup=Setup(options={"compile": True}), rollouts=ContinuousEngine(4, decode_graphs=True)
+    ),
     "refuel online": refuel_online,
     "refuel online, adapters": partial(refuel_online, lora_dim=2),
 }

@@ -48,20 +48,20 @@ GPUS = {
     "l40s": _gpu(48, 362, 864),
 }
 
-# Rows that are decoded together → share of the memory's bandwidth that decoding steps reach. H100, 64 to 512 tokens of
-# a prompt and 512 of a response.
+# Rows that are decoded together → share of the memory's bandwidth that decoding steps reach. H200, 64 to 512 tokens of
+# a prompt and 512 of a response; one by one: H100.
 DECODING_ONE_BY_ONE = {16: 0.13, 64: 0.14}  # --decode_graphs off
-DECODING_GRAPHS = {16: 0.36, 64: 0.34}
-DECODING_GRAPHS_COMPILED = {16: 0.56, 64: 0.53}
+DECODING_GRAPHS = {16: 0.33, 64: 0.29}
+DECODING_GRAPHS_COMPILED = {16: 0.56, 64: 0.49}
 
 # Whether layers are compiled → share of the matrix peak that passes without gradients reach. H200, micro-batch 8.
-SCORING = {False: 0.55, True: 0.67}
+SCORING = {False: 0.54, True: 0.71}
 
 # (gradient checkpointing, compiled) → share of the matrix peak that updates reach, recomputation not counted. H200,
-# micro-batches of 8 with checkpointing and of 2 without.
+# micro-batches of 8 with checkpointing, and without of 2 (layers as they are) or 4 (compiled).
 TRAINING = {
-    (True, False): 0.39,
-    (True, True): 0.43,
+    (True, False): 0.38,
+    (True, True): 0.45,
     (False, False): 0.34,
-    (False, True): 0.38,
+    (False, True): 0.49,
 }

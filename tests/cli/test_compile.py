@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--compile from the command line, with generated code, on a CPU."""
+
+import json
+
+import pytest
+
+from cli_runs import read_jsonl, run_process
+from closeness import UPDATE, near
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [{}, {"lora_dim": 2}, {"gradient_checkpointing": True}], ids=str)
+def test_step_3_with_compiled_layers_is_step_3(flags, ppo_flags, tmp_path):
+    """The self-checks hold, the first ratio is 1, rollouts and updates are those of layers that are not compiled."""
+    rows = {}
+    for choice in ("off", "on"):
+        folder = tmp_path / choice
+        words = {"compile": choice, "decode_graphs": "on", "max_steps": 2, "output_dir": folder, "dtype": "fp32"}
+        result = run_process("ppo", ppo_flags | flags | words).expect(0)
+        assert "not compiled" not in result.stderr
+        layers = json.loads((folder / "run.json").read_text())["layers"]
+        assert set(layers.values()) == {"compiled" if choice == "on" else "eager"}
+        rows[choice] = [row for row in read_jsonl(folder / "metrics.jsonl") if "val/ratio" in row]
+    first = rows["on"][0]
+    assert first["val/ratio"] == near(1.0)
+    for name in ("response/length", "objective/scores", "objective/entropy", "loss/policy", "grad_norm/actor"):
+        if name in first:
+            assert first[name] == near(rows["off"][0][name], UPDATE)
