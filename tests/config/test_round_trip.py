@@ -112,6 +112,8 @@ def all_values(flags: type, positional: bool) -> st.SearchStrategy[dict[str, Any
     if not values:
         return st.just({})
     required = {one.name for one in own if notes_of(one).positional}
+    for name in required:  # two dashes alone are what ends the flags
+        values[name] = values[name].filter(lambda value: value != "--")
     names = st.sets(st.sampled_from(sorted(values)), min_size=1, max_size=6)
     return names.flatmap(lambda some: st.fixed_dictionaries({name: values[name] for name in {*some, *required}}))
 

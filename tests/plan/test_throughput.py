@@ -62,7 +62,7 @@ def expected(plan: Plan) -> Expectation:
     [
         (["--compile", "off"], 0.34),
         ([], 0.49),
-        (["--compile", "off", "--gradient_checkpointing"], 0.39),
+        (["--compile", "off", "--gradient_checkpointing"], 0.38),
         (["--gradient_checkpointing"], 0.45),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_reward_model_has_no_head() -> None:
     flags = ["--data_path", "d", "--output_dir", "o", "--model_name_or_path", "a", "--max_seq_len", "40"]
     found = expected(plan_of(parse(RewardConfig, flags)))
     assert found.trained is not None
-    assert found.trained.tokens_per_second == pytest.approx(40 * 0.38e12 / (3 * forward(40, 0)))
+    assert found.trained.tokens_per_second == pytest.approx(40 * 0.49e12 / (3 * forward(40, 0)))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_the_command_says_that_it_estimates(tmp_path: Any, capsys: pytest.Captur
     assert dschat([*words, "--gpu_type", "h200"]) == 0
     text = capsys.readouterr().out
     assert "1 GPUs of 141 GB, layers compiled" in text
-    assert "Speed to expect on h200:" in text and "tokens/s trained (38 % of the matrix peak)" in text
+    assert "Speed to expect on h200:" in text and "tokens/s trained (49 % of the matrix peak)" in text
     assert "An estimate for texts of full length, from shares of the peaks measured on one H100" in text
     assert dschat([*words, "--gpu_type", "h200", "--gpu_memory", "100", "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)
