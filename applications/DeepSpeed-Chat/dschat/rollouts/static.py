@@ -137,7 +137,6 @@ class StaticDecoder(Decoder):
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self._stream = torch.cuda.Stream(self._device) if on_gpu else None
         self._late = LateCopy(self.ended)
-        self._looked_at: set[tuple[Sampling, int, int]] = set()
         self._sample: Sample = TokenSampler.__call__
         if self._compiler is not None:
             self._sample = self._compiler.compile(self._sample)
@@ -178,26 +177,30 @@ class StaticDecoder(Decoder):
             self._steps[key]()
             return
         step = partial(self._static_step, *key[1:])
-        if key not in self._looked_at:
-            self._look_at(step)
-            self._looked_at.add(key)
-            if self._compiler is None or self.refusal is not None:
-                self._keep(key, step)
-        else:
-            step()  # compiles, which must not happen while a graph is captured
-            self._keep(key, step)
+        self._look_at(step)
+        if self.refusal is not None:
+            super().step(live, low, end)
+            return
+        step()  # compiles, which must not happen while a graph is captured
+        self._keep(key, step)
 
     def _look_at(self, step: Callable[[], None]) -> None:
-        """Runs a step uncompiled, and refuses to capture such steps where the host waits for the device."""
+        """Refuses to capture steps in which the host waits for the device. Nothing is drawn yet.
+
+        The step runs uncompiled and is then taken back: what it has written of tokens, keys and values is written
+        again by the next step, so that a run that goes on from a checkpoint draws what it would have drawn.
+        """
+        states = (self._column, self.position, self.id, self.ended, self.drawn)
+        before = [state.clone() for state in states]
         with self._uncompiled():
             waited_for = host_syncs(step, self._device)
+        for state, value in zip(states, before, strict=True):
+            state.copy_(value)
         if waited_for:
             self._refuse(f"the host waits for {', '.join(sorted(waited_for))}")
 
     def _keep(self, key: tuple[Sampling, int, int], step: Callable[[], None]) -> None:
         """Keeps what replays a step, unless such steps cannot be captured."""
-        if self.refusal is not None:
-            return
         captured = step if self._pool is None else self._capture(step)
         if captured is not None:
             self._steps[key] = captured
