@@ -17,20 +17,19 @@ from typing import Any
 import pyarrow as pa
 
 from dschat.common.atomic import remove, remove_abandoned, writing_folder
+from dschat.common.cache_home import cache_home
 from dschat.common.fingerprints import content_hash, contents_hash, file_hash
 from dschat.data.tokenised import Json, open_table
 
 logger = logging.getLogger(__name__)
 
-CACHE_VARIABLE = "MA_RLHF_CACHE"
-DEFAULT_FOLDER = "~/.cache/ma-rlhf"
 ENTRY = "entry.json"
 PACKAGES = ("transformers", "tokenizers", "jinja2", "datasets", "pyarrow")
 
 
 def cache_folder() -> Path:
     """Where entries are kept."""
-    return Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_FOLDER).expanduser() / "examples"
+    return cache_home() / "examples"
 
 
 def code_version() -> Json:

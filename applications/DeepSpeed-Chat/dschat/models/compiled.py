@@ -13,9 +13,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import Generic, ParamSpec, Protocol, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +22,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from dschat.common.cache_home import cache_home
 from dschat.models.layers import layers_of
 
 logger = logging.getLogger(__name__)
@@ -30,16 +30,10 @@ logger = logging.getLogger(__name__)
 # Graphs of one function. All layers of all models count together: training, scoring and decoding, with a mask and
 # without, one row and several.
 RECOMPILE_LIMIT = 64
-CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+CODE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 BACKEND = "inductor"
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class StepCache(Protocol):
-    """A cache of keys and values that hands every layer its part, in a decoding step of fixed shapes."""
-
-    step_layers: Sequence[object] | None  # None: this forward pass is no such step
 
 
 class Compiler:
@@ -118,7 +112,8 @@ class CompiledLayer:
         cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
         if cache is None:
             return self._call(*args, **kwargs)
-        # A graph of the whole cache would hold for one layer only: the layer's number would be in it.
+        # A graph of the whole cache would hold for one layer only: the layer's number would be in it. In a decoding
+        # step of fixed shapes our own cache hands every layer its part.
         step_layers: Sequence[object] | None = getattr(cache, "step_layers", None)
         if step_layers is None:
             return self._layer._call_impl(*args, **kwargs)
@@ -131,8 +126,8 @@ class CompiledLayer:
 def compile_layers(model: PreTrainedModel, backend: str = BACKEND, warns: bool = True) -> Compiler:
     """Has a model's decoder layers compiled, each when it is first called.
 
-    Keys and values: passes without a cache are compiled, and decoding steps of fixed shapes (`StepCache`); with any
-    other cache, layers run as they are.
+    Passes without a cache of keys and values are compiled, and decoding steps of fixed shapes; with any other cache,
+    layers run as they are.
 
     Args:
         model: a Hugging Face model with a head.
@@ -168,7 +163,10 @@ def compiler_of(model: PreTrainedModel) -> Compiler | None:
 def uncompiled(model: PreTrainedModel) -> Iterator[None]:
     """Inside, a model's layers run as they are."""
     compiler = compiler_of(model)
-    with nullcontext() if compiler is None else compiler.paused():
+    if compiler is None:
+        yield
+        return
+    with compiler.paused():
         yield
 
 
@@ -181,7 +179,11 @@ def prepare_compiler() -> None:
     torch.fx.experimental._config.use_duck_shape = False
     # The backward pass is compiled with the forward pass, so that what fails fails before anything is computed.
     torch._functorch.config.force_non_lazy_backward_lowering = True
-    os.environ.setdefault(CACHE_VARIABLE, str(Path("~/.cache/ma-rlhf/compiled").expanduser()))
+    if CODE_VARIABLE not in os.environ:
+        folder = cache_home() / "compiled"
+        with suppress(OSError):  # torch then takes a temporary folder
+            folder.mkdir(parents=True, exist_ok=True)
+            os.environ[CODE_VARIABLE] = str(folder)
 
 
 def reason_of(error: Exception) -> str:

@@ -119,7 +119,7 @@ class StepLayer:
 class SlotCache(Cache):
     """The buffers of all layers."""
 
-    step_layers: list[StepLayer] | None = None  # see `dschat.models.compiled.StepCache`
+    step_layers: list[StepLayer] | None = None  # for compiled layers, inside `layer_by_layer`
 
     def __init__(self, config: PreTrainedConfig, slots: int, columns: int) -> None:
         """Makes no buffers yet: a layer's first keys and values decide their types and widths."""
