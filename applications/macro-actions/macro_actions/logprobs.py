@@ -33,9 +33,9 @@ def softmax_in_place(
         Log-probs (N,) of the targets, and the entropy (N,) in nats or None.
     """
     logits.sub_(logits.amax(-1, keepdim=True))
-    own = logits.gather(-1, targets[:, None]).squeeze(-1)
+    chosen = logits.gather(-1, targets[:, None]).squeeze(-1)
     if smoothing:
-        own = (1 - smoothing) * own + smoothing * logits.mean(-1)
+        chosen = (1 - smoothing) * chosen + smoothing * logits.mean(-1)
     powers = logits.exp() if with_entropy else logits.exp_()
     total = powers.sum(-1)
     entropy = None
@@ -43,7 +43,7 @@ def softmax_in_place(
         expected = logits.mul_(powers).nan_to_num_(nan=0.0).sum(-1)  # p = 0 at a logit of −inf adds nothing
         entropy = total.log() - expected / total
     torch.div(powers, total[:, None], out=logits)
-    return own - total.log(), entropy
+    return chosen - total.log(), entropy
 
 
 def gradient_in_place(softmax: Tensor, targets: Tensor, grad: Tensor, smoothing: float, dtype: torch.dtype) -> Tensor:

@@ -117,9 +117,9 @@ class CompiledLayer:
         step_layers: Sequence[object] | None = getattr(cache, "step_layers", None)
         if step_layers is None:
             return self._layer._call_impl(*args, **kwargs)
-        own = step_layers[self._index]
-        args = tuple(own if value is cache else value for value in args)
-        kwargs = {name: own if value is cache else value for name, value in kwargs.items()}
+        layer_cache = step_layers[self._index]
+        args = tuple(layer_cache if value is cache else value for value in args)
+        kwargs = {name: layer_cache if value is cache else value for name, value in kwargs.items()}
         return self._call(*args, **kwargs)
 
 
