@@ -4,8 +4,11 @@
 import json
 import os
 import signal
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What torch.compile generates is kept between tests, and not in the folder of whoever runs them.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "ma-rlhf-tests-compiled"))
 # A shell that starts the suite in the background lets it ignore Ctrl-C, and with it the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from cli_runs import read_jsonl, run_process
+from cli_runs import read_jsonl, result_of, start_forked
 from closeness import UPDATE, near
+
+MINUTES = 20 * 60.0  # seconds; code for a CPU is generated slowly
 
 
 @pytest.mark.slow
@@ -17,7 +19,8 @@ def test_step_3_with_compiled_layers_is_step_3(flags, ppo_flags, tmp_path):
     for choice in ("off", "on"):
         folder = tmp_path / choice
         words = {"compile": choice, "decode_graphs": "on", "max_steps": 2, "output_dir": folder, "dtype": "fp32"}
-        result = run_process("ppo", ppo_flags | flags | words).expect(0)
+        process = start_forked("ppo", ppo_flags | flags | words, tmp_path)
+        result = result_of(process, tmp_path, MINUTES).expect(0)
         assert "not compiled" not in result.stderr
         layers = json.loads((folder / "run.json").read_text())["layers"]
         assert set(layers.values()) == {"compiled" if choice == "on" else "eager"}
