@@ -40,6 +40,7 @@ class StandIn:
     """An engine that says one number of every token and notes what it is asked and told."""
 
     grad_norm, skipped, nonfinite, learning_rate = 3.0, False, None, 1e-3
+    layers = "eager"
     module = SimpleNamespace(
         inner=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None)),
         parameters=lambda: iter([torch.zeros(1)]),
