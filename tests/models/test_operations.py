@@ -8,6 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    DeepseekV3Config,
+    FalconConfig,
     Gemma2Config,
     GemmaConfig,
     GPT2Config,
@@ -17,11 +19,12 @@ from transformers import (
     OPTConfig,
     PreTrainedConfig,
     Qwen3NextConfig,
+    RwkvConfig,
 )
 
 from dschat.models.finetuning import EVERYTHING, Finetuning, choose_trained, train_top_layers
 from dschat.models.layout import Lengths
-from dschat.models.operations import ModelCost, cost_of, decoding_bytes, decoding_steps, seen_keys
+from dschat.models.operations import ModelCost, cached_per_token, cost_of, decoding_bytes, decoding_steps, seen_keys
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
@@ -138,6 +141,20 @@ def test_active_experts_count() -> None:
     assert computed.backward.per_token == 2 * computed.forward.per_token
     assert computed.step_bytes is None
     assert decoding_bytes(computed, Lengths(np.array([1]), np.array([1])), 1) is None
+
+
+def test_a_config_without_attention_heads_is_not_known() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(RwkvConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2))
+    assert cost_of(model) is None
+
+
+def test_keys_and_values_of_falcon_and_of_latent_attention() -> None:
+    """Falcon 7B keeps one head for all queries; DeepSeek's keys are wider than its values."""
+    falcon = FalconConfig(hidden_size=64, num_attention_heads=8, num_hidden_layers=3, multi_query=True)
+    assert cached_per_token(falcon) == 3 * 2 * 8
+    latent = DeepseekV3Config(num_hidden_layers=2, num_attention_heads=128, num_key_value_heads=128)
+    assert cached_per_token(latent) == 2 * 128 * (192 + 128)
 
 
 def test_other_layers_are_not_known() -> None:

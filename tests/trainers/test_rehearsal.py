@@ -10,9 +10,11 @@ from functools import partial
 import pytest
 import torch
 
+from dschat.data.examples import SFTExample
 from dschat.engine.rehearsal import bytes_to_come
 from dschat.errors import UserError
 from dschat.trainers import rehearsal
+from dschat.trainers.sft import SFTTask
 from factories import engine_of, make_causal_lm
 from reduction_cases import CASES, DTYPES, update
 from resume_runs import RLOO, Setup, ppo, refuel_online, result_of, supervised
@@ -87,6 +89,16 @@ SIZES = {
     "refuel-online": (refuel_online, {}, (8, 24)),
     "refuel-online-fewer-tokens": (refuel_online, {"max_tokens_per_micro_batch": 4 * 24}, (4, 24)),
 }
+
+
+def test_the_widest_sft_micro_batch_has_the_longest_prompt_and_the_longest_response():
+    """9 + 1 and 1 + 9 tokens make rows of 18 where prompts and responses are padded apart; 5 + 5 alone rows of 10."""
+    train = [SFTExample([3] * prompt, [4] * response) for prompt, response in ((5, 5), (5, 5), (9, 1), (1, 9))]
+    task = SFTTask(train, [], 0)
+    widest = task.with_placeholders(train[:2])
+    assert (len(widest), task.padded_tokens(widest)) == (2, 18)
+    assert task.collate(widest)["input_ids"].shape == (2, 18)
+    assert task.padded_tokens(task.with_placeholders(train[:1])) == 10
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -261,7 +261,7 @@ class EngineFlags:
     )
     compile: Literal["auto", "on", "off"] = flag(
         "compile decoder layers with torch.compile, in sampling, scoring and training; auto: on a GPU below ZeRO 3, in"
-        f" runs of at least {COMPILED_UPDATES} updates",
+        f" runs of at least {COMPILED_UPDATES} updates, and not beside vLLM in the same processes",
         "auto",
         on_resume=FREE,
     )
@@ -344,10 +344,17 @@ class CommonConfig(
         """Whether a trained model's activations are recomputed."""
         return self.gradient_checkpointing
 
+    @property
+    def shares_process_with_vllm(self) -> bool:
+        """Whether vLLM, which sets torch.compile up for itself, runs in the training processes."""
+        return False
+
     def compiles(self, on_gpu: bool, updates: int | None = None) -> bool:
         """Whether decoder layers are compiled in a run of so many updates; None: in a long one."""
         if self.compile != "auto":
             return self.compile == "on"
+        if self.shares_process_with_vllm:
+            return False
         return on_gpu and 3 not in self.zero_stages and (updates is None or updates >= COMPILED_UPDATES)
 
     def _check_offload(self) -> None:

@@ -127,6 +127,11 @@ class RolloutFlags(SamplingFlags):
         """Whether the training processes run it themselves."""
         return self.uses_vllm and self.vllm_url is None
 
+    @property
+    def shares_process_with_vllm(self) -> bool:
+        """See `CommonConfig`."""
+        return self.runs_vllm
+
     def check_vllm(self) -> None:
         """Raises UserError where the training processes need vLLM, and it is not installed."""
         if self.runs_vllm and find_spec("vllm") is None:

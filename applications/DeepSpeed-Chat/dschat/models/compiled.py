@@ -70,11 +70,12 @@ class Compiler:
 
         For dispatch modes: torch.compile leaves a function alone for good once it was called under one.
         """
+        before = self._is_paused
         self._is_paused = True
         try:
             yield
         finally:
-            self._is_paused = False
+            self._is_paused = before
 
     def compile(self, function: Callable[P, R], dynamic: bool = True) -> Compiled[P, R]:
         """A function that is compiled when it is first called."""
@@ -183,7 +184,8 @@ def prepare_compiler() -> None:
         folder = cache_home() / "compiled"
         with suppress(OSError):  # torch then takes a temporary folder
             folder.mkdir(parents=True, exist_ok=True)
-            os.environ[CODE_VARIABLE] = str(folder)
+            if os.access(folder, os.W_OK | os.X_OK):
+                os.environ[CODE_VARIABLE] = str(folder)
 
 
 def reason_of(error: Exception) -> str:

@@ -113,7 +113,7 @@ def cost_of(model: Any) -> ModelCost | None:
     has_experts = any(matrix.is_expert for matrix in matrices)
     if has_experts:
         active = _active_share(config)
-    if windows is None or not active:
+    if windows is None or not active or not isinstance(getattr(config, "num_attention_heads", None), int):
         return None
     first = _first_trained_layer(backbone)
     forward = backward = 0.0
@@ -223,9 +223,14 @@ def _head_width(config: PreTrainedConfig) -> int:
 
 
 def _key_value_width(config: PreTrainedConfig) -> int:
-    """Elements of a layer's keys, and of its values, of one token."""
+    """Elements of a layer's keys and of its values, of one token: the mean of the two."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return int(heads * _head_width(config))
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        heads = 1  # Falcon 7B
+    width = _head_width(config)
+    keys = getattr(config, "qk_head_dim", None) or width  # of latent attention, where the two differ
+    values = getattr(config, "v_head_dim", None) or width
+    return int(heads * (keys + values) / 2)
 
 
 def _attention_operations(config: PreTrainedConfig) -> float:

@@ -53,6 +53,25 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
             return sum(len(example) - 1 for example in examples)
         return sum(example.num_targets for example in examples)
 
+    @property
+    def _pads_both_parts(self) -> bool:
+        """Whether prompts and responses are padded each to the longest of their own."""
+        return self._width is None and not self._by_tokens and not self._on_prompt
+
+    def with_placeholders(self, examples: Sequence[SFTExample]) -> Sequence[SFTExample]:
+        """As many examples, among them those with the longest prompt and the longest response, which may meet."""
+        if not self._pads_both_parts:
+            return examples
+        longest_prompt = max(self.train, key=lambda example: len(example.prompt_ids))
+        longest_response = max(self.train, key=lambda example: len(example.response_ids))
+        return [longest_prompt, longest_response, *examples][: len(examples)]
+
+    def padded_tokens(self, examples: Sequence[SFTExample]) -> int:
+        if not self._pads_both_parts:
+            return super().padded_tokens(examples)
+        prompt = max(len(example.prompt_ids) for example in examples)
+        return prompt + max(len(example.response_ids) for example in examples)
+
     def texts(self, examples: Sequence[SFTExample]) -> list[tuple[int, int]]:
         return [(len(example), self.count([example])) for example in examples]
 

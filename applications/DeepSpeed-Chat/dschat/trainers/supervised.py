@@ -63,6 +63,10 @@ class Task(Protocol[Example, AnyEngine]):
         """Examples that a loss can be computed of before `prepare`, whose numbers are of no matter."""
         return examples
 
+    def padded_tokens(self, examples: Sequence[Example]) -> int:
+        """Tokens of each text of a micro-batch of these examples, padding included."""
+        return max(len(example) for example in examples)
+
     @abstractmethod
     def loss(
         self, engine: AnyEngine, examples: Sequence[Example], count: Tensor | float
@@ -130,9 +134,9 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
     def rehearse(self) -> None:
         """A pass over the longest examples that may meet in a micro-batch."""
         numbers = self.longest_micro_batch()
-        tokens = max(self.lengths[number] for number in numbers)
         rows, flag = self.config.sequences_per_example * len(numbers), "per_device_train_batch_size"
         examples = self.task.with_placeholders([self.task.train[number] for number in numbers])
+        tokens = self.task.padded_tokens(examples)
         with rehearsal({"model": self.engine}, rows, tokens, flag):
             loss, _ = self.task.loss(self.engine, examples, float(self.task.count(examples)))
             self.engine.backward(loss)
