@@ -151,8 +151,10 @@ def test_parts_and_the_whole_of_an_iteration_by_hand(monkeypatch: pytest.MonkeyP
     training = 3 * limits.forward_operations(same) / 2.0
     assert row["training_tflops"] == pytest.approx(training / 1e12) and row["peak_gb"] == 5
     assert [row[f"{phase}_share"] for phase in PHASES] == [0.25, 0.125, 0.5, 0.125]
-    plain, again = gpu.training(settings, LIMITS, tmp_path)
-    assert plain[0] == {"micro_batch": 8, "checkpointing": "no"} and again[0]["checkpointing"] == "yes"
+    assert (row["micro_batch"], row["checkpointing"]) == (4, "no")
+    plain, compiled, again, _ = gpu.training(settings, LIMITS, tmp_path)
+    assert plain[0] == {"micro_batch": 8, "checkpointing": "no", "compiled": "no"}
+    assert compiled[0]["compiled"] == "yes" and again[0]["checkpointing"] == "yes"
     (row,) = plain[1]()
     larger = replace(same, batch=64, micro_batch=8)
     assert row["scoring_tflops"] == pytest.approx(limits.forward_operations(larger) / 0.5 / 1e12)

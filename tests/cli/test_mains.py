@@ -22,7 +22,7 @@ from cli_runs import (
     training_rows,
 )
 from closeness import FORMULA, UPDATE, near
-from dschat.common.glossary import CRITIC, HEAD, SEVERAL
+from dschat.common.glossary import CRITIC, HEAD, OWN_SAMPLING, SEVERAL
 from dschat.quickstart.synthetic import gold_score
 
 CLASSIFIER = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -91,7 +91,7 @@ def test_metrics_of_step_3(ppo):
     trained, evaluated = training_rows(ppo), evaluation_rows(ppo)
     assert [(row["update"], row["samples"]) for row in trained] == [(2, 16), (4, 32)]
     assert [(row["update"], row["samples"]) for row in evaluated] == [(0, 0), (2, 16), (4, 32)]
-    check_names(ppo, CRITIC, SEVERAL, source=["gold_scores"])
+    check_names(ppo, CRITIC, SEVERAL, OWN_SAMPLING, source=["gold_scores"])
     seconds = [row["seconds"] for row in read_jsonl(ppo / "metrics.jsonl")]
     assert seconds == sorted(seconds) and seconds[0] > 0
 

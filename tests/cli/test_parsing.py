@@ -6,7 +6,7 @@ import json
 import pytest
 
 from cli_runs import check_names, message_of, read_jsonl, training_rows
-from dschat.common.glossary import CRITIC, PARSING
+from dschat.common.glossary import CRITIC, OWN_SAMPLING, PARSING
 
 CUT = {"termination_condition": "parsing", "per_device_generation_batch_size": 8, "per_device_training_batch_size": 8}
 SHORT = {"num_train_epochs": 1, "data_split": "0,48,16"}  # two rollouts of eight
@@ -32,7 +32,7 @@ def flags(ppo_flags):
 def test_the_chunker(run, flags, tmp_path):
     run("ppo", flags | {"parser": "chunker", "max_answer_seq_len": 32}).expect(0)
     rows = check_run(tmp_path / "out", "chunker")
-    check_names(tmp_path / "out", CRITIC, PARSING)
+    check_names(tmp_path / "out", CRITIC, PARSING, OWN_SAMPLING)
     assert all(row["parsing/fell_back"] == 0 for row in rows)
     samples = read_jsonl(tmp_path / "out" / "samples" / "update-000002.jsonl")
     lengths = set()

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from cli_runs import check_names, evaluation_rows, files_under, read_jsonl, training_rows
 from closeness import FORMULA, UPDATE, near
-from dschat.common.glossary import CRITIC, SEVERAL, SKIP
+from dschat.common.glossary import CRITIC, OWN_SAMPLING, SEVERAL, SKIP
 from dschat.reports.runs import build_report
 
 
@@ -65,7 +65,7 @@ def test_several_sources_of_scores(run, prompt_flags, sft, reward, functions, tm
     (last,) = evaluation_rows(tmp_path / "out")[-1:]
     assert last["eval/scores"] == near(sum(s["score"] for s in scored) / len(scored))
     assert last["eval/unscored"] == pytest.approx(1 / len(samples))
-    check_names(tmp_path / "out", CRITIC, SEVERAL, SKIP, source=["subreddit", "words", "reward_model"])
+    check_names(tmp_path / "out", CRITIC, SEVERAL, SKIP, OWN_SAMPLING, source=["subreddit", "words", "reward_model"])
 
 
 def test_a_separate_reward_model(run, ppo_flags, sft, reward, ppo, tmp_path):
@@ -205,7 +205,7 @@ def test_a_run_without_a_critic(run, prompt_flags, sft, reward, ppo, tmp_path):
     assert "actor/model.safetensors" in files and not [file for file in files if "critic" in file]
     rows = training_rows(out)
     assert [(row["update"], row["samples"]) for row in rows] == [(2, 16), (4, 32), (6, 48), (8, 64)]
-    check_names(out)
+    check_names(out, OWN_SAMPLING)
     (first, *_, last) = evaluation_rows(out)
     assert first["update"] == 0 and last["update"] == 8 and first["eval/kl"] < 1e-3 < last["eval/kl"]
     assert json.loads((out / "run.json").read_text())["batches"]["samples_per_prompt"] == 2

@@ -17,7 +17,7 @@ from cli_runs import (
 )
 from data_cases import look_at_data
 from data_fixtures import make_rows
-from dschat.common.glossary import CRITIC, PROGRAMS
+from dschat.common.glossary import CRITIC, OWN_SAMPLING, PROGRAMS
 from dschat.scoring.programs.levels import weakness
 from launches import launch
 
@@ -54,7 +54,7 @@ def test_scores_by_execution(run, flags, tmp_path):
     run("ppo", flags | {"drop_unsolvable": True}).expect(0)
     rows = training_rows(tmp_path / "out")
     assert len(rows) == 2
-    check_names(tmp_path / "out", CRITIC, PROGRAMS, outcome=STATUSES)
+    check_names(tmp_path / "out", CRITIC, PROGRAMS, OWN_SAMPLING, outcome=STATUSES)
     for row in rows:
         assert sum(row[f"programs/{status}"] for status in STATUSES) == pytest.approx(1)
         assert row["programs/tests_per_second"] > 0 and row["programs/seconds"] > 0

@@ -24,7 +24,7 @@ from cli_runs import (
 )
 from closeness import UPDATE, near
 from dialogue_cases import dialogue
-from dschat.common.glossary import KL
+from dschat.common.glossary import KL, OWN_SAMPLING
 from factories import make_classifier
 from flag_cases import config_of
 from real_size import as_large_as
@@ -93,7 +93,7 @@ def test_a_run_with_a_users_function(flags, talks, tmp_path, run_online):
     assert [row["update"] for row in evaluation_rows(out)] == [0, 8, 16]
     rates = [row["lr"] for row in training_rows(out)]
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])  # before the first update of each round
-    check_names(out, KL, number=[1, 2])
+    check_names(out, KL, OWN_SAMPLING, number=[1, 2])
     assert sorted(file.name for file in (out / "samples").iterdir()) == [
         f"update-{update:06d}.jsonl" for update in (0, 8, 16)
     ]

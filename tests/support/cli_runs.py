@@ -216,6 +216,11 @@ def read_jsonl(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+def untimed(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of metrics without what a clock says."""
+    return {name: x for name, x in row.items() if name != "seconds" and not name.startswith("time/")}
+
+
 def write_jsonl(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
     """Writes rows; the file."""
     file.parent.mkdir(parents=True, exist_ok=True)

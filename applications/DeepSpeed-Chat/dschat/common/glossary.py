@@ -37,6 +37,7 @@ class Metric:
 
 
 ALL, SUPERVISED, ONLINE = " ".join(RUNS), "sft reward dpo refuel", "ppo refuel_online"
+OWN_SAMPLING = "own sampling, not ahead of training"
 SEVERAL = "several sources, `--reward_weights` or `--metric_function`"
 SKIP, NONFINITE, NORMALISED = "`--on_reward_error skip`", "`--on_nonfinite skip`", "`--normalize_scores`"
 PARSING, PROGRAMS, VLLM = "`--termination_condition parsing`", "`--reward_source programs`", "`--rollout_engine vllm`"
@@ -180,7 +181,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("time/scoring", ONLINE, "s", "of scores, log-probs and values"),
         ("time/training", ALL, "s", "of updates"),
         ("time/sampled_per_second", ONLINE, "tokens per s", "tokens of responses, on all processes, over"
-         " `time/generation`", "", "own sampling, not ahead of training"),
+         " `time/generation`", "", OWN_SAMPLING),
         ("time/bandwidth", ONLINE, "share", "of the GPUs' memory bandwidth over `time/generation`: what must be read"
          " for these responses (weights in each step, keys and values for each token) in the fewest steps possible",
          "below 0.2: sample more prompts at once, see `--per_device_generation_batch_size`", GPU + ", own sampling"),
