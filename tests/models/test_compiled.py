@@ -59,7 +59,7 @@ def _fresh_compiler() -> Iterator[None]:
     counters.clear()
     CALLS.clear()
     dynamo = {"recompile_limit": 8, "fail_on_recompile_limit_hit": False}
-    lowering = {"force_non_lazy_backward_lowering": False}
+    lowering = {compiled.EAGER_LOWERING: False} if hasattr(torch._functorch.config, compiled.EAGER_LOWERING) else {}
     with torch._dynamo.config.patch(**dynamo), torch._functorch.config.patch(**lowering):
         duck = torch.fx.experimental._config.use_duck_shape
         yield

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 RECOMPILE_LIMIT = 64
 CODE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 BACKEND = "inductor"
+EAGER_LOWERING = "force_non_lazy_backward_lowering"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -179,7 +180,9 @@ def prepare_compiler() -> None:
     # Two sizes that are equal when a graph is made need not be so later.
     torch.fx.experimental._config.use_duck_shape = False
     # The backward pass is compiled with the forward pass, so that what fails fails before anything is computed.
-    torch._functorch.config.force_non_lazy_backward_lowering = True
+    # torch 2.8 compiles it at the first backward pass; what fails there ends the run.
+    if hasattr(torch._functorch.config, EAGER_LOWERING):
+        setattr(torch._functorch.config, EAGER_LOWERING, True)
     if CODE_VARIABLE not in os.environ:
         folder = cache_home() / "compiled"
         with suppress(OSError):  # torch then takes a temporary folder
