@@ -14,7 +14,7 @@ MINUTES = 20 * 60.0  # seconds; code for a CPU is generated slowly
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [{}, {"lora_dim": 2}, {"gradient_checkpointing": True}], ids=str)
 def test_step_3_with_compiled_layers_is_step_3(flags, ppo_flags, tmp_path):
-    """The self-checks hold, the first ratio is 1, rollouts and updates are those of layers that are not compiled."""
+    """The self-checks hold; rollouts and the two updates of one are those of layers that are not compiled."""
     rows = {}
     for choice in ("off", "on"):
         folder = tmp_path / choice
@@ -25,8 +25,5 @@ def test_step_3_with_compiled_layers_is_step_3(flags, ppo_flags, tmp_path):
         layers = json.loads((folder / "run.json").read_text())["layers"]
         assert set(layers.values()) == {"compiled" if choice == "on" else "eager"}
         rows[choice] = [row for row in read_jsonl(folder / "metrics.jsonl") if "val/ratio" in row]
-    first = rows["on"][0]
-    assert first["val/ratio"] == near(1.0)
-    for name in ("response/length", "objective/scores", "objective/entropy", "loss/policy", "grad_norm/actor"):
-        if name in first:
-            assert first[name] == near(rows["off"][0][name], UPDATE)
+    for name in ("response/length", "objective/scores", "policy/entropy", "val/ratio", "loss/value"):
+        assert rows["on"][0][name] == near(rows["off"][0][name], UPDATE)
