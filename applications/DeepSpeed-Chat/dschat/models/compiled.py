@@ -78,18 +78,18 @@ class Compiler:
         finally:
             self._is_paused = before
 
-    def compile(self, function: Callable[P, R], dynamic: bool = True) -> Compiled[P, R]:
-        """A function that is compiled when it is first called."""
-        return Compiled(self, function, dynamic)
+    def compile(self, function: Callable[P, R]) -> Compiled[P, R]:
+        """A function that is compiled, with sizes that may change, when it is first called."""
+        return Compiled(self, function)
 
 
 class Compiled(Generic[P, R]):
     """A function that runs compiled until its compiler refuses the model."""
 
-    def __init__(self, compiler: Compiler, function: Callable[P, R], dynamic: bool) -> None:
+    def __init__(self, compiler: Compiler, function: Callable[P, R]) -> None:
         self._compiler = compiler
         self._function = function
-        self._compiled = torch.compile(function, dynamic=dynamic, backend=compiler.backend)
+        self._compiled = torch.compile(function, dynamic=True, backend=compiler.backend)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if not self._compiler.is_active:
