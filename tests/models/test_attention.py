@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from closeness import assert_near
+from dschat.builders.engines import RunPlan
 from dschat.builders.ppo import build_ppo_models
 from dschat.errors import UserError
 from dschat.models import opening
@@ -77,7 +78,7 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     overrides = {"reward_function": None, "reward_model_name_or_path": "unused", "attn_implementation": "eager"}
     config = ppo_config(tmp_path, **overrides)
-    build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
+    build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 20), SimpleNamespace())
     assert seen == ["eager"] * 4
 
 

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from dschat.builders.engines import RunPlan
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.config.ppo import PPOConfig
@@ -53,7 +54,9 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
     plan = config.plan_batches(1)
     tokenizer = load_ppo_tokenizer(config)
     torch.manual_seed(spec.seed)
-    models = build_ppo_models(config, plan, tokenizer, spec.updates * plan.updates_per_rollout)
+    models = build_ppo_models(
+        config, RunPlan(plan, spec.updates * plan.updates_per_rollout, compiles=False), tokenizer
+    )
     assert models.metric is not None
     product = estimators.ESTIMATORS[config.advantage_estimator]
     gold, noting = GoldByLength(models.metric), Noting(ESTIMATORS.get(spec.estimator, product))

@@ -11,6 +11,7 @@ from dschat.builders.engines import (
     ACTOR,
     CRITIC,
     REWARD,
+    RunPlan,
     engine_settings,
     frozen_settings,
     opening_of,
@@ -19,7 +20,6 @@ from dschat.builders.engines import (
 )
 from dschat.builders.scores import function_scores, own_reward_tokenizer, reward_source
 from dschat.builders.shared_base import beside_actor, is_on_base, shared_scores
-from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.errors import UserError
@@ -63,9 +63,8 @@ def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
 
 def build_ppo_models(
     config: PPOConfig,
-    plan: BatchPlan,
+    plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
-    total_updates: int,
     programs: ProgramPool | None = None,
     report: Report | None = None,
 ) -> PPOModels:
@@ -81,14 +80,18 @@ def build_ppo_models(
     model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, opening, own)
     critic, reward = beside_actor(config, model) if config.share_base else (None, None)
     choose_trained(model, trained_part(config, config.actor_lora_dim or 0, tokenizer, path, ACTOR), path)
-    optimizer = optimizer_settings(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
+    optimizer = optimizer_settings(config, plan.updates, config.actor_learning_rate, config.actor_weight_decay)
     actor = train_engine(PolicyModel(model), optimizer, settings)
     return PPOModels(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
-        critic=_build_critic(config, plan, tokenizer, total_updates, critic) if config.needs.critic else None,
+        critic=_build_critic(config, plan, tokenizer, critic) if config.needs.critic else None,
         reward=reward_source(
-            config, plan, tokenizer, programs, None if reward is None else shared_scores(plan, settings, reward)
+            config,
+            plan,
+            tokenizer,
+            programs,
+            None if reward is None else shared_scores(plan.batches, settings, reward),
         ),
         rollouts=_rollout_engine(config, actor, tokenizer, report),
         metric=function_scores(config.metric_function, "--metric_function") if config.metric_function else None,
@@ -97,7 +100,7 @@ def build_ppo_models(
 
 
 def _build_reference(
-    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
+    config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
 ) -> PolicyEngine:
     if config.actor_lora_dim:
         return AdaptersOff(actor)
@@ -121,9 +124,8 @@ def seed_new_rows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None
 
 def _build_critic(
     config: PPOConfig,
-    plan: BatchPlan,
+    plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
-    total_updates: int,
     shared: PreTrainedModel | None,
 ) -> Engine[ScalarModel]:
     """The critic: ``shared`` is it, with a base that is not its own."""
@@ -146,7 +148,7 @@ def _build_critic(
     if lora_config(model) is None:
         finetuning = trained_part(config, config.critic_lora_dim or 0, tokenizer, path, CRITIC)
         choose_trained(model, finetuning, path)
-    optimizer = optimizer_settings(config, total_updates, config.critic_learning_rate, config.critic_weight_decay)
+    optimizer = optimizer_settings(config, plan.updates, config.critic_learning_rate, config.critic_weight_decay)
     return train_engine(ScalarModel(model), optimizer, settings)
 
 

@@ -6,9 +6,8 @@ import logging
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.builders.engines import REWARD, frozen_settings, opening_of
+from dschat.builders.engines import REWARD, RunPlan, frozen_settings, opening_of
 from dschat.common.user_function import load_function
-from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.config.refuel import RefuelOnlineConfig
 from dschat.engine.engine import frozen_engine
@@ -50,7 +49,7 @@ def build_program_pool(config: PPOConfig) -> ProgramPool:
 
 def reward_source(
     config: PPOConfig,
-    plan: BatchPlan,
+    plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
     programs: ProgramPool | None,
     on_base: ScoreSource | None = None,
@@ -90,10 +89,10 @@ def own_reward_tokenizer(
     return own if config.rm_template or not same_ids(tokenizer, own) else None
 
 
-def _model_scores(config: PPOConfig, path: str, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> ScoreSource:
+def _model_scores(config: PPOConfig, path: str, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> ScoreSource:
     settings = frozen_settings(config, plan)
     opening = opening_of(config, settings)
-    own, size = own_reward_tokenizer(config, path, tokenizer), pass_size(plan).without_gradient
+    own, size = own_reward_tokenizer(config, path, tokenizer), pass_size(plan.batches).without_gradient
     if own is None:
         model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, opening=opening)
         warn_of_reward_loss(model.config, f"{REWARD} {path}")
