@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from closeness import near
+from dschat.builders import engines
 from dschat.builders import ppo as builders
 from dschat.builders.data import check_lengths
-from dschat.builders.engines import RunPlan, build_policy, build_reward_model
+from dschat.builders.engines import RunPlan, build_policy, build_reward_model, engine_settings, frozen_settings
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.engine.engine import OptimizerSettings
@@ -140,6 +141,22 @@ def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
     ):
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     return found
+
+
+@pytest.mark.parametrize(
+    ("where", "updates", "compiles"), [("cuda", 100, True), ("cuda", 99, False), ("cpu", 100, False)]
+)
+def test_whether_layers_are_compiled_is_decided_beside_the_flag(
+    where: str, updates: int, compiles: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration, which a run writes down, goes on saying auto."""
+    monkeypatch.setattr(engines, "device", lambda: torch.device(where))
+    config = ppo_config(tmp_path, dtype="fp32")
+    plan = RunPlan.of(config, config.plan_batches(1), updates)
+    assert plan.compiles is compiles and plan.updates == updates
+    assert engine_settings(config, plan, False, 0).compile is compiles
+    assert frozen_settings(config, plan).compile is compiles
+    assert config.compile == "auto"
 
 
 SHARED = {"lr_scheduler_type": "cosine", "gradient_clipping": 0.5}

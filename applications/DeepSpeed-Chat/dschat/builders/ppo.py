@@ -82,17 +82,12 @@ def build_ppo_models(
     choose_trained(model, trained_part(config, config.actor_lora_dim or 0, tokenizer, path, ACTOR), path)
     optimizer = optimizer_settings(config, plan.updates, config.actor_learning_rate, config.actor_weight_decay)
     actor = train_engine(PolicyModel(model), optimizer, settings)
+    shared = None if reward is None else shared_scores(plan.batches, settings, reward)
     return PPOModels(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
         critic=_build_critic(config, plan, tokenizer, critic) if config.needs.critic else None,
-        reward=reward_source(
-            config,
-            plan,
-            tokenizer,
-            programs,
-            None if reward is None else shared_scores(plan.batches, settings, reward),
-        ),
+        reward=reward_source(config, plan, tokenizer, programs, shared),
         rollouts=_rollout_engine(config, actor, tokenizer, report),
         metric=function_scores(config.metric_function, "--metric_function") if config.metric_function else None,
         metric_name=config.metric_name or "",
