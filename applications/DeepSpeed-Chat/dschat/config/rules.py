@@ -34,6 +34,13 @@ UP_TO_1: Rule = (lambda share: 0 < share <= 1, "a number above 0 and at most 1")
 FINITE: Rule = (lambda number: True, "a number")
 NOT_EMPTY: Rule = (bool, "a value")  # of a text, or of each of several
 
+ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+HUB_KERNELS = "kernels-community/"  # the owner whose kernels transformers runs without being asked to trust others
+ATTENTION: Rule = (
+    lambda name: name in ATTENTIONS or (name.startswith(HUB_KERNELS) and len(name) > len(HUB_KERNELS)),
+    f"{', '.join(ATTENTIONS)}, or a kernel of the hub as {HUB_KERNELS}NAME",
+)
+
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 # Folders that a run writes below its output folder.

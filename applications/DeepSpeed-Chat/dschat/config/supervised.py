@@ -131,8 +131,10 @@ class SFTConfig(SupervisedConfig):
                 "--max_tokens_per_micro_batch: with --packing, rows have --max_seq_len tokens anyway. Drop one of the"
                 " two; --per_device_train_batch_size says how many examples they hold together."
             )
-        if self.packing and self.attn_implementation == "flash_attention_2":
-            raise UserError("--packing works with --attn_implementation sdpa and eager: give one of them.")
+        if self.packing and self.attn_implementation not in ("auto", "sdpa", "eager", "flex_attention"):
+            raise UserError(
+                "--packing works with --attn_implementation sdpa, eager and flex_attention: give one of them."
+            )
 
 
 @dataclass(kw_only=True)

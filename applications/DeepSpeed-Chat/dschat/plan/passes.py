@@ -31,8 +31,9 @@ from dschat.models.finetuning import (
     train_top_layers,
 )
 from dschat.models.layers import layers_of
+from dschat.models.layout import SAMPLING_BUFFERS
 from dschat.models.limits import position_limit
-from dschat.models.opening import FLASH, SDPA, implementation
+from dschat.models.opening import PLAIN_ATTENTION, SDPA, implementation
 from dschat.models.operations import ModelCost, cached_per_token, cost_of
 from dschat.plan.shares import COMPILED_ACTIVATIONS
 from dschat.plan.states import FLOAT32
@@ -85,8 +86,9 @@ class Model:
 
     def make(self) -> Any:
         """The Hugging Face model on the meta device, in training mode."""
-        config, flash = copy.deepcopy(self.config), self.attention == FLASH
-        attention = implementation(SDPA if flash else self.attention, config)
+        config = copy.deepcopy(self.config)
+        is_fused = self.attention not in PLAIN_ATTENTION
+        attention = implementation(SDPA if is_fused else self.attention, config)
         options: dict[str, Any] = {"dtype": self.dtype, "attn_implementation": attention}
         with torch.device("meta"):
             if self.kind == "policy":
@@ -101,7 +103,7 @@ class Model:
             choose_trained(model, self.finetuning, "the model")
             if self.top_layers:
                 train_top_layers(model, self.top_layers, "--trained_layers")
-        if model.config._attn_implementation == SDPA or flash:
+        if model.config._attn_implementation == SDPA or is_fused:
             model.config._attn_implementation = FUSED
         return model.train()
 
@@ -291,9 +293,6 @@ def _counted_checkpoint(
 
 def _hand_over(parameter: Tensor) -> None:
     parameter.grad = None
-
-
-SAMPLING_BUFFERS = 4  # logits of the model, at a temperature, truncated, and their softmax; float32
 
 
 def training_logits(head: Head, positions: int, device: torch.device) -> Pass:

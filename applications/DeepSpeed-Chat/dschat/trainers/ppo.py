@@ -38,7 +38,7 @@ from dschat.trainers.loop import Algorithm, Work, work_of
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import ActorSampler, MovingAverage, PPOModels, response_logprobs
 from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update, rows_of_updates
-from dschat.trainers.rehearsal import filled_rollout, rehearsal, rows_of
+from dschat.trainers.rehearsal import decoding_bytes, filled_rollout, rehearsal, rows_of
 from dschat.trainers.rollout_metrics import Collected, Outside, normalised_metrics, outside_metrics, rollout_metrics
 from dschat.trainers.segment_values import SegmentValues
 from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
@@ -380,7 +380,12 @@ class PPO(Algorithm):
         source = batch if isinstance(batch, PPOBatch) else FusedCredit(batch, self.credit)
         settings = replace(self.update_settings, update_size=rows, ppo_epochs=1)
         models, flag = self.models, "per_device_training_batch_size"
-        with rehearsal(models.trained, rows, prompt + response, flag):
+        total = prompt + response
+        if self.config.needs.segment_values:  # completions of prompts and all but the last token of a response
+            total += response - 1
+        responses = self.plan.rollout_per_rank * self.plan.samples_per_prompt
+        kept = decoding_bytes(models.rollouts, models.actor, self.config.zero_stages[0], responses, total)
+        with rehearsal(models.trained, rows, prompt + response, flag, kept):
             ppo_update(models.actor, models.critic, source, settings, seed=0)
 
     def unrewarded(self, rollout: Rollout) -> PPOBatch | PendingBatch:

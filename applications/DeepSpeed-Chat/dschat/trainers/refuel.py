@@ -48,7 +48,7 @@ from dschat.trainers.refuel_models import (
     reply_logprobs,
     summed_logprobs,
 )
-from dschat.trainers.rehearsal import filled_rollout, rehearsal, rows_of
+from dschat.trainers.rehearsal import decoding_bytes, filled_rollout, rehearsal, rows_of
 from dschat.trainers.selfcheck import TOLERANCE, check_rollout
 from dschat.trainers.throughput import Throughput, TrainedTexts
 from macro_actions.losses import regression_loss
@@ -231,7 +231,9 @@ class Refuel(Algorithm):
         nothing = torch.zeros(2 * pairs, device=device())
         batch = PairBatch(filled_rollout(ids, 2 * pairs, tokens - reply, reply), *[nothing] * 4)
         settings, flag = replace(self.settings, updates=1), "per_device_train_batch_size"
-        with rehearsal({"policy": self.models.policy}, 2 * pairs, tokens, flag):
+        policy, stage = self.models.policy, self.config.zero_stage
+        kept = decoding_bytes(self.models.rollouts, policy, stage, self.plan.rollout_per_rank, tokens)
+        with rehearsal({"policy": policy}, 2 * pairs, tokens, flag, kept):
             refuel_update(self.models.policy, batch, settings, UpdateProgress())
 
     def state_dict(self) -> Progress:
