@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
@@ -130,7 +131,7 @@ def launches_of(events: Sequence[Event]) -> tuple[dict[object, Launch], list[tup
             if event["cat"] in LAUNCH_CATEGORIES:
                 launches[event["args"].get("correlation")] = launch
                 continue
-            if any(is_whole(outer) for outer in open_events):
+            if any(is_whole(outer["name"]) for outer in open_events if outer["cat"] == "cpu_op"):
                 continue
             if open_events:
                 calls_none.pop(id(open_events[-1]), None)
@@ -141,10 +142,11 @@ def launches_of(events: Sequence[Event]) -> tuple[dict[object, Launch], list[tup
     return launches, leaves
 
 
-def is_whole(event: Event) -> bool:
+@cache
+def is_whole(operator: str) -> bool:
     """Whether an operator stands for the small ones that it calls: a matrix product or attention."""
-    is_product = MATRIX_KERNEL.search(event["name"]) or ATTENTION_KERNEL.search(event["name"])
-    return event["cat"] == "cpu_op" and not event["name"].startswith(NODE) and bool(is_product)
+    is_product = MATRIX_KERNEL.search(operator) or ATTENTION_KERNEL.search(operator)
+    return bool(is_product) and not operator.startswith(NODE)
 
 
 def part_ranges(events: Sequence[Event]) -> list[tuple[float, float, str]]:

@@ -54,7 +54,7 @@ def profile_decoding(work: Work, device: str, is_compiled: bool, trace: Path) ->
         is_compiled: whether layers and sampler are compiled.
         trace: where the profiler's trace goes.
     """
-    os.environ["TEARDOWN_CUPTI"] = "0"  # replaying a graph fails after the profiler was taken down
+    start_tracing()
     with torch.device(device):
         model = make_actor(work).eval()
     if is_compiled:
@@ -69,6 +69,17 @@ def profile_decoding(work: Work, device: str, is_compiled: bool, trace: Path) ->
     kernels = [kernel for kernel in read_kernels(trace) if kernel.part == DECODING_PART]
     times = times_of_parts(with_decoding_heads(kernels, DECODING_PART))
     return [{"part": part} | part_times.row() for part, part_times in times.items()]
+
+
+def start_tracing() -> None:
+    """Has the GPU's tracing library loaded from now on, so that graphs are captured and replayed under it.
+
+    The variables are those that torch.profiler sets for graphs of its own compiler: a graph must not be replayed after
+    the library was taken down.
+    """
+    os.environ |= {"DISABLE_CUPTI_LAZY_REINIT": "1", "TEARDOWN_CUPTI": "0"}
+    with profile(activities=activities()):
+        torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def stepping(function: Callable[P, R], profiler: profile) -> Callable[P, R]:
@@ -117,13 +128,17 @@ def role_of(engine: AnyEngine) -> str:
 
 def profiler_of(trace: Path, wait: int, active: int) -> profile:
     """A profiler that waits, warms up for one step, and writes a file after the active steps."""
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
     return profile(
-        activities=activities,
+        activities=activities(),
         schedule=schedule(wait=wait, warmup=1, active=active, repeat=1),
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
         record_shapes=False,
         with_stack=False,
     )
+
+
+def activities() -> list[ProfilerActivity]:
+    """What is traced: the host, and the GPU where there is one."""
+    if torch.cuda.is_available():
+        return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    return [ProfilerActivity.CPU]
