@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of a profiler, written by hand: which group and part each kernel belongs to, and how long the GPU waits."""
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,8 +29,9 @@ def event(cat: str, name: str, thread: int, start: float, end: float, correlatio
 
 def write_trace(folder: Path, events: Sequence[Event]) -> Path:
     """A trace with an event that has no duration."""
-    trace = folder / "trace.json"
-    trace.write_text(json.dumps({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]}))
+    trace = folder / "trace.json.gz"
+    content = json.dumps({"traceEvents": [{"ph": "M", "name": "process_name"}, *events]})
+    trace.write_bytes(gzip.compress(content.encode()))
     return trace
 
 

@@ -218,20 +218,18 @@ def choice_of(job: Job) -> Figures:
 
 
 def profiled(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
-    """The kernels of scoring and training, and those of a decoding step for the fewest and the next more rows."""
-    tasks: Tasks = [({}, partial(profile_training, settings, place))]
-    first_job = Job(work_of(settings, settings.prompts[0]), str(place), str(place), flags=settings.flags.split())
+    """The kernels of scoring and training, and those of decoding steps for the first number of prompts."""
+    work = work_of(settings, settings.prompts[0])
+    first_job = Job(work, str(place), str(place), flags=settings.flags.split())
     is_compiled = parse(PPOConfig, ours.flags(first_job)).compile != "off"
-    for prompts in settings.prompts[:2]:
-        trace = settings.json_folder / f"trace-decoding-{prompts}.json"
-        task = partial(in_process, profile_decoding, work_of(settings, prompts), settings.device, is_compiled, trace)
-        tasks.append(({"prompts": prompts}, task))
-    return tasks
+    trace = settings.json_folder / "trace-decoding.json.gz"
+    decoding_task = partial(in_process, profile_decoding, work, settings.device, is_compiled, trace)
+    return [({}, partial(profile_training, settings, place)), ({"prompts": work.batch}, decoding_task)]
 
 
 def profile_training(settings: argparse.Namespace, place: Path) -> list[Figures]:
     """Where the time of scoring and training goes, with the first choice that the plan says will fit."""
-    trace = settings.json_folder.resolve() / "trace-training.json"
+    trace = settings.json_folder.resolve() / "trace-training.json.gz"
     descending = sorted(settings.micro_batches, reverse=True)
     for recomputes, size in product((False, True), descending):
         work = work_of(settings, PROFILED_MICRO_BATCHES * size, size)

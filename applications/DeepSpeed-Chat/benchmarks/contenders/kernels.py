@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a profiler's trace: how long a GPU spends on which kind of kernel, and how long it waits.
 
-The trace is the JSON of `torch.profiler.profile.export_chrome_trace`. A kernel belongs to the part of the program that
+The trace is the compressed JSON of `torch.profiler.profile.export_chrome_trace`. A kernel belongs to the part of the program that
 launched it, and its group follows from the ranges around its launch, then from its name. Time between two kernels
 counts as idle time of the part that the second one belongs to. Parts and groups together make up the whole time.
 
@@ -9,6 +9,7 @@ Without a GPU, operators that call no others stand in for kernels, matrix produc
 what runs outside of them counts as idle.
 """
 
+import gzip
 import json
 import re
 from bisect import bisect_right
@@ -32,7 +33,7 @@ MATRIX_KERNEL = re.compile(r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitk|triton_t
 DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 LAUNCH_CATEGORIES = {"cuda_runtime", "cuda_driver"}
 HOST_CATEGORIES = {"cpu_op", "user_annotation"} | LAUNCH_CATEGORIES
-LARGEST = 6  # kernels that are named
+LARGEST = 10  # kernels that are named
 NAME_LENGTH = 60  # characters of their names
 
 
@@ -91,7 +92,7 @@ class PartTimes:
 
 def read_kernels(trace: Path) -> list[Kernel]:
     """The kernels of a trace in the order in which they began."""
-    content = json.loads(trace.read_text(encoding="utf-8"))
+    content = json.loads(gzip.decompress(trace.read_bytes()))
     events: list[Event] = [event for event in content["traceEvents"] if event.get("ph") == "X"]
     host_events = [event for event in events if event.get("cat") in HOST_CATEGORIES]
     device_events = [event for event in events if event.get("cat") in DEVICE_CATEGORIES]
