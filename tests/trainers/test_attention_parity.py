@@ -95,7 +95,7 @@ def check(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
-@pytest.mark.parametrize(("kind", "options"), [("llama", {}), ("gemma2", CAPPED), ("gpt2", {})])
+@pytest.mark.parametrize(("kind", "options"), [("llama", {}), ("gemma2", CAPPED), ("gemma", {})])
 def test_an_attention_with_the_right_numbers_passes(kind: str, options: Any, make: Any, register: Any) -> None:
     register(right)
     states = random_states()
