@@ -20,7 +20,8 @@ from dschat.models.compiled import uncompiled
 from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPolicy
 from dschat.models.layout import PassSize
 from dschat.models.lora import lora_config
-from dschat.models.opening import EAGER, FLAG, PLAIN_ATTENTION, SDPA, attention_by
+from dschat.models.opening import EAGER, PLAIN_ATTENTION, SDPA, attention_by
+from dschat.models.opening import FLAG as ATTENTION_FLAG
 from dschat.models.scalar import last_scores
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.sampling import Sampling
@@ -113,7 +114,7 @@ def check_attention_parity(
         numbers, norm = _numbers_and_gradient(engine, mask, forward)
         with attention_by(EAGER, model.config):
             expected, expected_norm = _numbers_and_gradient(engine, mask, forward)
-    cause = f"{FLAG} {used} computes other numbers on this device: use {FLAG} {SDPA} or {EAGER}."
+    cause = f"{ATTENTION_FLAG} {used} computes other numbers on this device: use {ATTENTION_FLAG} {SDPA} or {EAGER}."
     _require_close(f"{what} with {used}", "those with eager attention", numbers, expected, mask, engine, size, cause)
     ratio = norm / expected_norm.clamp(min=torch.finfo(torch.float32).tiny)
     same, every = torch.ones_like(ratio), torch.ones_like(ratio, dtype=torch.bool)
