@@ -169,7 +169,7 @@ def test_a_rehearsal_takes_the_memory_that_sampling_keeps(stage, graphs, is_kept
         return empty(size, **options)
 
     engine = loop.algorithm.models.actor
-    expected = loop.algorithm.models.rollouts.kept_bytes(engine.module.inner, 8, 12)
+    expected = ContinuousEngine(3, True).kept_bytes(make_causal_lm(), 8, 12)
     monkeypatch.setattr(rehearsal.torch, "empty", noted)
     monkeypatch.setattr(type(engine), "backward", no_memory)
     with pytest.raises(UserError) as raised:

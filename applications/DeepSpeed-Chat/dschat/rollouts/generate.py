@@ -74,9 +74,10 @@ class ContinuousEngine:
         return partial(sample, causal_lm, slots=self._slots, decoder_of=decoder_of)
 
     def kept_bytes(self, causal_lm: PreTrainedModel, prompts: int, tokens: int) -> int:
-        """Memory of the device that stays taken while a model trains whose weights stay where they are.
+        """Memory of the device that stays taken while the model trains.
 
-        CUDA graphs go on holding what they write into: the cache of keys and values, and the logits of a step.
+        CUDA graphs go on holding what they write into: the cache of keys and values, and the logits of a step. Under
+        ZeRO 3 there is none: weights are gathered anew for every rollout, and the graphs go with them.
 
         Args:
             causal_lm: the model that responses are sampled from.
@@ -84,7 +85,8 @@ class ContinuousEngine:
             tokens: of the longest prompt and response together.
         """
         graphs = causal_lm.device.type == "cuda" if self._decode_graphs is None else self._decode_graphs
-        if not graphs:
+        is_partitioned = any(hasattr(parameter, "ds_id") for parameter in causal_lm.parameters())
+        if not graphs or is_partitioned:
             return 0
         config, slots = causal_lm.config.get_text_config(), min(self._slots, prompts)
         columns = round_up(tokens + (SPARE_COLUMNS if slots < prompts else 0), COLUMN_STEP)

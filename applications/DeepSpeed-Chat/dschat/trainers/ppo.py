@@ -384,7 +384,7 @@ class PPO(Algorithm):
         if self.config.needs.segment_values:  # completions of prompts and all but the last token of a response
             total += response - 1
         responses = self.plan.rollout_per_rank * self.plan.samples_per_prompt
-        memory = decoding_bytes(models.rollouts, models.actor, self.config.zero_stages[0], responses, total)
+        memory = decoding_bytes(models.rollouts, models.actor, responses, total)
         with rehearsal(models.trained, rows, prompt + response, flag, memory):
             ppo_update(models.actor, models.critic, source, settings, seed=0)
 

@@ -231,8 +231,8 @@ class Refuel(Algorithm):
         nothing = torch.zeros(2 * pairs, device=device())
         batch = PairBatch(filled_rollout(ids, 2 * pairs, tokens - reply, reply), *[nothing] * 4)
         settings, flag = replace(self.settings, updates=1), "per_device_train_batch_size"
-        policy, stage = self.models.policy, self.config.zero_stage
-        memory = decoding_bytes(self.models.rollouts, policy, stage, self.plan.rollout_per_rank, tokens)
+        policy = self.models.policy
+        memory = decoding_bytes(self.models.rollouts, policy, self.plan.rollout_per_rank, tokens)
         with rehearsal({"policy": policy}, 2 * pairs, tokens, flag, memory):
             refuel_update(self.models.policy, batch, settings, UpdateProgress())
 

@@ -78,19 +78,16 @@ def _message(rows: int, tokens: int, rows_flag: str, decoding_bytes: int, error:
     )
 
 
-def decoding_bytes(rollouts: RolloutEngine, policy: TrainedPolicy, zero_stage: int, prompts: int, tokens: int) -> int:
+def decoding_bytes(rollouts: RolloutEngine, policy: TrainedPolicy, prompts: int, tokens: int) -> int:
     """Memory that sampling keeps on this process's device while models train.
-
-    Under ZeRO 3 there is none: weights are gathered anew for every rollout, and the decoder goes with them.
 
     Args:
         rollouts: what samples from the policy.
         policy: its engine.
-        zero_stage: of the policy.
         prompts: of a rollout on this process, each counted once per response.
         tokens: of the longest prompt and response together.
     """
-    if zero_stage == 3 or not isinstance(rollouts, ContinuousEngine):
+    if not isinstance(rollouts, ContinuousEngine):
         return 0
     return rollouts.kept_bytes(policy.module.inner, prompts, tokens)
 
