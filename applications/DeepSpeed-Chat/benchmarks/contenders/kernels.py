@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a profiler's trace: how long a GPU spends on which kind of kernel, and how long it waits.
 
-The trace is the compressed JSON of `torch.profiler.profile.export_chrome_trace`. A kernel belongs to the part of the program that
-launched it, and its group follows from the ranges around its launch, then from its name. Time between two kernels
-counts as idle time of the part that the second one belongs to. Parts and groups together make up the whole time.
+The trace is the compressed JSON of `torch.profiler.profile.export_chrome_trace`. A kernel belongs to the part of the
+program that launched it, and its group follows from the ranges around its launch, then from its name. Time between two
+kernels counts as idle time of the part that the second one belongs to. Parts and groups together make up the whole
+time.
 
 Without a GPU, operators that call no others stand in for kernels, matrix products and attention whatever they call;
 what runs outside of them counts as idle.

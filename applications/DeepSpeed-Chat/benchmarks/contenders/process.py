@@ -145,26 +145,31 @@ class Contender:
             raise RuntimeError("a contender ended early; what it said is above") from error
 
 
-def ours_alone(job: Job, repeats: int) -> list[Iteration]:
-    """Step 3 without other contenders; each iteration is told on standard error.
+def run_alone(job: Job, repeats: int, module: str = "ours") -> list[Iteration]:
+    """Runs one contender without others; the phases of each iteration are written to standard error.
 
     Args:
         job: what it does; models that its files lack are made, and a folder of its own below the job's.
         repeats: iterations that count; one more comes first.
+        module: of the package contenders.
 
     Returns:
         The usual iteration of each process.
+
+    Raises:
+        RuntimeError: one of its processes ended early.
     """
-    runs, work = [], job.work
+    runs = []
+    work = job.work
     make_files(work, Path(job.files))
     torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
-    with tempfile.TemporaryDirectory(dir=job.folder) as own:
-        with Contender(sys.executable, "ours", replace(job, folder=own)) as contender:
+    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
+        with Contender(sys.executable, module, replace(job, folder=folder)) as contender:
             for number in range(repeats + 1):
                 runs.append(contender.iterate())
                 phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1][0].wall_seconds.items())
                 print(f"batch {work.batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
-    return [usual(of_rank) for of_rank in zip(*runs[1:], strict=True)]
+    return [usual(iterations) for iterations in zip(*runs[1:], strict=True)]
 
 
 class Meter:
