@@ -92,8 +92,8 @@ def test_measured_figures_take_the_place_of_assumptions(tmp_path: Path) -> None:
         return scaling.measured_figures(file)
 
     assert found() == {"hbm": 4e12, "peak": 8e14}
-    ways = [("dynamic loop", 0.1), ("static graphs", 0.6), ("transformers' static cache", 0.7)]
-    assert found(*({"way": way, "of_limit": share} for way, share in ways))["own_decoding"] == 0.6
+    decoders = [("dynamic loop", 0.1), ("static graphs", 0.6), ("transformers' static cache", 0.7)]
+    assert found(*({"decoder": name, "of_limit": share} for name, share in decoders))["own_decoding"] == 0.6
     training = found({"scoring_of_limit": 0.3, "training_of_limit": 0.2}, {"micro_batch": 32, "problem": "memory"})
     assert (training["scoring"], training["training"]) == (0.3, 0.2)
     table = scaling.assumption_table(scaling.Assumptions(training=0.25, peak=8e14), ["training"])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from contenders.process import PHASES, Job, ours_alone
+from contenders.process import PHASES, Job, run_alone
 from contenders.work import SIZES, Size, Work
 from dschat.common.pictures import COLOURS, plain_axes
 from harness import origin, report, settings_parser, svg, table, write_section
@@ -65,7 +65,7 @@ def run(name: str, value: int, base: Work, repeats: int) -> Point:
         case "vocabulary":
             base = replace(base, size=replace(base.size, vocab_size=value))
     with tempfile.TemporaryDirectory() as place:
-        ranks = ours_alone(Job(base, f"{place}/files", place, processes=value if name == "processes" else 1), repeats)
+        ranks = run_alone(Job(base, f"{place}/files", place, processes=value if name == "processes" else 1), repeats)
     found = {phase: max(rank.cpu_seconds[phase] for rank in ranks) for phase in SHOWN}
     found["cpu_seconds"] = max(rank.cpu_seconds["total"] for rank in ranks)
     found["wall_seconds"] = max(rank.wall_seconds["total"] for rank in ranks)

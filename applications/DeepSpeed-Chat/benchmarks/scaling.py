@@ -310,7 +310,7 @@ def measured_figures(file: Path) -> dict[str, float]:
     names = {"of_limit": "own_decoding", "drawing_of_limit": "own_decoding"}
     names |= {"scoring_of_limit": "scoring", "training_of_limit": "training"}
     for row in figures["rows"]:
-        for name in names.keys() & row.keys() if "transformers" not in row.get("way", "") else ():
+        for name in names.keys() & row.keys() if "transformers" not in row.get("decoder", "") else ():
             found[names[name]] = max(row[name], found.get(names[name], 0.0))
     return found
 

@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Job:
-    """What the processes of a contender are told."""
+    """The settings of a contender's processes."""
 
     work: Work
     files: str  # folder that `make_files` filled
@@ -50,12 +50,14 @@ class Job:
 
     def environment(self, rank: int, port: str) -> dict[str, str]:
         """What a process needs: this package, dschat of the same clone before what is installed, and its group."""
-        folders = [str(BENCHMARKS), str(BENCHMARKS.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
+        folders = [str(BENCHMARKS), str(BENCHMARKS.parent)]
+        if os.environ.get("PYTHONPATH"):
+            folders.append(os.environ["PYTHONPATH"])
+        variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
         if self.processes > 1:
-            own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes)}
-            own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return os.environ | own
+            variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes)}
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return os.environ | variables
 
 
 def _sums() -> dict[str, float]:
@@ -67,7 +69,7 @@ class Iteration:
     """Figures of one iteration in one process."""
 
     cpu_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
-    wall_seconds: dict[str, float] = field(default_factory=_sums)  # the same
+    wall_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
     inside_cpu_seconds: dict[str, float] = field(default_factory=_sums)  # of parts of the phases
     counts: dict[str, float] = field(default_factory=_sums)
     peak_mb: float = 0.0
@@ -79,8 +81,11 @@ def usual(runs: Sequence[Iteration]) -> Iteration:
     """Medians over iterations; the peak of all."""
 
     def middle(kind: str) -> dict[str, float]:
-        found = [getattr(run, kind) for run in runs]
-        return {name: round(statistics.median(each[name] for each in found), 4) for name in found[0]}
+        dicts = [getattr(run, kind) for run in runs]
+        medians = {}
+        for name in dicts[0]:
+            medians[name] = round(statistics.median(numbers[name] for numbers in dicts), 4)
+        return medians
 
     dicts = (middle("cpu_seconds"), middle("wall_seconds"), middle("inside_cpu_seconds"), middle("counts"))
     tokens = statistics.median(run.tokens for run in runs)
@@ -145,26 +150,31 @@ class Contender:
             raise RuntimeError("a contender ended early; what it said is above") from error
 
 
-def ours_alone(job: Job, repeats: int) -> list[Iteration]:
-    """Step 3 without other contenders; each iteration is told on standard error.
+def run_alone(job: Job, repeats: int, module: str = "ours") -> list[Iteration]:
+    """Runs one contender without others; the phases of each iteration are written to standard error.
 
     Args:
         job: what it does; models that its files lack are made, and a folder of its own below the job's.
         repeats: iterations that count; one more comes first.
+        module: of the package contenders.
 
     Returns:
         The usual iteration of each process.
+
+    Raises:
+        RuntimeError: one of its processes ended early.
     """
-    runs, work = [], job.work
+    runs = []
+    work = job.work
     make_files(work, Path(job.files))
     torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
-    with tempfile.TemporaryDirectory(dir=job.folder) as own:
-        with Contender(sys.executable, "ours", replace(job, folder=own)) as contender:
+    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
+        with Contender(sys.executable, module, replace(job, folder=folder)) as contender:
             for number in range(repeats + 1):
                 runs.append(contender.iterate())
                 phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1][0].wall_seconds.items())
                 print(f"batch {work.batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
-    return [usual(of_rank) for of_rank in zip(*runs[1:], strict=True)]
+    return [usual(iterations) for iterations in zip(*runs[1:], strict=True)]
 
 
 class Meter:
@@ -186,20 +196,24 @@ class Meter:
             self._pipe.recv()
         except EOFError:
             os._exit(0)  # without the contender's own farewell: it was not measured, and may write whole models
-        self.now, self._last = Iteration(), _seconds()
+        self.now = Iteration()
+        self._last = _seconds()
 
     def lap(self, name: str) -> None:
         """Books the time since the last lap under a phase."""
-        before, self._last = self._last, _seconds()
+        before = self._last
+        self._last = _seconds()
         for booked, start, end in zip((self.now.cpu_seconds, self.now.wall_seconds), before, self._last, strict=True):
             booked[name] += end - start
 
     def inside(self, name: str, work: Callable[P, R]) -> Callable[P, R]:
-        """The same function; its CPU time is booked under a name beside the phases, but that of others inside it."""
+        """Wraps a function, whose CPU time is booked under a name beside the phases, but that of others inside it."""
 
         @wraps(work)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            start, before, self._others = time.process_time(), self._others, 0.0
+            start = time.process_time()
+            before = self._others
+            self._others = 0.0
             try:
                 return work(*args, **kwargs)
             finally:
@@ -219,7 +233,8 @@ class Meter:
         self.lap("rest")
         for seconds in (self.now.cpu_seconds, self.now.wall_seconds):
             seconds["total"] = sum(seconds.values())
-        peak, held = self._peak.bytes() / MB, self._peak.before / MB
+        peak = self._peak.bytes() / MB
+        held = self._peak.before / MB
         self._pipe.send(replace(self.now, peak_mb=peak, tokens=tokens, held_mb=held))
 
 
@@ -232,7 +247,7 @@ def read_job() -> tuple[Job, Meter]:
 
 
 def _seconds() -> tuple[float, float]:
-    """Of CPU and wall time, when the GPU has done its work."""
+    """CPU and wall time when the GPU has done its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.process_time(), time.perf_counter()

@@ -65,7 +65,8 @@ def main() -> None:
 
 def make_trainer(job: Job, measure: Measure) -> PPOTrainer:
     """TRL's trainer for this work."""
-    files, work = Path(job.files), job.work
+    files = Path(job.files)
+    work = job.work
     dtype = DTYPES[work.dtype]
     tokenizer = AutoTokenizer.from_pretrained(files / "actor", trust_remote_code=False, padding_side="left")
     prompts = (files / "prompts.txt").read_text(encoding="utf-8").splitlines()

@@ -25,7 +25,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-PAD, EOS, FIRST_WORD = 0, 1, 2  # ids
+PAD = 0  # ids
+EOS = 1
+FIRST_WORD = 2
 CHANNEL = 0  # of the residual stream: the one that no layer writes to
 CONSTANT = 0.1  # what it holds, as the embeddings have it
 NEVER = -8.0  # an embedding that makes a token impossible: a logit of about -40
@@ -89,7 +91,10 @@ def make_files(work: Work, folder: Path) -> None:
             with torch.device(device):
                 make(work).save_pretrained(folder / name)
             make_tokenizer(work.size.vocab_size).save_pretrained(folder / name)
-    prompts = [" ".join(f"w{i}" for i in row) for row in prompt_ids(work)]
+    prompts = []
+    for row in prompt_ids(work):
+        words = [f"w{i}" for i in row]
+        prompts.append(" ".join(words))
     (folder / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
     rows = [json.dumps({"prompt": text}) + "\n" for text in prompts]
     (folder / "prompts").mkdir(exist_ok=True)
