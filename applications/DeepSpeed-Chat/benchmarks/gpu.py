@@ -51,7 +51,7 @@ from contenders.process import PHASES, Job, ours_alone
 from contenders.work import SIZES, Work, make_files
 from dschat.common.atomic import write_file
 from dschat.common.jsonl import json_lines
-from dschat.common.launch import TRAINING
+from dschat.common.subcommands import TRAINING
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import open_config

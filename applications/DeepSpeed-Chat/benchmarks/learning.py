@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from harness import machine, origin, settings_parser, write_section
 from trials.figures import Row, draw, kl_table, learning_table, read_group, rows_of
-from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
+from trials.matrix import MATRIX, Group, Results, read_matrix, runs_of
+from trials.pool import run_all
 from trials.quickstarts import SEEDS, quickstart_tables, run_kernels, run_quickstarts
 
 # Picture → the groups side by side in it.

@@ -27,7 +27,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 from contenders import ours
 from contenders.process import Job
 from contenders.work import DTYPES, SIZES, Work, make_files, make_tokenizer
-from dschat.common.launch import as_arguments
+from dschat.common.subcommands import as_arguments
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.config.refuel import RefuelOnlineConfig

@@ -19,7 +19,7 @@ from transformers import GemmaForCausalLM
 
 from contenders.process import Job, Meter, read_job
 from contenders.work import FIRST_WORD, PAD
-from dschat.common.launch import as_arguments
+from dschat.common.subcommands import as_arguments
 from dschat.conditions.termination import TerminationCondition
 from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel

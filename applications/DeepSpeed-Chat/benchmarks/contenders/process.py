@@ -100,7 +100,7 @@ class Contender:
         Raises:
             RuntimeError: one ended.
         """
-        from dschat.common.launch import free_port
+        from dschat.common.subcommands import free_port
 
         port = free_port()
         self._processes: list[tuple[subprocess.Popen[bytes], Connection[Job | None, Iteration]]] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.common.launch import Processes, as_arguments, run_step
+from dschat.common.subcommands import Processes, as_arguments, run_step
 from dschat.errors import UserError
 from dschat.quickstart import synthetic
 

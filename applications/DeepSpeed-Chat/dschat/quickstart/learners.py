@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from dschat.common.launch import ONE, as_arguments, run_step, run_steps
+from dschat.common.subcommands import ONE, as_arguments, run_step, run_steps
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source, split_part
 from dschat.inference.measure import Answer, best_of, measure

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.atomic import write_file
-from dschat.common.launch import Processes, as_arguments, run_step
+from dschat.common.subcommands import Processes, as_arguments, run_step
 from dschat.evaluation.programs import ALL, pass_rates
 from dschat.quickstart.inputs import COMMON, make_folder, supervised_flags
 from dschat.quickstart.options import ProgramsOptions

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from dschat.common.atomic import write_file
-from dschat.common.launch import ONE
+from dschat.common.subcommands import ONE
 from dschat.config.supervised import RewardLoss
 from dschat.quickstart.inputs import COMMON, FULL, SMALL, Scale, make_inputs, train_reward_model, train_sft
 from dschat.quickstart.options import RewardLossesOptions
