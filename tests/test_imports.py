@@ -390,6 +390,17 @@ def test_packages_know_nothing_of_what_uses_them() -> None:
         assert others <= PACKAGES.get(package, set(PACKAGES)), module
 
 
+def test_no_class_name_occurs_twice() -> None:
+    """A reader who meets a class's name finds one class."""
+    files: dict[str, list[str]] = {}
+    for module, path in all_modules().items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                files.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in files.items() if len(modules) > 1} == {}
+    assert files["LaunchPlan"] == ["dschat.launch"] and files["Processes"] == ["dschat.common.subcommands"]
+
+
 def test_files_that_comments_name_are_there() -> None:
     named = {
         (module_name(path), name)

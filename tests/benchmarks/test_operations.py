@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from contenders import limits
-from contenders.work import Size, Work, make_actor
+from contenders.work import IterationWork, Size, make_actor
 from dschat.models.layout import Lengths
 from dschat.models.operations import cost_of, decoding_bytes
 
@@ -16,7 +16,7 @@ def test_the_benchmark_counts_the_same() -> None:
     Of the bytes of 5 tokens a row, it counts 4 keys fewer for 4 steps than tokens that see themselves.
     """
     size = Size(100, 8, 2, 4, 1, head_dim=2, intermediate_size=16)
-    work = Work(size=size, batch=3, micro_batch=3, shortest_prompt=2, longest_prompt=4, response=5)
+    work = IterationWork(size=size, batch=3, micro_batch=3, shortest_prompt=2, longest_prompt=4, response=5)
     cost = cost_of(make_actor(work))
     assert cost is not None
     prompts = np.array(work.prompt_lengths())

@@ -47,8 +47,8 @@ from contenders.limits import (
     phase_rates,
     rollout_limit,
 )
-from contenders.process import PHASES, Job, ours_alone
-from contenders.work import SIZES, Work, make_files
+from contenders.process import PHASES, ContenderJob, ours_alone
+from contenders.work import SIZES, IterationWork, make_files
 from dschat.common.atomic import write_file
 from dschat.common.jsonl import json_lines
 from dschat.common.subcommands import TRAINING
@@ -130,10 +130,10 @@ def end_children(others: set[psutil.Process]) -> None:
         child.kill()
 
 
-def work_of(settings: argparse.Namespace, prompts: int, micro_batch: int = 1) -> Work:
+def work_of(settings: argparse.Namespace, prompts: int, micro_batch: int = 1) -> IterationWork:
     """A rollout of so many prompts."""
     lengths, dtype = LENGTHS.get(settings.size, (64, 512, 512)), "bf16" if settings.device == "cuda" else "fp32"
-    return Work(SIZES[settings.size], prompts, min(prompts, micro_batch), *lengths, dtype=dtype)
+    return IterationWork(SIZES[settings.size], prompts, min(prompts, micro_batch), *lengths, dtype=dtype)
 
 
 def decoding(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
@@ -149,13 +149,13 @@ def training(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks
         flags = settings.flags.split() + (RECOMPUTED if again == "yes" else [])
         flags += ["--compile", "on" if compiled == "yes" else "off"]
         work = work_of(settings, TRAINED, size)
-        job = Job(work, str(place / "files"), str(place), flags=flags, random_responses=True)
+        job = ContenderJob(work, str(place / "files"), str(place), flags=flags, random_responses=True)
         label: Figures = {"micro_batch": size, "checkpointing": again, "compiled": compiled}
         tasks.append((label, partial(train, job, settings.repeats, limits)))
     return tasks
 
 
-def train(job: Job, repeats: int, limits: Limits) -> list[Figures]:
+def train(job: ContenderJob, repeats: int, limits: Limits) -> list[Figures]:
     """Scoring and training, unless they would not fit: the phases but the drawing of responses."""
     make_files(job.work, Path(job.files))
     planned, fits = planned_memory(job, without=("generate",))
@@ -166,7 +166,7 @@ def train(job: Job, repeats: int, limits: Limits) -> list[Figures]:
     return [phase_rates(job.work, run.wall_seconds, limits) | peaks]
 
 
-def planned_memory(job: Job, without: Sequence[str] = ()) -> tuple[int, bool]:
+def planned_memory(job: ContenderJob, without: Sequence[str] = ()) -> tuple[int, bool]:
     """Bytes that the plan expects of all phases but some, and whether the GPU has them; a CPU always does."""
     memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     phases = make_plan(parse(PPOConfig, ours.flags(job)), Machine(1, memory), open_config).phases
@@ -188,7 +188,7 @@ def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Limits
     for again, size in product(("no", "yes"), descending):
         flags = settings.flags.split() + (RECOMPUTED if again == "yes" else [])
         work = work_of(settings, prompts, size)
-        job = Job(work, str(place / "files"), str(place), flags=flags)
+        job = ContenderJob(work, str(place / "files"), str(place), flags=flags)
         make_files(work, Path(job.files))
         if planned_memory(job)[1]:
             label: Figures = {"micro_batch": work.micro_batch, "checkpointing": again}
@@ -196,7 +196,7 @@ def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Limits
     return [{"not_measured": "no micro-batch would fit"}]
 
 
-def iterate(job: Job, repeats: int, limits: Limits) -> list[Figures]:
+def iterate(job: ContenderJob, repeats: int, limits: Limits) -> list[Figures]:
     """The usual iteration."""
     (run,) = ours_alone(job, repeats)
     seconds, tokens = run.wall_seconds, job.work.batch * job.work.response

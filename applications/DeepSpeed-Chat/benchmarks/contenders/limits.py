@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from transformers import GemmaForCausalLM
 
-from contenders.work import EOS, PAD, Size, Work, make_actor, prompt_ids
+from contenders.work import EOS, PAD, IterationWork, Size, make_actor, prompt_ids
 from dschat.models.compiled import compile_layers
 from dschat.models.engines import TrainedPolicy
 from dschat.rollouts.engine import pad_prompts
@@ -60,7 +60,7 @@ def layer_weights(size: Size) -> int:
     return size.num_hidden_layers * size.hidden_size * (attention + 3 * size.intermediate_size)
 
 
-def rollout_limit(work: Work, limits: Limits) -> float:
+def rollout_limit(work: IterationWork, limits: Limits) -> float:
     """Tokens per second if decoding did nothing but read weights, keys and values."""
     size, number = work.size, 2 if work.dtype == "bf16" else 4
     weights = layer_weights(size) + size.vocab_size * size.hidden_size
@@ -70,7 +70,7 @@ def rollout_limit(work: Work, limits: Limits) -> float:
     return work.batch * limits["bytes_per_second"] / (number * (weights + cache))
 
 
-def forward_operations(work: Work) -> float:
+def forward_operations(work: IterationWork) -> float:
     """Multiplications and additions of a forward of a policy and of a scalar model; a backward takes twice as many.
 
     Two per weight and token. The head counts for response tokens only; attention for the keys that a token sees.
@@ -83,14 +83,14 @@ def forward_operations(work: Work) -> float:
     return 2.0 * (layers + attention) + head
 
 
-def decoding_rates(work: Work, whole: float, first: float, limits: Limits) -> Figures:
+def decoding_rates(work: IterationWork, whole: float, first: float, limits: Limits) -> Figures:
     """What the seconds of whole responses and of their first tokens say of the steps between."""
     step, limit = (whole - first) / (work.response - 1), rollout_limit(work, limits)
     times: Figures = {"first_tokens_seconds": first, "step_ms": 1e3 * step, "limit_ms": 1e3 * work.batch / limit}
     return times | {"tokens_per_second": work.batch / step, "of_limit": work.batch / step / limit}
 
 
-def phase_rates(work: Work, seconds: dict[str, float], limits: Limits) -> Figures:
+def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Limits) -> Figures:
     """What the seconds of the phases scoring and training say; training goes forward and backward."""
     found: Figures = {}
     for phase, passes in (("scoring", 1), ("training", 3)):
@@ -100,14 +100,14 @@ def phase_rates(work: Work, seconds: dict[str, float], limits: Limits) -> Figure
     return found
 
 
-def decode(way: str, works: Sequence[Work], device: str, repeats: int, limits: Limits) -> list[Figures]:
+def decode(way: str, works: Sequence[IterationWork], device: str, repeats: int, limits: Limits) -> list[Figures]:
     """Steps of decoding in one way, for one work after another of the same model."""
     with torch.device(device):
         model = make_actor(works[0]).eval()
     if way == "compiled":
         compile_layers(model)
 
-    def measure(work: Work) -> list[Figures]:
+    def measure(work: IterationWork) -> list[Figures]:
         launches = ["by transformers"]
         draw = drawer(way, model, prompt_ids(work), launches.append)
         whole, first = (fastest(partial(draw, tokens), repeats) for tokens in (work.response, 1))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification, GenerationConfig
 
-from contenders.process import Job, read_job
-from contenders.work import DTYPES, EOS, PAD, Work
+from contenders.process import ContenderJob, read_job
+from contenders.work import DTYPES, EOS, PAD, IterationWork
 
 KL_COEF, LEARNING_RATE = 0.05, 1e-6
 # Of each row: reference log-probs with the score on the last token (B, R), and what scoring found of actor and critic.
@@ -23,7 +23,7 @@ Scored = tuple[Tensor, Tensor | None, Tensor | None]
 class Models:
     """The four models and two optimisers."""
 
-    def __init__(self, files: Path, work: Work, device: torch.device) -> None:
+    def __init__(self, files: Path, work: IterationWork, device: torch.device) -> None:
         policy, scalar, dtype = GemmaForCausalLM, GemmaForSequenceClassification, DTYPES[work.dtype]
         self.actor, self.reference = (
             policy.from_pretrained(files / "actor", dtype=dtype, trust_remote_code=False) for _ in range(2)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 @torch.no_grad()
-def score(models: Models, ids: Tensor, response_mask: Tensor, job: Job) -> Scored:
+def score(models: Models, ids: Tensor, response_mask: Tensor, job: ContenderJob) -> Scored:
     """What training needs of the frozen models, and where the job says so of the others."""
     width, rows = response_mask.shape[1], job.work.micro_batch
     rewards, logprobs, values = [], [], []
@@ -78,7 +78,7 @@ def score(models: Models, ids: Tensor, response_mask: Tensor, job: Job) -> Score
     return torch.cat(rewards), torch.cat(logprobs) if logprobs else None, torch.cat(values) if values else None
 
 
-def train(models: Models, ids: Tensor, response_mask: Tensor, scored: Scored, work: Work) -> None:
+def train(models: Models, ids: Tensor, response_mask: Tensor, scored: Scored, work: IterationWork) -> None:
     """The updates of a rollout: PPO's clipped losses with Monte-Carlo returns."""
     width, (rewards, old_logprobs, old_values) = response_mask.shape[1], scored
     for update in torch.arange(len(ids), device=ids.device).split(work.update):

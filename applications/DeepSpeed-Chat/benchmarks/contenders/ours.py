@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import GemmaForCausalLM
 
-from contenders.process import Job, Meter, read_job
+from contenders.process import ContenderJob, Meter, read_job
 from contenders.work import FIRST_WORD, PAD
 from dschat.common.subcommands import as_arguments
 from dschat.conditions.termination import TerminationCondition
@@ -61,7 +61,7 @@ def main() -> None:
     run_step(STEP, flags(job))
 
 
-def flags(job: Job) -> list[str]:
+def flags(job: ContenderJob) -> list[str]:
     """The command line of step 3 for this work; the job's own flags come last, and hold."""
     files, work = Path(job.files), job.work
     options = {
@@ -103,7 +103,7 @@ def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[D
     yield draw
 
 
-def measured(iterate: Iterate[P], job: Job, meter: Meter) -> Iterate[P]:
+def measured(iterate: Iterate[P], job: ContenderJob, meter: Meter) -> Iterate[P]:
     """The trainer's `iterate`, measured."""
     number = 0
 

@@ -22,7 +22,7 @@ from dschat.plan.models import Configs, find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan, remedies
 from dschat.plan.recommend import recommend
-from dschat.plan.report import Report, choices, counts, find_rows, find_sources
+from dschat.plan.report import PlanReport, choices, counts, find_rows, find_sources
 from dschat.plan.throughput import DEFAULT_MEMORY, expect, named_gpu
 
 # No run starts, so that it does not matter what an output folder holds.
@@ -83,7 +83,7 @@ def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
     return found
 
 
-def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: str | None = None) -> Report:
+def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: str | None = None) -> PlanReport:
     """Plans what a subcommand would train with flags, which win over those of the file or preset.
 
     Raises:
@@ -109,7 +109,7 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
     title = f"dschat {step}{f' --config {file}' if file else ''}"
     largest = choices(plan) if options.micro_batches else []
     expectation = None if gpu is None else expect(plan, gpu)
-    return Report(title, plan, counted, helps, largest, found, sources or (), expectation)
+    return PlanReport(title, plan, counted, helps, largest, found, sources or (), expectation)
 
 
 def _configs(given: str | None, base: str | None) -> Configs:
