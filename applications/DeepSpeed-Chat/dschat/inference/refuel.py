@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.config.commands import PushOptions
-from dschat.config.common import OptimisationFlags
-from dschat.config.common import RefuelOutputFlags as TrainingOutput
+from dschat.config.common import OptimisationFlags, OutputFlags
 from dschat.config.logprobs import LogprobFlags
 from dschat.config.refuel import DialogueFlags
 from dschat.config.rollouts import RolloutFlags
@@ -36,7 +35,7 @@ class RefuelOutputFlags(QuietFlags):
 
     output_repo: str = flag("gets the data set: a folder, or owner/name on the Hugging Face hub", path=True)
     output_dir: Path | None = like(
-        TrainingOutput,
+        OutputFlags,
         "output_dir",
         None,
         "folder for unfinished rows, and for the data set before it is pushed (--output_repo where that is a folder, "
