@@ -16,7 +16,7 @@ import pytest
 import gpu
 from benchmark_runs import run_benchmark
 from contenders import limits, process, work
-from contenders.process import PHASES, Iteration
+from contenders.process import PHASES, IterationFigures
 from dschat.models.operations import Peaks
 
 LIMITS = Peaks(operations_per_second=1e6, bytes_per_second=1e6)
@@ -26,7 +26,7 @@ def work_of(**changes: Any) -> Any:
     """Prompts of 2, 3 and 4 tokens, 5 response tokens each; a Gemma of 2 layers."""
     size = work.Size(100, 8, 2, 4, 1, head_dim=2, intermediate_size=16)
     lengths = {"shortest_prompt": 2, "longest_prompt": 4, "response": 5}
-    return work.Work(**({"size": size, "batch": 3, "micro_batch": 3} | lengths | changes))
+    return work.IterationWork(**({"size": size, "batch": 3, "micro_batch": 3} | lengths | changes))
 
 
 WEIGHTS = 2 * (2 * 64 + 2 * 16 + 3 * 128)  # per layer: q and o are 8 × 8, k and v 8 × 2, three matrices 8 × 16
@@ -146,10 +146,10 @@ class Canned:
         if module == "trl_ppo" and job.work.micro_batch > 2:
             raise RuntimeError("a contender ended early")
 
-    def iterate(self) -> list[Iteration]:
+    def iterate(self) -> list[IterationFigures]:
         """As one process gives them."""
         wall = {"generation": 1.0, "scoring": 0.5, "training": 2.0, "rest": 0.5, "total": 4.0}
-        return [Iteration({}, wall, {}, {}, 3000.0, 24.0, 2000.0)]
+        return [IterationFigures({}, wall, {}, {}, 3000.0, 24.0, 2000.0)]
 
     def __enter__(self) -> "Canned":
         return self
@@ -170,7 +170,7 @@ def canned_settings(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Namespac
 def test_parts_and_the_whole_of_an_iteration_by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """4 responses of 16 tokens, drawn in a second of four; the peak of 3 GB stands on 2 GB of models."""
     settings = canned_settings(monkeypatch)
-    same = work.Work(work.SIZES["tiny"], 4, 4, 4, 16, 16)
+    same = work.IterationWork(work.SIZES["tiny"], 4, 4, 4, 16, 16)
     (row,) = gpu.iterations(settings, LIMITS, tmp_path)[0][1]()
     assert row["drawing_tokens_per_second"] == 64 and row["tokens_per_second"] == 16
     assert row["drawing_of_limit"] == pytest.approx(limits.rollout_limit(same, LIMITS))

@@ -72,14 +72,14 @@ def test_one_row_waits_for_memory() -> None:
 @pytest.mark.parametrize(("draw", "train", "whole", "ahead"), [(3, 5, 13, 10), (9, 5, 19, 11), (0, 5, 10, 10)])
 def test_one_ahead_is_never_slower(draw: float, train: float, whole: float, ahead: float) -> None:
     """After a push of 2 s, beside scoring of 3 s."""
-    parts = scaling.Iteration(2, draw, 3, train, 0, 0)
+    parts = scaling.IterationCost(2, draw, 3, train, 0, 0)
     assert (parts.seconds(ahead=False), parts.seconds(ahead=True)) == (whole, ahead)
 
 
 @pytest.mark.parametrize(("processes", "rows"), [(1, 512), (8, 64), (6, 88), (64, 8), (256, 4)])
 def test_processes_take_whole_micro_batches(processes: int, rows: int) -> None:
     """A sixth of 512 is 85.3: 22 micro-batches of 4."""
-    assert scaling.rows_of(processes, scaling.Work()) == rows
+    assert scaling.rows_of(processes, scaling.ClusterIteration()) == rows
 
 
 def test_measured_figures_take_the_place_of_assumptions(tmp_path: Path) -> None:

@@ -244,6 +244,6 @@ def test_what_is_left_out_is_said(place, caplog):
 def test_the_command(place):
     """As it is typed, on the training rows."""
     words = ["--model", place / "policy1", "--data", place / "data", "--output", place / "out", "--split", "train"]
-    command = [sys.executable, "-m", "dschat.evaluation.text", *words, "--max_new_tokens", "4", "--device", "cpu"]
+    command = [sys.executable, "-m", "dschat", "text", *words, "--max_new_tokens", "4", "--device", "cpu"]
     done = run_command(command).expect(0)
     assert "| policy1 |" in done.stdout and len(read_jsonl(place / "out" / "rows.jsonl")) == 2

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from dschat.config.plan import PlanOptions, step_name
 from dschat.config.ppo import PPOConfig
-from dschat.plan.__main__ import plan_step
+from dschat.plan.command import plan_step
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan
 from script_runs import SCRIPTS

@@ -13,7 +13,7 @@ from dschat.config.parse import parse
 from dschat.config.plan import PlanOptions
 from dschat.config.ppo import PPOConfig
 from dschat.config.presets import find_preset
-from dschat.plan.__main__ import plan_step
+from dschat.plan.command import plan_step
 from dschat.plan.models import find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.recommend import Recommendation, recommend

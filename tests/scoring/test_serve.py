@@ -390,7 +390,7 @@ def test_a_port_that_is_taken(folder, serving):
 
 @pytest.mark.slow
 def test_the_command_serves_and_ends_at_sigterm(folder):
-    command = [sys.executable, "-m", "dschat.scoring.serve", "--model", folder, "--port", "0", "--device", "cpu"]
+    command = [sys.executable, "-m", "dschat", "serve", "--model", folder, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
     assert process.stderr is not None
     alarm = threading.Timer(60, process.kill)  # it says nothing

@@ -56,12 +56,12 @@ from contenders.limits import (
     phase_rates,
     rollout_limit,
 )
-from contenders.process import PHASES, Iteration, Job, run_alone
+from contenders.process import PHASES, ContenderJob, IterationFigures, run_alone
 from contenders.profiled import WARMUP_ITERATIONS, profile_decoding
-from contenders.work import SIZES, Work, make_actor, make_files
+from contenders.work import SIZES, IterationWork, make_actor, make_files
 from dschat.common.atomic import write_file
 from dschat.common.jsonl import json_lines
-from dschat.common.launch import TRAINING
+from dschat.common.subcommands import TRAINING
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import open_config
@@ -180,23 +180,27 @@ def end_children(others: set[psutil.Process]) -> None:
 # ---- Jobs, and whether they fit ----
 
 
-def work_of(settings: argparse.Namespace, prompts: int, micro_batch: int = 1) -> Work:
+def work_of(settings: argparse.Namespace, prompts: int, micro_batch: int = 1) -> IterationWork:
     """A rollout of so many prompts."""
     lengths = LENGTHS.get(settings.size, GPU_LENGTHS)
     dtype = "bf16" if settings.device == "cuda" else "fp32"
-    return Work(SIZES[settings.size], prompts, min(prompts, micro_batch), *lengths, dtype=dtype)
+    return IterationWork(SIZES[settings.size], prompts, min(prompts, micro_batch), *lengths, dtype=dtype)
 
 
-def job_of(settings: argparse.Namespace, work: Work, folder: Path, recomputes: bool, *flags: str) -> Job:
+def job_of(
+    settings: argparse.Namespace, work: IterationWork, folder: Path, recomputes: bool, *flags: str
+) -> ContenderJob:
     """A job of step 3 with or without gradient checkpointing and with some flags more; its files are written."""
     checkpointing = RECOMPUTED if recomputes else []
     job_flags = [*settings.flags.split(), *checkpointing, *flags]
-    job = Job(work, str(folder / "files"), str(folder), flags=job_flags)
+    job = ContenderJob(work, str(folder / "files"), str(folder), flags=job_flags)
     make_files(work, Path(job.files))
     return job
 
 
-def job_choices(settings: argparse.Namespace, prompts: int | None, folder: Path, *flags: str) -> Iterator[Job]:
+def job_choices(
+    settings: argparse.Namespace, prompts: int | None, folder: Path, *flags: str
+) -> Iterator[ContenderJob]:
     """Jobs in the order of preference: large micro-batches, all of them without gradient checkpointing at first.
 
     Args:
@@ -211,13 +215,13 @@ def job_choices(settings: argparse.Namespace, prompts: int | None, folder: Path,
         yield job_of(settings, work, folder, recomputes, *flags)
 
 
-def choice_of(job: Job) -> Figures:
+def choice_of(job: ContenderJob) -> Figures:
     """The micro-batch of a job, and whether it recomputes activations."""
     checkpointing = "yes" if RECOMPUTED[0] in job.flags else "no"
     return {"micro_batch": job.work.micro_batch, "checkpointing": checkpointing}
 
 
-def planned_memory(job: Job, without: Sequence[str] = ()) -> tuple[int, bool]:
+def planned_memory(job: ContenderJob, without: Sequence[str] = ()) -> tuple[int, bool]:
     """Bytes that the plan expects of all phases but some, and whether the GPU has them; a CPU always does."""
     memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     phases = make_plan(parse(PPOConfig, ours.flags(job)), Machine(1, memory), open_config).phases
@@ -225,12 +229,12 @@ def planned_memory(job: Job, without: Sequence[str] = ()) -> tuple[int, bool]:
     return planned, memory is None or planned + CUDA_BYTES <= memory
 
 
-def fits(job: Job, without: Sequence[str] = ()) -> bool:
+def fits(job: ContenderJob, without: Sequence[str] = ()) -> bool:
     """Whether the plan says that a job fits."""
     return planned_memory(job, without)[1]
 
 
-def peak_gb(run: Iteration) -> float:
+def peak_gb(run: IterationFigures) -> float:
     """The peak of memory, models included."""
     return (run.held_mb + run.peak_mb) * MB / GB
 
@@ -264,7 +268,7 @@ def training(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks
     return tasks
 
 
-def train(make_job: Callable[[], Job], repeats: int, limits: Peaks) -> list[Figures]:
+def train(make_job: Callable[[], ContenderJob], repeats: int, limits: Peaks) -> list[Figures]:
     """Scoring and training, unless they would not fit: the phases but the drawing of responses."""
     job = replace(make_job(), random_responses=True)
     planned, is_enough = planned_memory(job, without=("generate",))
@@ -314,7 +318,7 @@ def peer_iteration(settings: argparse.Namespace, prompts: int, limits: Peaks, fo
     return [{"not_measured": "its process ended early with every micro-batch"}]
 
 
-def iteration_figures(job: Job, run: Iteration, limits: Peaks) -> Figures:
+def iteration_figures(job: ContenderJob, run: IterationFigures, limits: Peaks) -> Figures:
     """Rates and shares of a whole iteration."""
     seconds = run.wall_seconds
     tokens = job.work.batch * job.work.response
@@ -357,7 +361,7 @@ def zero_iteration(settings: argparse.Namespace, stage: int, limits: Peaks, fold
     return [{"not_measured": NOTHING_FITS}]
 
 
-def zero3_limits(work: Work) -> dict[str, int]:
+def zero3_limits(work: IterationWork) -> dict[str, int]:
     """DeepSpeed's limits on gathered parameters, in the proportion to this model that they have to one of 7B."""
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in make_actor(work).parameters())
@@ -367,7 +371,7 @@ def zero3_limits(work: Work) -> dict[str, int]:
 def profiled(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
     """The kernels of scoring and training, and those of decoding steps for the first number of prompts."""
     work = work_of(settings, settings.prompts[0])
-    job = Job(work, str(folder), str(folder), flags=settings.flags.split())
+    job = ContenderJob(work, str(folder), str(folder), flags=settings.flags.split())
     is_compiled = parse(PPOConfig, ours.flags(job)).compile != "off"
     trace = settings.json_folder / "trace-decoding.json.gz"
     decoding_task = partial(in_process, profile_decoding, work, settings.device, is_compiled, trace)

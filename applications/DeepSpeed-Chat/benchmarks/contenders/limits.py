@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import GemmaForCausalLM
 
-from contenders.work import EOS, PAD, Work, make_actor, make_reward_model, prompt_ids
+from contenders.work import EOS, PAD, IterationWork, make_actor, make_reward_model, prompt_ids
 from dschat.models.compiled import compile_layers
 from dschat.models.engines import TrainedPolicy
 from dschat.models.layout import Lengths
@@ -57,7 +57,7 @@ def _now() -> float:
 
 
 @cache
-def model_costs(work: Work) -> tuple[ModelCost, ModelCost]:
+def model_costs(work: IterationWork) -> tuple[ModelCost, ModelCost]:
     """Costs of the policies and of the scalar models: a Gemma's weights say them without numbers."""
     with torch.device("meta"):
         policy = cost_of(make_actor(work))
@@ -67,13 +67,13 @@ def model_costs(work: Work) -> tuple[ModelCost, ModelCost]:
     return policy, scalar
 
 
-def lengths_of(work: Work) -> Lengths:
+def lengths_of(work: IterationWork) -> Lengths:
     """Tokens of prompts and responses, which all have the full length."""
     prompts = np.array(work.prompt_lengths())
     return Lengths(prompts, np.full(work.batch, work.response))
 
 
-def rollout_limit(work: Work, limits: Peaks) -> float:
+def rollout_limit(work: IterationWork, limits: Peaks) -> float:
     """Seconds of a rollout if decoding did nothing but read weights, keys and values."""
     policy, _ = model_costs(work)
     read = decoding_bytes(policy, lengths_of(work), work.batch)
@@ -81,7 +81,7 @@ def rollout_limit(work: Work, limits: Peaks) -> float:
     return read / limits.bytes_per_second
 
 
-def step_limit(work: Work, limits: Peaks) -> float:
+def step_limit(work: IterationWork, limits: Peaks) -> float:
     """Seconds of a decoding step, on average over those that follow the first tokens."""
     policy, _ = model_costs(work)
     assert policy.step_bytes is not None
@@ -89,7 +89,7 @@ def step_limit(work: Work, limits: Peaks) -> float:
     return (rollout_limit(work, limits) - first) / (work.response - 1)
 
 
-def phase_operations(work: Work) -> dict[str, float]:
+def phase_operations(work: IterationWork) -> dict[str, float]:
     """Operations of the phases scoring and training, each on a policy and on a scalar model."""
     policy, scalar = model_costs(work)
     lengths = lengths_of(work)
@@ -101,7 +101,7 @@ def phase_operations(work: Work) -> dict[str, float]:
     }
 
 
-def decoding_rates(work: Work, whole: float, first: float, limits: Peaks) -> Figures:
+def decoding_rates(work: IterationWork, whole: float, first: float, limits: Peaks) -> Figures:
     """Speed of the steps between, from the seconds of whole responses and of their first tokens."""
     step = (whole - first) / (work.response - 1)
     limit = step_limit(work, limits)
@@ -114,7 +114,7 @@ def decoding_rates(work: Work, whole: float, first: float, limits: Peaks) -> Fig
     }
 
 
-def phase_rates(work: Work, seconds: dict[str, float], limits: Peaks) -> Figures:
+def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Peaks) -> Figures:
     """Operations per second of the phases scoring and training, and their share of the limit."""
     figures: Figures = {}
     for phase, operations in phase_operations(work).items():
@@ -125,14 +125,14 @@ def phase_rates(work: Work, seconds: dict[str, float], limits: Peaks) -> Figures
     return figures
 
 
-def decode(decoder: str, works: Sequence[Work], device: str, repeats: int, limits: Peaks) -> list[Figures]:
+def decode(decoder: str, works: Sequence[IterationWork], device: str, repeats: int, limits: Peaks) -> list[Figures]:
     """Steps of decoding by one of gpu.py's DECODERS, for several works of the same model."""
     with torch.device(device):
         model = make_actor(works[0]).eval()
     if decoder == "compiled":
         compile_layers(model)
 
-    def measure(work: Work) -> list[Figures]:
+    def measure(work: IterationWork) -> list[Figures]:
         launches = ["by transformers"]
         draw = drawer(decoder, model, prompt_ids(work), launches.append)
         whole = fastest(partial(draw, work.response), repeats)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification, GenerationConfig
 
-from contenders.process import Job, read_job
-from contenders.work import DTYPES, EOS, PAD, Work
+from contenders.process import ContenderJob, read_job
+from contenders.work import DTYPES, EOS, PAD, IterationWork
 
 KL_COEF = 0.05
 LEARNING_RATE = 1e-6
@@ -25,7 +25,7 @@ Scored = tuple[Tensor, Tensor | None, Tensor | None]
 class Models:
     """The four models and two optimisers."""
 
-    def __init__(self, files: Path, work: Work, device: torch.device) -> None:
+    def __init__(self, files: Path, work: IterationWork, device: torch.device) -> None:
         dtype = DTYPES[work.dtype]
         load_policy = partial(GemmaForCausalLM.from_pretrained, dtype=dtype, trust_remote_code=False)
         load_scalar = partial(GemmaForSequenceClassification.from_pretrained, dtype=dtype, trust_remote_code=False)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 @torch.no_grad()
-def score(models: Models, ids: Tensor, response_mask: Tensor, job: Job) -> Scored:
+def score(models: Models, ids: Tensor, response_mask: Tensor, job: ContenderJob) -> Scored:
     """What training needs of the frozen models, and where the job says so of the others."""
     width = response_mask.shape[1]
     rows = job.work.micro_batch
@@ -84,7 +84,7 @@ def score(models: Models, ids: Tensor, response_mask: Tensor, job: Job) -> Score
     return torch.cat(rewards), torch.cat(logprobs) if logprobs else None, torch.cat(values) if values else None
 
 
-def train(models: Models, ids: Tensor, response_mask: Tensor, scored: Scored, work: Work) -> None:
+def train(models: Models, ids: Tensor, response_mask: Tensor, scored: Scored, work: IterationWork) -> None:
     """The updates of a rollout: PPO's clipped losses with Monte-Carlo returns."""
     width = response_mask.shape[1]
     rewards, old_logprobs, old_values = scored

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from transformers import GemmaForCausalLM
 
-from contenders.process import Job, Meter, read_job
+from contenders.process import ContenderJob, Meter, read_job
 from contenders.profiled import profile_iteration
 from contenders.work import FIRST_WORD, PAD
-from dschat.common.launch import as_arguments
+from dschat.common.subcommands import as_arguments
 from dschat.conditions.termination import TerminationCondition
 from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
@@ -64,7 +64,7 @@ def main() -> None:
     run_step(STEP, flags(job))
 
 
-def flags(job: Job) -> list[str]:
+def flags(job: ContenderJob) -> list[str]:
     """The command line of step 3 for this work; the job's own flags come last, and hold."""
     files = Path(job.files)
     work = job.work
@@ -108,7 +108,7 @@ def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[D
     yield draw
 
 
-def measured(iterate: Iterate[P], job: Job, meter: Meter) -> Iterate[P]:
+def measured(iterate: Iterate[P], job: ContenderJob, meter: Meter) -> Iterate[P]:
     """The trainer's `iterate`, measured."""
     number = 0
 

@@ -26,7 +26,7 @@ from typing import ParamSpec, Self, TypeVar
 
 import torch
 
-from contenders.work import Work, make_files
+from contenders.work import IterationWork, make_files
 from harness import MB, Peak
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
@@ -36,10 +36,10 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Job:
+class ContenderJob:
     """The settings of a contender's processes."""
 
-    work: Work
+    work: IterationWork
     files: str  # folder that `make_files` filled
     folder: str  # of this contender alone
     scoring: bool = False  # lower bound: score with actor and critic before training, too
@@ -65,7 +65,7 @@ def _sums() -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Iteration:
+class IterationFigures:
     """Figures of one iteration in one process."""
 
     cpu_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
@@ -77,7 +77,7 @@ class Iteration:
     held_mb: float = 0.0  # what the peak is above: in use before the first iteration
 
 
-def usual(runs: Sequence[Iteration]) -> Iteration:
+def usual(runs: Sequence[IterationFigures]) -> IterationFigures:
     """Medians over iterations; the peak of all."""
 
     def middle(kind: str) -> dict[str, float]:
@@ -89,13 +89,13 @@ def usual(runs: Sequence[Iteration]) -> Iteration:
 
     dicts = (middle("cpu_seconds"), middle("wall_seconds"), middle("inside_cpu_seconds"), middle("counts"))
     tokens = statistics.median(run.tokens for run in runs)
-    return Iteration(*dicts, max(run.peak_mb for run in runs), tokens, runs[0].held_mb)
+    return IterationFigures(*dicts, max(run.peak_mb for run in runs), tokens, runs[0].held_mb)
 
 
 class Contender:
     """One contender, which ends with its context; what it prints goes to standard error."""
 
-    def __init__(self, python: str, module: str, job: Job) -> None:
+    def __init__(self, python: str, module: str, job: ContenderJob) -> None:
         """Starts its processes and waits until everything is set up.
 
         Args:
@@ -106,10 +106,10 @@ class Contender:
         Raises:
             RuntimeError: one ended.
         """
-        from dschat.common.launch import free_port
+        from dschat.common.subcommands import free_port
 
         port = free_port()
-        self._processes: list[tuple[subprocess.Popen[bytes], Connection[Job | None, Iteration]]] = []
+        self._processes: list[tuple[subprocess.Popen[bytes], Connection[ContenderJob | None, IterationFigures]]] = []
         for rank in range(job.processes):
             ours, theirs = Pipe()
             with theirs:
@@ -125,7 +125,7 @@ class Contender:
             ours.send(job)
         self._answers()
 
-    def iterate(self) -> list[Iteration]:
+    def iterate(self) -> list[IterationFigures]:
         """One iteration; the figures of each process."""
         for _, pipe in self._processes:
             pipe.send(None)
@@ -140,7 +140,7 @@ class Contender:
         for process, _ in self._processes:
             process.wait()
 
-    def _answers(self) -> list[Iteration]:
+    def _answers(self) -> list[IterationFigures]:
         """The next word of each process."""
         try:
             return [pipe.recv() for _, pipe in self._processes]
@@ -150,7 +150,7 @@ class Contender:
             raise RuntimeError("a contender ended early; what it said is above") from error
 
 
-def run_alone(job: Job, repeats: int, module: str = "ours") -> list[Iteration]:
+def run_alone(job: ContenderJob, repeats: int, module: str = "ours") -> list[IterationFigures]:
     """Runs one contender without others; the phases of each iteration are written to standard error.
 
     Args:
@@ -180,12 +180,12 @@ def run_alone(job: Job, repeats: int, module: str = "ours") -> list[Iteration]:
 class Meter:
     """Measures the iterations of this process, each when it is asked for."""
 
-    def __init__(self, pipe: Connection[Iteration, Job | None]) -> None:
+    def __init__(self, pipe: Connection[IterationFigures, ContenderJob | None]) -> None:
         self._pipe = pipe
         self._peak: Peak | None = None
         self._last = (0.0, 0.0)
         self._others = 0.0  # seconds that are booked already, in what `inside` is measuring
-        self.now = Iteration()
+        self.now = IterationFigures()
 
     def begin(self) -> None:
         """Waits until an iteration is asked for; the first call says that everything is set up."""
@@ -196,7 +196,7 @@ class Meter:
             self._pipe.recv()
         except EOFError:
             os._exit(0)  # without the contender's own farewell: it was not measured, and may write whole models
-        self.now = Iteration()
+        self.now = IterationFigures()
         self._last = _seconds()
 
     def lap(self, name: str) -> None:
@@ -238,11 +238,11 @@ class Meter:
         self._pipe.send(replace(self.now, peak_mb=peak, tokens=tokens, held_mb=held))
 
 
-def read_job() -> tuple[Job, Meter]:
+def read_job() -> tuple[ContenderJob, Meter]:
     """The job of this process, and its meter."""
     torch.set_num_threads(1)
     pipe = Connection(int(sys.argv[1]))
-    job: Job = pipe.recv()
+    job: ContenderJob = pipe.recv()
     return job, Meter(pipe)
 
 

@@ -29,7 +29,7 @@ from macro_actions.estimators import Estimator, EstimatorSettings
 from macro_actions.types import MacroActions, PPOBatch, Rollout, Trajectory
 from trials.matrix import BATCH, Result, Spec
 from trials.starts import Start, Starts, sampling
-from trials.tasks import TASKS, Task
+from trials.tasks import TASKS, LearningTask
 from trials.variants import ESTIMATORS, explained_variance, high_entropy, values_of
 
 HERE = Path(__file__).resolve().parent
@@ -82,7 +82,7 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
     return Result(asdict(spec), round(time.perf_counter() - begun, 1), curves)
 
 
-def configure(spec: Spec, task: Task, start: Start, starts: Starts) -> PPOConfig:
+def configure(spec: Spec, task: LearningTask, start: Start, starts: Starts) -> PPOConfig:
     """The flags of the run, as a command line would give them."""
     gold = f"{HERE / 'tasks.py'}:{task.kind}"
     flags: dict[str, object] = {

@@ -26,7 +26,7 @@ class Unanswered(Exception):
 
 
 @dataclass(frozen=True)
-class ServerFlags:
+class EndpointFlags:
     """What a command line calls the parts of an endpoint, and what its model is; for messages."""
 
     url: str = "--base_url"
@@ -46,7 +46,7 @@ class Endpoint:
     timeout: float  # seconds to wait for an answer
     tries: int  # how often a request is sent until an answer comes
     key: str = field(repr=False, default="")
-    flags: ServerFlags = ServerFlags()
+    flags: EndpointFlags = EndpointFlags()
 
     @property
     def is_local(self) -> bool:

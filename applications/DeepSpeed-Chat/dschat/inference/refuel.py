@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.config.commands import PushOptions
-from dschat.config.common import OptimisationFlags
-from dschat.config.common import OutputFlags as TrainingOutput
+from dschat.config.common import OptimisationFlags, OutputFlags
 from dschat.config.logprobs import LogprobFlags
 from dschat.config.refuel import DialogueFlags
 from dschat.config.rollouts import RolloutFlags
@@ -31,12 +30,12 @@ LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
 
 
 @dataclass(kw_only=True)
-class OutputFlags(QuietFlags):
+class RefuelOutputFlags(QuietFlags):
     """Where a command that makes REFUEL's data puts them."""
 
     output_repo: str = flag("gets the data set: a folder, or owner/name on the Hugging Face hub", path=True)
     output_dir: Path | None = like(
-        TrainingOutput,
+        OutputFlags,
         "output_dir",
         None,
         "folder for unfinished rows, and for the data set before it is pushed (--output_repo where that is a folder, "
@@ -52,7 +51,7 @@ class OutputFlags(QuietFlags):
 
 
 @dataclass(kw_only=True)
-class GenerateOptions(OutputFlags, ComputeFlags):
+class GenerateOptions(RefuelOutputFlags, ComputeFlags):
     """Roll out dialogues of a policy with a simulated user, and each of them once more from one of its turns on.
 
     Writes train.jsonl: trajectory, trajectory_sampled_h_from_sampled_len, sampled_len_from_5,
@@ -98,7 +97,7 @@ class GenerateOptions(OutputFlags, ComputeFlags):
 
 
 @dataclass(kw_only=True)
-class RankOptions(OutputFlags, ComputeFlags):
+class RankOptions(RefuelOutputFlags, ComputeFlags):
     """Score the dialogues of `dschat refuel-data generate` with a reward model, as they stand at the end of each turn.
 
     Writes train.jsonl: the columns it read, and the rewards of both dialogues; what could not be scored is -99999.
@@ -130,7 +129,7 @@ class RankOptions(OutputFlags, ComputeFlags):
 
 
 @dataclass(kw_only=True)
-class MaskOptions(OutputFlags):
+class MaskOptions(RefuelOutputFlags):
     """Make pairs of tokens and masks from the scored dialogues of `dschat refuel-data rank`, for `dschat refuel`.
 
     Writes train.parquet and test.parquet: chosen, reject, and of each _token, _mask and _reward.

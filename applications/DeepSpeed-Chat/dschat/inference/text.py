@@ -37,7 +37,7 @@ from dschat.inference.runner import (
     BatchFunction,
     Concluded,
     Entry,
-    Part,
+    RunPart,
     enough_memory,
     go_on_with_date,
     run_batches,
@@ -130,7 +130,7 @@ def _rows(options: TextOptions) -> list[Row]:
     return [rows[number] for number in shuffled(len(rows))[: options.num_samples]]
 
 
-def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
+def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
     path = locate_policy(subject.path)
     tokenizer = load_tokenizer(path, subject.flag, end_token=options.end_of_conversation_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, sft_examples)
@@ -149,7 +149,7 @@ def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where:
     return _part(subject, selection.batches(options.batch_size, lengths), prepare)
 
 
-def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
+def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
     tokenizer = load_tokenizer(subject.path, subject.flag, end_token=options.end_of_conversation_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)
     check_length(subject.path, subject.flag, max(map(len, texts.values())), LONGEST)
@@ -165,8 +165,8 @@ def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where:
     return _part(subject, selection.batches(options.batch_size, lengths), prepare)
 
 
-def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> Part:
-    return Part(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
+def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> RunPart:
+    return RunPart(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
 
 
 def subjects_of(options: TextOptions) -> list[Subject]:

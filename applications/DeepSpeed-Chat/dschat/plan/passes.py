@@ -46,7 +46,7 @@ Kind = Literal["policy", "scalar", "classifier"]
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadSize:
     """The output head of a policy; a scalar model's has a row, which counts for nothing."""
 
     vocab: int  # V
@@ -64,7 +64,7 @@ class Shape:
     parameters: int  # all of them
     trained: int  # those with gradients; fewer with LoRA or of a last layer alone
     largest: int  # of the largest tensor
-    head: Head
+    head: HeadSize
     cached: int  # keys and values that a token leaves in the cache, over all layers
     limit: int | None  # tokens that it can read; None where there is no end
 
@@ -114,7 +114,7 @@ def shape_of(model: Model) -> Shape:
     made = model.make()
     config, parameters = made.config.get_text_config(), list(made.parameters())
     output, capped = made.get_output_embeddings(), bool(getattr(config, "final_logit_softcapping", None))
-    head = Head(0, 0, False, False, model.dtype.itemsize, capped)
+    head = HeadSize(0, 0, False, False, model.dtype.itemsize, capped)
     if output is not None:
         weight, tied = output.weight, output.weight is made.get_input_embeddings().weight
         head = replace(head, vocab=len(weight), weight=weight.numel(), tied=tied, trained=weight.requires_grad)
@@ -295,7 +295,7 @@ def _hand_over(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
+def training_logits(head: HeadSize, positions: int, device: torch.device) -> Pass:
     """Log-probs of `positions` tokens with gradients, in bytes.
 
     The softmax is made in the logits' place. Where all positions make one chunk it is kept for the backward pass; else
@@ -319,7 +319,7 @@ def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
     )
 
 
-def kept_gradient(head: Head) -> int:
+def kept_gradient(head: HeadSize) -> int:
     """Bytes of the head's gradient during the rest of the backward pass.
 
     An embedding that is the head, too, has the sum of both gradients only at the end.
@@ -327,17 +327,17 @@ def kept_gradient(head: Head) -> int:
     return head.width * head.weight if head.tied and head.trained else 0
 
 
-def scoring_logits(head: Head, positions: int, device: torch.device) -> int:
+def scoring_logits(head: HeadSize, positions: int, device: torch.device) -> int:
     """Bytes of log-probs of `positions` tokens without gradients and entropy."""
     chunk = min(positions, chunk_positions(head.vocab, device))
     return FLOAT32 * head.vocab * chunk * (1 + head.capped) + _converted(head, device)
 
 
-def sampling_logits(head: Head, rows: int, device: torch.device) -> int:
+def sampling_logits(head: HeadSize, rows: int, device: torch.device) -> int:
     """Bytes of the next token's distributions."""
     return SAMPLING_BUFFERS * FLOAT32 * rows * head.vocab + _converted(head, device)
 
 
-def _converted(head: Head, device: torch.device) -> int:
+def _converted(head: HeadSize, device: torch.device) -> int:
     """On a CPU, a head in half precision is multiplied in float32."""
     return FLOAT32 * head.weight if device.type == "cpu" and head.width < FLOAT32 else 0
