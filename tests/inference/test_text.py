@@ -159,7 +159,7 @@ def test_bad_models(tmp_path, flags, words):
         subjects_of(TextOptions(data="d", output=tmp_path, **flags))
 
 
-def test_held_out_rows_are_those_of_the_run(place, caplog):
+def test_held_out_rows_are_those_of_the_run(place):
     """Data without evaluation rows: the 5 % of --seed, by default the run's own."""
     rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
     write_jsonl(place / "many.jsonl", rows)
@@ -176,10 +176,9 @@ def test_held_out_rows_are_those_of_the_run(place, caplog):
     ):
         expected = [row.prompt for row in load_source(place / "many.jsonl", None, seed).eval]
         assert [row["prompt"] for row in measure(place, name, **flags, **own)] == expected and len(expected) == 3
-    assert "tells no seed" not in caplog.text
     (run / "train_config.json").unlink()
-    assert split_seed(TextOptions(data="d", output=place, checkpoints=run)) == 1234
-    assert "tells no seed; 1234 is taken" in caplog.text
+    with pytest.raises(UserError, match="its train_config.json holds no seed. Give the run's --seed"):
+        split_seed(TextOptions(data="d", output=place, checkpoints=run))
 
 
 def test_prepared_folders(place):
