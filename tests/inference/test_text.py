@@ -110,6 +110,7 @@ def test_an_adapter_alone_is_read_on_its_base(place, tokenizer):
     whole = write_adapter(place / "whole", base, tokenizer, merge=True)
     alone = write_adapter(place / "run", base, tokenizer)
     (place / "run" / "run.json").write_text(json.dumps({"step": "reward", "batches": {"total_updates": 12}}))
+    (place / "run" / "train_config.json").write_text(json.dumps({"seed": 1234}))
     expected = measure(place, "first", reward_model=[whole])
     for name, flags in (("second", {"reward_model": [alone]}), ("third", {"checkpoints": place / "run"})):
         for row, wanted in zip(measure(place, name, **flags), expected, strict=True):
@@ -139,6 +140,7 @@ def test_all_models_of_a_run(place):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).symlink_to(place / "policy1")
     (run / "run.json").write_text(json.dumps({"step": "ppo", "batches": {"total_updates": 12}}))
+    (run / "train_config.json").write_text(json.dumps({"seed": 1234}))
     rows = measure(place, checkpoints=run, num_samples=2, no_rouge=True)
     assert [(row["model"], row["update"]) for row in rows[::2]] == [("step-2", 2), ("step-10", 10), ("final", 12)]
     assert len({row["prompt"] for row in rows}) == 2, "the same texts for every model"

@@ -2,7 +2,7 @@
 """Advantage estimators: from a scored rollout and its macro actions to advantages and, for a critic, returns.
 
 Each is one function of one signature and a row of ESTIMATORS. Where macro actions end is decided before, once per
-rollout, by the termination conditions of `macro_actions.termination`: every n tokens, random lengths, perplexity,
+rollout, by the termination conditions of `macro_actions.conditions`: every n tokens, random lengths, perplexity,
 spans of a parse. `macro_gae` is the same for tensors of one's own.
 """
 

@@ -194,8 +194,8 @@ def split_seed(options: TextOptions) -> int:
     seed = read_object(folder / FLAGS_FILE).get("seed")
     if not isinstance(seed, int):
         raise UserError(
-            f"--checkpoints {folder}: its {FLAGS_FILE} holds no seed. Give the run's --seed: with another one, held-out"
-            " rows of data without evaluation rows may be rows that the run was trained on."
+            f"--checkpoints {folder}: its {FLAGS_FILE} holds no seed. Give the run's --seed: with another one,"
+            " held-out rows of data without evaluation rows may be rows that the run was trained on."
         )
     return seed
 
