@@ -109,9 +109,8 @@ class ReplyCache:
     def get(self, digest: str) -> Reply | None:
         """The usable answer to a question; None if there is none."""
         try:
-            kept = json.loads(self._file(digest).read_text(encoding="utf-8"))
-            reply = Reply(kept["text"], kept["refusal"], kept["model"], kept.get("flaw", ""))
-        except (OSError, ValueError, KeyError, TypeError):
+            reply = Reply(**json.loads(self._file(digest).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return None
         return reply if self._is_usable(reply) else None
 

@@ -19,16 +19,16 @@ from transformers import PreTrainedTokenizerBase
 from dschat.common.user_function import call_function, load_function
 from dschat.config.macro_actions import TerminationFlags
 from dschat.errors import UserError
-from macro_actions.constituents import ParsingCondition
-from macro_actions.termination import (
-    fixed_ngram_ends,
+from macro_actions.conditions import (
+    ends_from_lengths,
+    fixed,
     isolate_last_token,
     make_row_seeds,
-    perplexity_ends,
-    randomized_ngram_ends,
-    span_ends,
-    surprise_ends,
+    ppl,
+    randomized,
+    surprise,
 )
+from macro_actions.constituents import ParsingCondition
 from macro_actions.token_text import TokenReader
 from macro_actions.types import ScoredRollout, Trajectory
 
@@ -97,22 +97,22 @@ class TerminationCondition:
             ends = self._user(trajectory)
         elif self._parsing is not None:
             found = self._parsing(trajectory.rollout.response_rows())
-            ends = span_ends(found.lengths, mask)
+            ends = ends_from_lengths(found.lengths, mask)
             totals = {f"parsing/{name}": getattr(found.counts, name) for name in ("sentences", "parsed", "fell_back")}
             totals["parsing/seconds"] = found.seconds
         elif self._units is not None:
-            ends = span_ends(self._units(trajectory.rollout.response_rows()), mask)
+            ends = ends_from_lengths(self._units(trajectory.rollout.response_rows()), mask)
         elif flags.termination_condition == "surprise":
             assert isinstance(trajectory, Trajectory)  # the caller asked
-            ends = surprise_ends(trajectory.logprobs, mask, flags.surprise_probability, flags.surprise_count)
+            ends = surprise(mask, trajectory.logprobs, flags.surprise_probability, flags.surprise_count)
         elif flags.termination_condition == "ppl":
-            ends = perplexity_ends(trajectory.ref_logprobs, mask, flags.ppl_mode)
+            ends = ppl(mask, trajectory.ref_logprobs, flags.ppl_mode)
         elif flags.termination_condition == "randomized":
             rollout = trajectory.rollout
             seeds = make_row_seeds(self._seed, rollout.prompt_index, epoch, rollout.sample_index)
-            ends = randomized_ngram_ends(mask, flags.repeat_times, flags.ngram_lengths, seeds)
+            ends = randomized(mask, flags.ngram_lengths, flags.repeat_times, seeds)
         elif flags.termination_condition == "fixed":
-            ends = fixed_ngram_ends(mask, flags.ngram)
+            ends = fixed(mask, flags.ngram)
         else:
             raise ValueError(f"termination condition {flags.termination_condition} has no branch here")
         return Ends(isolate_last_token(ends, mask) if flags.isolate_last_token else ends, totals)

@@ -54,7 +54,9 @@ class Place:
         if self.options.overwrite or not record.exists() or not (self.folder / files[0]).exists():
             return None
         made = parse_json(record.read_bytes(), str(record))
-        if changed := first_change(made.get("settings", {}), json.loads(json.dumps(dict(settings)))):
+        if not isinstance(made, dict) or not {"settings", "summary"} <= made.keys():
+            raise UserError(f"{record} does not say how the data set was made: give another folder, or --overwrite.")
+        if changed := first_change(made["settings"], json.loads(json.dumps(dict(settings)))):
             remedy = "give another folder, or --overwrite to make it anew."
             raise UserError(f"{self.folder} holds a data set that was made with {changed}: {remedy}")
         present = [name for name in files if (self.folder / name).exists()]

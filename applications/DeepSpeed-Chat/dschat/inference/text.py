@@ -181,19 +181,23 @@ def subjects_of(options: TextOptions) -> list[Subject]:
 
 
 def split_seed(options: TextOptions) -> int:
-    """The seed that splits the data: --seed, else that of the run; training's, with a warning, if it tells none."""
+    """The seed that splits the data: --seed, else the seed of the run in --checkpoints, else training's default.
+
+    Raises:
+        UserError: the run's flags hold no seed.
+    """
     folder = options.checkpoints
-    if options.seed is not None or folder is None:
-        return TRAINING_SEED if options.seed is None else options.seed
+    if options.seed is not None:
+        return options.seed
+    if folder is None:
+        return TRAINING_SEED
     seed = read_object(folder / FLAGS_FILE).get("seed")
-    if isinstance(seed, int):
-        return seed
-    logger.warning(
-        "--checkpoints %s: its %s tells no seed; %d is taken. Give the run's --seed: with another, held-out rows of"
-        " data without evaluation rows may be rows that it was trained on.",
-        *(folder, FLAGS_FILE, TRAINING_SEED),
-    )
-    return TRAINING_SEED
+    if not isinstance(seed, int):
+        raise UserError(
+            f"--checkpoints {folder}: its {FLAGS_FILE} holds no seed. Give the run's --seed: with another one,"
+            " held-out rows of data without evaluation rows may be rows that the run was trained on."
+        )
+    return seed
 
 
 def run_models(folder: Path) -> list[Subject]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
-from dschat.config.rewards import VERSION
 from dschat.data.messages import reserved_names
 
 T = TypeVar("T")
@@ -53,8 +52,6 @@ class ScoreRequest:
         _require_text(content)
         if not isinstance(content, dict):
             raise BadRequest("the request must be an object with prompts and responses")
-        if content.get("version", VERSION) not in range(1, VERSION + 1):
-            raise BadRequest(f"this server answers requests of version 1 to {VERSION}, not {content['version']}")
         responses = _list_of(content, "responses", str)
         count = len(responses)
         prompts = _list_of(content, "prompts", str, count)

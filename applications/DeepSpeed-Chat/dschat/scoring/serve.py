@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dschat.config.commands import ServeOptions
-from dschat.config.rewards import REWARD_TOKEN, VERSION
+from dschat.config.rewards import REWARD_TOKEN
 from dschat.errors import UserError
 from dschat.scoring.score_request import BadRequest, ScoreRequest
 
@@ -173,7 +173,7 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
     @app.get("/{path:path}")
     def health(request: Request) -> Response:
         about = {"model": model} if is_trusted(request) else {}
-        return _answer(200, {"status": "ok", **about, "version": VERSION})
+        return _answer(200, {"status": "ok", **about})
 
     @app.post("/{path:path}")
     async def score(request: Request) -> Response:

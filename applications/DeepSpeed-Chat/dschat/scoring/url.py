@@ -24,7 +24,7 @@ from typing import TypeVar
 import httpx2
 from torch import Tensor
 
-from dschat.config.rewards import REWARD_TOKEN, VERSION
+from dschat.config.rewards import REWARD_TOKEN
 from dschat.errors import UserError
 from dschat.run.stop import raise_if_stopped_here, stopping_together
 from dschat.scoring.segments import Numbers, is_finite
@@ -162,7 +162,7 @@ def _body(texts: ResponseTexts, finished: list[bool], rows: range) -> str:
     if any(texts.rows[n].template_arguments for n in rows):
         body["template_arguments"] = [texts.rows[n].template_arguments for n in rows]
     if texts.segments is not None:
-        body |= {"version": VERSION, "segments": [texts.segments.texts[n] for n in rows]}
+        body["segments"] = [texts.segments.texts[n] for n in rows]
     return json.dumps(body)
 
 

@@ -43,11 +43,11 @@ from dschat.trainers.rollout_metrics import Collected, Outside, normalised_metri
 from dschat.trainers.segment_values import SegmentValues
 from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
 from dschat.trainers.throughput import Throughput, TrainedTexts
+from macro_actions.conditions import at_most
 from macro_actions.estimators import Estimator
 from macro_actions.groups import refilled
 from macro_actions.rewards import ScoreMoments, kl_controller
 from macro_actions.segments import segment, to_tokens
-from macro_actions.termination import at_most
 from macro_actions.token_text import TokenReader, texts_of_macro_actions
 from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, tensors_of
 
