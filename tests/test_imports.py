@@ -27,24 +27,24 @@ CODE = ("applications", "Constituent-Treelib", "evaluation", "examples", "infere
 MAY_IMPORT: dict[str, set[str]] = {
     "macro_actions": set(),
     "common": set(),
-    "config": {"common"},
-    "data": {"common", "config"},
+    "settings": {"common"},
+    "data": {"common", "settings"},
     "models": {"common", "macro_actions"},
     # what a run will take, from its flags and configs alone
-    "plan": {"common", "config", "data", "models", "macro_actions"},
+    "plan": {"common", "settings", "data", "models", "macro_actions"},
     # what a run knows of itself, and what moves its weights
-    "run": {"common", "config", "models", "plan"},
-    "engine": {"config", "models", "run"},
+    "run": {"common", "settings", "models", "plan"},
+    "engine": {"settings", "models", "run"},
     # prompts → rollout → scores → ends
-    "rollouts": {"common", "config", "data", "models", "macro_actions", "run"},
-    "scoring": {"common", "config", "data", "models", "macro_actions", "run"},
-    "conditions": {"common", "config", "macro_actions"},
+    "rollouts": {"common", "settings", "data", "models", "macro_actions", "run"},
+    "scoring": {"common", "settings", "data", "models", "macro_actions", "run"},
+    "conditions": {"common", "settings", "macro_actions"},
     # loops receive their engines; builders make them
-    "trainers": {"common", "config", "data", "models", "macro_actions", "run", "rollouts", "scoring", "conditions"},
+    "trainers": {"common", "settings", "data", "models", "macro_actions", "run", "rollouts", "scoring", "conditions"},
     "builders": {
         "common",
         "conditions",
-        "config",
+        "settings",
         "data",
         "engine",
         "models",
@@ -54,11 +54,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "trainers",
     },
     # finished models and runs, looked at
-    "evaluation": {"common", "config", "data"},
+    "evaluation": {"common", "settings", "data"},
     "reports": {"common", "data", "evaluation"},
     "inference": {
         "common",
-        "config",
+        "settings",
         "data",
         "evaluation",
         "models",
@@ -67,12 +67,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rollouts",
         "scoring",
     },
-    "demo": {"common", "conditions", "config", "data", "inference", "models", "reports", "macro_actions", "rollouts"}
+    "demo": {"common", "conditions", "settings", "data", "inference", "models", "reports", "macro_actions", "rollouts"}
     | {"scoring", "trainers"},
     # the pipeline on corpora made in code
     "quickstart": {
         "common",
-        "config",
+        "settings",
         "data",
         "evaluation",
         "inference",

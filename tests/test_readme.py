@@ -13,10 +13,10 @@ import pytest
 
 from cli_runs import run_forked
 from dschat.cli import COMMANDS
-from dschat.config.parser import FlagParser
-from dschat.config.ppo import PPOConfig
-from dschat.config.rules import default_of
 from dschat.reference import page
+from dschat.settings.parser import FlagParser
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.rules import default_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(

@@ -147,6 +147,6 @@ def test_flags_without_a_meaning_in_refuel_warn_once_and_say_why(caplog):
 
 def test_the_parsers_are_those_of_the_package():
     from constituent_treelib.parsing import NAMES
-    from dschat.config.macro_actions import PARSERS
+    from dschat.settings.macro_actions import PARSERS
 
     assert PARSERS == NAMES

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dschat.config.ppo import PPOConfig
-from dschat.config.rules import flags_on_resume
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.rules import flags_on_resume
 from flag_cases import ACTOR, FAMILIES, config_of
 
 

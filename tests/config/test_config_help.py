@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import dschat
-from dschat.config.parse import parse, to_json
-from dschat.config.parser import INERT_FLAGS
-from dschat.config.ppo import PPOConfig
+from dschat.settings.parse import parse, to_json
+from dschat.settings.parser import INERT_FLAGS
+from dschat.settings.ppo import PPOConfig
 from flag_cases import FAMILIES
 
 
@@ -23,7 +23,7 @@ def test_help_is_complete_and_loads_neither_torch_nor_deepspeed():
     names = [(config_class.__module__, config_class.__name__) for config_class in FAMILIES.values()]
     code = (
         "import importlib, sys\n"
-        "from dschat.config.parse import parse\n"
+        "from dschat.settings.parse import parse\n"
         f"for module, name in {names}:\n"
         "    print('HELP OF', name)\n"
         "    try: parse(getattr(importlib.import_module(module), name), ['--help'])\n"

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from dschat.config.parse import parse, resolve
-from dschat.config.parser import INERT_FLAGS
-from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
+from dschat.settings.parse import parse, resolve
+from dschat.settings.parser import INERT_FLAGS
+from dschat.settings.ppo import PPOConfig
 from flag_cases import FAMILIES, REQUIRED, config_of
 
 LINE = re.compile(r"([\w.]+): (.+) \(([a-z ]+)\)(?: \| (.*) \| (.*))?")
@@ -46,7 +46,7 @@ def test_the_table_of_flags_and_defaults(step):
 
 @pytest.mark.parametrize(("step", "name"), EXAMPLES)
 def test_each_flag_sets_its_field_by_each_spelling(step, name, monkeypatch):
-    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: object())  # as if vLLM were installed
+    monkeypatch.setattr("dschat.settings.rollouts.find_spec", lambda name: object())  # as if vLLM were installed
     shown, words, value = TABLE[step, name]
     # A function stands in the place of the online form's reward model.
     required = REQUIRED[step][:-2] if (step, name) == ("online", "reward_function") else None

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from dschat.cli import COMMANDS
-from dschat.config.parse import resolve
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import SFTConfig
-from dschat.config.words import is_path
 from dschat.errors import UserError
 from dschat.quickstart.options import QuickstartOptions
+from dschat.settings.parse import resolve
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.supervised import SFTConfig
+from dschat.settings.words import is_path
 from flag_cases import REQUIRED
 
 SFT = REQUIRED["sft"]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dschat.config.parse import resolve, to_yaml
-from dschat.config.ppo import PPOConfig
-from dschat.config.presets import batch_sizes, find_preset, preset_names, variables
-from dschat.config.supervised import SFTConfig
 from dschat.data.options import PrepareOptions
 from dschat.errors import UserError
+from dschat.settings.parse import resolve, to_yaml
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.presets import batch_sizes, find_preset, preset_names, variables
+from dschat.settings.supervised import SFTConfig
 from flag_cases import FAMILIES, REQUIRED, config_of
 from script_runs import preset
 

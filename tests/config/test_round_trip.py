@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dschat.cli import COMMANDS
-from dschat.config.files import ConfigFile, read_file
-from dschat.config.parse import _merge, as_yaml, resolve, to_yaml
-from dschat.config.parser import FlagParser
-from dschat.config.words import as_words, default_value, kind_of, notes_of
+from dschat.settings.files import ConfigFile, read_file
+from dschat.settings.parse import _merge, as_yaml, resolve, to_yaml
+from dschat.settings.parser import FlagParser
+from dschat.settings.words import as_words, default_value, kind_of, notes_of
 from flag_cases import FAMILIES, REQUIRED, config_of
 
 NASTY = [

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from cli_runs import ROOT, message_of, run_command
-from dschat.config.parse import parse as parse_flags
 from dschat.data.rows import DataKeys
 from dschat.errors import UserError
 from dschat.inference.options import (
@@ -22,6 +21,7 @@ from dschat.inference.options import (
 from dschat.inference.policy import choose_device
 from dschat.inference.refuel import GenerateOptions, MaskOptions, RankOptions
 from dschat.models.opening import choose_dtype
+from dschat.settings.parse import parse as parse_flags
 
 PROJECT = {"proj_path": Path("P"), "model": "M"}
 SCORED = PROJECT | {"dataset": "hh-rlhf", "reward_model": "R"}

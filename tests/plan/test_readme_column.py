@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from dschat.config.plan import PlanOptions, step_name
-from dschat.config.ppo import PPOConfig
 from dschat.plan.__main__ import plan_step
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan
+from dschat.settings.plan import PlanOptions, step_name
+from dschat.settings.ppo import PPOConfig
 from script_runs import SCRIPTS
 
 README = Path(__file__).resolve().parents[2] / "README.md"

@@ -9,14 +9,14 @@ from transformers import LlamaConfig
 
 from cli_runs import STEPS
 from dschat.cli import main as dschat
-from dschat.config.parse import parse
-from dschat.config.plan import PlanOptions
-from dschat.config.ppo import PPOConfig
-from dschat.config.presets import find_preset
 from dschat.plan.__main__ import plan_step
 from dschat.plan.models import find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.recommend import Recommendation, recommend
+from dschat.settings.parse import parse
+from dschat.settings.plan import PlanOptions
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.presets import find_preset
 
 
 def main(words):

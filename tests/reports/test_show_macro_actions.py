@@ -11,10 +11,10 @@ import torch
 
 from cli_runs import run_command, write_jsonl
 from dschat.cli import main
-from dschat.config.macro_actions import MacroActionsOptions
-from dschat.config.ppo import PPOConfig
 from dschat.models.tiny import train_tokenizer
 from dschat.reports.macro_actions import MacroToken, macro_text
+from dschat.settings.macro_actions import MacroActionsOptions
+from dschat.settings.ppo import PPOConfig
 from factories import TEXTS, hf_logprobs, make_causal_lm, save_folder
 
 TEXT = "the quick brown fox. a cat sat on a mat"

@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from dschat import launch
-from dschat.config.processes import LaunchFlags
 from dschat.errors import UserError
 from dschat.launch import _launcher_variables as launcher_variables
 from dschat.launch import _run as run_launcher
 from dschat.launch import is_rank, plan_processes, variables_of_a_rank
+from dschat.settings.processes import LaunchFlags
 
 NVIDIA_SMI = """#!/bin/sh
 cat <<'END'

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dschat.config.supervised import SFTConfig
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -22,6 +21,7 @@ from dschat.data.loading import ExampleLoader
 from dschat.data.rows import DataKeys, Row
 from dschat.data.sources import load_source
 from dschat.errors import UserError
+from dschat.settings.supervised import SFTConfig
 from factories import EOS, make_tokenizer, put_before_texts
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e", "<end>"]  # ids 0 to 8

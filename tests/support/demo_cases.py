@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from dschat.config.macro_actions import TerminationFlags
 from dschat.demo.options import DemoOptions
 from dschat.demo.session import Session
 from dschat.models.tiny import make_gemma, train_tokenizer
+from dschat.settings.macro_actions import TerminationFlags
 from factories import TEXTS, make_causal_lm, make_classifier, save_folder
 
 QUESTION = "how are you?"

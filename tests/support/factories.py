@@ -257,8 +257,8 @@ def score(rollout: Any, scores: Any, actor: Any, reference: Any, critic: Any, te
 
 
 def _plan(micro: int, accumulation: int) -> Any:
-    from dschat.config.batches import plan_batches
     from dschat.run.distributed import world_size
+    from dschat.settings.batches import plan_batches
 
     return plan_batches("per_device_train_batch_size", micro, accumulation, None, world_size())
 
@@ -324,8 +324,8 @@ def supervised_loop_of(engine: Any, task: Any, config: Any, run: Any) -> Any:
 
 def supervised_config(step: str, folder: Path, **overrides: Any) -> Any:
     """The flags of a task (sft, reward, dpo or refuel) whose loop gets its engine handed in; paths lead nowhere."""
-    from dschat.config.refuel import RefuelConfig
-    from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
+    from dschat.settings.refuel import RefuelConfig
+    from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
     configs = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "refuel": RefuelConfig}
     flags: dict[str, Any] = {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
@@ -518,7 +518,7 @@ def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.T
 
 def ppo_config(folder: Path, **overrides: Any) -> Any:
     """A PPOConfig for trainers that get their engines handed in; paths in it lead nowhere."""
-    from dschat.config.ppo import PPOConfig
+    from dschat.settings.ppo import PPOConfig
 
     flags: dict[str, Any] = {
         "data_path": ["unused"],

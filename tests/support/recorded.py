@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from dschat.config.batches import plan_batches
 from dschat.data.collate import update_batches
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import rank, world_size
+from dschat.settings.batches import plan_batches
 from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.loop import Loop
 from dschat.trainers.ppo_update import UpdateSettings, ppo_update

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.dialogues import DialogueExample
 from dschat.data.encoding import turn_end
 from dschat.data.rows import Row
@@ -17,6 +16,7 @@ from dschat.models.lora import add_lora
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import world_size
 from dschat.scoring.function import FunctionDialogueScores
+from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.trainers.refuel import Refuel
 from dschat.trainers.refuel_models import RefuelModels
 from factories import (

@@ -12,12 +12,12 @@ from dschat.builders import ppo as builders
 from dschat.builders.data import check_lengths
 from dschat.builders.engines import build_policy, build_reward_model
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
-from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.engine.engine import OptimizerSettings
 from dschat.errors import UserError
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm_server import ServerNeeds
 from dschat.run.distributed import device
+from dschat.settings.supervised import RewardConfig, SFTConfig
 from dschat.trainers.credit import assign_credit
 from dschat.trainers.ppo_update import UpdateSettings
 from factories import (

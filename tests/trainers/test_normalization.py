@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from closeness import FORMULA, UPDATE, near
-from dschat.config.parse import parse
-from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers import credit
 from dschat.trainers.credit import assign_credit, with_scores
 from factories import EOS, make_rollout, ppo_config, to_device

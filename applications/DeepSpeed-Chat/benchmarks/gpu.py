@@ -52,12 +52,12 @@ from contenders.work import SIZES, Work, make_files
 from dschat.common.atomic import write_file
 from dschat.common.jsonl import json_lines
 from dschat.common.launch import TRAINING
-from dschat.config.parse import parse
-from dschat.config.ppo import PPOConfig
 from dschat.models.load import open_config
 from dschat.plan.phases import CUDA_BYTES, Machine
 from dschat.plan.plan import make_plan
 from dschat.reports.run_summary import trailing_mean, window_of
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
 from harness import GB, MB, in_process, origin, report, report_of, settings_parser, table, write_section
 
 Tasks = list[tuple[Figures, Task]]  # how rows begin, and what measures them

@@ -12,12 +12,12 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from dschat.config.common import CommonConfig
-from dschat.config.other_names import OTHER_COMMANDS
-from dschat.config.parse import PRINTS, Resolved, resolve
 from dschat.errors import UserError
 from dschat.launch import OF_A_MACHINE, is_rank, launch, plan_processes, variables_of_a_rank
 from dschat.main import run_main, run_script, run_training
+from dschat.settings.common import CommonConfig
+from dschat.settings.other_names import OTHER_COMMANDS
+from dschat.settings.parse import PRINTS, Resolved, resolve
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,27 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
-    "sft": Command("step 1: supervised fine-tuning", "config.supervised:SFTConfig", "builders.steps:train_sft", "sft"),
+    "sft": Command(
+        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "builders.steps:train_sft", "sft"
+    ),
     "reward": Command(
-        "step 2: a reward model", "config.supervised:RewardConfig", "builders.steps:train_reward", "reward"
+        "step 2: a reward model", "settings.supervised:RewardConfig", "builders.steps:train_reward", "reward"
     ),
     "dpo": Command(
         "instead of steps 2 and 3: direct preference optimisation",
-        "config.supervised:DPOConfig",
+        "settings.supervised:DPOConfig",
         "builders.steps:train_dpo",
         "dpo",
     ),
-    "ppo": Command("step 3: PPO with macro actions, RLOO", "config.ppo:PPOConfig", "builders.steps:train_ppo", "ppo"),
+    "ppo": Command(
+        "step 3: PPO with macro actions, RLOO", "settings.ppo:PPOConfig", "builders.steps:train_ppo", "ppo"
+    ),
     "refuel": Command(
-        "REFUEL on pairs of dialogues", "config.refuel:RefuelConfig", "builders.steps:train_refuel", "refuel"
+        "REFUEL on pairs of dialogues", "settings.refuel:RefuelConfig", "builders.steps:train_refuel", "refuel"
     ),
     "refuel-online": Command(
         "REFUEL with the users of the data",
-        "config.refuel:RefuelOnlineConfig",
+        "settings.refuel:RefuelOnlineConfig",
         "builders.steps:train_refuel_online",
         "refuel_online",
     ),
@@ -80,7 +84,7 @@ COMMANDS: dict[str, Command] = {
     "data preview": Command("rows as training sees them", "data.options:PreviewOptions", "data.__main__:run"),
     "data prepare": Command("filter and encode data once", "data.options:PrepareOptions", "data.__main__:run"),
     "plan": Command(
-        "memory, updates and flags that fit, before anything runs", "config.plan:PlanOptions", "plan.__main__:run"
+        "memory, updates and flags that fit, before anything runs", "settings.plan:PlanOptions", "plan.__main__:run"
     ),
     "generate": Command(
         "responses of a model, with rewards",
@@ -134,14 +138,14 @@ COMMANDS: dict[str, Command] = {
     "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.__main__:run"),
     "macro-actions": Command(
         "where termination conditions cut responses",
-        "config.macro_actions:MacroActionsOptions",
+        "settings.macro_actions:MacroActionsOptions",
         "show_macro_actions:run",
     ),
-    "serve": Command("a reward model for --reward_url", "config.commands:ServeOptions", "scoring.serve:serve"),
-    "serve-vllm": Command("vLLM for --vllm_url", "config.commands:ServeVllmOptions", "rollouts.serve:serve"),
-    "push": Command("a model to the Hugging Face hub", "config.commands:PushOptions", "run.hub:run_push"),
+    "serve": Command("a reward model for --reward_url", "settings.commands:ServeOptions", "scoring.serve:serve"),
+    "serve-vllm": Command("vLLM for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.serve:serve"),
+    "push": Command("a model to the Hugging Face hub", "settings.commands:PushOptions", "run.hub:run_push"),
     "env": Command(
-        "versions, GPUs and memory, for a report of a bug", "config.commands:EnvOptions", "run.environment:describe"
+        "versions, GPUs and memory, for a report of a bug", "settings.commands:EnvOptions", "run.environment:describe"
     ),
     "quickstart": Command(
         "the whole pipeline on this machine, in minutes",
@@ -158,7 +162,7 @@ COMMANDS: dict[str, Command] = {
         "the losses of step 2 side by side", "quickstart.options:RewardLossesOptions", "quickstart.reward_losses:run"
     ),
     "completion": Command(
-        "what a shell needs to complete these", "config.commands:CompletionOptions", "reference:completion"
+        "what a shell needs to complete these", "settings.commands:CompletionOptions", "reference:completion"
     ),
 }
 

@@ -22,10 +22,10 @@ from types import FrameType
 
 import psutil
 
-from dschat.config.processes import LaunchFlags
-from dschat.config.rules import check_flags
 from dschat.errors import UserError
 from dschat.remote import VARIABLES, check_paths, check_programs, delivered, pack, split_variables
+from dschat.settings.processes import LaunchFlags
+from dschat.settings.rules import check_flags
 
 LAUNCHER = "MA_RLHF_LAUNCHER"  # the process that has started the launcher: its machine and number
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why

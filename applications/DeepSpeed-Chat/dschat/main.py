@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, TypeVar
 from dschat.common.atomic import NO_ROOM
 from dschat.common.lock import close_all
 from dschat.common.progress import LinesAboveBars
-from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.launch import follow_launcher
+from dschat.settings.common import CommonConfig
 
 if TYPE_CHECKING:
     from dschat.run.output import RunOutput

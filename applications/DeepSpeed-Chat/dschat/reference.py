@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from dschat.cli import COMMANDS, Command
-from dschat.config.commands import CompletionOptions
-from dschat.config.parser import FlagParser
-from dschat.config.presets import preset_names
+from dschat.settings.commands import CompletionOptions
+from dschat.settings.parser import FlagParser
+from dschat.settings.presets import preset_names
 
 BASH = """_dschat() {
     local IFS=$'\\n' current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} words=""

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from dschat.cli import main
 from dschat.common.atomic import reporting, write_file
 from dschat.conditions.termination import TerminationCondition
-from dschat.config.macro_actions import READ, MacroActionsOptions, TerminationFlags, reads_logprobs
 from dschat.data.collate import pad
 from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.rows import Row
@@ -24,6 +23,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.reports.macro_actions import MacroToken, macro_text
 from dschat.reports.report import Example, MacroPanel, Report, Section
+from dschat.settings.macro_actions import READ, MacroActionsOptions, TerminationFlags, reads_logprobs
 from dschat.trainers.rollout_metrics import token_texts
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory, select_rows

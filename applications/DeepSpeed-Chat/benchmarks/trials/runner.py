@@ -16,11 +16,11 @@ from torch import Tensor
 
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.conditions.termination import Ends, TerminationCondition
-from dschat.config.ppo import PPOConfig
 from dschat.data.examples import prompt_examples
 from dschat.run.metrics import MetricsLog
 from dschat.run.output import Run, new_record
 from dschat.scoring.source import ResponseTexts, Scores, ScoreSource, scores_of
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.ppo import PPO
 from dschat.trainers.ppo_models import ActorSampler
 from macro_actions import estimators

@@ -15,9 +15,6 @@ from typing import TypeVar
 from dschat.builders.engines import ACTOR, BASE, CRITIC
 from dschat.builders.ppo import check_heads
 from dschat.builders.shared_base import check_shared_base, is_on_base
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import OneModelConfig
 from dschat.data.examples import PromptExample
 from dschat.data.loading import ExampleLoader, Make, StepData, Validate
 from dschat.data.plain_prompts import warn_of_plain_prompts
@@ -28,6 +25,9 @@ from dschat.run.distributed import barrier, broadcast_object, gather_objects, is
 from dschat.scoring.programs.blocks import ProgramBlock
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.scores import has_tests, run_solutions
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.supervised import OneModelConfig
 
 E = TypeVar("E")
 # Why a row is left out.

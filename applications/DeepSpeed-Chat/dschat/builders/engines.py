@@ -6,11 +6,6 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelOnlineConfig
-from dschat.config.supervised import OneModelConfig, RewardConfig, SFTConfig, SupervisedConfig
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import AdaptersOff, Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import training_dtype
@@ -27,6 +22,11 @@ from dschat.models.vocabulary import require_no_growth
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.source import DialogueScores
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.settings.supervised import OneModelConfig, RewardConfig, SFTConfig, SupervisedConfig
 from dschat.trainers.refuel_models import RefuelModels
 
 BASE = "--model_name_or_path"

@@ -19,8 +19,6 @@ from dschat.builders.engines import (
 )
 from dschat.builders.scores import function_scores, own_reward_tokenizer, reward_source
 from dschat.builders.shared_base import beside_actor, is_on_base, shared_scores
-from dschat.config.batches import BatchPlan
-from dschat.config.ppo import PPOConfig
 from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.errors import UserError
 from dschat.models.engines import PolicyEngine
@@ -37,6 +35,8 @@ from dschat.rollouts.generate import Report, choose_engine
 from dschat.rollouts.vllm import VllmEngine
 from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
 from dschat.scoring.programs.run import ProgramPool
+from dschat.settings.batches import BatchPlan
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.ppo_models import PPOModels
 
 logger = logging.getLogger(__name__)

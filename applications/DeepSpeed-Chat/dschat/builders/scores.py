@@ -8,9 +8,6 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.builders.engines import REWARD, frozen_settings, opening_of
 from dschat.common.user_function import load_function
-from dschat.config.batches import BatchPlan
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelOnlineConfig
 from dschat.engine.engine import frozen_engine
 from dschat.engine.process_group import training_dtype
 from dschat.models.limits import check_length
@@ -31,6 +28,9 @@ from dschat.scoring.reward_reader import (
 )
 from dschat.scoring.source import DialogueScores, ScoreSource, Weighted, WeightedScores
 from dschat.scoring.url import UrlScores, UrlSettings
+from dschat.settings.batches import BatchPlan
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.trainers.iteration import eval_size, pass_size
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,6 @@ from transformers import PreTrainedModel
 
 from dschat.builders.engines import ACTOR, CRITIC, REWARD
 from dschat.common.fingerprints import model_hash
-from dschat.config.batches import BatchPlan
-from dschat.config.ppo import PPOConfig
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.errors import UserError
@@ -35,6 +33,8 @@ from dschat.models.load import classifier_class, drop_eos_as_pad, open_config
 from dschat.models.lora import adapter_settings, find_adapter, load_adapter
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.scoring.reward_model import RewardModelScores
+from dschat.settings.batches import BatchPlan
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.iteration import pass_size
 
 logger = logging.getLogger(__name__)

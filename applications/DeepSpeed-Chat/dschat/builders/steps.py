@@ -12,10 +12,6 @@ from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.builders.scores import build_dialogue_scores, build_program_pool
 from dschat.common.fingerprints import model_hash
 from dschat.conditions.termination import TerminationCondition
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
-from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.data.dialogue_pairs import load_regression_data
 from dschat.data.dialogues import DialogueLimits, dialogue_examples
 from dschat.data.encoding import turn_end
@@ -44,6 +40,10 @@ from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.run.peaks import measure_own_gpu
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.trainers.dpo import DPOTask
 from dschat.trainers.loop import loop_of, total_updates
 from dschat.trainers.ppo import PPO

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.user_function import call_function, load_function
-from dschat.config.macro_actions import TerminationFlags
 from dschat.errors import UserError
+from dschat.settings.macro_actions import TerminationFlags
 from macro_actions.constituents import ParsingCondition
 from macro_actions.termination import (
     fixed_ngram_ends,

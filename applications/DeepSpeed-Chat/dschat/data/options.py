@@ -4,17 +4,17 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dschat.config.commands import ResultFlags
-from dschat.config.common import DataFlags, OptimisationFlags
-from dschat.config.macro_actions import MacroActionsOptions
-from dschat.config.plan import PlanOptions
-from dschat.config.rewards import ProgramFlags, SandboxLevel
-from dschat.config.rollouts import SamplingFlags
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, REQUIRED, Rule, check_flags, flag, like
-from dschat.config.supervised import OneModelConfig, SFTConfig
 from dschat.data.hub import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.prepared.folder import SKIPPED
 from dschat.errors import UserError
+from dschat.settings.commands import ResultFlags
+from dschat.settings.common import DataFlags, OptimisationFlags
+from dschat.settings.macro_actions import MacroActionsOptions
+from dschat.settings.plan import PlanOptions
+from dschat.settings.rewards import ProgramFlags, SandboxLevel
+from dschat.settings.rollouts import SamplingFlags
+from dschat.settings.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, REQUIRED, Rule, check_flags, flag, like
+from dschat.settings.supervised import OneModelConfig, SFTConfig
 
 PATH_HELP = (
     "a .jsonl, .json, .csv (each also as .gz) or .parquet file, a folder with train* files or from save_to_disk, "

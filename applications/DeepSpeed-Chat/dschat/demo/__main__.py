@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from dschat.cli import main
 from dschat.common.display import HOST, USER, check_address, gradio, visible
-from dschat.config.commands import require_token
 from dschat.demo.models import find_checkpoints
 from dschat.demo.options import PASSWORD, ChatOptions, DemoOptions
 from dschat.errors import UserError
 from dschat.reports.macro_actions import macro_text
+from dschat.settings.commands import require_token
 
 if TYPE_CHECKING:
     from dschat.demo.session import Session, ShownAnswer

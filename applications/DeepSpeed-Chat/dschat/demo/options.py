@@ -5,13 +5,6 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from dschat.common.display import HOST
-from dschat.config.commands import ServerFlags
-from dschat.config.common import DataFlags
-from dschat.config.logprobs import LogprobFlags
-from dschat.config.macro_actions import TerminationFlags
-from dschat.config.rewards import RewardFlags
-from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import flag, like
 from dschat.errors import UserError
 from dschat.inference.options import (
     TEMPERATURE,
@@ -21,6 +14,13 @@ from dschat.inference.options import (
     PromptFlags,
     ScoredOptions,
 )
+from dschat.settings.commands import ServerFlags
+from dschat.settings.common import DataFlags
+from dschat.settings.logprobs import LogprobFlags
+from dschat.settings.macro_actions import TerminationFlags
+from dschat.settings.rewards import RewardFlags
+from dschat.settings.rollouts import RolloutFlags
+from dschat.settings.rules import flag, like
 
 PASSWORD = "DEMO_PASSWORD"  # environment variable: what the page asks for
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.config.macro_actions import TerminationFlags
 from dschat.data.encoding import encode_prompts, prompt_text, reply_contents
 from dschat.data.formats import tldr_prompt
 from dschat.data.rows import Row
@@ -24,6 +23,7 @@ from dschat.reports.macro_actions import MacroToken
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
+from dschat.settings.macro_actions import TerminationFlags
 
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 ORIGIN = "the conversation"

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.config.commands import ResultFlags, ServeOptions, ServerFlags
-from dschat.config.common import DataFlags, EngineFlags, OptimisationFlags
-from dschat.config.logprobs import LogprobFlags
-from dschat.config.rewards import ProgramBlock, ProgramFlags, RewardFlags, SandboxLevel
-from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import AT_LEAST_1, REQUIRED, Rule, check_function_path, default_of, flag, like
-from dschat.config.supervised import OneModelConfig
 from dschat.data.hub import COMPARED_SETS, compared_set
 from dschat.data.rows import DataKeys, keys_of
 from dschat.errors import UserError
 from dschat.evaluation.best_of import PUBLISHED
 from dschat.evaluation.options import CheckedFlags, ComparedFlags, JudgeOptions, ReportOptions
+from dschat.settings.commands import ResultFlags, ServeOptions, ServerFlags
+from dschat.settings.common import DataFlags, EngineFlags, OptimisationFlags
+from dschat.settings.logprobs import LogprobFlags
+from dschat.settings.rewards import ProgramBlock, ProgramFlags, RewardFlags, SandboxLevel
+from dschat.settings.rollouts import RolloutFlags
+from dschat.settings.rules import AT_LEAST_1, REQUIRED, Rule, check_function_path, default_of, flag, like
+from dschat.settings.supervised import OneModelConfig
 
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets

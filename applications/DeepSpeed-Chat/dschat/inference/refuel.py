@@ -4,13 +4,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.config.commands import PushOptions
-from dschat.config.common import OptimisationFlags
-from dschat.config.common import OutputFlags as TrainingOutput
-from dschat.config.logprobs import LogprobFlags
-from dschat.config.refuel import DialogueFlags
-from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, REQUIRED, flag, like
 from dschat.data.options import PrepareOptions
 from dschat.errors import UserError
 from dschat.evaluation.options import AskingOptions
@@ -25,6 +18,13 @@ from dschat.inference.options import (
     QuietFlags,
     ScoredOptions,
 )
+from dschat.settings.commands import PushOptions
+from dschat.settings.common import OptimisationFlags
+from dschat.settings.common import OutputFlags as TrainingOutput
+from dschat.settings.logprobs import LogprobFlags
+from dschat.settings.refuel import DialogueFlags
+from dschat.settings.rollouts import RolloutFlags
+from dschat.settings.rules import AT_LEAST_0, AT_LEAST_1, REQUIRED, flag, like
 
 ULTRAINTERACT = "openbmb/UltraInteract_pair"
 LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"

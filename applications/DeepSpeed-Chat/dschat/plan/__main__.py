@@ -12,9 +12,6 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from dschat.cli import COMMANDS, main
-from dschat.config.parse import resolve
-from dschat.config.plan import STEPS, PlanOptions
-from dschat.config.presets import find_preset, preset_names
 from dschat.errors import UserError
 from dschat.plan.models import Configs, find_config
 from dschat.plan.phases import GB, Machine
@@ -22,6 +19,9 @@ from dschat.plan.plan import make_plan, remedies
 from dschat.plan.recommend import recommend
 from dschat.plan.report import Report, choices, counts, find_rows, find_sources
 from dschat.plan.throughput import DEFAULT_MEMORY, expect, named_gpu
+from dschat.settings.parse import resolve
+from dschat.settings.plan import STEPS, PlanOptions
+from dschat.settings.presets import find_preset, preset_names
 
 # No run starts, so that it does not matter what an output folder holds.
 NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]

@@ -15,12 +15,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.deepspeed import deepspeed_settings
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelOnlineConfig
-from dschat.config.supervised import OneModelConfig, RewardConfig
 from dschat.errors import UserError
 from dschat.models.finetuning import Finetuning
 from dschat.models.limits import open_decoder_config
@@ -29,6 +23,12 @@ from dschat.models.lora import adapter_settings, find_adapter
 from dschat.models.opening import NAMES, choose_dtype
 from dschat.plan.passes import Kind, Model, shape_of
 from dschat.plan.states import FLOAT32, Weights, Zero
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.deepspeed import deepspeed_settings
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.settings.supervised import OneModelConfig, RewardConfig
 
 logger = logging.getLogger(__name__)
 Configs = Callable[[str, str], PreTrainedConfig]  # (path, flag) → a model's config

@@ -8,11 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelOnlineConfig
-from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
 from dschat.models.layout import COLUMN_STEP, PREFILL_TOKENS, SPARE_COLUMNS, PassSize
 from dschat.models.save import FILE_SIZE
@@ -28,6 +23,11 @@ from dschat.plan.passes import (
     training_pass,
 )
 from dschat.plan.states import averaging, gathering, keeps_gradients, passing, reducing, states, stepping
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.settings.supervised import SupervisedConfig
 
 # Of a GPU's memory, what is none of ours: CUDA's context, NCCL's and cuBLAS's work space.
 CUDA_BYTES = 2_500_000_000

@@ -11,16 +11,16 @@ from typing import TypeVar
 
 import torch
 
-from dschat.config.batches import largest_part
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import BOTH_MODELS, PPOConfig
-from dschat.config.rollouts import SamplingFlags
-from dschat.config.supervised import OneModelConfig
 from dschat.errors import UserError
 from dschat.models.limits import open_decoder_config
 from dschat.plan.models import Configs, Role, roles_of
 from dschat.plan.phases import CUDA_BYTES, GB, Host, Machine, Phase, host_of, kept_bytes, phases_of
 from dschat.plan.states import gathering, states
+from dschat.settings.batches import largest_part
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import BOTH_MODELS, PPOConfig
+from dschat.settings.rollouts import SamplingFlags
+from dschat.settings.supervised import OneModelConfig
 
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=CommonConfig)

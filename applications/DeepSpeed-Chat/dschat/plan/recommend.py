@@ -25,13 +25,13 @@ from operator import or_
 from typing import Any
 
 from dschat.common.display import text_table
-from dschat.config.common import DEFAULT_RANK, CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.rules import default_of
 from dschat.errors import UserError
 from dschat.plan.models import Configs, roles_of
 from dschat.plan.phases import CUDA_BYTES, GB, Machine, engines
 from dschat.plan.plan import Change, Plan, changed, in_words, make_plan, minimum_memory, recomputation, smaller
+from dschat.settings.common import DEFAULT_RANK, CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.rules import default_of
 
 MOST = 0.97  # of a GPU's memory
 SHARES = 20  # --vllm_gpu_memory is a multiple of 1/20

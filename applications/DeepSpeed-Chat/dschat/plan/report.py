@@ -10,11 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dschat.common.display import text_table
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
-from dschat.config.supervised import DPOConfig, SupervisedConfig
 from dschat.data.hub import KnownSet, find_known
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
@@ -35,6 +30,11 @@ from dschat.plan.plan import Change, Plan, in_words, what_else
 from dschat.plan.recommend import Recommendation, advice, advice_json
 from dschat.plan.states import FLOAT32, Weights, states
 from dschat.plan.throughput import Expectation, expectation_text
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.settings.supervised import DPOConfig, SupervisedConfig
 
 # Operations that a GPU can do while a byte comes from its memory: of an H100, whose data sheet says 989 · 10¹² in bf16
 # and 3.35 · 10¹² in a second.

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
 from dschat.models.layout import Integers, Lengths
 from dschat.models.operations import ModelCost, Peaks, decoding_bytes
@@ -19,6 +18,7 @@ from dschat.plan.passes import cost_of_passes
 from dschat.plan.phases import Texts, uses_graphs
 from dschat.plan.plan import Plan
 from dschat.plan.shares import GIGA, GPUS, REACHED_BYTES, REACHED_OPERATIONS, TERA
+from dschat.settings.ppo import PPOConfig
 
 DEFAULT_MEMORY = 80.0  # GB of a GPU that is not named
 

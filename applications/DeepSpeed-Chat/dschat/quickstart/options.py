@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.config.common import EngineFlags, OptimisationFlags, OutputFlags
-from dschat.config.processes import LaunchFlags
-from dschat.config.rules import AT_LEAST_1, check_flags, flag, like
+from dschat.settings.common import EngineFlags, OptimisationFlags, OutputFlags
+from dschat.settings.processes import LaunchFlags
+from dschat.settings.rules import AT_LEAST_1, check_flags, flag, like
 
 
 @dataclass(kw_only=True)

@@ -17,8 +17,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from dschat.config.ppo import PPOConfig
 from dschat.models.tokenizer import end_token_id
+from dschat.settings.ppo import PPOConfig
 
 BLOCK = 256  # ids that are summed up before the search for the drawn one; any number gives the same draws
 

@@ -15,10 +15,10 @@ from importlib.util import find_spec
 import torch
 
 from dschat.cli import main
-from dschat.config.commands import ServeVllmOptions
 from dschat.errors import UserError
 from dschat.models.lora import base_of
 from dschat.rollouts.vllm import BATCHED_TOKENS
+from dschat.settings.commands import ServeVllmOptions
 
 logger = logging.getLogger("dschat.rollouts.serve")  # also where the module is __main__
 

@@ -40,7 +40,6 @@ from dschat.common.atomic import WRITING, flush, recover, remove, write_file
 from dschat.common.fingerprints import content_hash, file_hash
 from dschat.common.glossary import BEST
 from dschat.common.jsonl import read_object
-from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, own_part, rank, world_size
@@ -49,6 +48,7 @@ from dschat.run.metrics import rows_problem
 from dschat.run.output import RunOutput
 from dschat.run.state import Json, Progress, set_random_states
 from dschat.run.stop import Stopped, stop_signals
+from dschat.settings.common import CommonConfig
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import content_hash, model_hash, template_fingerprint, tokenizer_fingerprint
 from dschat.common.template_date import date_read_by
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.rules import FREE, SHARE, flags_on_resume
-from dschat.config.supervised import OneModelConfig
 from dschat.errors import UserError
 from dschat.run.distributed import device, gather_objects
 from dschat.run.state import Json
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.rules import FREE, SHARE, flags_on_resume
+from dschat.settings.supervised import OneModelConfig
 
 # What may differ between runs of different numbers of processes; the global sizes may not.
 SHARES = flags_on_resume(PPOConfig, SHARE) | flags_on_resume(OneModelConfig, SHARE)

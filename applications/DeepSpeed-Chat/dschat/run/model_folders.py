@@ -21,8 +21,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.config.common import CommonConfig
-from dschat.config.rules import FREE, flags_on_resume
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.models.lora import lora_config
@@ -30,6 +28,8 @@ from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
 from dschat.run.model_card import CardModel, CardSettings, write_model_card
 from dschat.run.output import RunOutput
+from dschat.settings.common import CommonConfig
+from dschat.settings.rules import FREE, flags_on_resume
 
 logger = logging.getLogger(__name__)
 

@@ -32,15 +32,15 @@ from dschat.common.fingerprints import file_hash
 from dschat.common.jsonl import read_object
 from dschat.common.lock import Lock
 from dschat.common.template_date import begin_date
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.parse import to_json, to_yaml
-from dschat.config.rules import RUN_FOLDERS, check_output_dir
 from dschat.errors import UserError
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog, evaluation_line, few_rows_warning
 from dschat.run.state import Json
 from dschat.run.trackers import TensorBoard, Tracker, Trackers, WandB
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.parse import to_json, to_yaml
+from dschat.settings.rules import RUN_FOLDERS, check_output_dir
 
 logger = logging.getLogger("dschat")
 

@@ -16,12 +16,12 @@ import psutil
 import torch
 
 from dschat.common.atomic import missing_folders, remove_empty
-from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
 from dschat.run.hub import push_problem
 from dschat.run.trackers import wandb_problem
+from dschat.settings.common import CommonConfig
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
-from dschat.config.rewards import VERSION
 from dschat.data.messages import reserved_names
+from dschat.settings.rewards import VERSION
 
 T = TypeVar("T")
 LARGEST_READING = 256 << 20  # characters of all responses up to the end of each of their macro actions

@@ -6,11 +6,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from dschat.config.batches import BatchPlan
-from dschat.config.ppo import PPOConfig
 from dschat.run.distributed import is_main
 from dschat.run.metrics import after
 from dschat.run.state import Json
+from dschat.settings.batches import BatchPlan
+from dschat.settings.ppo import PPOConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dschat.config.ppo import PPOConfig
 from dschat.run.distributed import sum_over_ranks
+from dschat.settings.ppo import PPOConfig
 from macro_actions.estimators import ESTIMATORS, Estimator, EstimatorSettings, penalised, response_penalty
 from macro_actions.groups import are_equal
 from macro_actions.masked import masked_moments, whiten, whiten_rows

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dschat.config.supervised import DPOConfig
 from dschat.data.collate import collate_preferences, collate_sft
 from dschat.data.examples import PreferenceExample, SFTExample
 from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device, world_size
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
+from dschat.settings.supervised import DPOConfig
 from dschat.trainers.iteration import eval_size
 from dschat.trainers.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
 from dschat.trainers.selfcheck import check_policy

@@ -13,8 +13,6 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.jsonl import write_rows
 from dschat.common.progress import Bar, progress
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
 from dschat.data.collate import update_batches
 from dschat.errors import UserError
 from dschat.models.engines import Trained
@@ -24,6 +22,8 @@ from dschat.run.identity import check_same_everywhere, identity_of
 from dschat.run.model_folders import ModelFolders, SavedModel, evaluation_after_saving
 from dschat.run.output import Run, RunOutput, due
 from dschat.run.state import Progress, random_states, set_random_states
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
 from dschat.trainers import rehearsal
 from dschat.trainers.evaluation import Sample
 from dschat.trainers.iteration import Metrics

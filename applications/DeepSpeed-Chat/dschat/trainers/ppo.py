@@ -13,8 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.conditions.termination import Ends, TerminationCondition
-from dschat.config.macro_actions import reads_logprobs
-from dschat.config.ppo import PPOConfig
 from dschat.data.collate import further_examples
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
@@ -29,6 +27,8 @@ from dschat.run.output import Run
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
 from dschat.scoring.segments import Segments
 from dschat.scoring.source import ResponseTexts, scores_of
+from dschat.settings.macro_actions import reads_logprobs
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.ahead import RolloutAhead
 from dschat.trainers.alarms import Alarms
 from dschat.trainers.credit import assign_credit, trained_scores, with_scores

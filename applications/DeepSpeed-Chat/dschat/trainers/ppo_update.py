@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dschat.config.batches import BatchPlan
-from dschat.config.ppo import PPOConfig
 from dschat.models.engines import TrainedPolicy, TrainedScalar
 from dschat.models.layout import Integers, Layout, Lengths, PassSize, lay_out
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.stop import raise_if_stopped
+from dschat.settings.batches import BatchPlan
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.iteration import Metrics, UpdateProgress, micro_batches, run_updates
 from dschat.trainers.ppo_models import trained_engines
 from macro_actions.importance import importance_weights

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.config.batches import BatchPlan
-from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
@@ -25,6 +23,8 @@ from dschat.run.metrics import Means
 from dschat.run.output import Run
 from dschat.run.state import Progress, SeedKind, random_states
 from dschat.run.stop import raise_if_stopped
+from dschat.settings.batches import BatchPlan
+from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.trainers.evaluation import Sample, evaluate_dialogues
 from dschat.trainers.iteration import (
     Clock,

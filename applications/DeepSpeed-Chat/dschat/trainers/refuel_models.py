@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue, DialogueExample, state
 from dschat.data.encoding import turn_end
@@ -34,6 +33,7 @@ from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
 from dschat.scoring.source import DialogueScores
+from dschat.settings.refuel import RefuelOnlineConfig
 from macro_actions.types import Rollout
 
 FIRST, SECOND, TURN = range(3)  # what a dialogue's seeds of a round are for

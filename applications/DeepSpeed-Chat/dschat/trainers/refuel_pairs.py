@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dschat.config.refuel import RefuelConfig
 from dschat.data.collate import collate_preferences
 from dschat.data.dialogue_pairs import RegressionExample
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device
 from dschat.run.stop import raise_if_stopped, stop_signals
+from dschat.settings.refuel import RefuelConfig
 from dschat.trainers.iteration import eval_size
 from dschat.trainers.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
 from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights

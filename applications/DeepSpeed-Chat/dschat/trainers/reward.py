@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dschat.config.ppo import PPOConfig
 from dschat.data.collate import collate_pairs
 from dschat.data.examples import PairExample
 from dschat.models.engines import TrainedScalar
 from dschat.run.distributed import device, is_main
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.selfcheck import check_scalar
 from dschat.trainers.supervised import RowStatistics, Task, statistics_of_rows
 from macro_actions.reward_losses import Pairs, RewardLoss, reward_loss

@@ -4,8 +4,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, flag
 from dschat.errors import UserError
+from dschat.settings.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, flag
 
 
 @dataclass(kw_only=True)

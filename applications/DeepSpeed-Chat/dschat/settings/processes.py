@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, FREE, flag
+from dschat.settings.rules import AT_LEAST_0, AT_LEAST_1, FREE, flag
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a command line and a file to a checked configuration, and back, for every subcommand of `dschat`.
 
-A value comes from the command line, else from the file of `--config` (see `dschat.config.files`), else from the
+A value comes from the command line, else from the file of `--config` (see `dschat.settings.files`), else from the
 environment where its flag names a variable, else from the default.
 """
 
@@ -16,15 +16,15 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.files import ConfigFile, read_file
-from dschat.config.parser import FlagParser
-from dschat.config.presets import batch_sizes
-from dschat.config.rules import default_of
-from dschat.config.variables import escape_text, expand_path
-from dschat.config.words import as_words, default_value, is_path, notes_of, texts_of
 from dschat.errors import UserError
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.files import ConfigFile, read_file
+from dschat.settings.parser import FlagParser
+from dschat.settings.presets import batch_sizes
+from dschat.settings.rules import default_of
+from dschat.settings.variables import escape_text, expand_path
+from dschat.settings.words import as_words, default_value, is_path, notes_of, texts_of
 
 Config = TypeVar("Config")
 DEFAULT = "default"

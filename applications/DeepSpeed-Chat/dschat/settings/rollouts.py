@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from dschat.config.logprobs import LogprobFlags
-from dschat.config.rules import (
+from dschat.errors import UserError
+from dschat.settings.logprobs import LogprobFlags
+from dschat.settings.rules import (
     ABOVE_0,
     AT_LEAST_0,
     AT_LEAST_1,
@@ -18,8 +19,7 @@ from dschat.config.rules import (
     flag,
     like,
 )
-from dschat.config.supervised import SupervisedConfig
-from dschat.errors import UserError
+from dschat.settings.supervised import SupervisedConfig
 
 RolloutEngineName = Literal["continuous", "generate", "vllm"]
 VLLM = "rollout_engine vllm"  # which the flags of vLLM need beside them

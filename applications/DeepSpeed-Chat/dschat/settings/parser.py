@@ -12,8 +12,9 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from dschat.config.other_names import OTHER_VALUES, suggestion
-from dschat.config.words import (
+from dschat.errors import UserError
+from dschat.settings.other_names import OTHER_VALUES, suggestion
+from dschat.settings.words import (
     APPEND,
     as_text,
     default_value,
@@ -26,7 +27,6 @@ from dschat.config.words import (
     truth,
     words_of_several,
 )
-from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dschat.common.glossary import names_under
-from dschat.config import rules
-from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 from dschat.errors import UserError
+from dschat.settings import rules
+from dschat.settings.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 
 OnRewardError = Literal["stop", "retry", "skip"]
 ProgramBlock = Literal["first", "last"]

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from dschat.config import rules
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.logprobs import KLFlags, LogprobFlags
-from dschat.config.rewards import RewardFlags, RewardModelFlags
-from dschat.config.rollouts import RolloutFlags, SamplingFlags
-from dschat.config.rules import (
+from dschat.errors import UserError
+from dschat.settings import rules
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.logprobs import KLFlags, LogprobFlags
+from dschat.settings.rewards import RewardFlags, RewardModelFlags
+from dschat.settings.rollouts import RolloutFlags, SamplingFlags
+from dschat.settings.rules import (
     ABOVE_0,
     AT_LEAST_0,
     AT_LEAST_1,
@@ -25,8 +26,7 @@ from dschat.config.rules import (
     like,
     redeclared,
 )
-from dschat.config.supervised import OneModelConfig, SupervisedConfig
-from dschat.errors import UserError
+from dschat.settings.supervised import OneModelConfig, SupervisedConfig
 
 logger = logging.getLogger(__name__)
 

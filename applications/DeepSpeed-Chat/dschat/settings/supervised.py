@@ -5,9 +5,10 @@ import logging
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from dschat.config.batches import BatchPlan, plan_batches
-from dschat.config.common import CommonConfig
-from dschat.config.rules import (
+from dschat.errors import UserError
+from dschat.settings.batches import BatchPlan, plan_batches
+from dschat.settings.common import CommonConfig
+from dschat.settings.rules import (
     ABOVE_0,
     AT_LEAST_0,
     AT_LEAST_1,
@@ -19,7 +20,6 @@ from dschat.config.rules import (
     like,
     redeclared,
 )
-from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 

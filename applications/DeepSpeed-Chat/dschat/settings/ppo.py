@@ -5,13 +5,14 @@ import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dschat.config.batches import BatchPlan, plan_rollouts
-from dschat.config.common import CommonConfig, ZeroStage
-from dschat.config.macro_actions import PoolingFlags, TerminationFlags, reads_logprobs
-from dschat.config.ppo_loss import PPOLossFlags
-from dschat.config.rewards import RewardFlags
-from dschat.config.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags
-from dschat.config.rules import (
+from dschat.errors import UserError
+from dschat.settings.batches import BatchPlan, plan_rollouts
+from dschat.settings.common import CommonConfig, ZeroStage
+from dschat.settings.macro_actions import PoolingFlags, TerminationFlags, reads_logprobs
+from dschat.settings.ppo_loss import PPOLossFlags
+from dschat.settings.rewards import RewardFlags
+from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags
+from dschat.settings.rules import (
     AT_LEAST_0,
     FREE,
     NOT_EMPTY,
@@ -20,7 +21,6 @@ from dschat.config.rules import (
     flag,
     redeclared,
 )
-from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 

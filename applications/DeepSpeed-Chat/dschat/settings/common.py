@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from dschat.config import rules
-from dschat.config.batches import BatchPlan
-from dschat.config.processes import LaunchFlags
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, default_of, flag
 from dschat.errors import UserError
+from dschat.settings import rules
+from dschat.settings.batches import BatchPlan
+from dschat.settings.processes import LaunchFlags
+from dschat.settings.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, default_of, flag
 
 logger = logging.getLogger(__name__)
 

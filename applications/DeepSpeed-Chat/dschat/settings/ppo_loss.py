@@ -4,9 +4,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dschat.config.logprobs import KLFlags
-from dschat.config.needs import NEEDS, Needs
-from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, ZERO_TO_ONE, flag
+from dschat.settings.logprobs import KLFlags
+from dschat.settings.needs import NEEDS, Needs
+from dschat.settings.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, ZERO_TO_ONE, flag
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from dschat.config.rules import Notes
-from dschat.config.variables import escape_path
+from dschat.settings.rules import Notes
+from dschat.settings.variables import escape_path
 
 TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
 APPEND = "+"  # `--data_path=a --data_path+=-b` gives two values, of which the second begins with a dash

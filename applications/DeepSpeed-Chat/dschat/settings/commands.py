@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.config.common import EngineFlags
-from dschat.config.rewards import REWARD_TOKEN, RewardFlags
-from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import AT_LEAST_1, check_flags, flag, like
 from dschat.errors import UserError
+from dschat.settings.common import EngineFlags
+from dschat.settings.rewards import REWARD_TOKEN, RewardFlags
+from dschat.settings.rollouts import RolloutFlags
+from dschat.settings.rules import AT_LEAST_1, check_flags, flag, like
 
 TOKEN = "VLLM_API_KEY"
 PORT = (lambda port: 0 <= port < 2**16, "a port, from 0 to 65535; 0 takes a free one")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from dschat.config import rules
-from dschat.config.commands import ServerFlags
-from dschat.config.common import OptimisationFlags
-from dschat.config.logprobs import LogprobFlags
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, NOT_EMPTY, default_of, flag, like
 from dschat.errors import UserError
+from dschat.settings import rules
+from dschat.settings.commands import ServerFlags
+from dschat.settings.common import OptimisationFlags
+from dschat.settings.logprobs import LogprobFlags
+from dschat.settings.rules import AT_LEAST_0, AT_LEAST_1, NOT_EMPTY, default_of, flag, like
 
 logger = logging.getLogger(__name__)
 
