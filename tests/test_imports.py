@@ -27,7 +27,7 @@ CODE = ("applications", "Constituent-Treelib", "evaluation", "examples", "infere
 MAY_IMPORT: dict[str, set[str]] = {
     "macro_actions": set(),
     "common": set(),
-    "settings": {"common"},
+    "settings": {"common", "macro_actions"},
     "data": {"common", "settings"},
     "models": {"common", "macro_actions"},
     # what a run will take, from its flags and configs alone
@@ -90,6 +90,7 @@ CORE_MAY_IMPORT = {
     "collections.abc",
     "dataclasses",
     "functools",
+    "importlib",
     "macro_actions",
     "math",
     "torch",

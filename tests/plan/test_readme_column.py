@@ -64,11 +64,11 @@ def test_the_column(name):
     plans = {step: plan_step(step_name(str(step)), PlanOptions(), file=name).plan for step in steps}
     assert all(plan.fits for plan in plans.values())
     peaks = " / ".join(f"{plan.peak / GB:.0f}" for plan in plans.values())
-    assert memory.startswith(f"{peaks} GB, ZeRO {plans[1].config.zero_stage}")
+    assert memory.startswith(f"{peaks} GB, ZeRO {plans[1].config.engine.zero_stage}")
     last = max(steps)
-    differs = plans[last].config.zero_stage != plans[1].config.zero_stage
-    assert (f"in step {last} ZeRO {plans[last].config.zero_stage}" in memory) == differs
+    differs = plans[last].config.engine.zero_stage != plans[1].config.engine.zero_stage
+    assert (f"in step {last} ZeRO {plans[last].config.engine.zero_stage}" in memory) == differs
     offloaded = re.search(r"main memory: ([\d.]+) / ([\d.]+) / ([\d.]+) TB", memory)
-    assert (offloaded is not None) == plans[1].config.offload
+    assert (offloaded is not None) == plans[1].config.engine.offload
     if offloaded:
         assert list(offloaded.groups()) == [f"{plan.main_memory / 1e12:.1f}" for plan in plans.values()]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
-from dschat.settings.needs import NEEDS
+from dschat.settings.estimators import NEEDS
 from macro_actions.estimators import ESTIMATORS, gae
 from macro_actions.groups import rloo
 from macro_actions.termination import fixed_ngram_ends

@@ -11,8 +11,8 @@ from cli_runs import read_jsonl
 from dschat.errors import UserError
 from dschat.run.metrics import MetricsLog
 from dschat.run.trackers import TensorBoard, Trackers, wandb_problem
+from dschat.settings.flags import flags_on_resume
 from dschat.settings.parse import parse
-from dschat.settings.rules import flags_on_resume
 from dschat.settings.supervised import SFTConfig
 from factories import ppo_config, run_of
 from wandb_file import history_of, ids_of

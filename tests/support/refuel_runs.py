@@ -107,11 +107,11 @@ def trainer_of(
         with torch.random.fork_rng():
             torch.manual_seed(0)
             add_lora(trained, lora_dim, None, "base")
-    options = {"learning_rate": config.learning_rate} | (engine or {})
+    options = {"learning_rate": config.model.learning_rate} | (engine or {})
     policy = engine_of(trained, plan.micro_batch, plan.accumulation, **options)
     reference: Any = AdaptersOff(policy) if lora_dim else frozen_engine_of(talker(initializer_range=initializer_range))
     scores = FunctionDialogueScores(reward, "--reward_function")
-    models = RefuelModels(policy, reference if config.kl_coef else None, scores, ContinuousEngine(4))
+    models = RefuelModels(policy, reference if config.kl.kl_coef else None, scores, ContinuousEngine(4))
     run = run_of("refuel_online", config)
     examples = examples_of(count)
     algorithm = Refuel(models, examples, examples[:5], tokenizer, config, run)

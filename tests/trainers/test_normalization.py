@@ -153,7 +153,7 @@ def test_refused(words, said):
 
 def test_spellings(caplog):
     def over(*words):
-        return parse(PPOConfig, [*PPO, *words]).normalized_over
+        return parse(PPOConfig, [*PPO, *words]).advantages.normalized_over
 
     assert over(*CRITIC) is None and over(*CRITIC, "--normalize_advantages", "row") == "row"
     assert over(*CRITIC, "--whiten_advantages", "--normalize_advantages", "batch") == "batch"

@@ -244,7 +244,7 @@ def _train(name: str, command: Command, words: Sequence[str], may_launch: bool) 
         # What is printed are the sizes for the processes that there will be.
         quiet = [word for word in words if word not in PRINTS]
         found = resolve(command.flags_class(), quiet, command=name, processes=1, checks=False)
-        processes = plan_processes(found.config)
+        processes = plan_processes(found.config.launch)
         if processes.alone:
             return ""
         told = read(processes.count)

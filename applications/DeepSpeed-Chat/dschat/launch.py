@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -24,8 +24,8 @@ import psutil
 
 from dschat.errors import UserError
 from dschat.remote import VARIABLES, check_paths, check_programs, delivered, pack, split_variables
+from dschat.settings.flags import check_values, flags_of
 from dschat.settings.processes import LaunchFlags
-from dschat.settings.rules import check_flags
 
 LAUNCHER = "MA_RLHF_LAUNCHER"  # the process that has started the launcher: its machine and number
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
@@ -85,7 +85,7 @@ def follow_launcher() -> None:
 
 def variables_of_a_rank() -> dict[str, str]:
     """The environment without what `LaunchFlags` reads: a launcher's MASTER_ADDR and so on are for its processes."""
-    machines = {one.metadata["notes"].environment for one in fields(LaunchFlags)}
+    machines = {flag.environment for flag in flags_of(LaunchFlags).values()}
     return {name: value for name, value in os.environ.items() if name not in machines}
 
 
@@ -95,7 +95,7 @@ def plan_processes(flags: LaunchFlags) -> Processes:
     Raises:
         UserError: a flag is out of range; flags, the list of machines and CUDA_VISIBLE_DEVICES do not fit together.
     """
-    check_flags(flags)
+    check_values(flags)
     port = ["--master_port", str(flags.master_port)]
     if flags.hostfile or flags.node_rank is not None or flags.num_nodes > 1:
         return _on_machines(flags, port)

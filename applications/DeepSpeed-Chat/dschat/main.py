@@ -114,10 +114,12 @@ def _train(
     from dschat.run.stop import Stopped
 
     _quieten_libraries()
-    with process_group(config.ddp_timeout):
+    with process_group(config.engine.ddp_timeout):
         try:
             preflight(config)
-            torch.manual_seed(config.seed)  # adapters and new embedding rows; sampling has seeds of its own
+            torch.manual_seed(
+                config.optimisation.seed
+            )  # adapters and new embedding rows; sampling has seeds of its own
             if not is_main():
                 logging.getLogger().setLevel(logging.WARNING)
             run = RunOutput(step, config, plan)
@@ -133,7 +135,7 @@ def _train(
         except Stopped as stop:
             if is_main():
                 how = "to go on, add --resume_from_checkpoint to the command"
-                if run.folder != Path(config.output_dir):  # the earlier run there is still whole
+                if run.folder != Path(config.output.output_dir):  # the earlier run there is still whole
                     how = "nothing was saved yet: start the same command again"
                 print(f"stopped by {stop}; {how}", file=sys.stderr)
             return stop.status, {}
@@ -143,8 +145,8 @@ def _train(
                 # launcher ends them when this process is gone.
                 _leave_at_once(_report(error, saved))
             raise
-    if config.push_to_hub and pushes:  # no other rank waits by now
-        push_after_training(config.output_dir, config.push_to_hub)
+    if config.tracking.push_to_hub and pushes:  # no other rank waits by now
+        push_after_training(config.output.output_dir, config.tracking.push_to_hub)
     return 0, run.record.metrics
 
 
@@ -157,7 +159,7 @@ def _clear_when_full(config: CommonConfig) -> Iterator[None]:
         if error.errno not in NO_ROOM:
             raise
         raise UserError(
-            f"--output_dir {error.filename or config.output_dir} could not be written: {error.strerror}. "
+            f"--output_dir {error.filename or config.output.output_dir} could not be written: {error.strerror}. "
             f"{config.full_disk_remedy}"
         ) from error
 

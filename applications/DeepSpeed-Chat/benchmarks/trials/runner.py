@@ -55,19 +55,21 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
     torch.manual_seed(spec.seed)
     models = build_ppo_models(config, plan, tokenizer, spec.updates * plan.updates_per_rollout)
     assert models.metric is not None
-    product = estimators.ESTIMATORS[config.advantage_estimator]
+    product = estimators.ESTIMATORS[config.advantages.advantage_estimator]
     gold, noting = GoldByLength(models.metric), Noting(ESTIMATORS.get(spec.estimator, product))
     reward = Standardised(models.reward, start) if spec.scores == "gold" else models.reward
     models = replace(models, reward=reward, metric=gold)
-    size = config.per_device_generation_batch_size  # prompts of a rollout, of BATCH responses in all
+    size = config.sampling.per_device_generation_batch_size  # prompts of a rollout, of BATCH responses in all
     prompts, _ = prompt_examples(task.rows(spec.updates * size, spec.seed, "ppo"), tokenizer, task.max_prompt)
-    condition = TerminationCondition(config, tokenizer, tokenizer.eos_token_id, spec.seed)
+    condition = TerminationCondition(config.termination, tokenizer, tokenizer.eos_token_id, spec.seed)
     if spec.condition == "high_entropy":  # asks the reference: more than a user's function is handed
         condition = cast(TerminationCondition, lambda known, epoch: Ends(high_entropy(known, models.reference)))
     # What a trainer needs of its run.
     bare = SimpleNamespace(plan=plan, folder=folder, record=new_record("ppo", [], 0, 1), metrics=MetricsLog(folder))
     ppo = PPO(models, prompts, [], tokenizer, condition, config, cast(Run, bare), estimator=noting)
-    ppo.sample = ActorSampler(models.actor, tokenizer, sampling(task, tokenizer), config.seed, models.rollouts)
+    ppo.sample = ActorSampler(
+        models.actor, tokenizer, sampling(task, tokenizer), config.optimisation.seed, models.rollouts
+    )
     curves: dict[str, list[float]] = {}
     for i in range(spec.updates):
         metrics = ppo.iterate([list(range(i * size, (i + 1) * size))], iteration=i)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from dschat.settings.common import EngineFlags, OptimisationFlags, OutputFlags
+from dschat.settings.flags import AT_LEAST_1, check_values, flag, like
 from dschat.settings.processes import LaunchFlags
-from dschat.settings.rules import AT_LEAST_1, check_flags, flag, like
 
 
 @dataclass(kw_only=True)
@@ -20,7 +20,7 @@ class ExampleFlags:
 
     def __post_init__(self) -> None:
         """Raises UserError, which names the flag."""
-        check_flags(self)
+        check_values(self)
 
 
 @dataclass(kw_only=True)

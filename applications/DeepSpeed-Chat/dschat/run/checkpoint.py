@@ -78,7 +78,7 @@ class Checkpoints:
         """Takes what a checkpoint is made of: engines by name, as in "actor", and this rank's parts of the average."""
         self._engines, self._config, self._run, self._identity = engines, config, run, identity
         self._average = average
-        self._place = Path(config.output_dir)
+        self._place = Path(config.output.output_dir)
         self._folder = self._place / "checkpoints"
         self._last: Progress | None = None  # what was saved last
 
@@ -143,7 +143,7 @@ class Checkpoints:
         Those with more updates than the run has now go, too: they are damaged, or the run went back before them.
         """
         assert self._last is not None
-        found, limit = self._newest_first(), self._config.save_total_limit
+        found, limit = self._newest_first(), self._config.output.save_total_limit
         while _update_of(found[0]) > self._last.update:
             logger.warning("removing %s: the run went on from an earlier checkpoint", found[0])
             shutil.rmtree(found.pop(0))
@@ -180,7 +180,7 @@ class Checkpoints:
 
         Raises UserError where the checkpoint is damaged or belongs to another run; it lists the differences.
         """
-        wanted = self._config.resume_from_checkpoint
+        wanted = self._config.output.resume_from_checkpoint
         if wanted is None:
             return None
         folder, manifest = self._choose(wanted)

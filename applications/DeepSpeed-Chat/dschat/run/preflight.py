@@ -48,7 +48,7 @@ def preflight(config: CommonConfig) -> None:
     """Compares all processes: package versions, output_dir writable and shared, enough memory for the models. Raises
     UserError on every rank, naming the rank that cannot go on.
     """
-    output_dir = Path(config.output_dir)
+    output_dir = Path(config.output.output_dir)
     problem = _folder_problem(output_dir)
     needs = broadcast_object(minimum_memory(config, world_size(), device()) if is_main() else None)
     needs = needs or MinimumMemory(0, 0)
@@ -111,7 +111,7 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
 def _outside_problem(config: CommonConfig) -> str | None:
     """Why W&B or the hub would refuse the run, as far as this machine can tell without asking them."""
     problem = wandb_problem() if "wandb" in config.trackers else None
-    return problem or (config.push_to_hub and push_problem("--push_to_hub")) or None
+    return problem or (config.tracking.push_to_hub and push_problem("--push_to_hub")) or None
 
 
 def _remedy(has_gpu: bool) -> str:

@@ -1,160 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of macro actions: where one ends, and how its tokens are pooled."""
+"""The flags of where a macro action ends, and of the command that shows it."""
 
 import logging
-import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from dschat.errors import UserError
-from dschat.settings import rules
 from dschat.settings.commands import ServerFlags
 from dschat.settings.common import OptimisationFlags
-from dschat.settings.logprobs import LogprobFlags
-from dschat.settings.rules import AT_LEAST_0, AT_LEAST_1, NOT_EMPTY, default_of, flag, like
+from dschat.settings.conditions import (
+    CONDITIONS,
+    Condition,
+    FixedFlags,
+    ParsingFlags,
+    PerplexityFlags,
+    RandomizedFlags,
+    SurpriseFlags,
+    groups_of_conditions,
+    names_with_notes,
+    parse_ngram,
+)
+from dschat.settings.flags import AT_LEAST_0, check_values, default_of, flag, flags_of, like, make_group, parts
+from dschat.settings.rollouts import SamplingFlags
+from dschat.settings.rules import check_function_path
 
 logger = logging.getLogger(__name__)
-
-FLAGS_OF = {  # termination condition → the flags that it reads
-    "fixed": ("ngram",),
-    "randomized": ("repeat_times", "ngram_lengths"),
-    "parsing": ("parsing_cutoff", "parser", "parser_model", "parser_device"),
-    "ppl": ("ppl_mode",),
-    "sentence": (),
-    "line": (),
-    "surprise": ("surprise_probability", "surprise_count"),
-}
-PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
-
-
-def reads_logprobs(condition: str, of_policy: bool = False) -> bool:
-    """Whether a condition asks for log-probs, the reference's or the policy's; or for the latter alone."""
-    return ":" in condition or condition in (("surprise",) if of_policy else ("ppl", "surprise"))
-
-
-def parse_ngram(text: str) -> float:
-    """`5` → 5, `inf` → math.inf. Raises UserError where it is neither a whole number nor inf."""
-    if text == "inf":
-        return math.inf
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(_wrong_ngram(text)) from None
 
 
 @dataclass(kw_only=True)
 class TerminationFlags:
-    """Where a macro action ends."""
+    """Where a macro action ends: the condition, and the flags of each."""
 
-    _argument_group_name = "macro actions"
+    section = "macro actions"
 
     termination_condition: str = flag(
-        "where a macro action ends: fixed, randomized, parsing, ppl (where the reference is surprised), surprise"
-        " (where the policy was), sentence, line, or module.py:function with (trajectory, tokenizer) -> ends",
+        f"where a macro action ends: {names_with_notes()}, or module.py:function with (trajectory, tokenizer) -> ends",
         "fixed",
     )
-    ngram: Annotated[float, parse_ngram] = flag(
-        "fixed: tokens in a macro action; 1 = vanilla PPO, inf = the whole response", 5
-    )
-    repeat_times: int = flag("randomized: how often the list of lengths is repeated", 3, AT_LEAST_1)
-    ngram_lengths: list[int] = flag(
-        "randomized: the lengths to shuffle", factory=lambda: [2, 3, 5, 10], rule=AT_LEAST_1
-    )
-    parsing_cutoff: int = flag(
-        "parsing: a constituent of fewer tokens than this is one macro action; at least 3",
-        5,
-        aliases=["--parser_cutoff"],
-        rule=(
-            lambda tokens: tokens >= 3,
-            "a whole number of at least 3: below it, each sentence becomes one macro action",
-        ),
-    )
-    parser: str = flag(
-        "parsing: benepar, link-grammar, chunker, tree-sitter (for programs), or module.py:function with (model) ->"
-        " parser",
-        "benepar",
-    )
-    parser_model: str | None = flag(
-        "parsing: name or path of the parser's model; benepar_en3 for benepar",
-        None,
-        NOT_EMPTY,
-        path=True,
-    )
-    parser_device: str = flag("parsing: where benepar computes: cpu or cuda", "cpu", NOT_EMPTY)
-    ppl_mode: Literal["chunk", "prefix", "token"] = flag("ppl: which rise in perplexity ends a macro action", "chunk")
-    surprise_probability: float = flag(
-        "surprise: a token that the policy gave less than this is unlikely",
-        0.9,
-        (lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
-    )
-    surprise_count: int = flag("surprise: every so many unlikely tokens a macro action begins", 5, AT_LEAST_1)
     isolate_last_token: bool = flag("make the last response token a macro action of its own", False)
+    conditions: dict[str, Any] = parts(groups_of_conditions)  # condition → its flags
+
+    @property
+    def condition(self) -> Condition | None:
+        """The condition; None where it is a function of the user's."""
+        return CONDITIONS.get(self.termination_condition)
+
+    @property
+    def title(self) -> str:
+        """What a panel is called that shows it."""
+        condition = self.condition
+        title = "" if condition is None else condition.title(self.conditions[condition.name])
+        return title or self.termination_condition
+
+    @property
+    def ngram(self) -> float:
+        """Tokens in a macro action of the condition `fixed`."""
+        fixed: FixedFlags = self.conditions["fixed"]
+        return fixed.ngram
+
+    @property
+    def reads_logprobs(self) -> bool:
+        """Whether the condition reads log-probs, the reference's or the policy's; a user's function may."""
+        return self.condition is None or self.condition.logprobs is not None
+
+    @property
+    def reads_policy(self) -> bool:
+        """Whether the condition reads the policy's log-probs; a user's function may."""
+        return self.condition is None or self.condition.logprobs == "policy"
+
+    @property
+    def has_single_tokens(self) -> bool:
+        """Whether every token is a macro action."""
+        return self.termination_condition == "fixed" and self.ngram == 1
 
     def check_termination(self) -> None:
         """Check these flags, alone and against each other, and warn of those without effect. Raises UserError."""
-        rules.check_flags(self)
-        if not self.ngram >= 1 or (not math.isinf(self.ngram) and self.ngram != int(self.ngram)):
-            raise UserError(_wrong_ngram(f"{self.ngram:g}"))
-        condition = self.termination_condition
-        if ":" in condition:
-            rules.check_function_path("termination_condition", condition)
-        elif condition not in FLAGS_OF:
-            known = ", ".join(FLAGS_OF)
-            raise UserError(f"--termination_condition {condition} is unknown: use {known} or module.py:function.")
-        self._check_parser()
-        for reader, names in FLAGS_OF.items():
-            given = [f"--{name}" for name in names if getattr(self, name) != default_of(TerminationFlags, name)]
-            if given and condition != reader:
-                logger.warning("%s: of no effect without --termination_condition %s.", ", ".join(given), reader)
-
-    def _check_parser(self) -> None:
-        if ":" in self.parser:
-            rules.check_function_path("parser", self.parser)
-        elif self.parser not in PARSERS:
-            raise UserError(f"--parser {self.parser} is unknown: use {', '.join(PARSERS)} or module.py:function.")
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.parser_device):
-            raise UserError(f"--parser_device {self.parser_device}: give cpu, cuda or cuda:0 and the like.")
-        usual = default_of(TerminationFlags, "parser_device")
-        if self.termination_condition == "parsing" and self.parser != "benepar" and self.parser_device != usual:
-            logger.warning("--parser_device %s: of no effect, only benepar uses it.", self.parser_device)
+        check_values(self)
+        for name, condition in CONDITIONS.items():
+            condition.check(self.conditions[name])
+        chosen = self.termination_condition
+        if ":" in chosen:
+            check_function_path("termination_condition", chosen)
+        elif chosen not in CONDITIONS:
+            known = ", ".join(CONDITIONS)
+            raise UserError(f"--termination_condition {chosen} is unknown: use {known} or module.py:function.")
+        for name in CONDITIONS:
+            changed = [f"--{one}" for one in changed_flags(self.conditions[name])]
+            if changed and chosen != name:
+                logger.warning("%s: of no effect without --termination_condition %s.", ", ".join(changed), name)
+        parsing: ParsingFlags = self.conditions["parsing"]
+        device = parsing.parser_device
+        if chosen == "parsing" and parsing.parser != "benepar" and device != default_of(ParsingFlags, "parser_device"):
+            logger.warning("--parser_device %s: of no effect, only benepar uses it.", device)
 
 
-@dataclass(kw_only=True)
-class PoolingFlags:
-    """How the tokens of a macro action are pooled."""
-
-    _argument_group_name = "pooling of macro actions"
-
-    value_function: Literal["equal", "unit", "position", "first"] = flag(
-        "weights of the token values in the value of a macro action", "equal"
-    )
-    macro_reward: Literal["sum", "mean"] = flag("how the token rewards of a macro action are pooled", "sum")
-    policy_ratio: Literal["token", "macro", "macro_mean", "sequence_mean"] = flag(
-        "probability ratio per token; per macro action (product), or its geometric mean; or that of the whole response"
-        " (GSPO)",
-        "token",
-    )
-    loss_mean: Literal["token", "macro", "response", "length"] | None = flag(
-        "the policy's loss is a mean over tokens (DAPO), over macro actions, over responses (GRPO), or the sum over"
-        " tokens divided by a constant length (Dr. GRPO); token if not given, but macro with policy_ratio macro, and"
-        " response with sequence_mean",
-        None,
-    )
-
-    @property
-    def mean_of_loss(self) -> str:
-        """--loss_mean, or what follows from --policy_ratio."""
-        return self.loss_mean or {"macro": "macro", "sequence_mean": "response"}.get(self.policy_ratio, "token")
+def termination_of(**values: Any) -> TerminationFlags:
+    """The group with other values of some flags, by name."""
+    group: TerminationFlags = make_group(TerminationFlags, values)
+    return group
 
 
-SEVERAL = ("termination_condition", "ngram", "parser")  # flags whose every value gets a panel
-# What each condition reads beside those; --parser_model is given once for each parser.
-READ = {
-    condition: [name for name in names if name not in (*SEVERAL, "parser_model")]
-    for condition, names in FLAGS_OF.items()
-}
+def changed_flags(group: Any) -> list[str]:
+    """The flags of a group whose value is not the default."""
+    return [name for name, one in flags_of(type(group)).items() if getattr(group, name) != one.default]
+
+
+SEVERAL = ("ngram", "parser", "parser_model")  # flags whose every value gets a panel
 
 
 @dataclass(kw_only=True)
@@ -168,28 +120,31 @@ class MacroActionsOptions:
     limit: int = flag("with --jsonl: rows to show; 0 = all", 8, AT_LEAST_0)
     html: Path | None = flag("also write a page with the conditions side by side", None)
     colour: bool = flag("colours even where the output is no terminal", False)
-    temperature: float = like(LogprobFlags, "temperature", help="ppl: of the log-probs")
+    temperature: float = like(SamplingFlags, "temperature", help="ppl: of the log-probs")
     seed: int = like(OptimisationFlags, "seed", help="randomized: of the run")
     termination_condition: list[str] = like(TerminationFlags, "termination_condition", ["fixed"])
-    ngram: list[Annotated[float, parse_ngram]] = like(TerminationFlags, "ngram", [5])
-    parser: list[str] = like(TerminationFlags, "parser", ["benepar"])
+    ngram: list[Annotated[float, parse_ngram]] = like(FixedFlags, "ngram", [5])
+    parser: list[str] = like(ParsingFlags, "parser", ["benepar"])
     parser_model: list[str] | None = like(
-        TerminationFlags, "parser_model", help="parsing: of each parser; - = its default"
+        ParsingFlags, "parser_model", help="parsing: of each parser; - = its default"
     )
-    repeat_times: int = like(TerminationFlags, "repeat_times")
-    ngram_lengths: list[int] = like(TerminationFlags, "ngram_lengths")
-    parsing_cutoff: int = like(TerminationFlags, "parsing_cutoff")
-    parser_device: str = like(TerminationFlags, "parser_device")
-    ppl_mode: Literal["chunk", "prefix", "token"] = like(TerminationFlags, "ppl_mode")
-    surprise_probability: float = like(TerminationFlags, "surprise_probability")
-    surprise_count: int = like(TerminationFlags, "surprise_count")
+    repeat_times: int = like(RandomizedFlags, "repeat_times")
+    ngram_lengths: list[int] = like(RandomizedFlags, "ngram_lengths")
+    parsing_cutoff: int = like(ParsingFlags, "parsing_cutoff")
+    parser_device: str = like(ParsingFlags, "parser_device")
+    ppl_mode: Literal["chunk", "prefix", "token"] = like(PerplexityFlags, "ppl_mode")
+    surprise_probability: float = like(SurpriseFlags, "surprise_probability")
+    surprise_count: int = like(SurpriseFlags, "surprise_count")
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing. Raises UserError, which names the flag."""
-        rules.check_flags(self)
+        check_values(self)
         if (self.text is None) == (self.jsonl is None):
             raise UserError("give either --text or --jsonl: the responses to cut.")
 
-
-def _wrong_ngram(text: str) -> str:
-    return f"--ngram {text} is out of range: give a whole number of at least 1 (1 = vanilla PPO), or inf."
+    def values_of(self, condition: str) -> dict[str, Any]:
+        """The flags of a condition that have one value for all panels."""
+        if condition not in CONDITIONS:
+            return {}
+        names = [name for name in flags_of(CONDITIONS[condition].flags) if name not in SEVERAL]
+        return {name: getattr(self, name) for name in names}

@@ -1,46 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of step 3's rewards, advantages and losses."""
+"""Flags of step 3's advantages, losses and optimisers."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from dschat.settings.logprobs import KLFlags
-from dschat.settings.needs import NEEDS, Needs
-from dschat.settings.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, ZERO_TO_ONE, flag
+from dschat.settings.estimators import NEEDS, Needs
+from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, flag
 
 
 @dataclass(kw_only=True)
-class PPOLossFlags(KLFlags):
-    """Rewards, advantages, losses and optimisers of the two models."""
+class AdvantageFlags:
+    """How advantages are estimated, which tokens count, and what is normalised."""
 
-    _argument_group_name = "PPO"
+    section = "PPO"
 
     advantage_estimator: str = flag(
-        "; ".join(f"{name}: {needs.summary}" for name, needs in NEEDS.items()), "gae", choices=tuple(NEEDS)
-    )
-    actor_learning_rate: float = flag("peak learning rate of the actor", 1.5e-5, AT_LEAST_0)
-    critic_learning_rate: float = flag("peak learning rate of the critic", 1.5e-5, AT_LEAST_0)
-    actor_weight_decay: float = flag("weight decay of the actor", 0.1, AT_LEAST_0)
-    critic_weight_decay: float = flag("weight decay of the critic", 0.1, AT_LEAST_0)
-    kl_estimator: Literal["k1", "k2", "k3"] = flag("estimator of the KL penalty", "k1")
-    max_kl: float | None = flag(
-        "KL per sequence in nats above which kl_action is taken; off if not given", None, ABOVE_0, FREE
-    )
-    kl_action: Literal["warn", "stop"] = flag(
-        "above max_kl: warn, or save the models and stop the run", "warn", on_resume=FREE, only_with="max_kl"
-    )
-    gamma: float = flag("discount per macro action", 1.0, ZERO_TO_ONE)
-    lam: float = flag("lambda of GAE, per macro action", 0.95, ZERO_TO_ONE)
-    lam_alpha: float | None = flag(
-        "in the place of lam: 1 - 1 / (this x macro actions of the response); 0.05 in VAPO", None, ABOVE_0
-    )
-    lam_critic: float | None = flag(
-        "lambda of the returns that the critic learns; 1 in VAPO; that of the advantages if not given",
-        None,
-        ZERO_TO_ONE,
-    )
-    kl_in: Literal["reward", "loss"] = flag(
-        "the KL penalty is part of the rewards, or a term of the policy's loss (GRPO)", "reward"
+        "; ".join(f"{name}: {needs.summary}" for name, needs in NEEDS.items()), "gae", choices=NEEDS
     )
     mc_samples: int = flag(
         "completions of a response from where each of its macro actions begins",
@@ -53,10 +28,6 @@ class PPOLossFlags(KLFlags):
         8,
         AT_LEAST_1,
         only_with="advantage_estimator segment_mc",
-    )
-    cliprange: float = flag("clip range of the probability ratio", 0.2, ABOVE_0)
-    cliprange_high: float | None = flag(
-        "clip range of a ratio above 1; 0.28 in DAPO; cliprange if not given", None, ABOVE_0
     )
     drop_equal_groups: bool = flag(
         "leave prompts out of the policy's loss whose responses all have the same score, as it was given", False
@@ -72,17 +43,6 @@ class PPOLossFlags(KLFlags):
         None,
         (lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
     )
-    cliprange_value: float = flag("clip range of the values", 0.2, ABOVE_0)
-    clip_reward_value: float | None = flag("clamp scores to plus and minus this; off if not given", None, ABOVE_0)
-    missing_eos_penalty: float | None = flag("subtracted from the score of a response that was cut", None, AT_LEAST_0)
-    length_buffer: int | None = flag(
-        "over the last so many tokens before max_answer_seq_len, length_penalty grows from 0 in a line (DAPO)",
-        None,
-        AT_LEAST_1,
-    )
-    length_penalty: float = flag(
-        "subtracted from the score of a response of max_answer_seq_len tokens", 1.0, ABOVE_0, only_with="length_buffer"
-    )
     normalize_scores: bool = flag(
         "train on scores minus the mean of all scores so far, divided by their standard deviation, in which"
         " missing_eos_penalty, length_penalty and clip_reward_value then count",
@@ -94,7 +54,6 @@ class PPOLossFlags(KLFlags):
         None,
     )
     whiten_advantages: bool = flag("another spelling of --normalize_advantages batch", False)
-    vf_coef: float = flag("multiplies the loss of the critic, which has an optimiser of its own", 1.0, ABOVE_0)
 
     @property
     def needs(self) -> Needs:
@@ -104,10 +63,72 @@ class PPOLossFlags(KLFlags):
     @property
     def normalized_over(self) -> Literal["row", "batch"] | None:
         """What advantages are normalised over, in either spelling."""
-        return "batch" if self.whiten_advantages or self.needs.normalized else self.normalize_advantages
+        if self.whiten_advantages or self.needs.normalized:
+            return "batch"
+        return self.normalize_advantages
+
+
+@dataclass(kw_only=True)
+class LossFlags:
+    """The losses of actor and critic."""
+
+    section = "PPO"
+
+    policy_ratio: Literal["token", "macro", "macro_mean", "sequence_mean"] = flag(
+        "probability ratio per token; per macro action (product), or its geometric mean; or that of the whole response"
+        " (GSPO)",
+        "token",
+    )
+    loss_mean: Literal["token", "macro", "response", "length"] | None = flag(
+        "the policy's loss is a mean over tokens (DAPO), over macro actions, over responses (GRPO), or the sum over"
+        " tokens divided by a constant length (Dr. GRPO); token if not given, but macro with policy_ratio macro, and"
+        " response with sequence_mean",
+        None,
+    )
+    cliprange: float = flag("clip range of the probability ratio", 0.2, ABOVE_0)
+    cliprange_high: float | None = flag(
+        "clip range of a ratio above 1; 0.28 in DAPO; cliprange if not given", None, ABOVE_0
+    )
+    cliprange_value: float = flag("clip range of the values", 0.2, ABOVE_0)
+    vf_coef: float = flag("multiplies the loss of the critic, which has an optimiser of its own", 1.0, ABOVE_0)
+    kl_in: Literal["reward", "loss"] = flag(
+        "the KL penalty is part of the rewards, or a term of the policy's loss (GRPO)", "reward"
+    )
 
     @property
-    def scores_are_rescaled(self) -> bool:
-        """Whether the policy's loss divides scores by their deviation, but not the KL: their scale does not matter."""
-        by_group = self.advantage_estimator in ("grpo", "tempo")
-        return by_group or (self.kl_in == "loss" and self.normalized_over is not None)
+    def mean_of_loss(self) -> str:
+        """--loss_mean, or what follows from --policy_ratio."""
+        if self.loss_mean is not None:
+            return self.loss_mean
+        return {"macro": "macro", "sequence_mean": "response"}.get(self.policy_ratio, "token")
+
+    @property
+    def is_by_macro_action(self) -> bool:
+        """Whether the loss depends on macro actions, whatever the advantages are."""
+        return self.policy_ratio in ("macro", "macro_mean") or self.mean_of_loss == "macro"
+
+
+@dataclass(kw_only=True)
+class OptimizerFlags:
+    """The optimisers of actor and critic."""
+
+    section = "PPO"
+
+    actor_learning_rate: float = flag("peak learning rate of the actor", 1.5e-5, AT_LEAST_0)
+    critic_learning_rate: float = flag("peak learning rate of the critic", 1.5e-5, AT_LEAST_0)
+    actor_weight_decay: float = flag("weight decay of the actor", 0.1, AT_LEAST_0)
+    critic_weight_decay: float = flag("weight decay of the critic", 0.1, AT_LEAST_0)
+
+
+@dataclass(kw_only=True)
+class AlarmFlags:
+    """What is done when the policy goes too far."""
+
+    section = "PPO"
+
+    max_kl: float | None = flag(
+        "KL per sequence in nats above which kl_action is taken; off if not given", None, ABOVE_0, FREE
+    )
+    kl_action: Literal["warn", "stop"] = flag(
+        "above max_kl: warn, or save the models and stop the run", "warn", on_resume=FREE, only_with="max_kl"
+    )

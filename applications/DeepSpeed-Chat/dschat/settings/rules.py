@@ -1,38 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a flag is declared, and the checks that several configurations share.
+"""Rules between flags, as rows of a table, and the checks that several commands share.
 
-Each check raises UserError with the flag and what to change.
+    RULES = (
+        Rule(lambda config: config.engine.bf16 and config.engine.dtype != "bf16",
+             "--bf16 contradicts --dtype {dtype}: drop one of them."),
+    )
+
+A message names the flag, its value and the remedy; `{name}` in it stands for the value of a flag.
 """
 
 import ast
-import inspect
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar
 
 from dschat.common.jsonl import read_object
 from dschat.errors import UserError
+from dschat.settings.flags import flags_of, value_of
 
-T = TypeVar("T")
-Rule = tuple[Callable[[Any], bool], str]  # a predicate of a number, and the words that say what it accepts
-OnResume = Literal["same", "free", "share"]
-FREE: OnResume = "free"
-SHARE: OnResume = "share"
-UNCHANGED = object()  # not MISSING, of which dataclasses make a field without default
-REQUIRED: Any = MISSING
-
-AT_LEAST_0: Rule = (lambda number: number >= 0, "a number of at least 0")
-AT_LEAST_1: Rule = (lambda number: number >= 1, "a whole number of at least 1")
-ABOVE_0: Rule = (lambda number: number > 0, "a number above 0")
-ZERO_TO_ONE: Rule = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
-BELOW_1: Rule = (lambda number: 0 <= number < 1, "a number of at least 0 and below 1")
-UP_TO_1: Rule = (lambda share: 0 < share <= 1, "a number above 0 and at most 1")
-FINITE: Rule = (lambda number: True, "a number")
-NOT_EMPTY: Rule = (bool, "a value")  # of a text, or of each of several
+C = TypeVar("C")
+logger = logging.getLogger(__name__)
 
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -41,155 +33,50 @@ RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints
 
 
 @dataclass(frozen=True)
-class Notes:
-    """What is declared of a flag beside its name, default and help."""
+class Rule(Generic[C]):
+    """A combination of flags that is refused or, as a warning, unwise.
 
-    rule: Rule | None = None  # of its value, or of each of its values
-    only_with: str | None = None  # without this flag, or flag and value, it does nothing
-    # A run that goes on must have the same value; or may have any (free); or may on another number of processes
-    # (share: it is a process's share of a batch).
-    on_resume: OnResume = "same"
-    environment: str | None = None  # variable that holds its value where the flag is not given
-    positional: bool = False  # a word without dashes
-    secret: bool = False  # never repeated in a message
-    path: bool = False  # a text, or each of several, may be a path: `~` and variables in it are expanded
-
-
-def flag(
-    help: str,
-    default: Any = MISSING,
-    rule: Rule | None = None,
-    on_resume: OnResume = "same",
-    *,
-    factory: Any = MISSING,
-    aliases: Sequence[str] = (),
-    only_with: str | None = None,
-    environment: str | None = None,
-    positional: bool = False,
-    secret: bool = False,
-    path: bool = False,
-    **options: Any,
-) -> Any:
-    """Declare a dataclass field that is a command-line flag; without a default the flag is required.
-
-    Help says the default behind it by itself. What has the name of an argument of `Notes` is that; `options` are
-    further ones of argparse's `add_argument`: choices, nargs, const.
+    Attributes:
+        when: whether a configuration breaks the rule.
+        message: what to say; `{name}` stands for the value of a flag.
+        words: values of further placeholders, from the configuration.
+        warns: log a warning instead of raising.
     """
-    notes = Notes(rule, only_with, on_resume, environment, positional, secret, path)
-    metadata = {"help": help, "aliases": list(aliases), "notes": notes, **options}
-    return field(default=default, default_factory=factory, metadata=metadata)
+
+    when: Callable[[C], bool]
+    message: str
+    words: Callable[[C], dict[str, Any]] = lambda config: {}
+    warns: bool = False
+
+    def check(self, config: C) -> None:
+        """Raise UserError, or log a warning, if the configuration breaks the rule."""
+        if not self.when(config):
+            return
+        values = {name: value_of(config, flag) for name, flag in flags_of(type(config)).items()}
+        text = self.message.format_map(values | self.words(config))
+        if not self.warns:
+            raise UserError(text)
+        logger.warning("%s", text)
 
 
 @dataclass(frozen=True)
-class Changed:
-    """What a subclass declares otherwise of a flag; what is not given stays. Aliases are further ones."""
+class Check(Generic[C]):
+    """A rule that a predicate and a message cannot say: a function that raises UserError or warns."""
 
-    default: Any = UNCHANGED
-    help: str | None = None
-    aliases: Sequence[str] = ()
-    rule: Rule | None = None
+    check: Callable[[C], None]
 
 
-def redeclared(**changes: Any) -> Callable[[type[T]], type[T]]:
-    """Decorates a class below @dataclass: flags of its bases with other defaults, or other in what `Changed` says."""
-
-    def apply(cls: type[T]) -> type[T]:
-        for name, change in changes.items():
-            old = inherited(cls, name)
-            new = change if isinstance(change, Changed) else Changed(change)
-            kept = (old.default, old.default_factory)
-            default, factory = kept if new.default is UNCHANGED else (new.default, MISSING)
-            notes = replace(old.metadata["notes"], rule=new.rule or old.metadata["notes"].rule)
-            metadata = {**old.metadata, "help": new.help or old.metadata["help"], "notes": notes}
-            metadata["aliases"] = [*old.metadata["aliases"], *new.aliases]
-            setattr(cls, name, field(default=default, default_factory=factory, metadata=metadata))
-            cls.__annotations__ = {**inspect.get_annotations(cls), name: old.type}
-        return cls
-
-    def inherited(cls: type, name: str) -> Field[Any]:
-        known = (vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__[1:])
-        return next(found[name] for found in known if name in found)
-
-    return apply
+Rules = Sequence[Rule[Any] | Check[Any]]
 
 
-def like(
-    cls: type, name: str, default: Any = UNCHANGED, help: str | None = None, rule: Rule | None = None, **options: Any
-) -> Any:
-    """A flag that another class declares, for one that does not inherit it; what is given differs here.
-
-    A default of REQUIRED is none. `options` are those of `flag`.
-    """
-    (old,) = (one for one in fields(cls) if one.name == name)
-    notes = replace(old.metadata["notes"], rule=rule or old.metadata["notes"].rule, only_with=None)
-    metadata = {**old.metadata, "help": help or old.metadata["help"], "notes": notes, **options}
-    kept = (old.default, old.default_factory) if default is UNCHANGED else (default, MISSING)
-    if isinstance(default, list):
-        kept = (MISSING, default.copy)
-    return field(default=kept[0], default_factory=kept[1], metadata=metadata)
-
-
-def default_of(config_class: type, name: str) -> Any:
-    """The default of a flag, which is stated once: at its field."""
-    (found,) = (f for f in fields(config_class) if f.name == name)
-    return found.default if found.default_factory is MISSING else found.default_factory()
-
-
-def flags_on_resume(config: Any, kind: OnResume) -> frozenset[str]:
-    """The flags of a configuration (or its class) that a run which goes on treats alike."""
-    return frozenset(field.name for field in fields(config) if field.metadata["notes"].on_resume == kind)
-
-
-def check_flags(config: Any) -> None:
-    """Checks each flag by its own declaration: its rule, then whether it does something. None passes.
+def check_rules(config: Any, rules: Rules) -> None:
+    """Check a configuration by each row in turn.
 
     Raises:
-        UserError: for the first that is refused.
+        UserError: for the first rule that it breaks.
     """
-    hints = get_type_hints(type(config), include_extras=True)
-    for one in fields(config):
-        value, rule = getattr(config, one.name), one.metadata["notes"].rule
-        if value is None:
-            continue
-        _check_choice(one.name, value, one.metadata.get("choices") or choices_of(hints[one.name]))
-        if rule is not None:
-            _check_value(one.name, value, rule)
-    for one in fields(config):
-        value, other = getattr(config, one.name), one.metadata["notes"].only_with
-        if other and not _is_given(config, other) and value != default_of(config, one.name):
-            raise UserError(f"--{one.name} {value} does nothing on its own: add --{other}, or drop it.")
-
-
-def choices_of(hint: Any) -> tuple[Any, ...]:
-    """The values that a type allows: of a Literal, also one with None; of others none."""
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    return next((choices for part in get_args(hint) if (choices := choices_of(part))), ())
-
-
-def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    for one in value if isinstance(value, list | tuple) else [value]:
-        if choices and one not in choices:
-            known = ", ".join(map(str, choices))
-            raise UserError(f"--{name} {one} is unknown: give one of {known}.")
-
-
-def _check_value(name: str, value: Any, rule: Rule) -> None:
-    if rule is NOT_EMPTY:
-        if not value or (isinstance(value, list | tuple) and "" in value):
-            raise UserError(f"--{name} is empty: give a value, or drop the flag.")
-        return
-    accept, wanted = rule
-    for number in value if isinstance(value, list | tuple) else [value]:
-        if not ((isinstance(number, str) or math.isfinite(number)) and accept(number)):
-            raise UserError(f"--{name} {number} is out of range: give {wanted}.")
-
-
-def _is_given(config: Any, other: str) -> bool:
-    """Whether a flag has a value, or that after its name."""
-    name, _, wanted = other.partition(" ")
-    value = getattr(config, name)
-    return value == wanted if wanted else value is not None
+    for rule in rules:
+        rule.check(config)
 
 
 def check_function_path(name: str, value: str) -> None:
@@ -240,12 +127,14 @@ def _bound_names(tree: ast.AST) -> set[str]:
     return names
 
 
-def check_json_object(name: str, value: str) -> None:
-    """Check that `value` is the path of a file that holds one JSON object.
+def check_json_object(name: str, value: str | None) -> None:
+    """Check that `value` is the path of a file that holds one JSON object; None passes.
 
     Raises:
         UserError: when the file is missing or holds anything else.
     """
+    if value is None:
+        return
     path = Path(value)
     if not path.is_file():
         raise UserError(f"--{name} {value}: there is no such file; give the path of a JSON file.")
@@ -298,8 +187,8 @@ def _holds_run(folder: Path) -> bool:
     )
 
 
-def check_data_split(data_split: str, step: int) -> None:
-    """Check that a split has three fractions and leaves rows for this step.
+def check_data_split(data_split: str | None, step: int) -> None:
+    """Check that a split has three fractions and leaves rows for this step; None passes.
 
     Args:
         data_split: for example "2,4,4"; fractions for steps 1, 2 and 3, of any sum.
@@ -308,6 +197,8 @@ def check_data_split(data_split: str, step: int) -> None:
     Raises:
         UserError: when there are not three fractions, or the one of this step is zero.
     """
+    if data_split is None:
+        return
     try:
         fractions = [float(part) for part in data_split.split(",")]
     except ValueError:

@@ -93,7 +93,7 @@ def pass_size(plan: BatchPlan) -> PassSize:
 
 def eval_size(config: CommonConfig) -> PassSize:
     """Of a forward pass without gradients, of --per_device_eval_batch_size."""
-    size = PassSize(config.per_device_eval_batch_size, config.max_tokens_per_micro_batch)
+    size = PassSize(config.output.per_device_eval_batch_size, config.optimisation.max_tokens_per_micro_batch)
     return replace(size.without_gradient, rows=size.rows)
 
 

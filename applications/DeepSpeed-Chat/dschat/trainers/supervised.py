@@ -114,7 +114,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         task, and the peaks of this process's GPU.
         """
         self.engine, self.task, self.config = engine, task, config
-        self.nonfinite = NonFinite(config.on_nonfinite, run)
+        self.nonfinite = NonFinite(config.optimisation.on_nonfinite, run)
         self.name, self.work_batch = task.name, run.plan.micro_batch
         self.shown: Mapping[str, str] = {"loss": f"loss/{task.name}"}
         self.lengths: Sequence[int] = lengths_of(task.train)
