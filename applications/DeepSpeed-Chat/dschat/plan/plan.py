@@ -18,7 +18,7 @@ from dschat.plan.states import gathering, states
 from dschat.settings.batches import largest_part
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import BOTH_MODELS, PPOConfig
-from dschat.settings.rollouts import SamplingFlags
+from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import OneModelConfig
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Plan:
         actor, config = self.roles[0].weights, self.config
         if isinstance(config, PPOConfig):
             return 0 if config.vllm.vllm_url else -(-actor.whole // config.vllm.vllm_tensor_parallel)
-        return actor.whole if isinstance(config, SamplingFlags) else 0
+        return actor.whole if isinstance(config, RefuelOnlineConfig) else 0
 
     @property
     def fits_device(self) -> bool:
@@ -159,8 +159,8 @@ def _changes(config: CommonConfig) -> Iterator[Change]:
     yield from recomputation(config)
     if config.model.per_device_train_batch_size > 1:
         yield {"per_device_train_batch_size": _half(config.model.per_device_train_batch_size)}
-    if isinstance(config, SamplingFlags) and config.per_device_generation_batch_size > 1:
-        yield {"per_device_generation_batch_size": config.per_device_generation_batch_size // 2}
+    if isinstance(config, RefuelOnlineConfig) and config.sampling.per_device_generation_batch_size > 1:
+        yield {"per_device_generation_batch_size": config.sampling.per_device_generation_batch_size // 2}
     if config.engine.zero_stage < 3:
         yield {"zero_stage": config.engine.zero_stage + 1 if config.zero_stage else 2}
         yield {"zero_stage": 3}
@@ -260,7 +260,7 @@ def minimum_memory(
     offloaded = sum(states(role.weights, processes).host for role in roles)
     if device.type == "cpu":
         return MinimumMemory(kept + offloaded, 0)
-    draws = isinstance(config, SamplingFlags) and not (isinstance(config, PPOConfig) and config.uses_vllm)
+    draws = isinstance(config, RefuelOnlineConfig) or (isinstance(config, PPOConfig) and not config.rollouts.uses_vllm)
     return MinimumMemory(offloaded, kept, gathering(roles[0].weights, processes) if draws else 0)
 
 
