@@ -101,7 +101,7 @@ def build_ppo_models(
         ),
         rollouts=_rollout_engine(config, actor, tokenizer, report),
         metric=function_scores(config.rewards.metric_function, "--metric_function")
-        if config.metric_function
+        if config.rewards.metric_function
         else None,
         metric_name=config.rewards.metric_name or "",
     )

@@ -109,7 +109,7 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
         eos_id=end_id,
         margin_key=config.preferences.margin_key,
     )
-    reads = () if config.preferences.margin_key is None else (config.margin_key,)
+    reads = () if config.preferences.margin_key is None else (config.preferences.margin_key,)
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=reads)
     data = load_step_data(config, PairExample, make, validate)
     updates = _announce(config, run, data)

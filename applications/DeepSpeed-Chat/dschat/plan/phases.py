@@ -93,12 +93,13 @@ class Texts:
         """What the flags say."""
         if isinstance(config, PPOConfig):
             return cls(
-                config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len, config.max_answer_seq_len
+                config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len,
+                config.sampling.max_answer_seq_len,
             )
         if isinstance(config, RefuelOnlineConfig):
             return cls(config.model.max_seq_len, config.sampling.max_answer_seq_len, 2)
         assert isinstance(config, SupervisedConfig)
-        return cls(config.model.max_seq_len, config.max_seq_len, config.sequences_per_example)
+        return cls(config.model.max_seq_len, config.model.max_seq_len, config.sequences_per_example)
 
     def filling(self, examples: int, budget: int | None) -> tuple[int, int, int]:
         """Rows, tokens of each, and log-probs of the largest micro-batch of so many examples at most.

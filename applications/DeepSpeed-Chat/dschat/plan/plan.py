@@ -162,7 +162,7 @@ def _changes(config: CommonConfig) -> Iterator[Change]:
     if isinstance(config, RefuelOnlineConfig) and config.sampling.per_device_generation_batch_size > 1:
         yield {"per_device_generation_batch_size": config.sampling.per_device_generation_batch_size // 2}
     if config.engine.zero_stage < 3:
-        yield {"zero_stage": config.engine.zero_stage + 1 if config.zero_stage else 2}
+        yield {"zero_stage": config.engine.zero_stage + 1 if config.engine.zero_stage else 2}
         yield {"zero_stage": 3}
     if not config.engine.offload:
         yield {"zero_stage": max(config.engine.zero_stage, 2), "offload": True}
