@@ -133,12 +133,16 @@ def test_the_flags_of_macro_actions_are_those_of_step_3():
         ["chat", "--model", "m", "--termination_condition", "ppl", "--ppl_mode", "token", "--isolate_last_token"]
     )
     termination = options.termination
-    assert (options.task, options.model, options.host, options.sides) == ("chat", "m", "127.0.0.1", 1)
-    assert (termination.termination_condition, termination.ppl_mode) == ("ppl", "token")
+    assert (options.task, options.demo.model, options.demo.host, options.demo.sides) == ("chat", "m", "127.0.0.1", 1)
+    assert (termination.termination_condition, termination.conditions["ppl"].ppl_mode) == ("ppl", "token")
     assert termination.isolate_last_token and termination.ngram == 5
     options = parse_options(["summary", "--other", "o", "--ngram", "inf", "--ngram_lengths", "2", "4"])
     termination = options.termination
-    assert options.sides == 2 and termination.ngram == float("inf") and termination.ngram_lengths == [2, 4]
+    assert (
+        options.demo.sides == 2
+        and termination.ngram == float("inf")
+        and termination.conditions["randomized"].ngram_lengths == [2, 4]
+    )
 
 
 @pytest.mark.parametrize("mode", ["token", "prefix"])
