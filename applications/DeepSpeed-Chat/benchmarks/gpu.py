@@ -13,6 +13,10 @@ tensor (bytes read and written), and how fast it multiplies large matrices.
   counts. The peak of memory stands beside what `dschat.plan` says of the same flags.
 - iterations: whole ones, through the main program (contenders/ours.py), with the largest of --micro_batches that fits.
   The rate of rollouts has the time of prompts in it. Layers are compiled where --compile auto compiles them.
+- profile: the kernels of a short rollout's scoring and training, and of decoding steps, in groups: matrix products of
+  the layers, attention, the head with its passes over logits, gradients that are checked and added up, the optimiser,
+  everything else, and time in which the GPU waits. Milliseconds of one pass; the profiler's traces stay beside the
+  figures. Responses are random, so that only what is asked for is profiled.
 - tests_1, tests_2: the tests that need a GPU. quickstart: does PPO learn there?
 
 A piece's figures go into a file of its own, row by row; what cannot be measured says why, and the rest goes on.
@@ -27,6 +31,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -36,6 +41,7 @@ import psutil
 import torch
 
 from contenders import ours
+from contenders.kernels import read_kernels, times_of_parts
 from contenders.limits import (
     TERA,
     Figures,
@@ -48,6 +54,7 @@ from contenders.limits import (
     rollout_limit,
 )
 from contenders.process import PHASES, Job, ours_alone
+from contenders.profiled import WARMUP_ITERATIONS, profile_decoding
 from contenders.work import SIZES, Work, make_files
 from dschat.common.atomic import write_file
 from dschat.common.jsonl import json_lines
@@ -64,6 +71,8 @@ Tasks = list[tuple[Figures, Task]]  # how rows begin, and what measures them
 MOST_SECONDS = 480  # of a piece
 LENGTHS = {"tiny": (4, 16, 16)}  # tokens: the shortest and the longest prompt, every response
 TRAINED = 64  # prompts of the piece training
+PROFILED_MICRO_BATCHES = 2  # of the piece profile
+NOTHING_FITS = "no micro-batch would fit"
 ROOT = Path(__file__).resolve().parents[3]
 WAYS = {
     "dynamic": "dynamic loop",
@@ -185,15 +194,51 @@ def iterations(settings: argparse.Namespace, limits: Limits, place: Path) -> Tas
 def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Limits, place: Path) -> list[Figures]:
     """The usual iteration with the first choice that the plan says will fit."""
     descending = sorted(settings.micro_batches, reverse=True)
-    for again, size in product(("no", "yes"), descending):
-        flags = settings.flags.split() + (RECOMPUTED if again == "yes" else [])
-        work = work_of(settings, prompts, size)
-        job = Job(work, str(place / "files"), str(place), flags=flags)
-        make_files(work, Path(job.files))
+    for recomputes, size in product((False, True), descending):
+        job = job_of(settings, work_of(settings, prompts, size), recomputes, place)
         if planned_memory(job)[1]:
-            label: Figures = {"micro_batch": work.micro_batch, "checkpointing": again}
-            return [label | row for row in iterate(job, settings.repeats, limits)]
-    return [{"not_measured": "no micro-batch would fit"}]
+            return [choice_of(job) | row for row in iterate(job, settings.repeats, limits)]
+    return [{"not_measured": NOTHING_FITS}]
+
+
+def job_of(settings: argparse.Namespace, work: Work, recomputes: bool, place: Path) -> Job:
+    """A job of step 3 with or without gradient checkpointing, whose files are written."""
+    flags = settings.flags.split()
+    if recomputes:
+        flags += RECOMPUTED
+    job = Job(work, str(place / "files"), str(place), flags=flags)
+    make_files(work, Path(job.files))
+    return job
+
+
+def choice_of(job: Job) -> Figures:
+    """The micro-batch of a job, and whether it recomputes activations."""
+    checkpointing = "yes" if RECOMPUTED[0] in job.flags else "no"
+    return {"micro_batch": job.work.micro_batch, "checkpointing": checkpointing}
+
+
+def profiled(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
+    """The kernels of scoring and training, and those of decoding steps for the first number of prompts."""
+    work = work_of(settings, settings.prompts[0])
+    first_job = Job(work, str(place), str(place), flags=settings.flags.split())
+    is_compiled = parse(PPOConfig, ours.flags(first_job)).compile != "off"
+    trace = settings.json_folder / "trace-decoding.json.gz"
+    decoding_task = partial(in_process, profile_decoding, work, settings.device, is_compiled, trace)
+    return [({}, partial(profile_training, settings, place)), ({"prompts": work.batch}, decoding_task)]
+
+
+def profile_training(settings: argparse.Namespace, place: Path) -> list[Figures]:
+    """Where the time of scoring and training goes, with the first choice that the plan says will fit."""
+    trace = settings.json_folder.resolve() / "trace-training.json.gz"
+    descending = sorted(settings.micro_batches, reverse=True)
+    for recomputes, size in product((False, True), descending):
+        work = work_of(settings, PROFILED_MICRO_BATCHES * size, size)
+        job = job_of(settings, work, recomputes, place)
+        if planned_memory(job, without=("generate",))[1]:
+            ours_alone(replace(job, random_responses=True, trace=str(trace)), WARMUP_ITERATIONS)
+            times = times_of_parts(read_kernels(trace))
+            return [choice_of(job) | {"part": part} | part_times.row() for part, part_times in times.items()]
+    return [{"not_measured": NOTHING_FITS}]
 
 
 def iterate(job: Job, repeats: int, limits: Limits) -> list[Figures]:
@@ -238,6 +283,7 @@ PIECES: dict[str, Callable[[argparse.Namespace, Limits, Path], Tasks]] = {
     "decoding": decoding,
     "training": training,
     "iterations": iterations,
+    "profile": profiled,
     "tests_1": lambda settings, limits, place: [({}, partial(run_tests, TESTS[::2], place))],
     "tests_2": lambda settings, limits, place: [({}, partial(run_tests, TESTS[1::2], place))],
     "quickstart": lambda settings, limits, place: [

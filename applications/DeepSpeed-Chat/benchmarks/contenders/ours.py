@@ -18,6 +18,7 @@ from torch import nn
 from transformers import GemmaForCausalLM
 
 from contenders.process import Job, Meter, read_job
+from contenders.profiled import profile_iteration
 from contenders.work import FIRST_WORD, PAD
 from dschat.common.launch import as_arguments
 from dschat.conditions.termination import TerminationCondition
@@ -58,6 +59,8 @@ def main() -> None:
     setattr(Clock, "lap", booking(Clock.lap, meter))  # noqa: B010
     if job.random_responses:
         setattr(ContinuousEngine, "session", random_session)  # noqa: B010
+    if job.trace is not None:
+        profile_iteration(Path(job.trace))
     run_step(STEP, flags(job))
 
 

@@ -46,6 +46,7 @@ class Job:
     flags: list[str] = field(default_factory=list)  # ours: more of step 3's
     processes: int = 1  # ours: that share the work
     random_responses: bool = False  # ours: in place of drawn ones
+    trace: str | None = None  # ours: file for a profiler's trace of the third iteration
 
     def environment(self, rank: int, port: str) -> dict[str, str]:
         """What a process needs: this package, dschat of the same clone before what is installed, and its group."""

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from transformers.cache_utils import Cache
 
 from dschat.common.cache_home import cache_home
 from dschat.models.layers import layers_of
+from dschat.models.side_by_side import Backend, lay_side_by_side, merging
 
 logger = logging.getLogger(__name__)
 
@@ -78,18 +80,23 @@ class Compiler:
         finally:
             self._is_paused = before
 
-    def compile(self, function: Callable[P, R]) -> Compiled[P, R]:
+    def compile(self, function: Callable[P, R], backend: Backend | str | None = None) -> Compiled[P, R]:
         """A function that is compiled, with sizes that may change, when it is first called."""
-        return Compiled(self, function)
+        return Compiled(self, function, backend or self.backend)
+
+    @cached_property
+    def merging_backend(self) -> Backend:
+        """A backend that computes linear layers of one input as one matrix product; see `side_by_side`."""
+        return merging(torch._dynamo.lookup_backend(self.backend))
 
 
 class Compiled(Generic[P, R]):
     """A function that runs compiled until its compiler refuses the model."""
 
-    def __init__(self, compiler: Compiler, function: Callable[P, R]) -> None:
+    def __init__(self, compiler: Compiler, function: Callable[P, R], backend: Backend | str) -> None:
         self._compiler = compiler
         self._function = function
-        self._compiled = torch.compile(function, dynamic=True, backend=compiler.backend)
+        self._compiled = torch.compile(function, dynamic=True, backend=backend)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if not self._compiler.is_active:
@@ -109,6 +116,7 @@ class CompiledLayer:
         self._layer = layer
         self._index = index
         self._call = compiler.compile(layer._call_impl)
+        self._merged_step = compiler.compile(layer._call_impl, compiler.merging_backend)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
@@ -122,7 +130,8 @@ class CompiledLayer:
         layer_cache = step_layers[self._index]
         args = tuple(layer_cache if value is cache else value for value in args)
         kwargs = {name: layer_cache if value is cache else value for name, value in kwargs.items()}
-        return self._call(*args, **kwargs)
+        step = self._merged_step if getattr(cache, "merges_linears", False) else self._call
+        return step(*args, **kwargs)
 
 
 def compile_layers(model: PreTrainedModel, backend: str = BACKEND, warns: bool = True) -> Compiler:
@@ -143,6 +152,7 @@ def compile_layers(model: PreTrainedModel, backend: str = BACKEND, warns: bool =
     if parent is None or layers is None:
         compiler.refuse(f"it is not known where a {type(model).__name__} keeps its layers")
         return compiler
+    lay_side_by_side(layers)
     for index, layer in enumerate(layers):
         layer._compiled_call_impl = CompiledLayer(compiler, layer, index)
     for module in parent.children():
@@ -159,6 +169,11 @@ def compiler_of(model: PreTrainedModel) -> Compiler | None:
         if isinstance(call, CompiledLayer):
             return None if call.compiler.refusal is not None else call.compiler
     return None
+
+
+def compiled_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """A model's compiled layers."""
+    return [module for module in model.modules() if isinstance(module._compiled_call_impl, CompiledLayer)]
 
 
 @contextmanager

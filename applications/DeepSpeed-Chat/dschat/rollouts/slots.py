@@ -120,6 +120,7 @@ class SlotCache(Cache):
     """The buffers of all layers."""
 
     step_layers: list[StepLayer] | None = None  # for compiled layers, inside `layer_by_layer`
+    merges_linears = False  # whether compiled layers may compute linear layers of one input as one
 
     def __init__(self, config: PreTrainedConfig, slots: int, columns: int) -> None:
         """Makes no buffers yet: a layer's first keys and values decide their types and widths."""

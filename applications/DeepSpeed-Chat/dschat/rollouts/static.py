@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from dschat.models.compiled import compiled_layers
 from dschat.models.layout import COLUMN_STEP
+from dschat.models.side_by_side import have_one_layout
 from dschat.rollouts.attention import one_token_attention
 from dschat.rollouts.decoder import Capacity, Decoder, Sample
 from dschat.rollouts.sampling import Sampling, TokenSampler
@@ -140,6 +142,7 @@ class StaticDecoder(Decoder):
         self._sample: Sample = TokenSampler.__call__
         if self._compiler is not None:
             self._sample = self._compiler.compile(self._sample)
+            self.cache.merges_linears = have_one_layout(compiled_layers(causal_lm))
         self.refusal: str | None = None  # why the model's step cannot be captured
         if str(causal_lm.config._attn_implementation).startswith("flash"):
             self._refuse("flash attention reads the rows' lengths on the host")
