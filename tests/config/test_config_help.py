@@ -95,6 +95,14 @@ def test_a_configuration_made_in_code_takes_flags_alone():
         SFTConfig(data_path=["a"], model_name_or_path="m")
 
 
+def test_a_flag_is_set_in_its_group():
+    config = SFTConfig(data_path=["a"], output_dir="o", model_name_or_path="m")
+    config.optimisation.seed = 3
+    assert config.flat()["seed"] == 3
+    with pytest.raises(AttributeError, match="SFTConfig: set optimisation.seed"):
+        config.seed = 3
+
+
 def test_saved_json_holds_every_field_and_the_plan():
     required = {"data_path": ["a"], "output_dir": "o", "actor_model_name_or_path": "a"}
     config = PPOConfig(**required, ngram=math.inf, generation_batches=4)

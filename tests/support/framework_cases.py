@@ -149,21 +149,16 @@ def _hashed(uid: str) -> int:
 def _ends(config: MacroActionsConfig, trajectory: Trajectory, tokenizer: object) -> Tensor:
     """Where step 3 ends macro actions: by the functions that it calls, on a mask that is a prefix of each row."""
     mask, prompts = trajectory.response_mask, trajectory.rollout.prompt_index
-    if config.termination.termination_condition == "randomized":
+    if config.termination_condition == "randomized":
         samples = torch.tensor([row % 2 for row in range(len(mask))])
         return randomized_ngram_ends(
-            mask,
-            config.termination.conditions["randomized"].repeat_times,
-            config.termination.conditions["randomized"].ngram_lengths,
-            make_row_seeds(config.optimisation.seed, prompts, 0, samples),
+            mask, config.repeat_times, config.ngram_lengths, make_row_seeds(config.seed, prompts, 0, samples)
         )
-    if config.termination.termination_condition == "ppl":
-        return perplexity_ends(trajectory.ref_logprobs, mask, config.termination.conditions["ppl"].ppl_mode)
-    if config.termination.termination_condition == "parsing":
+    if config.termination_condition == "ppl":
+        return perplexity_ends(trajectory.ref_logprobs, mask, config.ppl_mode)
+    if config.termination_condition == "parsing":
         from constituent_treelib.parsing import make_backend
 
-        condition = ParsingCondition(
-            tokenizer, make_backend("chunker"), config.termination.conditions["parsing"].parsing_cutoff
-        )  # type: ignore[arg-type]
+        condition = ParsingCondition(tokenizer, make_backend("chunker"), config.parsing_cutoff)  # type: ignore[arg-type]
         return span_ends(condition(trajectory.rollout.response_rows()).lengths, mask)
-    return fixed_ngram_ends(mask, config.termination.ngram)
+    return fixed_ngram_ends(mask, config.ngram)

@@ -111,7 +111,7 @@ def configure(spec: Spec, task: Task, start: Start, starts: Starts) -> PPOConfig
         flags["critic_model_name_or_path"] = starts.scalar(spec.critic, task, spec.seed)
     if spec.condition not in ("product", "high_entropy"):
         flags["termination_condition"] = f"{HERE / 'variants.py'}:{spec.condition}"
-    return PPOConfig(**flags | dict(spec.flags))  # type: ignore[arg-type]
+    return PPOConfig(**flags | dict(spec.flags))
 
 
 @dataclass

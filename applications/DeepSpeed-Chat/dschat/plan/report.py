@@ -38,7 +38,11 @@ from dschat.settings.supervised import DPOConfig, SupervisedConfig
 # Operations that a GPU can do while a byte comes from its memory: of an H100, whose data sheet says 989 · 10¹² in bf16
 # and 3.35 · 10¹² in a second.
 RIDGE = 300
-STEP_NAMES = {DPOConfig: "dpo", RefuelConfig: "refuel", RefuelOnlineConfig: "refuel_online"}
+STEP_NAMES: dict[type[CommonConfig], str] = {
+    DPOConfig: "dpo",
+    RefuelConfig: "refuel",
+    RefuelOnlineConfig: "refuel_online",
+}
 
 
 @dataclass(frozen=True)

@@ -84,14 +84,9 @@ class Config:
         values = ", ".join(f"{name}={value!r}" for name, value in self.flat().items())
         return f"{type(self).__name__}({values})"
 
-    def __getattr__(self, name: str) -> Any:
-        """Flags and properties of groups by their name alone, while readers move to groups."""
-        if name.startswith("_"):
-            raise AttributeError(name)
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse what is no group: a flag is set in the group that holds it."""
         flag = flags_of(type(self)).get(name)
-        if flag is not None:
-            return value_of(self, flag)
-        for group in groups_of(type(self)):
-            if len(group.holder) == 1 and hasattr(group.type, name):
-                return getattr(getattr(self, group.holder[0]), name)
-        raise AttributeError(f"{type(self).__name__} has no group or flag {name}")
+        if flag is not None and name not in {group.holder[0] for group in groups_of(type(self))}:
+            raise AttributeError(f"{type(self).__name__}: set {'.'.join(flag.holder)}.{name}")
+        super().__setattr__(name, value)

@@ -18,8 +18,14 @@ from dschat.settings.estimators import ESTIMATOR_FLAGS
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KL_RULES, KLFlags
 from dschat.settings.macro_actions import TerminationFlags
-from dschat.settings.ppo_loss import AdvantageFlags, AlarmFlags, LossFlags, OptimizerFlags
-from dschat.settings.ppo_models import PPOMemoryFlags, PPOModelFlags
+from dschat.settings.ppo_loss import (
+    AdvantageFlags,
+    AlarmFlags,
+    LossFlags,
+    OptimizerFlags,
+    PPOMemoryFlags,
+    PPOModelFlags,
+)
 from dschat.settings.rewards import METRIC_NAMES, ProgramFlags, RewardFlags
 from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
 from dschat.settings.rules import Check, Rule, Rules, check_function_path
