@@ -11,10 +11,10 @@ from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import Sampling, row_seed
+from macro_actions.conditions import fixed
 from macro_actions.estimators import EstimatorSettings, gae_batch
 from macro_actions.losses import policy_loss, value_loss
 from macro_actions.segments import segment
-from macro_actions.termination import fixed_ngram_ends
 from macro_actions.types import Trajectory
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
@@ -41,7 +41,7 @@ def main(iterations: int = 30, ngram: int = 4) -> list[float]:
             values = critic(rollout.input_ids, rollout.attention_mask)[:, -width - 1 : -1]
             scores = ((rollout.response_ids == 7) & mask).sum(1) / mask.sum(1)
         trajectory = Trajectory(rollout, logprobs, logprobs, values, scores)
-        batch = gae_batch(trajectory, segment(fixed_ngram_ends(mask, ngram), mask), settings)
+        batch = gae_batch(trajectory, segment(fixed(mask, ngram), mask), settings)
         for _ in range(2):
             new_logprobs, _ = actor(rollout.input_ids, rollout.attention_mask, width)
             new_values = critic(rollout.input_ids, rollout.attention_mask)[:, -width - 1 : -1]

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,31 +16,32 @@ import pytest
 import gpu
 from benchmark_runs import run_benchmark
 from contenders import limits, process, work
-from contenders.process import PHASES, Iteration
+from contenders.process import PHASES, IterationFigures
+from dschat.models.operations import Peaks
 
-LIMITS = {"bytes_per_second": 1e6, "operations_per_second": 1e6}
+LIMITS = Peaks(operations_per_second=1e6, bytes_per_second=1e6)
 
 
 def work_of(**changes: Any) -> Any:
     """Prompts of 2, 3 and 4 tokens, 5 response tokens each; a Gemma of 2 layers."""
     size = work.Size(100, 8, 2, 4, 1, head_dim=2, intermediate_size=16)
     lengths = {"shortest_prompt": 2, "longest_prompt": 4, "response": 5}
-    return work.Work(**({"size": size, "batch": 3, "micro_batch": 3} | lengths | changes))
+    return work.IterationWork(**({"size": size, "batch": 3, "micro_batch": 3} | lengths | changes))
 
 
-def test_weights_by_hand() -> None:
-    """Per layer: q and o are 8 × 8, k and v 8 × 2, three matrices of the MLP 8 × 16."""
-    assert limits.layer_weights(work_of().size) == 2 * (2 * 64 + 2 * 16 + 3 * 128)
+WEIGHTS = 2 * (2 * 64 + 2 * 16 + 3 * 128)  # per layer: q and o are 8 × 8, k and v 8 × 2, three matrices 8 × 16
+HEAD = 800  # 100 × 8
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("fp32", 4), ("bf16", 2)])
 def test_decoding_by_hand(dtype: str, width: int) -> None:
-    """1,888 weights. Rows hold 2 + 2, 3 + 2 and 4 + 2 tokens on average, each 2 layers × (key + value) × 2 numbers.
-
-    Four steps follow the first token, in 1.2 s; each should take no longer than the reading of its numbers.
+    """Four steps follow the first token, in 1.2 s. Each reads 1,888 weights and what tokens see, their own included:
+    2 + 2.5, 3 + 2.5 and 4 + 2.5 tokens on average, each 2 layers × (key + value) × 2 numbers.
     """
-    limit = width * (1088 + 800 + (4 + 5 + 6) * 8) / 1e6
-    assert limits.rollout_limit(work_of(dtype=dtype), LIMITS) == pytest.approx(3 / limit)
+    weights = WEIGHTS + HEAD
+    assert weights == 1888
+    limit = width * (weights + (4.5 + 5.5 + 6.5) * 8) / 1e6
+    assert limits.rollout_limit(work_of(dtype=dtype), LIMITS) == pytest.approx(4 * limit + width * weights / 1e6)
     assert limits.decoding_rates(work_of(dtype=dtype), 1.5, 0.3, LIMITS) == pytest.approx(
         {
             "first_tokens_seconds": 0.3,
@@ -53,14 +54,14 @@ def test_decoding_by_hand(dtype: str, width: int) -> None:
 
 
 def test_scoring_and_training_by_hand() -> None:
-    """24 tokens in rows of 7, 8 and 9; a token attends to half of its row on average; the head sees 15 tokens.
+    """24 tokens in rows of 7, 8 and 9, where tokens see 28, 36 and 45 keys; the head sees 15 tokens.
 
     Two models go forward; the same and a backward pass, which is twice a forward, make training.
     """
-    layers = 2 * 1088 * 24
-    attention = 2 * 2 * 8 * (49 + 64 + 81)  # per layer: 4 operations × half the row × 8 numbers, for every token
-    operations = 2 * (layers + attention) + 2 * 800 * 15
-    assert limits.forward_operations(work_of()) == operations
+    layers = 2 * WEIGHTS * 24
+    attention = 2 * 4 * 8 * (28 + 36 + 45)  # 2 layers, two products of 2 operations with 8 numbers for every key
+    operations = 2 * (layers + attention) + 2 * HEAD * 15
+    assert limits.phase_operations(work_of()) == {"scoring": operations, "training": 3 * operations}
     assert limits.phase_rates(work_of(), {"scoring": 2.0, "training": 3.0}, LIMITS) == pytest.approx(
         {
             "scoring_seconds": 2,
@@ -71,6 +72,16 @@ def test_scoring_and_training_by_hand() -> None:
             "training_of_limit": operations / 1e6,
         }
     )
+
+
+def test_limits_of_zero_3_by_hand() -> None:
+    """1,888 weights and five norms of 8: a billion of 7 is 275.4 of 1,928."""
+    assert gpu.zero3_limits(work_of()) == {
+        "stage3_max_live_parameters": 275,
+        "stage3_max_reuse_distance": 275,
+        "stage3_prefetch_bucket_size": 14,
+        "stage3_param_persistence_threshold": 1,
+    }
 
 
 def run_gpu(monkeypatch: pytest.MonkeyPatch, flags: str) -> int:
@@ -97,8 +108,8 @@ def test_what_fails_or_comes_too_late_is_said(
     assert run_gpu(monkeypatch, flags) == 1
     rows = [{"way": "a", "step_ms": 2.0, "prompts": 16}, {"way": "b", "problem": "ValueError: no such kernel"}]
     found = json.loads((tmp_path / "decoding.json").read_text())
-    assert found["figures"] == {"limits": LIMITS, "rows": rows}
-    assert json.loads(capsys.readouterr().out)["figures"] == {"limits": LIMITS, "pieces": {"decoding": rows}}
+    assert found["figures"] == {"limits": asdict(LIMITS), "rows": rows}
+    assert json.loads(capsys.readouterr().out)["figures"] == {"limits": asdict(LIMITS), "pieces": {"decoding": rows}}
     monkeypatch.setattr(gpu, "MOST_SECONDS", -1)
     assert run_gpu(monkeypatch, flags) == 0
     late = [{"way": way, "not_measured": "no time was left"} for way in "abc"]
@@ -123,15 +134,22 @@ def test_the_document_has_a_place_for_every_piece() -> None:
 
 
 class Canned:
-    """Stands in for a contender's process: four seconds an iteration."""
+    """Stands in for a contender's process: four seconds an iteration; TRL's ends with micro-batches above 2."""
+
+    modules: list[str] = []
+    flags: list[list[str]] = []
 
     def __init__(self, python: str, module: str, job: Any) -> None:
         assert (Path(job.files) / "actor" / "config.json").exists() and job.flags[:2] == ["--seed", "7"]
+        self.modules.append(f"{module} {job.work.micro_batch}")
+        self.flags.append(job.flags[2:])
+        if module == "trl_ppo" and job.work.micro_batch > 2:
+            raise RuntimeError("a contender ended early")
 
-    def iterate(self) -> list[Iteration]:
+    def iterate(self) -> list[IterationFigures]:
         """As one process gives them."""
         wall = {"generation": 1.0, "scoring": 0.5, "training": 2.0, "rest": 0.5, "total": 4.0}
-        return [Iteration({}, wall, {}, {}, 3000.0, 24.0, 2000.0)]
+        return [IterationFigures({}, wall, {}, {}, 3000.0, 24.0, 2000.0)]
 
     def __enter__(self) -> "Canned":
         return self
@@ -140,15 +158,23 @@ class Canned:
         """Nothing to end."""
 
 
+def canned_settings(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Namespace:
+    """Settings of a run on a CPU, whose contenders are canned."""
+    monkeypatch.setattr(process, "Contender", Canned)
+    monkeypatch.setattr(Canned, "modules", [])
+    monkeypatch.setattr(Canned, "flags", [])
+    settings = {"size": "tiny", "device": "cpu", "micro_batches": [8], "prompts": [4], "repeats": 1, "peer": None}
+    return Namespace(**(settings | {"flags": "--seed 7"} | changes))
+
+
 def test_parts_and_the_whole_of_an_iteration_by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """4 responses of 16 tokens, drawn in a second of four; the peak of 3 GB stands on 2 GB of models."""
-    monkeypatch.setattr(process, "Contender", Canned)
-    settings = Namespace(size="tiny", device="cpu", micro_batches=[8], prompts=[4], repeats=1, flags="--seed 7")
-    same = work.Work(work.SIZES["tiny"], 4, 4, 4, 16, 16)
+    settings = canned_settings(monkeypatch)
+    same = work.IterationWork(work.SIZES["tiny"], 4, 4, 4, 16, 16)
     (row,) = gpu.iterations(settings, LIMITS, tmp_path)[0][1]()
     assert row["drawing_tokens_per_second"] == 64 and row["tokens_per_second"] == 16
-    assert row["drawing_of_limit"] == pytest.approx(64 / limits.rollout_limit(same, LIMITS))
-    training = 3 * limits.forward_operations(same) / 2.0
+    assert row["drawing_of_limit"] == pytest.approx(limits.rollout_limit(same, LIMITS))
+    training = limits.phase_operations(same)["training"] / 2.0
     assert row["training_tflops"] == pytest.approx(training / 1e12) and row["peak_gb"] == 5
     assert [row[f"{phase}_share"] for phase in PHASES] == [0.25, 0.125, 0.5, 0.125]
     assert (row["micro_batch"], row["checkpointing"]) == (4, "no")
@@ -157,8 +183,43 @@ def test_parts_and_the_whole_of_an_iteration_by_hand(monkeypatch: pytest.MonkeyP
     assert compiled[0]["compiled"] == "yes" and again[0]["checkpointing"] == "yes"
     (row,) = plain[1]()
     larger = replace(same, batch=64, micro_batch=8)
-    assert row["scoring_tflops"] == pytest.approx(limits.forward_operations(larger) / 0.5 / 1e12)
+    scoring = limits.phase_operations(larger)["scoring"] / 0.5
+    assert row["scoring_tflops"] == pytest.approx(scoring / 1e12)
     assert row["peak_gb"] == 5 and 1e-4 < row["planned_gb"] < 1e-2
+
+
+def test_zero_3_beside_zero_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both with the micro-batches that fit at both stages, here not those of 8 rows; ZeRO 3 with scaled limits."""
+    settings = canned_settings(monkeypatch, micro_batches=[8, 4], prompts=[16])
+    monkeypatch.setattr(gpu, "fits", lambda job: job.work.micro_batch == 4 or "3" not in job.flags)
+    rows = []
+    for label, task in gpu.zero3(settings, LIMITS, tmp_path):
+        rows += gpu.attempted(label, task)
+    assert [(row["zero_stage"], row["micro_batch"], row["seconds"]) for row in rows] == [(0, 4, 4.0), (3, 4, 4.0)]
+    off = ["--compile", "off", "--zero_stage"]
+    assert Canned.flags == [[*off, "0"], [*off, "3", "--deepspeed_config", str(tmp_path / "zero3.json")]]
+    scaled = json.loads((tmp_path / "zero3.json").read_text())["zero_optimization"]
+    assert scaled == gpu.zero3_limits(gpu.work_of(settings, 16))
+
+
+def test_a_peer_takes_the_micro_batches_that_it_survives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ours take 8 rows. TRL's process ends with 8 and 4, and its figures are those with 2."""
+    settings = canned_settings(monkeypatch, micro_batches=[2, 8, 4], prompts=[16], peer="trl")
+    monkeypatch.setattr(gpu, "PEER_PACKAGES", ("json",))
+    (_, ours_task), (label, peer_task) = gpu.iterations(settings, LIMITS, tmp_path)
+    assert ours_task()[0]["micro_batch"] == 8 and label == {"prompts": 16, "contender": "TRL PPOTrainer"}
+    (row,) = peer_task()
+    assert (row["micro_batch"], row["checkpointing"], row["seconds"]) == (2, "no", 4.0)
+    assert Canned.modules == ["ours 8", "trl_ppo 8", "trl_ppo 4", "trl_ppo 2"]
+    settings.micro_batches = [8, 4]
+    assert peer_task() == [{"not_measured": "its process ended early with every micro-batch"}]
+
+
+def test_a_peer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = canned_settings(monkeypatch, peer="trl")
+    monkeypatch.setattr(gpu, "PEER_PACKAGES", ("json", "no_such_peer", "nor_this"))
+    (row,) = gpu.iterations(settings, LIMITS, tmp_path)[1][1]()
+    assert row == {"not_measured": "not installed: no_such_peer, nor_this"}
 
 
 TESTS = """
@@ -197,15 +258,17 @@ def test_failed_tests_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_pieces_on_a_cpu(tmp_path: Path) -> None:
     """What each measures is below its limit, and the plan's peak is above zero."""
     flags = f"--device cpu --size tiny --prompts 2 4 --micro_batches 2 --json_folder {tmp_path}"
-    found = run_benchmark("gpu.py", f"{flags} --pieces limits decoding training iterations")
+    found = run_benchmark("gpu.py", f"{flags} --pieces limits decoding training iterations zero3")
     assert min(found["limits"].values()) > 0
-    decoding, training, iterations = (found["pieces"][name] for name in ("decoding", "training", "iterations"))
-    assert [(row["way"], row["prompts"]) for row in decoding] == list(product(gpu.WAYS.values(), (2, 4)))
+    pieces = found["pieces"]
+    decoding, training, iterations, zero3 = (pieces[name] for name in ("decoding", "training", "iterations", "zero3"))
+    assert [(row["decoder"], row["prompts"]) for row in decoding] == list(product(gpu.DECODERS.values(), (2, 4)))
     assert all(0 < row["of_limit"] < 1 for row in decoding)
-    assert [row["checkpointing"] for row in training] == ["no", "yes"]
+    assert [row["checkpointing"] for row in training] == ["no", "no", "yes", "yes"]
+    assert [row["zero_stage"] for row in zero3] == [0, 3]
     assert all(row["planned_gb"] > 0 for row in training)
-    for row in [*training, *iterations]:
+    for row in [*training, *iterations, *zero3]:
         assert 0 < row["scoring_of_limit"] < 1 and 0 < row["training_of_limit"] < 1
-    for row in iterations:
+    for row in [*iterations, *zero3]:
         # What passes between two phases, on a busy machine the longer, belongs to none of them.
         assert 0.9 < sum(row[f"{phase}_share"] for phase in PHASES) < 1 + 1e-6

@@ -107,14 +107,14 @@ class Untrained:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def sft(self, task: tasks.Task, seed: int) -> starts.Start:
+    def sft(self, task: tasks.LearningTask, seed: int) -> starts.Start:
         place = self._folder / task.name
         if not place.exists():
             tokenizer = task.tokenizer()
             starts.save(place, starts.make_model(task, tokenizer, seed), tokenizer)
         return starts.Start(str(place), 0.0, 1.0)
 
-    def scalar(self, kind: str, task: tasks.Task, seed: int) -> str:
+    def scalar(self, kind: str, task: tasks.LearningTask, seed: int) -> str:
         start, place = self.sft(task, seed).sft, self._folder / f"{task.name}-{kind}"
         tokenizer = load_tokenizer(start, "sft")
         model = load_scalar(start, "sft", torch.float32, tokenizer)
@@ -389,25 +389,25 @@ def test_macro_actions_shrink_as_the_critic_learns() -> None:
 def test_the_limit_by_hand() -> None:
     """Scores 0 and 1, as often: with exp(s r) the share of ones is p = e^s / (1 + e^s), the KL ln 2 − H(p)."""
     gold = torch.tensor([0.0, 1.0] * 500)
-    point = limit.tilted(limit.Scores(gold), math.log(3))
+    point = limit.tilted(limit.GoldScores(gold), math.log(3))
     entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
     assert point.gold == pytest.approx(0.75) and point.kl == pytest.approx(math.log(2) - entropy)
     assert point.responses == pytest.approx(1 / (500 * (0.75 / 500) ** 2 + 500 * (0.25 / 500) ** 2))
-    found = limit.limit_at(limit.Scores(gold), point.kl)
+    found = limit.limit_at(limit.GoldScores(gold), point.kl)
     assert found is not None and found.gold == pytest.approx(0.75, abs=1e-4)
-    assert limit.limit_at(limit.Scores(gold), 0.7) is None  # the KL of ones alone is ln 2 = .693
+    assert limit.limit_at(limit.GoldScores(gold), 0.7) is None  # the KL of ones alone is ln 2 = .693
 
 
 def test_the_limit_rests_on_enough_responses() -> None:
     gold = torch.randn(2000, generator=torch.Generator().manual_seed(0))
-    below, above = limit.limit_at(limit.Scores(gold), 1.0), limit.limit_at(limit.Scores(gold), 5.0)
+    below, above = limit.limit_at(limit.GoldScores(gold), 1.0), limit.limit_at(limit.GoldScores(gold), 5.0)
     assert above is None and below is not None and below.responses > limit.FEWEST
     assert below.gold == pytest.approx(math.sqrt(2), rel=0.1)  # of a normal: a shift by s has the KL s²/2
 
 
 def test_known_probabilities_give_an_exact_limit() -> None:
     """A quarter has 1: weights of 3 : 1 make it a half, with the KL ½ ln(½ / ¼) + ½ ln(½ / ¾); 7/16 of best of two."""
-    scores = limit.Scores(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.75]))
+    scores = limit.GoldScores(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.75]))
     point = limit.tilted(scores, math.log(3))
     assert point.gold == pytest.approx(0.5) and point.responses == math.inf and scores.mean == 0.25
     assert point.kl == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
@@ -427,23 +427,23 @@ def test_first_words_are_as_drawn(group: None, tmp_path: Path) -> None:
 
 def test_best_of_n_by_hand_and_below_the_limit() -> None:
     gold = torch.tensor([0.0, 1.0] * 500)
-    point = limit.best_of(limit.Scores(gold), 2)
+    point = limit.best_of(limit.GoldScores(gold), 2)
     assert point.gold == pytest.approx(0.75) and point.kl == pytest.approx(math.log(2) - 0.5)
     gold = torch.randn(5000, generator=torch.Generator().manual_seed(1))
     for n in (2, 8, 32):
-        best = limit.best_of(limit.Scores(gold), n)
+        best = limit.best_of(limit.GoldScores(gold), n)
         assert best.gold == pytest.approx(float(gold[: 5000 // n * n].view(-1, n).amax(1).mean()), abs=0.1)
-        highest = limit.limit_at(limit.Scores(gold), best.kl)
+        highest = limit.limit_at(limit.GoldScores(gold), best.kl)
         assert highest is not None and best.gold < highest.gold
-    assert limit.best_at(limit.Scores(gold), 2.0).kl <= 2.0 < limit.best_of(limit.Scores(gold), 20).kl
+    assert limit.best_at(limit.GoldScores(gold), 2.0).kl <= 2.0 < limit.best_of(limit.GoldScores(gold), 20).kl
 
 
 def test_shares_of_the_limit_by_hand() -> None:
     """A run whose gold score is half-way between the SFT model's mean and the limit."""
     gold = torch.randn(20_000, generator=torch.Generator().manual_seed(2))
-    half = {kl: (float(gold.mean()) + limit.limit_at(limit.Scores(gold), kl).gold) / 2 for kl in (1.0, 2.0)}  # type: ignore[union-attr]
+    half = {kl: (float(gold.mean()) + limit.limit_at(limit.GoldScores(gold), kl).gold) / 2 for kl in (1.0, 2.0)}  # type: ignore[union-attr]
     curves = {"kl": [0.0, 1.0, 2.0, 2.0], "gold": [float(gold.mean()), half[1.0], half[2.0], half[2.0]]}
     runs = {"PPO": {0: SimpleNamespace(curves=curves)}}
-    text = limit.limit_table(tasks.TASKS["style-64"], runs, {0: limit.Scores(gold)})  # type: ignore[arg-type]
+    text = limit.limit_table(tasks.TASKS["style-64"], runs, {0: limit.GoldScores(gold)})  # type: ignore[arg-type]
     row = next(line for line in text.splitlines() if line.startswith("| PPO"))
     assert [float(cell) for cell in row.split("|")[2:4]] == pytest.approx([0.5, 0.5], abs=0.05)

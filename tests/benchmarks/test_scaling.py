@@ -72,14 +72,14 @@ def test_one_row_waits_for_memory() -> None:
 @pytest.mark.parametrize(("draw", "train", "whole", "ahead"), [(3, 5, 13, 10), (9, 5, 19, 11), (0, 5, 10, 10)])
 def test_one_ahead_is_never_slower(draw: float, train: float, whole: float, ahead: float) -> None:
     """After a push of 2 s, beside scoring of 3 s."""
-    parts = scaling.Iteration(2, draw, 3, train, 0, 0)
+    parts = scaling.IterationCost(2, draw, 3, train, 0, 0)
     assert (parts.seconds(ahead=False), parts.seconds(ahead=True)) == (whole, ahead)
 
 
 @pytest.mark.parametrize(("processes", "rows"), [(1, 512), (8, 64), (6, 88), (64, 8), (256, 4)])
 def test_processes_take_whole_micro_batches(processes: int, rows: int) -> None:
     """A sixth of 512 is 85.3: 22 micro-batches of 4."""
-    assert scaling.rows_of(processes, scaling.Work()) == rows
+    assert scaling.rows_of(processes, scaling.ClusterIteration()) == rows
 
 
 def test_measured_figures_take_the_place_of_assumptions(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_measured_figures_take_the_place_of_assumptions(tmp_path: Path) -> None:
         return scaling.measured_figures(file)
 
     assert found() == {"hbm": 4e12, "peak": 8e14}
-    ways = [("dynamic loop", 0.1), ("static graphs", 0.6), ("transformers' static cache", 0.7)]
-    assert found(*({"way": way, "of_limit": share} for way, share in ways))["own_decoding"] == 0.6
+    decoders = [("dynamic loop", 0.1), ("static graphs", 0.6), ("transformers' static cache", 0.7)]
+    assert found(*({"decoder": name, "of_limit": share} for name, share in decoders))["own_decoding"] == 0.6
     training = found({"scoring_of_limit": 0.3, "training_of_limit": 0.2}, {"micro_batch": 32, "problem": "memory"})
     assert (training["scoring"], training["training"]) == (0.3, 0.2)
     table = scaling.assumption_table(scaling.Assumptions(training=0.25, peak=8e14), ["training"])

@@ -57,11 +57,11 @@ def test_parts_of_the_time_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lengths_of_responses() -> None:
     """The actor's own probability of EOS gives the mean that was asked for, or none at all; pad is never drawn."""
-    asked = work.Work(work.SIZES["tiny"], 4, 2, 3, 9, 40, mean_response=11.0)
+    asked = work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40, mean_response=11.0)
     ids = torch.randint(2, 64, (64, 49), generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         ragged = work.make_actor(asked)(ids).logits[:, 8:-1].softmax(-1)
-        equal = work.make_actor(work.Work(work.SIZES["tiny"], 4, 2, 3, 9, 40))(ids).logits.softmax(-1)
+        equal = work.make_actor(work.IterationWork(work.SIZES["tiny"], 4, 2, 3, 9, 40))(ids).logits.softmax(-1)
     reached = (1 - ragged[..., work.EOS].double()).cumprod(1)
     mean = 1 + reached[:, :-1].sum(1).mean()  # token t + 1 is there if none of the first t was EOS
     assert float(mean) == pytest.approx(11.0, rel=0.05)
@@ -69,7 +69,7 @@ def test_lengths_of_responses() -> None:
 
 
 def test_prompt_lengths() -> None:
-    lengths = work.Work(work.SIZES["tiny"], 8, 2, 8, 64, 4).prompt_lengths()
+    lengths = work.IterationWork(work.SIZES["tiny"], 8, 2, 8, 64, 4).prompt_lengths()
     assert sorted(lengths) == [8, 16, 24, 32, 40, 48, 56, 64]
 
 

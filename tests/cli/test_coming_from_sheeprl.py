@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/coming-from-sheeprl.md: its commands run, and so does every flag of its tables with its section's command."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -13,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from cli_runs import ROOT, run_command, run_forked
+from dschat.cli import command_name
 from dschat.models.tiny import make_model
 from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 from test_readme import blocks, commands, known_flags
+from test_readme import flags_of as flags_of_command
 
 DOCUMENT = ROOT / "docs" / "coming-from-sheeprl.md"
 SPAN = re.compile(r"`(--[^`]+)`")
@@ -87,20 +88,18 @@ def sections() -> list[Section]:
 SECTIONS = {section.title: section for section in sections()}
 
 
-def flags_in_help(program: tuple[str, ...]) -> set[str]:
+def flags_in_help(program: str) -> set[str]:
     """What a program's --help lists."""
-    if program[0] != "-m":
-        return known_flags(ROOT / program[0])
-    spec = importlib.util.find_spec(program[1])
-    assert spec is not None and spec.origin is not None
-    file = Path(spec.origin)
-    return known_flags(file.with_name("__main__.py") if file.name == "__init__.py" else file, *program[2:])
+    return known_flags(ROOT / program) if program.endswith(".py") else flags_of_command(program)
 
 
-def program_of(command: list[str]) -> tuple[str, ...]:
-    """What names the program, with its own command."""
-    start = command.index("-m") if "-m" in command else 1
-    return tuple(word for word in command[start : start + 3] if not word.startswith("--") or word == "-m")
+def program_of(command: list[str]) -> str:
+    """The Python file that a command runs, or the subcommand of dschat."""
+    if command[0] != "dschat":
+        return command[1]
+    name = command_name(command[1:])
+    assert name is not None, command
+    return name
 
 
 def test_the_document_has_every_part() -> None:
@@ -116,9 +115,6 @@ def test_every_flag_is_known(title: str) -> None:
     section = SECTIONS[title]
     for command in section.commands:
         program = program_of(command)
-        program = program[:1] if program[0].endswith(".py") else program
-        if program[:2] == ("-m", "dschat.evaluation.text"):
-            program = program[:2]
         items = section.items if command == section.commands[-1] else []
         unknown = {word for words in [command[2:], *items] for word in words if word.startswith("--")}
         unknown = {f"--{word[2:].replace('-', '_')}" for word in unknown}
@@ -135,7 +131,8 @@ def run(command: list[str], folder: Path) -> None:
         flags = [*words[2:], *missing]
         run_forked(ROOT / words[1], flags, folder / "printed", partial(os.chdir, str(folder))).expect(0)
     else:
-        run_command([sys.executable, *words[1:]], cwd=folder).expect(0)
+        start = [sys.executable, "-m", "dschat"] if words[0] == "dschat" else [sys.executable]
+        run_command([*start, *words[1:]], cwd=folder).expect(0)
 
 
 @pytest.mark.slow

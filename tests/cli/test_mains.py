@@ -197,6 +197,7 @@ def test_run_json_and_the_flags_that_are_kept(step, train, held_out, request, in
     flags = json.loads((folder / "train_config.json").read_text())
     assert flags["output_dir"] == str(folder) and flags["save_models"] == 2 and flags["seed"] == 1234
     assert flags["batch_plan"]["global_batch"] == 8
+    assert flags["compile"] == "auto" and set(record["layers"].values()) == {"eager"}
     if step == "ppo":
         assert flags["kl_coef"] == 0.05 and flags["termination_condition"] == "fixed"
 

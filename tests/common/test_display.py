@@ -10,7 +10,7 @@ import pytest
 from dschat.common import progress as module
 from dschat.common.display import for_reading, launch, visible, wrapped
 from dschat.common.progress import progress
-from dschat.demo.__main__ import run as run_demo
+from dschat.demo.command import run as run_demo
 from dschat.demo.options import ChatOptions
 from dschat.errors import UserError
 

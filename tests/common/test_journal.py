@@ -62,6 +62,12 @@ def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
         Journal(tmp_path / "out.jsonl", {})
 
 
+def test_a_file_that_is_no_journal_is_not_gone_on_with(tmp_path):
+    (tmp_path / "out.jsonl.partial").write_text('{"n": 0}\n{"n": 1}\n')
+    with pytest.raises(UserError, match=r"out\.jsonl\.partial:1: no settings of a run; remove the file"):
+        Journal(tmp_path / "out.jsonl", {})
+
+
 def appending(file, then):
     """A process that appends to a journal, and goes on as the words say."""
     script = "import os, signal, sys; from pathlib import Path; from dschat.common.journal import Journal\n"

@@ -26,6 +26,11 @@ RANGES = [
     (OF_STEPS_1_AND_2, "at least 0 and below 1", "--lora_dropout 1"),
     (OF_STEPS_1_AND_2, "below 1", "--warmup_ratio 1"),
     (
+        f"{OF_STEPS_1_AND_2} ppo",
+        "flex_attention, or a kernel of the hub as kernels-community/NAME",
+        "--attn_implementation flash --attn_implementation kernels-community/ --attn_implementation other/flash-attn3",
+    ),
+    (
         OF_STEPS_1_AND_2,
         "give a value",
         "--data_path= --output_dir= --prompt_key= --chosen_key= --rejected_key= --response_key= --messages_key="
@@ -142,7 +147,7 @@ REFUSALS = [
     (
         "sft",
         "--packing --attn_implementation flash_attention_2",
-        "--packing works with --attn_implementation sdpa and eager",
+        "--packing works with --attn_implementation sdpa, eager and flex_attention",
     ),
     (
         "sft",

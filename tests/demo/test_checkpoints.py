@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from closeness import assert_near
 from demo_cases import as_run, make_session, save_endless, save_reward, text_tokenizer
 from dschat.demo.models import chosen, find_checkpoints
-from dschat.demo.session import Choice
+from dschat.demo.session import SamplingChoice
 from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.models.save import save_model
@@ -120,14 +120,16 @@ def test_an_adapter_without_its_merged_model_opens_on_its_base(tmp_path):
 
 def test_how_a_run_drew_is_how_the_demo_draws_unless_a_flag_says_otherwise(run, model, tmp_path):
     session = make_session()
-    assert session.choice(str(run / "actor"))[0] == Choice(temperature=0.7, top_k=9, top_p=1.0, max_new_tokens=33)
+    assert session.choice(str(run / "actor"))[0] == SamplingChoice(
+        temperature=0.7, top_k=9, top_p=1.0, max_new_tokens=33
+    )
     own = shutil.copytree(model, tmp_path / "own")
     (own / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_p": 0.95, "top_k": 20}')
     choice, words = session.choice(str(own))
-    assert choice == Choice(0.6, 20, 0.95, 128, True) and words == "from generation_config.json"
+    assert choice == SamplingChoice(0.6, 20, 0.95, 128, True) and words == "from generation_config.json"
     (own / "generation_config.json").write_text('{"do_sample": false}')
     assert not session.choice(str(own))[0].do_sample
     (own / "generation_config.json").unlink()
-    assert session.choice(str(own))[0] == Choice(0.8, 50, 1.0, 128, True)
+    assert session.choice(str(own))[0] == SamplingChoice(0.8, 50, 1.0, 128, True)
     given = make_session(temperature=0.0, top_k=0, max_new_tokens=5)
-    assert given.choice(str(run))[0] == Choice(0.8, 0, 1.0, 5, do_sample=False)
+    assert given.choice(str(run))[0] == SamplingChoice(0.8, 0, 1.0, 5, do_sample=False)

@@ -9,14 +9,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_cases import MARKER, PROMPT, QUESTION, make_session, save_endless, save_taught, text_tokenizer
-from dschat.demo.session import Chat, Choice
+from dschat.demo.session import Chat, SamplingChoice
 from dschat.demo.stream import ENDED, LENGTH, STOPPED, shown_text
 from dschat.demo.stream import MARKER as BY_MARKER
 from dschat.errors import UserError
 from factories import make_causal_lm, save_folder
 
-GREEDY = Choice(do_sample=False, max_new_tokens=40)
-LONG = Choice(do_sample=False, max_new_tokens=4000)
+GREEDY = SamplingChoice(do_sample=False, max_new_tokens=40)
+LONG = SamplingChoice(do_sample=False, max_new_tokens=4000)
 ASK = partial(Chat().prompt, QUESTION)
 
 
@@ -91,7 +91,7 @@ def test_one_who_waits_can_be_stopped_and_a_reader_who_leaves_frees_the_models(m
 
 
 def test_draws_follow_from_the_seed(models):
-    choice = Choice(temperature=1.5, top_k=0, max_new_tokens=20)
+    choice = SamplingChoice(temperature=1.5, top_k=0, max_new_tokens=20)
     state = torch.random.get_rng_state()
     first, second = (
         [answers(session, choice)[-1].text for _ in range(2)]
@@ -129,7 +129,7 @@ def test_what_cannot_be_answered_is_said_in_words(models, tmp_path):
 
 def test_an_answer_ends_where_the_model_cannot_read_further(models):
     session = make_session(models / "ends")
-    choice = Choice(do_sample=False, max_new_tokens=600)
+    choice = SamplingChoice(do_sample=False, max_new_tokens=600)
     message = "no " * 130
     reply = answers(session, choice, message=message)[-1]
     used = len(text_tokenizer().encode(f"\n\nHuman: {message.strip()}\n\nAssistant:"))

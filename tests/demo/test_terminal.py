@@ -11,7 +11,7 @@ import pytest
 from cli_runs import environment, message_of, run_command
 from demo_cases import as_run, make_session, save_endless, save_reward, save_taught
 from dschat.cli import main
-from dschat.demo.__main__ import TerminalChat
+from dschat.demo.command import TerminalChat
 from dschat.demo.session import ShownAnswer
 from dschat.errors import UserError
 
@@ -108,7 +108,7 @@ def test_two_models_answer_one_after_the_other(run):
 
 
 def command(*words):
-    return [sys.executable, "-m", "dschat.demo", *map(str, words)]
+    return [sys.executable, "-m", "dschat", "demo", *map(str, words)]
 
 
 def test_a_missing_gradio_is_named_with_its_extra(monkeypatch, caplog):

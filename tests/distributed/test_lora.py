@@ -9,6 +9,7 @@ from peft import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassificatio
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
+from dschat.builders.engines import RunPlan
 from dschat.builders.ppo import build_ppo_models
 from dschat.engine.engine import AdaptersOff
 from dschat.errors import UserError
@@ -122,7 +123,7 @@ def test_the_reference_holds_no_second_model(group, tmp_path):
         actor_lora_dim=4,
         dtype="fp32",
     )
-    models = build_ppo_models(config, config.plan_batches(1), make_tokenizer(), 10)
+    models = build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 10), make_tokenizer())
     actor, reference = (
         {name: p.data_ptr() for name, p in engine.module.named_parameters()}
         for engine in (models.actor, models.reference)

@@ -18,7 +18,7 @@ from cli_runs import run_command
 from dschat.engine import process_group
 from dschat.engine.process_group import SHARED_MEMORY, decide_on_shared_memory, prepare_op
 from dschat.errors import UserError
-from dschat.main import _report
+from dschat.main import report_error
 from factories import engine_of, make_causal_lm
 
 LEFT = ("deepspeed_allreduce_buffer_0_127.0.0.1_29500_1", "-tp:0-[0-1]-cpushm_0")
@@ -62,11 +62,11 @@ def test_a_process_that_has_gone_is_named_with_a_remedy(capsys, monkeypatch) -> 
     place = "[/gloo/transport/tcp/pair.cc:556]"
     error = RuntimeError(f"Application timeout caused pair closure\n{place} Connection closed by peer [10.0.0.2]:5")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert _report(error, []) == 1
+    assert report_error(error, []) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "another process of this run has gone" in last and "--resume_from_checkpoint" in last
     assert last.endswith("(RuntimeError: Application timeout caused pair closure)")
-    assert _report(ConnectionResetError("Connection reset by peer"), []) == 1
+    assert report_error(ConnectionResetError("Connection reset by peer"), []) == 1
     assert "another process" not in capsys.readouterr().err.splitlines()[-1]
 
 

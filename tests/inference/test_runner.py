@@ -5,7 +5,7 @@ import pytest
 
 from cli_runs import read_jsonl
 from dschat.errors import UserError
-from dschat.inference.runner import Part, in_batches, run_batches
+from dschat.inference.runner import RunPart, in_batches, run_batches
 from kills import rows_kept
 
 
@@ -20,7 +20,7 @@ class Work:
             self.opened.append(letter)
             return lambda numbers: [self.row(letter, number) for number in numbers]
 
-        return Part(batches=[[3, 1], [2, 0]], prepare=prepare, columns={"letter": letter})
+        return RunPart(batches=[[3, 1], [2, 0]], prepare=prepare, columns={"letter": letter})
 
     def row(self, letter, number):
         if (letter, number) == self.stops_at:

@@ -110,6 +110,7 @@ def test_an_adapter_alone_is_read_on_its_base(place, tokenizer):
     whole = write_adapter(place / "whole", base, tokenizer, merge=True)
     alone = write_adapter(place / "run", base, tokenizer)
     (place / "run" / "run.json").write_text(json.dumps({"step": "reward", "batches": {"total_updates": 12}}))
+    (place / "run" / "train_config.json").write_text(json.dumps({"seed": 1234}))
     expected = measure(place, "first", reward_model=[whole])
     for name, flags in (("second", {"reward_model": [alone]}), ("third", {"checkpoints": place / "run"})):
         for row, wanted in zip(measure(place, name, **flags), expected, strict=True):
@@ -139,6 +140,7 @@ def test_all_models_of_a_run(place):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).symlink_to(place / "policy1")
     (run / "run.json").write_text(json.dumps({"step": "ppo", "batches": {"total_updates": 12}}))
+    (run / "train_config.json").write_text(json.dumps({"seed": 1234}))
     rows = measure(place, checkpoints=run, num_samples=2, no_rouge=True)
     assert [(row["model"], row["update"]) for row in rows[::2]] == [("step-2", 2), ("step-10", 10), ("final", 12)]
     assert len({row["prompt"] for row in rows}) == 2, "the same texts for every model"
@@ -159,7 +161,7 @@ def test_bad_models(tmp_path, flags, words):
         subjects_of(TextOptions(data="d", output=tmp_path, **flags))
 
 
-def test_held_out_rows_are_those_of_the_run(place, caplog):
+def test_held_out_rows_are_those_of_the_run(place):
     """Data without evaluation rows: the 5 % of --seed, by default the run's own."""
     rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
     write_jsonl(place / "many.jsonl", rows)
@@ -176,10 +178,9 @@ def test_held_out_rows_are_those_of_the_run(place, caplog):
     ):
         expected = [row.prompt for row in load_source(place / "many.jsonl", None, seed).eval]
         assert [row["prompt"] for row in measure(place, name, **flags, **own)] == expected and len(expected) == 3
-    assert "tells no seed" not in caplog.text
     (run / "train_config.json").unlink()
-    assert split_seed(TextOptions(data="d", output=place, checkpoints=run)) == 1234
-    assert "tells no seed; 1234 is taken" in caplog.text
+    with pytest.raises(UserError, match="its train_config.json holds no seed. Give the run's --seed"):
+        split_seed(TextOptions(data="d", output=place, checkpoints=run))
 
 
 def test_prepared_folders(place):
@@ -244,6 +245,6 @@ def test_what_is_left_out_is_said(place, caplog):
 def test_the_command(place):
     """As it is typed, on the training rows."""
     words = ["--model", place / "policy1", "--data", place / "data", "--output", place / "out", "--split", "train"]
-    command = [sys.executable, "-m", "dschat.evaluation.text", *words, "--max_new_tokens", "4", "--device", "cpu"]
+    command = [sys.executable, "-m", "dschat", "text", *words, "--max_new_tokens", "4", "--device", "cpu"]
     done = run_command(command).expect(0)
     assert "| policy1 |" in done.stdout and len(read_jsonl(place / "out" / "rows.jsonl")) == 2

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from closeness import assert_near
+from dschat.builders.engines import RunPlan
 from dschat.builders.ppo import build_ppo_models
 from dschat.errors import UserError
-from dschat.models import opening
+from dschat.models import load, opening
 from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.opening import Opening, check_attention, say_what_is_used, without_flash
+from dschat.models.opening import Opening, check_attention, explain_refusal, say_what_is_used
 from factories import make_causal_lm, ppo_config, replace_in_builders, save_folder
 
 CAP = 0.7
@@ -21,38 +22,78 @@ CAP = 0.7
 def test_flash_attention_needs_a_gpu(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
-    for load in (load_causal_lm, load_scalar):
+    for open_model in (load_causal_lm, load_scalar):
         with pytest.raises(UserError, match="--attn_implementation flash_attention_2 needs a GPU. Use .* sdpa"):
-            load(folder, "--m", torch.bfloat16, tokenizer, opening=Opening(attention="flash_attention_2"))
+            open_model(folder, "--m", torch.bfloat16, tokenizer, opening=Opening(attention="flash_attention_2"))
 
 
-def test_flash_attention_needs_half_precision_and_its_package(monkeypatch):
+KERNEL = "kernels-community/vllm-flash-attn3"
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3", KERNEL])
+def test_flash_attention_needs_half_precision(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # all is asked before one is used
-    with pytest.raises(UserError, match="flash_attention_2 computes in half precision only: give --dtype bf16"):
-        check_attention("flash_attention_2", torch.float32)
-    monkeypatch.setattr(opening, "is_flash_attn_2_available", lambda: False)
-    with pytest.raises(UserError, match="flash_attention_2 needs the package flash-attn, which is not installed"):
-        check_attention("flash_attention_2", torch.bfloat16)
-    monkeypatch.setattr(opening, "is_flash_attn_2_available", lambda: True)
-    check_attention("flash_attention_2", torch.bfloat16)
-    check_attention("sdpa", torch.float32)
+    with pytest.raises(UserError, match=f"{name} computes in half precision only: give --dtype bf16"):
+        check_attention(name, torch.float32)
+    for plain in ("auto", "sdpa", "eager", "flex_attention"):
+        check_attention(plain, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("flash_attention_2", r"flash-attn \(or kernels\)"),
+        ("flash_attention_3", r"flash-attn-3 \(or kernels\)"),
+        (KERNEL, "kernels"),
+    ],
+)
+def test_the_package_of_a_kernel_is_named(name, package, monkeypatch):
+    """transformers fetches a kernel from the hub where the package kernels is installed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    names = ("is_flash_attn_2_available", "is_flash_attn_3_available", "is_kernels_available")
+    installed = dict.fromkeys(names, False)
+    for function in installed:
+        monkeypatch.setattr(opening, function, lambda function=function: installed[function])
+    with pytest.raises(UserError, match=f"{name} needs the package {package}, which is not installed .* Use .* sdpa"):
+        check_attention(name, torch.bfloat16)
+    installed["is_kernels_available"] = True
+    check_attention(name, torch.bfloat16)
+    if name.startswith("flash"):
+        number = name.removeprefix("flash_attention_")
+        installed |= {"is_kernels_available": False, f"is_flash_attn_{number}_available": True}
+        check_attention(name, torch.bfloat16)
+
+
+def test_flex_attention_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="flex_attention needs a GPU, because torch computes no gradients of it on"):
+        check_attention("flex_attention", torch.float32)
+
+
+def test_a_kernel_that_cannot_be_fetched_is_named(tokenizer, tmp_path, monkeypatch):
+    """As transformers says it, without the package kernels."""
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    monkeypatch.setattr(load, "check_attention", lambda *_: None)
+    with pytest.raises(UserError, match=f"--attn_implementation {KERNEL}: .* cannot be opened with it: `kernels`"):
+        load_causal_lm(folder, "--m", torch.bfloat16, tokenizer, opening=Opening(attention=KERNEL))
 
 
 def test_a_family_without_flash_attention_is_named():
     error = ValueError("BloomForCausalLM does not support Flash Attention 2 yet.\nAnd more.")
-    message = without_flash("flash_attention_2", "./bloom", error)
+    message = explain_refusal("flash_attention_2", "./bloom", error)
     assert message is not None and message.startswith("--attn_implementation flash_attention_2: ./bloom cannot")
     assert "Flash Attention 2 yet. Use --attn_implementation sdpa." in message
-    assert without_flash("flash_attention_2", "./bloom", ValueError("no such file")) is None
-    assert without_flash("sdpa", "./bloom", error) is None
+    assert explain_refusal("flash_attention_2", "./bloom", ValueError("no such file")) is None
+    assert explain_refusal("flash_attention_2", "./flash", OSError("./flash has no file config.json")) is None
+    assert explain_refusal("sdpa", "./bloom", error) is None
 
 
-@pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
-@pytest.mark.parametrize("wanted", ["sdpa", "eager"])
-def test_models_are_opened_as_the_flag_says(load, wanted, tokenizer, tmp_path, caplog):
+@pytest.mark.parametrize("open_model", [load_causal_lm, load_scalar])
+@pytest.mark.parametrize(("wanted", "used"), [("auto", "sdpa"), ("sdpa", "sdpa"), ("eager", "eager")])
+def test_models_are_opened_as_the_flag_says(open_model, wanted, used, tokenizer, tmp_path, caplog):
     folder = save_folder(tmp_path, make_causal_lm("gemma"), tokenizer)
-    model = load(folder, "--m", torch.float32, tokenizer, opening=Opening(attention=wanted))
-    assert model.config._attn_implementation == wanted
+    model = open_model(folder, "--m", torch.float32, tokenizer, opening=Opening(attention=wanted))
+    assert model.config._attn_implementation == used
     expected = make_causal_lm("gemma", attn_implementation="eager")
     ids = torch.tensor([[1, 5, 6, 7]])
     backbone = getattr(model, model.base_model_prefix)
@@ -77,7 +118,7 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     overrides = {"reward_function": None, "reward_model_name_or_path": "unused", "attn_implementation": "eager"}
     config = ppo_config(tmp_path, **overrides)
-    build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
+    build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 20), SimpleNamespace())
     assert seen == ["eager"] * 4
 
 
@@ -88,8 +129,10 @@ def test_the_cap_of_gemma_2_is_kept_and_the_change_said_once(tokenizer, tmp_path
     folder = save_folder(tmp_path, lm, tokenizer)
     with caplog.at_level(logging.WARNING):
         models = [load_causal_lm(folder, "--m", torch.float32, tokenizer) for _ in range(2)]
+        automatic = load_causal_lm(folder, "--m", torch.float32, tokenizer, opening=Opening(attention="auto"))
     message = f"{folder}: attention is computed by eager, not by sdpa, which does not do what this model needs"
     assert caplog.messages == [message]
+    assert automatic.config._attn_implementation == "eager"
     tokens = torch.tensor([[1, *range(5, 25)]])
     eager = {"attn_implementation": "eager"}
     expected, uncapped = (

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 from closeness import assert_near
 from dschat.models import compiled
@@ -197,6 +198,38 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is(caplog: pytest.LogCapture
     assert compiler.words.startswith("not compiled: ") and "no such instruction" in compiler.words
     assert caplog.text.count("are not compiled from now on") == 1
     assert compiler_of(model.inner) is None
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_a_refusal_between_checkpointed_layers(refused: int) -> None:
+    """Layers are computed again as they were computed, the first compiled and later ones as they are."""
+    made = []
+
+    def refuses_one(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        made.append(module)
+        if len(made) == refused:
+            raise RuntimeError("no such instruction")
+        return aot_eager(module, inputs)
+
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.GELU(), *[nn.Tanh()] * number) for number in range(3)]
+
+    def gradients(functions: list[Callable[[Tensor], Tensor]]) -> list[Tensor]:
+        states = torch.ones(2, 4, requires_grad=True)
+        x = states
+        for function in functions:
+            x = checkpoint(function, x, use_reentrant=False)
+        parameters = [states, *(parameter for layer in layers for parameter in layer.parameters())]
+        return list(torch.autograd.grad(x.square().sum(), parameters))
+
+    expected = gradients([layer.forward for layer in layers])
+    compiler = Compiler("toy", refuses_one)
+    functions = [compiler.compile(layer.forward) for layer in layers]
+    for _ in range(2):
+        for ours, theirs in zip(gradients(functions), expected, strict=True):
+            assert_near(ours, theirs)
+    assert compiler.refusal is not None and "no such instruction" in compiler.refusal
+    assert len(made) == refused
 
 
 def test_a_model_with_too_many_graphs_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

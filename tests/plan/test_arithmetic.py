@@ -10,7 +10,7 @@ from dschat.data.sources import source_line
 from dschat.models.finetuning import Finetuning
 from dschat.plan.models import roles_of
 from dschat.plan.passes import (
-    Head,
+    HeadSize,
     Model,
     cached_per_token,
     kept_gradient,
@@ -44,14 +44,14 @@ PARAMETERS = 80 + 2 * 464 + 8
 def test_the_sizes_of_a_policy():
     shape = shape_of(Model(TINY, "policy", torch.float32))
     assert (shape.parameters, shape.trained, shape.largest) == (PARAMETERS, PARAMETERS, 96)
-    assert shape.head == Head(10, 80, tied=True, trained=True, width=4)
+    assert shape.head == HeadSize(10, 80, tied=True, trained=True, width=4)
 
 
 def test_the_sizes_of_a_scalar_model():
     """The same body, and a head of one row."""
     shape = shape_of(Model(TINY, "scalar", torch.float32))
     assert shape.parameters == PARAMETERS + 8
-    assert shape.head == Head(0, 0, tied=False, trained=False, width=4)
+    assert shape.head == HeadSize(0, 0, tied=False, trained=False, width=4)
 
 
 def test_lora_trains_its_adapters_alone():
@@ -168,15 +168,15 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 def test_logits_that_fit_are_kept():
     """40 positions × 1000 logits of 4 bytes; in the backward pass the head's gradient of 8000 weights, in float32."""
-    found = training_logits(Head(1000, 8000, False, True, 4), 40, CPU)
+    found = training_logits(HeadSize(1000, 8000, False, True, 4), 40, CPU)
     assert (found.forward, found.held, found.backward) == (160_000, 160_000, 160_000 + 8 * 8000)
-    found = training_logits(Head(1000, 8000, False, False, 4), 40, CPU)
+    found = training_logits(HeadSize(1000, 8000, False, False, 4), 40, CPU)
     assert found.backward == 160_000
 
 
 def test_logits_that_do_not_fit_are_computed_again():
     """78 positions of a vocabulary of 256,000 at a time, of which nothing is kept."""
-    found = training_logits(Head(256_000, 256_000 * 8, True, True, 4), 2048, CPU)
+    found = training_logits(HeadSize(256_000, 256_000 * 8, True, True, 4), 2048, CPU)
     chunk = 4 * 78 * 256_000
     assert (found.forward, found.held) == (chunk, 0)
     assert found.backward == chunk + (4 + 4) * 256_000 * 8
@@ -185,7 +185,7 @@ def test_logits_that_do_not_fit_are_computed_again():
 def test_logits_of_half_precision_and_of_a_soft_cap():
     """bf16: half as much for the logits' gradient, and a gradient of 2 bytes beside the float32 sum. On a CPU the head
     is converted, on a GPU the entropy takes a tensor more. A soft cap keeps a second tensor, and works on two more."""
-    plain, capped = (Head(1000, 8000, False, True, 2, capped=capped) for capped in (False, True))
+    plain, capped = (HeadSize(1000, 8000, False, True, 2, capped=capped) for capped in (False, True))
     found = training_logits(plain, 40, GPU)
     assert (found.forward, found.held, found.backward) == (320_000, 160_000, 160_000 + 80_000 + 6 * 8000)
     found = training_logits(capped, 40, GPU)
@@ -194,17 +194,19 @@ def test_logits_of_half_precision_and_of_a_soft_cap():
 
 
 def test_the_embeddings_gradient_is_kept_where_it_is_the_head():
-    assert kept_gradient(Head(1000, 8000, True, True, 2)) == 16_000
-    assert kept_gradient(Head(1000, 8000, False, True, 2)) == kept_gradient(Head(1000, 8000, True, False, 2)) == 0
+    assert kept_gradient(HeadSize(1000, 8000, True, True, 2)) == 16_000
+    assert (
+        kept_gradient(HeadSize(1000, 8000, False, True, 2)) == kept_gradient(HeadSize(1000, 8000, True, False, 2)) == 0
+    )
 
 
 def test_logits_without_gradients():
     """On a GPU chunks of 2²⁸ logits, 1048 positions of a vocabulary of 256,000, and at least 512 positions."""
-    head = Head(256_000, 1, True, True, 4)
+    head = HeadSize(256_000, 1, True, True, 4)
     assert scoring_logits(head, 2048, CPU) == 4 * 78 * 256_000
     assert scoring_logits(head, 10, CPU) == 4 * 10 * 256_000
     assert scoring_logits(head, 2048, GPU) == 4 * 1048 * 256_000
-    assert scoring_logits(Head(10**6, 1, True, True, 4), 2048, GPU) == 4 * 512 * 10**6
+    assert scoring_logits(HeadSize(10**6, 1, True, True, 4), 2048, GPU) == 4 * 512 * 10**6
     assert sampling_logits(head, 32, GPU) == 4 * 4 * 32 * 256_000
 
 

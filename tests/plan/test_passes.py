@@ -21,7 +21,7 @@ from transformers import (
 from dschat.errors import UserError
 from dschat.models.finetuning import Finetuning
 from dschat.models.heads import keep_float32
-from dschat.plan.passes import AliveBytes, Head, Model, scoring_pass, shape_of, training_logits, training_pass
+from dschat.plan.passes import AliveBytes, HeadSize, Model, scoring_pass, shape_of, training_logits, training_pass
 from macro_actions import logprobs
 
 ROWS, TOKENS = 3, 40
@@ -192,7 +192,7 @@ def test_the_heads_backward_pass_holds_what_is_planned(trained, dtype, positions
         found, _ = logprobs.token_logprobs(states, targets, logprobs.Head(head, [head.weight], vocab))
         alive.start_peak()
         found.sum().backward()
-    plan = training_logits(Head(vocab, vocab * hidden, False, trained, dtype.itemsize), positions, states.device)
+    plan = training_logits(HeadSize(vocab, vocab * hidden, False, trained, dtype.itemsize), positions, states.device)
     assert plan.backward <= alive.peak < plan.backward + 2 * states.nbytes + 20 * positions
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from dschat.plan.__main__ import plan_step
+from dschat.plan.command import plan_step
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan
 from dschat.settings.plan import PlanOptions, step_name

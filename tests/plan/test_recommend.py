@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from cli_runs import STEPS
 from dschat.cli import main as dschat
-from dschat.plan.__main__ import plan_step
+from dschat.plan.command import plan_step
 from dschat.plan.models import find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.recommend import Recommendation, recommend

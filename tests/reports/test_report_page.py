@@ -11,7 +11,7 @@ import pytest
 
 from dschat.reports.runs import (
     Learner,
-    Point,
+    PolicyPoint,
     build_report,
     draw_all,
     draw_learners,
@@ -121,8 +121,8 @@ def test_smoothing_is_a_centred_mean():
     assert smooth([]).shape == (0,)
 
 
-def point(level: float, kl: float) -> Point:
-    return Point([level - 0.1, level + 0.1], [1.0, 3.0], [kl, kl], [10.0, 12.0])
+def point(level: float, kl: float) -> PolicyPoint:
+    return PolicyPoint([level - 0.1, level + 0.1], [1.0, 3.0], [kl, kl], [10.0, 12.0])
 
 
 LEARNERS = [

@@ -139,7 +139,7 @@ def test_bad_flags(flags, words, model, capsys, caplog, tmp_path, monkeypatch):
 
 def test_as_a_module(model, tmp_path, capsys, caplog):
     file = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "a cat"}])
-    command = [sys.executable, "-m", "dschat.show_macro_actions", "--model", model, "--jsonl", file, "--colour"]
+    command = [sys.executable, "-m", "dschat", "macro-actions", "--model", model, "--jsonl", file, "--colour"]
     assert "\x1b[30;48" in run_command(command).expect(0).stdout
     status, output = shown(capsys, "--model", model, "--text", "a", "--html", str(tmp_path / "r.jsonl" / "x.html"))
     assert status == 2 and "--html" in caplog.text and "Traceback" not in output.err

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
 from dschat.settings.estimators import NEEDS
+from macro_actions.conditions import fixed
 from macro_actions.estimators import ESTIMATORS, gae
 from macro_actions.groups import rloo
-from macro_actions.termination import fixed_ngram_ends
 from macro_actions.types import Rollout, Trajectory
 from rl_cases import (
     PADDING,
@@ -36,7 +36,7 @@ def test_an_estimator_needs_what_it_declares(name) -> None:
     needs, options = NEEDS[name], {"kl_coef": 0.1, "samples": 3 if NEEDS[name].group else 1}
     trajectory = trajectory_of([6, 5, 4], 6, 0)
     trajectory = trajectory if needs.critic else replace(trajectory, values=None)
-    ends, mask = fixed_ngram_ends(trajectory.response_mask, 2), trajectory.response_mask
+    ends, mask = fixed(trajectory.response_mask, 2), trajectory.response_mask
     batch = credit_of(trajectory, ends, name, **options)
     assert (batch.returns is not None) is needs.critic
     alike = torch.where(mask, batch.advantages == batch.advantages[:, :1], True)
@@ -129,7 +129,7 @@ def recorded(padding: int = 1, unscored: tuple[int, ...] = (), finished: tuple[b
 def advantages_of(trajectory: Trajectory, samples: int, **options) -> list[float]:
     """Of each row, from its first token; all its tokens have the same, and padding has 0."""
     mask = trajectory.response_mask
-    batch = credit_of(trajectory, fixed_ngram_ends(mask, 2), "rloo", samples=samples, **({"kl_coef": 0.1} | options))
+    batch = credit_of(trajectory, fixed(mask, 2), "rloo", samples=samples, **({"kl_coef": 0.1} | options))
     assert_near(batch.advantages, torch.where(mask, batch.advantages[:, :1], 0.0))
     assert batch.returns is None
     return batch.advantages[:, 0].tolist()
@@ -210,7 +210,7 @@ def token_ppo(trajectory: Trajectory, kl_coef: float, gamma: float, lam: float) 
 def test_one_token_per_action_is_token_ppo_to_the_bit(value_function, lengths, padding, seed, gamma, lam, how) -> None:
     trajectory = trajectory_of(lengths, width_of(lengths, padding), seed)
     mask, options = trajectory.response_mask, {"value_function": value_function, "macro_reward": how}
-    batch = credit_of(trajectory, fixed_ngram_ends(mask, 1), kl_coef=0.05, gamma=gamma, lam=lam, **options)
+    batch = credit_of(trajectory, fixed(mask, 1), kl_coef=0.05, gamma=gamma, lam=lam, **options)
     advantages, returns = token_ppo(trajectory, 0.05, gamma, lam)
     assert torch.equal(batch.advantages[mask], advantages[mask])
     assert torch.equal(batch.returns[mask], returns[mask])

@@ -18,30 +18,28 @@ import macro_actions
 import rl_references as ref
 from closeness import FORWARD, assert_near
 from factories import make_tokenizer
-from macro_actions import termination
+from macro_actions import conditions
 from macro_actions.estimators import EstimatorSettings, gae_batch
-from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, VALUE_FUNCTIONS, draw, mask_of, normal, trajectory_of
+from rl_cases import (
+    PPL_MODES,
+    PROPERTY,
+    SEEDS,
+    VALUE_FUNCTIONS,
+    draw,
+    mask_of,
+    normal,
+    trajectory_of,
+)
 
 README = Path(__file__).resolve().parents[2] / "applications" / "macro-actions" / "README.md"
 MASKS = st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=4)
 KINDS = [torch.bool, torch.long, torch.float32, torch.bfloat16]
-CONDITIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
-    "fixed": (
-        lambda mask, _: macro_actions.fixed(mask, 3),
-        lambda mask, _: termination.fixed_ngram_ends(mask, 3),
-    ),
-    "whole": (
-        lambda mask, _: macro_actions.fixed(mask, math.inf),
-        lambda mask, _: termination.fixed_ngram_ends(mask, math.inf),
-    ),
-    "ppl": (
-        lambda mask, numbers: macro_actions.ppl(mask, numbers, "chunk"),
-        lambda mask, numbers: termination.perplexity_ends(numbers, mask, "chunk"),
-    ),
-    "surprise": (
-        lambda mask, numbers: macro_actions.surprise(mask, numbers, 0.5, 2),
-        lambda mask, numbers: termination.surprise_ends(numbers, mask, 0.5, 2),
-    ),
+CONDITIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "fixed": lambda mask, _: macro_actions.fixed(mask, 3),
+    "whole": lambda mask, _: macro_actions.fixed(mask, math.inf),
+    **{f"ppl-{mode}": lambda mask, x, mode=mode: macro_actions.ppl(mask, x, mode) for mode in PPL_MODES},
+    "surprise": lambda mask, logprobs: macro_actions.surprise(mask, logprobs, 0.5, 2),
+    "isolated": lambda mask, _: conditions.isolate_last_token(macro_actions.fixed(mask, 3), mask),
 }
 
 
@@ -59,27 +57,53 @@ def runs_of(row: list[bool]) -> list[tuple[int, int]]:
 @PROPERTY
 @given(masks=MASKS, seed=SEEDS)
 def test_every_run_of_a_mask_is_cut_as_a_response_of_its_own(name, masks, seed) -> None:
-    anywhere, on_prefix = CONDITIONS[name]
+    condition = CONDITIONS[name]
     mask = torch.tensor(masks)
     numbers = -draw(mask, seed).abs()
     expected = torch.zeros_like(mask)
     for row, start, end in ((r, *run) for r, kept in enumerate(masks) for run in runs_of(kept)):
         whole = torch.ones(1, end - start, dtype=torch.bool)
-        expected[row, start:end] = on_prefix(whole, numbers[row : row + 1, start:end])[0]
-    assert torch.equal(anywhere(mask, numbers), expected)
+        expected[row, start:end] = condition(whole, numbers[row : row + 1, start:end])[0]
+    assert torch.equal(condition(mask, numbers), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @PROPERTY
-@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
-def test_on_a_prefix_the_ends_are_those_of_the_trainer(kind, lengths, padding, seed) -> None:
-    mask = mask_of(lengths, max(1, max(lengths) + padding))
+@given(masks=MASKS, seed=SEEDS)
+def test_a_mask_of_numbers_is_cut_as_one_of_bools(kind, masks, seed) -> None:
+    mask = torch.tensor(masks)
     numbers = -draw(mask, seed, off_mask=0.0).abs()
-    for anywhere, on_prefix in CONDITIONS.values():
-        assert torch.equal(anywhere(mask.to(kind), numbers), on_prefix(mask, numbers))
-    seeds = termination.make_row_seeds(seed, torch.arange(len(lengths)), 0)
-    found = macro_actions.randomized(mask.to(kind), (1, 2, 3), 2, seeds)
-    assert torch.equal(found, termination.randomized_ngram_ends(mask, 2, (1, 2, 3), seeds))
+    for condition in CONDITIONS.values():
+        assert torch.equal(condition(mask.to(kind), numbers), condition(mask, numbers))
+    seeds = conditions.make_row_seeds(seed, torch.arange(len(masks)), 0)
+    ends = macro_actions.randomized(mask, (1, 2, 3), 2, seeds)
+    assert torch.equal(macro_actions.randomized(mask.to(kind), (1, 2, 3), 2, seeds), ends)
+
+
+@PROPERTY
+@given(masks=MASKS, seed=SEEDS)
+def test_random_lengths_of_a_run_follow_from_its_number_wherever_it_is(masks, seed) -> None:
+    """A row's runs, moved to the left with one hole between two of them, are cut alike."""
+    for number, row in enumerate(masks):
+        runs = runs_of(row)
+        closed = [kept for start, end in runs for kept in [*[True] * (end - start), False]] or [False]
+        seeds = torch.tensor([seed + number])
+        ends = macro_actions.randomized(torch.tensor([row]), (1, 2, 3), 2, seeds)
+        moved = macro_actions.randomized(torch.tensor([closed]), (1, 2, 3), 2, seeds)
+        assert ends[torch.tensor([row])].tolist() == moved[torch.tensor([closed])].tolist()
+
+
+def test_at_most_joins_neighbours_but_never_over_a_hole() -> None:
+    """Of five macro actions the first three and the last two are joined, of six the first and the last three."""
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [1, 1, 0, 1, 1, 1, 1]])
+    ends = conditions.at_most(macro_actions.fixed(mask, 1), mask, 2)
+    assert ends.long().tolist() == [[0, 0, 1, 0, 1, 0, 0], [0, 1, 0, 1, 0, 0, 1]]
+
+
+def test_given_lengths_count_over_holes() -> None:
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 1]])
+    ends = conditions.ends_from_lengths([[1, 2]], mask)
+    assert ends.long().tolist() == [[0, 1, 1, 0, 1, 0, 1]]
 
 
 def test_random_lengths_of_a_second_run_are_other_ones_and_depend_on_the_rows_seed_alone() -> None:
@@ -99,8 +123,9 @@ def test_a_macro_action_never_spans_a_hole_whatever_the_ends_say() -> None:
 
 def test_without_a_token_there_is_no_end() -> None:
     empty = torch.zeros(2, 5)
-    for anywhere, _ in CONDITIONS.values():
-        assert not anywhere(empty, empty).any()
+    for condition in CONDITIONS.values():
+        assert not condition(empty, empty).any()
+        assert condition(empty[:, :0], empty[:, :0]).shape == (2, 0)
     assert not macro_actions.randomized(empty).any()
     advantages, returns = macro_actions.macro_gae(empty, empty, empty, empty)
     assert not advantages.any() and not returns.any()

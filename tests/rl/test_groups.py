@@ -12,13 +12,13 @@ from hypothesis import given
 
 import record_peers as recorded
 from closeness import FORMULA, FORWARD, assert_near, near
+from macro_actions.conditions import fixed, surprise
 from macro_actions.estimators import adaptive_lam, gae
 from macro_actions.groups import are_equal, dr_grpo, grpo, prefix_values, refilled, rloo
 from macro_actions.losses import kl_loss, loss_count, loss_weights, policy_loss
 from macro_actions.masked import masked_moments, whiten
 from macro_actions.rewards import kl_estimate, penalise_length
 from macro_actions.segments import macro_logprobs, segment, sequence_logprobs
-from macro_actions.termination import fixed_ngram_ends, surprise_ends
 from macro_actions.types import MacroActions, Rollout, Trajectory
 from rl_cases import PROPERTY, ROW_LENGTHS, SEEDS, credit_of, mask_of, normal, trajectory_of, width_of
 
@@ -31,7 +31,7 @@ ALL = torch.ones(1, 3, dtype=torch.bool)
 
 def whole(mask: torch.Tensor) -> MacroActions:
     """Responses of one macro action each."""
-    return segment(fixed_ngram_ends(mask, math.inf), mask)
+    return segment(fixed(mask, math.inf), mask)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_tempo_by_hand() -> None:
     assert_near(by_token.advantages, [[-5 / root, -4 / root], [-3 / root, 0.0], [8 / root, 0.0]], FORWARD)
     assert by_token.returns is None
     # Of a whole response the differences add up: (1 − 4)/√13 once more.
-    ends = fixed_ngram_ends(trajectory.response_mask, math.inf)
+    ends = fixed(trajectory.response_mask, math.inf)
     found = credit_of(trajectory, ends, "tempo", kl_coef=0.0, samples=3).advantages
     assert_near(found, [[-6 / root] * 2, [-2 / root] * 2, [8 / root, 0.0]], FORWARD)
 
@@ -183,7 +183,7 @@ def test_a_group_leaves_out_what_could_not_be_scored(name: str, half: float) -> 
     """Scores 1 and 3 count; a response without a token does not, and has no advantage. TEMPO adds as much again."""
     trajectory = scored([1.0, 9.0, 3.0], [1, 0, 2], [[7, 0], [0, 0], [8, 8]])
     trajectory = replace(trajectory, logprobs=torch.tensor([[0.2, math.nan], [math.nan] * 2, [-0.2, -0.2]]))
-    ends = fixed_ngram_ends(trajectory.response_mask, math.inf)
+    ends = fixed(trajectory.response_mask, math.inf)
     found = credit_of(trajectory, ends, name, kl_coef=0.5, samples=3).advantages
     assert_near(found, [[-half - 0.1, 0.0], [0.0, 0.0], [half + 0.2, half + 0.2]], FORWARD)
 
@@ -212,7 +212,7 @@ def test_reinforce_pp_by_hand() -> None:
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 def test_advantages_are_verls(name) -> None:
     trajectory = scored(recorded.SCORES, recorded.LENGTHS)
-    found = credit_of(trajectory, fixed_ngram_ends(MASK, 5), name, kl_coef=0.3, samples=2).advantages
+    found = credit_of(trajectory, fixed(MASK, 5), name, kl_coef=0.3, samples=2).advantages
     assert_near(found, VERL["advantages"][name], FORMULA)
 
 
@@ -224,7 +224,7 @@ def test_whitened_advantages_are_verls_but_for_its_deviation(name) -> None:
         found, _ = gae(torch.zeros(4, 3), rewards, MASK, 0.9, 1.0)
     else:
         trajectory = scored(recorded.SCORES, recorded.LENGTHS)
-        found = credit_of(trajectory, fixed_ngram_ends(MASK, 5), name, kl_coef=0.0, samples=2).advantages
+        found = credit_of(trajectory, fixed(MASK, 5), name, kl_coef=0.0, samples=2).advantages
     whitened = whiten(found, MASK, masked_moments(found, MASK))
     assert_near(whitened * math.sqrt(8 / 9), VERL["advantages"][name], FORWARD)
 
@@ -357,7 +357,7 @@ def test_a_lambda_by_length_counts_macro_actions() -> None:
 @given(lengths=ROW_LENGTHS, seed=SEEDS)
 def test_a_large_alpha_is_a_lambda_of_1(lengths, seed) -> None:
     trajectory = trajectory_of(lengths, width_of(lengths), seed)
-    ends = fixed_ngram_ends(trajectory.response_mask, 2)
+    ends = fixed(trajectory.response_mask, 2)
     for name in ("advantages", "returns"):
         found = getattr(credit_of(trajectory, ends, kl_coef=0.1, lam_alpha=1e9), name)
         assert_near(found, getattr(credit_of(trajectory, ends, kl_coef=0.1, lam=1.0), name), FORWARD)
@@ -382,5 +382,5 @@ def test_the_penalty_of_length_by_hand() -> None:
 def test_surprise_by_hand(probabilities, count, lengths) -> None:
     logprobs = torch.tensor([probabilities + [math.nan]]).log()
     mask = mask_of([len(probabilities)], len(probabilities) + 1)
-    macro = segment(surprise_ends(logprobs, mask, 0.5, count), mask)
+    macro = segment(surprise(mask, logprobs, 0.5, count), mask)
     assert macro.lengths[macro.mask].tolist() == lengths

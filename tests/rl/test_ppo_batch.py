@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near
-from macro_actions.termination import fixed_ngram_ends, isolate_last_token
+from macro_actions.conditions import fixed, isolate_last_token
 from macro_actions.types import PPOBatch, Trajectory, join, select_rows, trim
 from rl_cases import (
     PADDING,
@@ -101,7 +101,7 @@ def test_an_isolated_last_token_keeps_the_score_whole_under_mean() -> None:
     trajectory = Trajectory(
         rollout=base.rollout, logprobs=zero, ref_logprobs=zero, values=zero, scores=torch.tensor([2.0])
     )
-    ends = fixed_ngram_ends(base.response_mask, 4)
+    ends = fixed(base.response_mask, 4)
     options = {"kl_coef": 0.05, "gamma": 1.0, "lam": 1.0, "macro_reward": "mean"}
     assert_near(credit_of(trajectory, ends, **options).returns, [[0.5] * 4], FORMULA)
     isolated = isolate_last_token(ends, base.response_mask)
@@ -113,7 +113,7 @@ def test_an_isolated_last_token_keeps_the_score_whole_under_mean() -> None:
 
 def test_nothing_is_modified_in_place() -> None:
     trajectory = trajectory_of([3, 0, 2], 4, 0)
-    ends = fixed_ngram_ends(trajectory.response_mask, 2)
+    ends = fixed(trajectory.response_mask, 2)
     before = [t.clone() for t in (*tensors_of(trajectory), ends)]
     credit_of(trajectory, ends, **PAPER, clip_reward_value=0.1, missing_eos_penalty=1.0, macro_reward="mean")
     for tensor, copy in zip((*tensors_of(trajectory), ends), before, strict=True):
@@ -125,7 +125,7 @@ def batch_of(lengths: list[int], width: int, prompt_width: int = 3) -> PPOBatch:
     trajectory = trajectory_of(lengths, width, 0, prompt_width=prompt_width)
     ids = torch.arange(trajectory.rollout.input_ids.numel()).view_as(trajectory.rollout.input_ids)
     trajectory = replace(trajectory, rollout=replace(trajectory.rollout, input_ids=ids))
-    return credit_of(trajectory, fixed_ngram_ends(trajectory.response_mask, 2), kl_coef=0.05, gamma=1.0, lam=0.95)
+    return credit_of(trajectory, fixed(trajectory.response_mask, 2), kl_coef=0.05, gamma=1.0, lam=0.95)
 
 
 def drawn_by_another(batch: PPOBatch) -> PPOBatch:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rl_references as ref
-from macro_actions.termination import (
-    fixed_ngram_ends,
+from macro_actions.conditions import (
+    ends_from_lengths,
+    fixed,
     isolate_last_token,
     make_row_seeds,
-    perplexity_ends,
-    randomized_ngram_ends,
-    span_ends,
+    ppl,
+    randomized,
 )
 from rl_cases import (
     PADDING,
@@ -36,11 +36,11 @@ Condition = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 # name -> f(response_mask, row_noise): row_noise (B,R) is log-probs for ppl, and its first column makes seeds.
 CONDITIONS: dict[str, Condition] = {
-    "fixed_1": lambda mask, noise: fixed_ngram_ends(mask, 1),
-    "fixed_5": lambda mask, noise: fixed_ngram_ends(mask, 5),
-    "fixed_inf": lambda mask, noise: fixed_ngram_ends(mask, math.inf),
-    "randomized": lambda mask, noise: randomized_ngram_ends(mask, 1, (2, 3, 1), (noise[:, 0] * -1e6).long()),
-    **{f"ppl_{mode}": lambda mask, noise, mode=mode: perplexity_ends(noise, mask, mode) for mode in PPL_MODES},
+    "fixed_1": lambda mask, noise: fixed(mask, 1),
+    "fixed_5": lambda mask, noise: fixed(mask, 5),
+    "fixed_inf": lambda mask, noise: fixed(mask, math.inf),
+    "randomized": lambda mask, noise: randomized(mask, (2, 3, 1), 1, (noise[:, 0] * -1e6).long()),
+    **{f"ppl_{mode}": lambda mask, noise, mode=mode: ppl(mask, noise, mode) for mode in PPL_MODES},
 }
 
 
@@ -77,7 +77,7 @@ def test_a_batch_equals_its_rows_alone_and_padding_changes_nothing(name, lengths
 def test_fixed_is_the_scalar_rule(lengths, padding, ngram) -> None:
     width = width_of(lengths, padding)
     expected = ends_of([ref.fixed_lengths(length, ngram) for length in lengths], width)
-    assert torch.equal(fixed_ngram_ends(mask_of(lengths, width), ngram), expected)
+    assert torch.equal(fixed(mask_of(lengths, width), ngram), expected)
 
 
 def test_fixed_by_hand() -> None:
@@ -85,13 +85,13 @@ def test_fixed_by_hand() -> None:
     expected = torch.tensor(
         [[0, 0, 1, 0, 0, 1, 1], [0, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [0, 0, 1, 0, 0, 1, 0]], dtype=torch.bool
     )
-    assert torch.equal(fixed_ngram_ends(mask, 3), expected)
+    assert torch.equal(fixed(mask, 3), expected)
 
 
 @pytest.mark.parametrize("ngram", [0, -1, 2.5, -math.inf])
 def test_an_impossible_ngram_raises(ngram) -> None:
     with pytest.raises(ValueError, match="ngram"):
-        fixed_ngram_ends(mask_of([3], 3), ngram)
+        fixed(mask_of([3], 3), ngram)
 
 
 # ppl
@@ -107,7 +107,7 @@ def test_ppl_is_the_scalar_rule_with_many_ties(mode, rows, padding) -> None:
     for i, row in enumerate(rows):
         logprobs[i, : len(row)] = -torch.tensor(row, dtype=torch.float32) / 4
     expected = ends_of([ref.perplexity_lengths([-x / 4 for x in row], mode) for row in rows], width)
-    assert torch.equal(perplexity_ends(logprobs, mask_of(lengths, width), mode), expected)
+    assert torch.equal(ppl(mask_of(lengths, width), logprobs, mode), expected)
 
 
 @pytest.mark.parametrize("mode", PPL_MODES)
@@ -115,7 +115,7 @@ def test_ppl_is_the_scalar_rule_on_long_rows(mode) -> None:
     lengths = [300, 257, 31, 0, 1]
     logprobs = torch.randn((5, 300), generator=torch.Generator().manual_seed(3)).abs().neg()
     expected = ends_of([ref.perplexity_lengths(logprobs[i, :n].tolist(), mode) for i, n in enumerate(lengths)], 300)
-    assert torch.equal(perplexity_ends(logprobs, mask_of(lengths, 300), mode), expected)
+    assert torch.equal(ppl(mask_of(lengths, 300), logprobs, mode), expected)
 
 
 # nll 4 0 1 3: chunk and prefix have means 4, 2, 1.67, then 3 > 1.67 cuts; token cuts before 1 and before 3.
@@ -130,19 +130,19 @@ def test_ppl_is_the_scalar_rule_on_long_rows(mode) -> None:
 def test_ppl_by_hand(mode, short, long) -> None:
     for nll, lengths in (([4.0, 0, 1, 3], short), ([2.0, 1, 1, 3, 2, 5, 5, 0, 6], long)):
         mask = mask_of([len(nll)], len(nll))
-        assert torch.equal(perplexity_ends(-torch.tensor([nll]), mask, mode), ends_of([lengths], len(nll)))
+        assert torch.equal(ppl(mask, -torch.tensor([nll]), mode), ends_of([lengths], len(nll)))
 
 
 @pytest.mark.parametrize("mode", PPL_MODES)
 @pytest.mark.parametrize("nll", [0.1, 0.7, 1 / 3, 2.3025851])
 def test_a_tie_does_not_cut_whatever_the_rounding(mode, nll) -> None:
-    ends = perplexity_ends(torch.full((1, 512), -nll), torch.ones(1, 512, dtype=torch.bool), mode)
+    ends = ppl(torch.ones(1, 512, dtype=torch.bool), torch.full((1, 512), -nll), mode)
     assert ends.sum() == 1 and ends[0, -1]
 
 
 def test_an_unknown_ppl_mode_raises() -> None:
     with pytest.raises(ValueError, match="mode"):
-        perplexity_ends(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), "sentence")
+        ppl(torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2), "sentence")
 
 
 # spans, and the last token on its own
@@ -150,21 +150,21 @@ def test_an_unknown_ppl_mode_raises() -> None:
 
 @PROPERTY
 @given(segments=SEGMENTS, padding=PADDING)
-def test_span_ends_turns_lengths_into_ends(segments, padding) -> None:
+def test_ends_from_lengths_turns_lengths_into_ends(segments, padding) -> None:
     ends, mask = masked_case(segments, padding)
-    assert torch.equal(span_ends(segments, mask), ends)
+    assert torch.equal(ends_from_lengths(segments, mask), ends)
 
 
 def test_spans_that_miss_the_end_of_the_response_still_fill_it() -> None:
     """The last response token always ends a macro action; nothing ends beyond it."""
     mask = mask_of([5, 5, 2, 0], 6)
-    assert torch.equal(span_ends([[2], [3, 4], [], [1]], mask), ends_of([[2, 3], [3, 2], [2], []], 6))
+    assert torch.equal(ends_from_lengths([[2], [3, 4], [], [1]], mask), ends_of([[2, 3], [3, 2], [2], []], 6))
 
 
 @pytest.mark.parametrize("spans", [[[2, 0], [1]], [[-1], [1]], [[2]]])
 def test_impossible_spans_raise(spans) -> None:
     with pytest.raises(ValueError, match="length"):
-        span_ends(spans, mask_of([2, 1], 2))
+        ends_from_lengths(spans, mask_of([2, 1], 2))
 
 
 def test_isolate_last_token_by_hand() -> None:
@@ -183,7 +183,7 @@ def test_isolate_last_token_by_hand() -> None:
 def test_randomized_consumes_a_permutation_of_the_multiset(lengths, repeat, menu, seed) -> None:
     width = width_of(lengths)
     seeds = make_row_seeds(seed, torch.arange(len(lengths)), 0)
-    ends = randomized_ngram_ends(mask_of(lengths, width), repeat, tuple(menu), seeds)
+    ends = randomized(mask_of(lengths, width), tuple(menu), repeat, seeds)
     for row, length in zip(ends.tolist(), lengths, strict=True):
         found = ref.lengths_of(row, length)
         multiset = Counter(menu * repeat)
@@ -200,37 +200,37 @@ def test_randomized_consumes_a_permutation_of_the_multiset(lengths, repeat, menu
 
 def test_randomized_defaults_to_the_lengths_of_the_paper() -> None:
     seeds = make_row_seeds(1, torch.arange(8), 0)
-    ends = randomized_ngram_ends(mask_of([60] * 8, 60), 3, row_seeds=seeds)
+    ends = randomized(mask_of([60] * 8, 60), row_seeds=seeds)
     for row in ends.tolist():
         assert Counter(ref.lengths_of(row, 60)) == {2: 3, 3: 3, 5: 3, 10: 3}
-    assert torch.equal(ends, randomized_ngram_ends(mask_of([60] * 8, 60), 3, (2, 3, 5, 10), seeds))
+    assert torch.equal(ends, randomized(mask_of([60] * 8, 60), (2, 3, 5, 10), 3, seeds))
 
 
 def test_randomized_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    first = randomized_ngram_ends(mask_of([30], 30), 3, row_seeds=torch.tensor([5]))
+    first = randomized(mask_of([30], 30), row_seeds=torch.tensor([5]))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
-    assert torch.equal(first, randomized_ngram_ends(mask_of([30], 30), 3, row_seeds=torch.tensor([5])))
+    assert torch.equal(first, randomized(mask_of([30], 30), row_seeds=torch.tensor([5])))
     torch.set_rng_state(before)
 
 
 def test_randomized_without_seeds_still_depends_on_the_row_number_only() -> None:
-    first = randomized_ngram_ends(mask_of([20, 9], 20), 1)
+    first = randomized(mask_of([20, 9], 20), repeat_times=1)
     torch.manual_seed(5)
-    assert torch.equal(first, randomized_ngram_ends(mask_of([20, 9], 20), 1))
+    assert torch.equal(first, randomized(mask_of([20, 9], 20), repeat_times=1))
 
 
 @pytest.mark.parametrize(("repeat", "menu"), [(0, (2, 3)), (1, (2, 0)), (1, ())])
 def test_an_impossible_multiset_raises(repeat, menu) -> None:
     with pytest.raises(ValueError, match="lengths"):
-        randomized_ngram_ends(mask_of([3], 3), repeat, menu, torch.tensor([0]))
+        randomized(mask_of([3], 3), menu, repeat, torch.tensor([0]))
 
 
 def orders(menu: tuple[int, ...], repeat: int, seeds: torch.Tensor) -> list[tuple[int, ...]]:
     """The permutation that each seed draws."""
     total = sum(menu) * repeat
-    ends = randomized_ngram_ends(mask_of([total] * len(seeds), total), repeat, menu, seeds)
+    ends = randomized(mask_of([total] * len(seeds), total), menu, repeat, seeds)
     return [tuple(ref.lengths_of(row, total)) for row in ends.tolist()]
 
 

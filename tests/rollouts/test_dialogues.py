@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.common.chat_servers import Endpoint, ServerFlags
+from dschat.common.chat_servers import Endpoint, EndpointFlags
 from dschat.data.encoding import turn_end
 from dschat.errors import UserError
 from dschat.rollouts.dialogues import OUTGROWN, SILENT, AssistantTurn, PolicyAssistant, UserFromData, roll_out
@@ -91,7 +91,7 @@ def test_a_dialogue_that_outgrows_the_policy_is_named() -> None:
     assert torch.tensor(policy(most=100)([dialogue("a")], [0])[0].ids).numel() <= 6
 
 
-FLAGS = ServerFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max_new_tokens", "user")
+FLAGS = EndpointFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max_new_tokens", "user")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,13 @@ import pytest
 
 from dschat import launch
 from dschat.errors import UserError
+from dschat.launch import (
+    LauncherSignals,
+    is_worker,
+    plan_launch,
+    worker_environment,
+)
 from dschat.launch import _launcher_variables as launcher_variables
-from dschat.launch import _run as run_launcher
-from dschat.launch import is_rank, plan_processes, variables_of_a_rank
 from dschat.settings.processes import LaunchFlags
 
 NVIDIA_SMI = """#!/bin/sh
@@ -62,8 +66,14 @@ def test_a_process_stops_once_what_started_it_is_gone(how, monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
+def run_launcher(command):
+    """The launcher's exit status, with the signals of this process passed on to it."""
+    with LauncherSignals(local=True) as signals:
+        return launch.run_launcher(command, dict(os.environ), signals)
+
+
 def started(**flags):
-    return plan_processes(LaunchFlags(**flags))
+    return plan_launch(LaunchFlags(**flags))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +96,8 @@ def test_gpus_are_found(visible, options, programs, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     found = started()
     assert found.options == [*options, *PORT]
-    assert found.count == (int(options[1]) if options[0] == "--num_gpus" else len(options[1].split(",")))
-    assert found.alone == (found.count == 1)
+    assert found.num_processes == (int(options[1]) if options[0] == "--num_gpus" else len(options[1].split(",")))
+    assert found.alone == (found.num_processes == 1)
 
 
 def test_some_of_the_visible_gpus(monkeypatch):
@@ -120,15 +130,15 @@ def test_machines_with_ssh(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("# ours\n\nfirst slots=8\nsecond slots=8  # the slow one")
     found = started(hostfile=str(hosts))
-    assert (found.count, found.options, found.ssh) == (16, ["--hostfile", str(hosts), *PORT], True)
+    assert (found.num_processes, found.options, found.ssh) == (16, ["--hostfile", str(hosts), *PORT], True)
     found = started(hostfile=str(hosts), num_gpus=4)
-    assert (found.count, found.options) == (8, ["--hostfile", str(hosts), "--num_gpus", "4", *PORT])
+    assert (found.num_processes, found.options) == (8, ["--hostfile", str(hosts), "--num_gpus", "4", *PORT])
 
 
 def test_machines_without_ssh():
     found = started(num_nodes=2, num_gpus=8, node_rank=1, master_addr="10.0.0.1")
     options = ["--num_gpus", "8", *PORT, "--no_ssh", "--node_rank", "1", "--master_addr", "10.0.0.1"]
-    assert (found.count, found.options, found.ssh) == (16, options, False)
+    assert (found.num_processes, found.options, found.ssh) == (16, options, False)
     assert not found.alone and found.hosts == "node-0 slots=8\nnode-1 slots=8\n"
 
 
@@ -167,10 +177,10 @@ def test_what_several_machines_need(flags, message):
 def test_a_process_of_a_launcher_knows_it(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert not is_rank()
+    assert not is_worker()
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
-    assert is_rank()
+    assert is_worker()
 
 
 @pytest.mark.parametrize("number", [0, -1])
@@ -184,7 +194,7 @@ def test_what_a_process_of_a_launcher_reads(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     monkeypatch.setenv("NUM_NODES", "2")
     monkeypatch.setenv("DATA", "rows.jsonl")
-    known = variables_of_a_rank()
+    known = worker_environment()
     assert known["DATA"] == "rows.jsonl" and not {"MASTER_ADDR", "NUM_NODES"} & {*known}
 
 
@@ -216,7 +226,7 @@ def waited_for(tmp_path, monkeypatch):
 def test_a_signal_that_comes_while_the_launcher_starts():
     """Goes to it, not to this process alone."""
     command = ["sh", "-c", f"kill -TERM {os.getpid()}; sleep 60"]
-    assert run_launcher(command, dict(os.environ), local=True) == 143
+    assert run_launcher(command) == 143
 
 
 @pytest.mark.parametrize("how", ["", "trap '' TERM; "])
@@ -226,7 +236,7 @@ def test_what_the_launcher_leaves_behind_is_ended(how, monkeypatch, capsys):
     monkeypatch.setattr("dschat.launch.STRAYS_END", 0.5)
     begun = time.monotonic()
     stray = f"{how}while :; do sleep 0.1; done"
-    assert run_launcher(["sh", "-c", f'sh -c "{stray}" & exit 7'], dict(os.environ), local=True) == 7
+    assert run_launcher(["sh", "-c", f'sh -c "{stray}" & exit 7']) == 7
     assert time.monotonic() - begun < 20
     told = capsys.readouterr().err
     assert "the launcher has ended, but not its processes" in told and "they get SIGTERM" in told
@@ -235,7 +245,7 @@ def test_what_the_launcher_leaves_behind_is_ended(how, monkeypatch, capsys):
 
 def test_what_the_launcher_leaves_behind_may_end_by_itself(capsys):
     command = ["sh", "-c", "sleep 0.5 & exit 0"]
-    assert run_launcher(command, dict(os.environ), local=True) == 0 and not capsys.readouterr().err
+    assert run_launcher(command) == 0 and not capsys.readouterr().err
 
 
 def test_a_process_that_ends_before_the_signal_comes(waited_for, monkeypatch):
@@ -249,4 +259,4 @@ def test_a_process_that_ends_before_the_signal_comes(waited_for, monkeypatch):
     asked = []
     monkeypatch.setattr("dschat.launch._training_processes", lambda launcher: [Ended()])
     command = ["sh", "-c", f"until [ -e {waited_for} ]; do sleep 0.05; done; kill -INT {os.getpid()}"]
-    assert run_launcher(command, dict(os.environ), local=True) == 130 and asked == [signal.SIGINT]
+    assert run_launcher(command) == 130 and asked == [signal.SIGINT]

@@ -10,7 +10,7 @@ import pytest
 from cli_runs import read_jsonl
 from dschat.common.lock import Lock, close_all
 from dschat.errors import UserError
-from dschat.main import _report
+from dschat.main import report_error
 from dschat.run import metrics, output
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import RunOutput
@@ -81,9 +81,9 @@ def test_only_models_that_are_whole_count_as_saved(tmp_path, group, tokenizer, m
         folders.save_final()
     assert run.record.saved == [str(tmp_path / "models" / "step-2")] and not (tmp_path / "actor").exists()
     assert not (tmp_path / ".writing").exists()
-    assert _report(KeyboardInterrupt(), run.record.saved) == 130
+    assert report_error(KeyboardInterrupt(), run.record.saved) == 130
     assert f"the models saved last are in {run.record.saved[0]}" in capsys.readouterr().err
-    assert _report(KeyboardInterrupt(), []) == 130
+    assert report_error(KeyboardInterrupt(), []) == 130
     assert "no models were saved yet" in capsys.readouterr().err
 
 
@@ -207,7 +207,7 @@ def test_what_every_process_refuses_is_said_once_on_each_machine(local_rank, sho
         monkeypatch.setenv(name, value)
     error = UserError("--output_dir out holds a run")
     error.on_every_rank = True
-    assert _report(error, []) == 2
+    assert report_error(error, []) == 2
     assert ("holds a run" in capsys.readouterr().err) == shown
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from dschat import remote
 from dschat.errors import UserError
-from dschat.launch import Processes, launch, plan_processes
+from dschat.launch import LaunchPlan, launch, plan_launch
 from dschat.remote import delivered, pack, receive, split_variables
 from dschat.settings.processes import LaunchFlags
 
@@ -122,7 +122,7 @@ def test_words_and_variables_arrive(machines, capfd):
     """DeepSpeed's launcher builds the command lines; a shell reads them."""
     (machines / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n\n# ours\nOWN=a b$HOME\n")
     hosts = machines / "hosts"
-    processes = Processes(2, ["--hostfile", str(hosts)], ssh=True, hostnames=("first", "second"))
+    processes = LaunchPlan(2, ["--hostfile", str(hosts)], ssh=True, hostnames=("first", "second"))
     assert launch(processes, WORDS) == 0
     shown = "".join(capfd.readouterr()) + (machines / "notes").read_text()
     for rank in (0, 1):
@@ -155,7 +155,7 @@ def test_a_list_of_one_machine(by_ssh, machines, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(machines))
     hosts = machines / "hosts"
     hosts.write_text("first slots=2\n")
-    processes = plan_processes(LaunchFlags(hostfile=str(hosts)))
+    processes = plan_launch(LaunchFlags(hostfile=str(hosts)))
     assert not processes.ssh and not processes.alone
     words = [
         "ppo",
@@ -210,7 +210,7 @@ def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
     kill = f"[[ $* != {pattern} ]] || {{ kill -{number.value} {os.getpid()}; sleep 0.3; }}"
     (machines / "ssh").write_text(SSH.replace("exec env", f"{kill}\nexec env"))
     before = signal.getsignal(number)
-    processes = Processes(2, ["--hostfile", str(machines / "hosts")], ssh=True, hostnames=("first", "second"))
+    processes = LaunchPlan(2, ["--hostfile", str(machines / "hosts")], ssh=True, hostnames=("first", "second"))
     status = launch(processes, ["ppo"])
     notes = (machines / "notes").read_text()
     assert status == ({signal.SIGTERM: 143, signal.SIGINT: 130}[number] if when == "sending" else 0)
@@ -222,7 +222,7 @@ def test_a_signal_while_variables_are_sent_or_removed(when, number, machines):
 def test_a_program_that_is_missing(missing, package, machines, monkeypatch):
     (machines / missing).unlink()
     monkeypatch.setenv("PATH", str(machines))
-    processes = Processes(2, ["--hostfile", str(machines / "hosts")], ssh=True, hostnames=("first", "second"))
+    processes = LaunchPlan(2, ["--hostfile", str(machines / "hosts")], ssh=True, hostnames=("first", "second"))
     with pytest.raises(UserError, match=f"reached by {missing}, .*Debian package {package}"):
         launch(processes, ["ppo"])
 

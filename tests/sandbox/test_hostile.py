@@ -25,7 +25,7 @@ import pytest
 
 from dschat.scoring.programs import SandboxLimits, run_tests
 from dschat.scoring.programs.levels import try_out, weakness
-from dschat.scoring.programs.sandbox import Job, Level, execute
+from dschat.scoring.programs.sandbox import Level, SandboxJob, execute
 
 pytestmark = pytest.mark.xdist_group("sandbox")
 
@@ -214,7 +214,7 @@ os._exit(0)
 @pytest.mark.skipif(KERNEL < (5, 14), reason="the kernel counts threads by user alone")
 @both_levels
 def test_a_sandbox_has_its_own_limit_of_threads_and_processes(level) -> None:
-    execution = execute(Job(MANY), SandboxLimits(), level)
+    execution = execute(SandboxJob(MANY), SandboxLimits(), level)
     assert execution.status == 0, execution
     assert 32 < int(execution.output) < 64
     assert try_out(level) == ("", ())  # which looks for it, too

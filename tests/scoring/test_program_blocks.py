@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from dschat.scoring.programs.blocks import LINE, Line, fenced_blocks, find_program, names_python, program_of
+from dschat.scoring.programs.blocks import LINE, ProgramLine, fenced_blocks, find_program, names_python, program_of
 from dschat.scoring.programs.scores import end_of, rewards_by_segment
 
 RIGHT = "print(int(input()) * 2)\n"
@@ -15,7 +15,7 @@ FENCED = f"```python\n{RIGHT}```\n"
 
 def blocks_of(text: str) -> list[tuple[str, str]]:
     """Words behind the fence, and code, of each block."""
-    lines = [Line(found[0], found.start()) for found in LINE.finditer(text)]
+    lines = [ProgramLine(found[0], found.start()) for found in LINE.finditer(text)]
     return [(block.info, "".join(line.text for line in block.lines)) for block in fenced_blocks(lines)]
 
 

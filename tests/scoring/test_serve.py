@@ -171,7 +171,7 @@ def test_what_is_no_request_is_refused(folder, serving):
     for name, (body, words) in BAD.items():
         answer = httpx2.post(url, content=body)
         assert answer.status_code == 400 and words in answer.json()["error"], name
-    assert httpx2.get(url.replace("/score", "/health")).json() == {"status": "ok", "model": folder, "version": 2}
+    assert httpx2.get(url.replace("/score", "/health")).json() == {"status": "ok", "model": folder}
     assert httpx2.post(url, json={"prompts": [], "responses": []}).json() == {"scores": []}
     assert ScoreRequest.read(b'{"prompts": ["a"], "responses": ["b"], "messages": null}').messages == [None]
 
@@ -243,7 +243,7 @@ def test_the_token_guards_scores(serving, monkeypatch):
         refused = httpx2.post(url, json=body, headers=headers)
         assert refused.status_code == 401 and "REWARD_API_KEY" in refused.json()["error"]
     assert httpx2.post(url, json=body, headers={"Authorization": "Bearer secret"}).json() == {"scores": [1.0]}
-    assert httpx2.get(url).json() == {"status": "ok", "version": 2}, "its model is nobody else's business"
+    assert httpx2.get(url).json() == {"status": "ok"}, "its model is nobody else's business"
     rollout, texts = make_rollout([([5], [6])]), texts_of(["a"], ["b"])
     monkeypatch.delenv("REWARD_API_KEY", raising=False)
     with pytest.raises(UserError, match="it refuses the request, 401: .*REWARD_API_KEY"):
@@ -390,7 +390,7 @@ def test_a_port_that_is_taken(folder, serving):
 
 @pytest.mark.slow
 def test_the_command_serves_and_ends_at_sigterm(folder):
-    command = [sys.executable, "-m", "dschat.scoring.serve", "--model", folder, "--port", "0", "--device", "cpu"]
+    command = [sys.executable, "-m", "dschat", "serve", "--model", folder, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
     assert process.stderr is not None
     alarm = threading.Timer(60, process.kill)  # it says nothing

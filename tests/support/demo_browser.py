@@ -20,7 +20,7 @@ class Server:
 
     def __init__(self, folder: Path, task: str, *flags: Any) -> None:
         self.log = folder / "log.txt"
-        command = [sys.executable, "-m", "dschat.demo", task, "--device", "cpu", *map(str, flags)]
+        command = [sys.executable, "-m", "dschat", "demo", task, "--device", "cpu", *map(str, flags)]
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

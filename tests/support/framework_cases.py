@@ -14,17 +14,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from macro_actions.conditions import (
+    ends_from_lengths,
+    fixed,
+    make_row_seeds,
+    ppl,
+    randomized,
+)
 from macro_actions.constituents import ParsingCondition
 from macro_actions.estimators import EstimatorSettings, gae_batch
 from macro_actions.frameworks import MacroActionsConfig
 from macro_actions.segments import segment
-from macro_actions.termination import (
-    fixed_ngram_ends,
-    make_row_seeds,
-    perplexity_ends,
-    randomized_ngram_ends,
-    span_ends,
-)
 from macro_actions.types import Rollout, Trajectory
 
 RECORDED = Path(__file__).resolve().parents[1] / "fixtures" / "frameworks.json"
@@ -151,14 +151,14 @@ def _ends(config: MacroActionsConfig, trajectory: Trajectory, tokenizer: object)
     mask, prompts = trajectory.response_mask, trajectory.rollout.prompt_index
     if config.termination_condition == "randomized":
         samples = torch.tensor([row % 2 for row in range(len(mask))])
-        return randomized_ngram_ends(
-            mask, config.repeat_times, config.ngram_lengths, make_row_seeds(config.seed, prompts, 0, samples)
+        return randomized(
+            mask, config.ngram_lengths, config.repeat_times, make_row_seeds(config.seed, prompts, 0, samples)
         )
     if config.termination_condition == "ppl":
-        return perplexity_ends(trajectory.ref_logprobs, mask, config.ppl_mode)
+        return ppl(mask, trajectory.ref_logprobs, config.ppl_mode)
     if config.termination_condition == "parsing":
         from constituent_treelib.parsing import make_backend
 
         condition = ParsingCondition(tokenizer, make_backend("chunker"), config.parsing_cutoff)  # type: ignore[arg-type]
-        return span_ends(condition(trajectory.rollout.response_rows()).lengths, mask)
-    return fixed_ngram_ends(mask, config.ngram)
+        return ends_from_lengths(condition(trajectory.rollout.response_rows()).lengths, mask)
+    return fixed(mask, config.ngram)

@@ -28,7 +28,7 @@ from factories import (
     update_flags,
     whole_state,
 )
-from macro_actions.termination import fixed_ngram_ends
+from macro_actions.conditions import fixed
 from macro_actions.types import PPOBatch, select_rows
 from rl_cases import credit_of
 
@@ -143,7 +143,7 @@ def scored_batch(drift: float = 0.3, estimator: str = "gae") -> PPOBatch:
     generator = torch.Generator().manual_seed(0)
     trajectory = score(rollout, torch.randn(8, generator=generator), actor, reference, critic, 1.0, 8)
     trajectory.logprobs.add_(drift * torch.randn(trajectory.logprobs.shape, generator=generator))
-    ends = fixed_ngram_ends(trajectory.response_mask, 3)
+    ends = fixed(trajectory.response_mask, 3)
     if estimator == "rloo":
         return credit_of(replace(trajectory, values=None), ends, "rloo", samples=2, kl_coef=0.05)
     return credit_of(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)

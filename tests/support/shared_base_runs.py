@@ -9,6 +9,7 @@ import torch
 
 from adapter_cases import add_filled_lora
 from dschat.builders import shared_base
+from dschat.builders.engines import RunPlan
 from dschat.builders.ppo import build_ppo_models
 from dschat.models.load import load_scalar
 from dschat.models.save import save_model
@@ -65,7 +66,7 @@ def trainer_of(folder: Path, base: str, tokenizer: Any, **flags: Any) -> Any:
     """A trainer whose models are made as the flags say."""
     config = config_of(folder, base, share_base=True, **flags)
     torch.manual_seed(7)
-    models = build_ppo_models(config, config.plan_batches(world_size()), tokenizer, total_updates=20)
+    models = build_ppo_models(config, RunPlan.of(config, config.plan_batches(world_size()), 20), tokenizer)
     prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(16)]
     return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config)
 

@@ -70,7 +70,7 @@ class Server:
 
     def start(self) -> None:
         """Returns at once."""
-        words = [sys.executable, "-m", "dschat.rollouts.serve", "--model", self._model, "--port", str(self.port)]
+        words = [sys.executable, "-m", "dschat", "serve-vllm", "--model", self._model, "--port", str(self.port)]
         words += ["--tensor_parallel", str(self._shares), "--max_tokens", "64", "--dtype", "fp32"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

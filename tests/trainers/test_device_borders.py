@@ -3,8 +3,9 @@
 
 PyTorch's meta device stands for a GPU. Whatever asks for a number raises: on a GPU, the host would wait for it. What
 mixes its tensors with one of the CPU raises, too: `OneDevice` sees to that. What is not shown: the numbers, memory,
-streams, what DeepSpeed does, the question that transformers asks in every forward (is a mask all True?), and the one
-that `segment` asks for each rollout (how many macro actions has its longest row?).
+streams, what DeepSpeed does, the question that transformers asks in every forward (is a mask all True?), and those
+asked once per rollout: by `segment` (how many macro actions has the longest row?) and by `randomized` (how many runs
+of tokens has a row?).
 """
 
 from dataclasses import fields, is_dataclass, replace
@@ -25,8 +26,8 @@ from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.ppo_update import FusedCredit, PendingBatch
 from dschat.trainers.rollout_metrics import rollout_metrics
 from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score, update_flags
+from macro_actions.conditions import fixed, make_row_seeds, ppl
 from macro_actions.estimators import EstimatorSettings, gae_batch
-from macro_actions.termination import fixed_ngram_ends, make_row_seeds, perplexity_ends, randomized_ngram_ends
 from macro_actions.types import ScoredRollout
 from rl_cases import credit_of
 
@@ -104,7 +105,7 @@ def real_batch():
     rollout, scores = make_rollout(ROWS, left=1, right=2), torch.arange(4.0)
     actor, critic = PolicyModel(make_causal_lm()), ScalarModel(make_classifier())
     trajectory = score(rollout, scores, actor, actor, critic, 0.8, 2)
-    return credit_of(trajectory, fixed_ngram_ends(trajectory.response_mask, 3), kl_coef=0.05, gamma=1.0, lam=0.95)
+    return credit_of(trajectory, fixed(trajectory.response_mask, 3), kl_coef=0.05, gamma=1.0, lam=0.95)
 
 
 @pytest.fixture
@@ -128,12 +129,11 @@ def test_what_is_measured_of_a_rollout_stays_on_the_device(batch):
 
 def test_ends_are_found_on_the_device(trajectory):
     mask = trajectory.response_mask
-    seeds = make_row_seeds(7, trajectory.rollout.prompt_index, 1)
+    assert make_row_seeds(7, trajectory.rollout.prompt_index, 1).device == GPU
     for ends in (
-        fixed_ngram_ends(mask, 3),
-        fixed_ngram_ends(mask, float("inf")),
-        randomized_ngram_ends(mask, 3, (2, 3), seeds),
-        *(perplexity_ends(trajectory.ref_logprobs, mask, mode) for mode in ("chunk", "prefix", "token")),
+        fixed(mask, 3),
+        fixed(mask, float("inf")),
+        *(ppl(mask, trajectory.ref_logprobs, mode) for mode in ("chunk", "prefix", "token")),
     ):
         assert ends.device == GPU and ends.shape == mask.shape
 

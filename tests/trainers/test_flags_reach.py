@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from closeness import near
+from dschat.builders import engines
 from dschat.builders import ppo as builders
 from dschat.builders.data import check_lengths
-from dschat.builders.engines import build_policy, build_reward_model
+from dschat.builders.engines import RunPlan, build_policy, build_reward_model, engine_settings, frozen_settings
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.engine.engine import OptimizerSettings
 from dschat.errors import UserError
@@ -133,6 +134,22 @@ def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("where", "updates", "compiles"), [("cuda", 100, True), ("cuda", 99, False), ("cpu", 100, False)]
+)
+def test_whether_layers_are_compiled_is_decided_beside_the_flag(
+    where: str, updates: int, compiles: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration, which a run writes down, goes on saying auto."""
+    monkeypatch.setattr(engines, "device", lambda: torch.device(where))
+    config = ppo_config(tmp_path, dtype="fp32")
+    plan = RunPlan.of(config, config.plan_batches(1), updates)
+    assert plan.compiles is compiles and plan.updates == updates
+    assert engine_settings(config, plan, False, 0).compile is compiles
+    assert frozen_settings(config, plan).compile is compiles
+    assert config.engine.compile == "auto"
+
+
 SHARED = {"lr_scheduler_type": "cosine", "gradient_clipping": 0.5}
 
 
@@ -140,7 +157,7 @@ def test_actor_and_critic_have_optimisers_of_their_own(optimisers: list[Optimize
     own = {"actor_learning_rate": 1e-3, "actor_weight_decay": 0.1}
     own |= {"critic_learning_rate": 2e-3, "critic_weight_decay": 0.2}
     config = ppo_config(tmp_path, num_warmup_steps=3, **(own | SHARED))
-    build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
+    build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 20), SimpleNamespace())
     assert optimisers == [
         OptimizerSettings(1e-3, 0.1, 20, 3, "cosine", 0.5),
         OptimizerSettings(2e-3, 0.2, 20, 3, "cosine", 0.5),
@@ -152,7 +169,7 @@ def test_steps_1_and_2(build: Any, flags: Any, optimisers: list[OptimizerSetting
     """A warm-up of 15 % of 10 updates is 2 updates."""
     names = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
     config = flags(learning_rate=3e-3, weight_decay=0.3, warmup_ratio=0.15, **(names | SHARED))
-    build(config, config.plan_batches(1), SimpleNamespace(), 10)
+    build(config, RunPlan.of(config, config.plan_batches(1), 10), SimpleNamespace())
     assert optimisers == [OptimizerSettings(3e-3, 0.3, 10, 2, "cosine", 0.5)]
 
 
@@ -170,7 +187,7 @@ def test_new_rows_of_actor_and_reference_are_the_same(group, tmp_path):
     config = ppo_config(tmp_path / "out", **scored)
     tokenizer = load_ppo_tokenizer(config)
     assert len(tokenizer) == 101
-    models = build_ppo_models(config, config.plan_batches(1), tokenizer, 1)
+    models = build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 1), tokenizer)
     rows = [model.module.inner.get_input_embeddings().weight for model in (models.actor, models.reference)]
     assert rows[0].shape[0] == 101 and torch.equal(*rows)
 

@@ -28,7 +28,7 @@ from factories import (
     weights_of,
     weights_of_all,
 )
-from macro_actions.termination import fixed_ngram_ends
+from macro_actions.conditions import fixed
 from macro_actions.types import ScoredRollout
 from nonfinite_cases import (
     PLACES,
@@ -225,7 +225,7 @@ TRAJECTORY = trajectory_of([3, 5, 2], 5, seed=0)
 
 
 def batch_of_trajectory(trajectory=TRAJECTORY):
-    ends = fixed_ngram_ends(trajectory.response_mask, 2)
+    ends = fixed(trajectory.response_mask, 2)
     return credit_of(trajectory, ends, kl_coef=0.1, gamma=1.0, lam=0.95)
 
 

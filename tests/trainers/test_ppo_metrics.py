@@ -17,7 +17,7 @@ from dschat.trainers.rollout_metrics import (
     token_texts,
 )
 from factories import EOS, make_rollout, ragged_rows
-from macro_actions.termination import fixed_ngram_ends
+from macro_actions.conditions import fixed
 from macro_actions.types import Trajectory, select_rows, without_responses
 from rl_cases import credit_of, trajectory_of
 
@@ -29,7 +29,7 @@ def test_rollout_metrics_by_hand():
     ref = logprobs - torch.tensor([[0.3, 0.0, 0.1], [0.2, 0.0, 0.0]])
     values = torch.tensor([[0.0, 0.0, 1.0], [2.0, 0.0, 0.0]])
     trajectory = Trajectory(rollout, logprobs, ref, values, torch.tensor([1.0, 3.0]))
-    ends = fixed_ngram_ends(rollout.response_mask, 2)
+    ends = fixed(rollout.response_mask, 2)
     batch = replace(
         credit_of(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9),
         returns=torch.tensor([[1.0, 1.0, 2.0], [4.0, 9.0, 9.0]]),
@@ -58,7 +58,7 @@ def test_rollout_metrics_by_hand():
 def test_a_rollout_without_a_critic():
     """The same metrics, but for those of a critic and of GAE; and of a token what is known."""
     trajectory = trajectory_of([3, 1, 4, 2], 5, seed=1)
-    ends = fixed_ngram_ends(trajectory.response_mask, 2)
+    ends = fixed(trajectory.response_mask, 2)
     with_critic = rollout_metrics(credit_of(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9), 0.9)
     batch = credit_of(replace(trajectory, values=None), ends, "rloo", samples=2, kl_coef=0.5)
     gone = {"val/explained_variance", "macro/lambda_eff"}
@@ -72,7 +72,7 @@ def test_a_response_without_a_score_counts_in_no_mean_of_tokens():
     missing = torch.tensor([False, False, False, True])
     scores = torch.where(missing, whole.scores[:3].mean(), whole.scores)
     cut = replace(whole, rollout=without_responses(whole.rollout, missing), scores=scores)
-    batch = credit_of(cut, fixed_ngram_ends(cut.response_mask, 2), kl_coef=0.5, gamma=1.0, lam=0.9)
+    batch = credit_of(cut, fixed(cut.response_mask, 2), kl_coef=0.5, gamma=1.0, lam=0.9)
     expected = rollout_metrics(select_rows(batch, torch.arange(3)), 0.9)
     assert expected["response/length"] == pytest.approx(8 / 3)
     assert rollout_metrics(batch, 0.9) == pytest.approx(expected)
@@ -105,7 +105,7 @@ def test_the_correlation_is_pearsons(offset):
     trajectory = trajectory_of(lengths, 9, seed=0)
     scores = torch.tensor([0.5, 2.0, 0.25, 1.0, -1.0, 3.0]) + offset
     trajectory = replace(trajectory, scores=scores)
-    ends = fixed_ngram_ends(trajectory.response_mask, 2)
+    ends = fixed(trajectory.response_mask, 2)
     batch = credit_of(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9)
     expected = float(np.corrcoef(lengths, scores.double().numpy())[0, 1])
     name = "response/score_length_correlation"
@@ -127,7 +127,7 @@ def test_a_character_of_several_tokens_is_shown_once():
 
 def test_token_table(tokenizer):
     trajectory = trajectory_of([7, 3], 8, seed=0)
-    ends = fixed_ngram_ends(trajectory.response_mask, 3)
+    ends = fixed(trajectory.response_mask, 3)
     batch = credit_of(trajectory, ends, kl_coef=0.1, gamma=1.0, lam=0.95)
     table = token_table(batch, 0, tokenizer)
     assert len(token_table(batch, 1, tokenizer)) == 3

@@ -17,9 +17,9 @@ from dschat.trainers.iteration import Clock
 from dschat.trainers.ppo_models import response_logprobs, response_values
 from dschat.trainers.rollout_metrics import Collected, Outside
 from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
+from macro_actions.conditions import fixed
 from macro_actions.groups import refilled
 from macro_actions.segments import segment
-from macro_actions.termination import fixed_ngram_ends
 from resume_runs import DrawsAhead
 from rl_cases import trajectory_of
 from rollout_cases import by_hand
@@ -105,7 +105,7 @@ def test_places_are_taken_by_others(estimator: str, group: Any, tmp_path: Any) -
         assert_near(known.values, response_values(models.critic, known.rollout, size))
     else:
         assert known.values is None
-    expected = segment(fixed_ngram_ends(known.response_mask, 3), known.response_mask)
+    expected = segment(fixed(known.response_mask, 3), known.response_mask)
     most = expected.mask.shape[1]
     assert torch.equal(found.macro.index, expected.index)
     assert torch.equal(found.macro.mask[:, :most], expected.mask) and not found.macro.mask[:, most:].any()
@@ -230,7 +230,7 @@ def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> No
         known = replace(known, rollout=rollout, scores=index + rollout.sample_index / 2)
         numbers = {"a": 2 * known.scores}
         sums = {"parsing/sentences": 5.0 + 2 * further}, {"programs/passed": (1.0 + further, 2.0)}
-        macro = segment(fixed_ngram_ends(known.response_mask, 2), known.response_mask)
+        macro = segment(fixed(known.response_mask, 2), known.response_mask)
         return Collected(known, macro, None, index == 13, Outside(numbers, *sums), {})
 
     equal, further = (torch.tensor(x).bool() for x in ([0, 1, 1, 0, 1, 0], [0, 1, 0, 0, 1, 1]))

@@ -13,6 +13,7 @@ import torch
 from dschat.data.examples import SFTExample
 from dschat.engine.rehearsal import bytes_to_come
 from dschat.errors import UserError
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.trainers import rehearsal
 from dschat.trainers.sft import SFTTask
 from factories import engine_of, make_causal_lm
@@ -140,6 +141,41 @@ def test_memory_that_ends_is_explained_before_anything_is_written(name, tmp_path
     for word in ("--gradient_checkpointing", "`dschat plan`", "(CUDA out of memory. Tried to allocate 2.00 GiB.)"):
         assert word in str(raised.value)
     assert not begun
+
+
+@pytest.mark.parametrize(
+    ("graphs", "slots", "prompts", "columns"),
+    [(True, 4, 4, 256), (True, 4, 8, 512), (True, 9, 8, 256), (None, 4, 4, 0)],
+)
+def test_memory_that_sampling_keeps_by_hand(graphs, slots, prompts, columns):
+    """Keys and values of 2 layers with a head of 16 numbers, 4 bytes each; 100 logits, 4 times. 64 spare columns."""
+    causal_lm = make_causal_lm()
+    assert causal_lm.config.num_key_value_heads * causal_lm.config.head_dim == 16
+    assert causal_lm.config.num_hidden_layers == 2
+    rows = min(slots, prompts)
+    expected = rows * columns * 2 * 2 * 16 * 4 + 4 * 4 * 100 * rows * bool(graphs)
+    assert ContinuousEngine(slots, graphs).kept_bytes(causal_lm, prompts, 200) == expected
+
+
+@pytest.mark.parametrize(("stage", "graphs", "is_kept"), [(0, True, True), (3, True, False), (0, False, False)])
+def test_a_rehearsal_takes_the_memory_that_sampling_keeps(stage, graphs, is_kept, tmp_path, monkeypatch):
+    """8 prompts in 3 slots: 6 tokens and 6 of a response, rounded up to 256 columns."""
+    loop = ppo(tmp_path, rollouts=ContinuousEngine(3, graphs), setup=Setup(zero_stage=stage))
+    sizes = []
+    empty = torch.empty
+
+    def noted(size, **options):
+        sizes.append(size)
+        return empty(size, **options)
+
+    engine = loop.algorithm.models.actor
+    expected = ContinuousEngine(3, True).kept_bytes(make_causal_lm(), 8, 12)
+    monkeypatch.setattr(rehearsal.torch, "empty", noted)
+    monkeypatch.setattr(type(engine), "backward", no_memory)
+    with pytest.raises(UserError) as raised:
+        loop.algorithm.rehearse()
+    assert sizes[0] == (expected if is_kept else 0)
+    assert ("--decode_graphs off frees" in str(raised.value)) == is_kept
 
 
 def test_a_run_on_a_cpu_does_without(tmp_path, monkeypatch):

@@ -20,8 +20,8 @@ from dschat.trainers.iteration import Clock
 from dschat.trainers.ppo_models import ActorSampler
 from dschat.trainers.segment_values import SegmentValues, _checksum
 from factories import EOS, make_causal_lm, make_prompts, make_rollout, ppo_config, ppo_loop, ragged_rows
+from macro_actions.conditions import at_most
 from macro_actions.segments import segment
-from macro_actions.termination import at_most
 from macro_actions.types import PPOBatch
 from rl_cases import credit_of, mask_of, trajectory_of
 from rollout_cases import by_hand

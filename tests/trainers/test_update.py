@@ -30,8 +30,8 @@ from factories import (
     to_device,
     update_flags,
 )
+from macro_actions.conditions import fixed
 from macro_actions.segments import segment
-from macro_actions.termination import fixed_ngram_ends
 from macro_actions.types import PPOBatch, Trajectory
 
 RESPONSE = [5, 6, 7, EOS]
@@ -85,7 +85,7 @@ def batch_of(lengths: tuple[int, ...] = (1, 2, 3, 4)) -> PPOBatch:
     mask = rollout.response_mask
     one = mask.float()
     trajectory = Trajectory(rollout, -one, -one, 0 * one, torch.zeros(len(lengths)))
-    macro = segment(fixed_ngram_ends(mask, 2), mask)
+    macro = segment(fixed(mask, 2), mask)
     return to_device(PPOBatch(trajectory, macro, 0 * one, 0 * one, one, 2 * one))
 
 

@@ -21,7 +21,7 @@ import httpx2
 from transformers import PreTrainedTokenizerFast
 
 from dschat.common.display import text_table
-from dschat.common.launch import Processes, free_port, run_step
+from dschat.common.subcommands import Processes, free_port, run_step
 from dschat.models.tiny import make_gemma
 from dschat.quickstart.inputs import (
     COMMON,
@@ -45,7 +45,7 @@ NAMES = (*EVALUATED, *ROLLOUTS, "seconds")
 def server(python: Path, model: Path, log: Path) -> Iterator[str]:
     """The address of a server that answers, until the end."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    words = [python, "-m", "dschat.rollouts.serve", "--model", model, "--port", port, "--max_tokens", 192]
+    words = [python, "-m", "dschat", "serve-vllm", "--model", model, "--port", port, "--max_tokens", 192]
     with log.open("w") as file, subprocess.Popen([*map(str, words)], stdout=file, stderr=file) as process:
         try:
             while process.poll() is None:

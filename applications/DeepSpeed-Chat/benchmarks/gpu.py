@@ -7,12 +7,15 @@ tensor (bytes read and written), and how fast it multiplies large matrices.
 
 - decoding: steps alone, from the time of whole responses minus that of their first tokens. The limit is the memory's:
   each step reads all weights and every row's keys and values once, the whole batch at the same time.
-- training: scoring and training alone, of random responses in place of drawn ones, by the models and the updates of
+- training: scoring and training alone, of random responses in place of sampled ones, by the models and the updates of
   step 3. Operations are multiplications and additions over real tokens: forwards of reference and reward model,
   forwards and backwards of actor and critic. Recomputation and padding do not count as work; the optimisers' time
   counts. The peak of memory stands beside what `dschat.plan` says of the same flags.
 - iterations: whole ones, through the main program (contenders/ours.py), with the largest of --micro_batches that fits.
-  The rate of rollouts has the time of prompts in it. Layers are compiled where --compile auto compiles them.
+  The rate of rollouts has the time of prompts in it. Layers are compiled where --compile auto compiles them. With
+  --peer trl, TRL's PPO does the same work in its own process, with the same micro-batches or smaller ones that fit.
+- zero3: an iteration at ZeRO 3 beside one at ZeRO 0, layers not compiled. Limits that DeepSpeed states in numbers of
+  parameters are scaled down to the model, in the proportion that its defaults have to a model of 7B.
 - profile: the kernels of a short rollout's scoring and training, and of decoding steps, in groups: matrix products of
   the layers, attention, the head with its passes over logits, gradients that are checked and added up, the optimiser,
   everything else, and time in which the GPU waits. Milliseconds of one pass; the profiler's traces stay beside the
@@ -23,6 +26,7 @@ A piece's figures go into a file of its own, row by row; what cannot be measured
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -30,8 +34,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -45,7 +49,6 @@ from contenders.kernels import read_kernels, times_of_parts
 from contenders.limits import (
     TERA,
     Figures,
-    Limits,
     Task,
     attempted,
     decode,
@@ -53,13 +56,14 @@ from contenders.limits import (
     phase_rates,
     rollout_limit,
 )
-from contenders.process import PHASES, Job, ours_alone
+from contenders.process import PHASES, ContenderJob, IterationFigures, run_alone
 from contenders.profiled import WARMUP_ITERATIONS, profile_decoding
-from contenders.work import SIZES, Work, make_files
+from contenders.work import SIZES, IterationWork, make_actor, make_files
 from dschat.common.atomic import write_file
 from dschat.common.jsonl import json_lines
-from dschat.common.launch import TRAINING
+from dschat.common.subcommands import TRAINING
 from dschat.models.load import open_config
+from dschat.models.operations import Peaks
 from dschat.plan.phases import CUDA_BYTES, Machine
 from dschat.plan.plan import make_plan
 from dschat.reports.run_summary import trailing_mean, window_of
@@ -70,17 +74,28 @@ from harness import GB, MB, in_process, origin, report, report_of, settings_pars
 Tasks = list[tuple[Figures, Task]]  # how rows begin, and what measures them
 MOST_SECONDS = 480  # of a piece
 LENGTHS = {"tiny": (4, 16, 16)}  # tokens: the shortest and the longest prompt, every response
+GPU_LENGTHS = (64, 512, 512)
 TRAINED = 64  # prompts of the piece training
 PROFILED_MICRO_BATCHES = 2  # of the piece profile
 NOTHING_FITS = "no micro-batch would fit"
 ROOT = Path(__file__).resolve().parents[3]
-WAYS = {
+DECODERS = {
     "dynamic": "dynamic loop",
     "static": "static graphs",
     "compiled": "static graphs, compiled layers",
     "transformers": "transformers' static cache, compiled",
 }
 RECOMPUTED = ["--actor_gradient_checkpointing", "--critic_gradient_checkpointing"]
+NOT_COMPILED = ["--compile", "off"]
+PEER = "TRL PPOTrainer"
+PEER_PACKAGES = ("trl", "accelerate", "datasets", "jinja2", "pandas")
+USUAL_PARAMETERS = 7e9  # of the models that DeepSpeed's defaults are made for
+ZERO3_LIMITS = {  # in parameters: DeepSpeed's defaults, and dschat's threshold
+    "stage3_max_live_parameters": 1e9,
+    "stage3_max_reuse_distance": 1e9,
+    "stage3_prefetch_bucket_size": 5e7,
+    "stage3_param_persistence_threshold": 1e4,
+}
 GOLD = "objective/gold_scores"
 TESTS = [f"tests/{name}.py" for name in ("gpu/test_cuda", "distributed/test_cuda_steps", "inference/test_cuda")]
 TESTS.append("tests/treelib/test_benepar_models.py")
@@ -95,37 +110,60 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[16, 64, 256], help="of decoding and of iterations")
     parser.add_argument("--micro_batches", type=int, nargs="+", default=[2, 4, 8, 32], help="sequences of a pass")
     parser.add_argument("--flags", default="", help="more flags of step 3, in one word")
+    parser.add_argument("--peer", choices=["trl"], help="does the iterations, too; TRL 1.12.0 must be installed")
     parser.add_argument("--json_folder", type=Path, default=Path("runs/gpu"), help="for PIECE.json")
     settings = parser.parse_args()
     if settings.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the processes that are started, too
     settings.json_folder.mkdir(parents=True, exist_ok=True)
-    limits = in_process(measure_limits, settings.device) if settings.pieces else {}
-    rows = {name: measure(name, settings, limits) for name in settings.pieces}
-    report(settings, {"limits": limits, "pieces": rows})
-    for name in PIECES if settings.markdown is not None else ():
-        if (file := settings.json_folder / f"{name}.json").exists():
-            piece = json.loads(file.read_text(encoding="utf-8"))
-            text = f"{piece['origin']}\n\n{piece_table(**piece['figures'])}"
-            write_section(settings.markdown, f"gpu {name}", text)
-    sys.exit(any("problem" in row for found in rows.values() for row in found))
+
+    limits = in_process(measure_limits, settings.device) if settings.pieces else None
+    rows_of_pieces: dict[str, list[Figures]] = {}
+    for name in settings.pieces:
+        assert limits is not None
+        rows_of_pieces[name] = measure(name, settings, limits)
+    report(settings, {"limits": limits and asdict(limits), "pieces": rows_of_pieces})
+    if settings.markdown is not None:
+        write_tables(settings.markdown, settings.json_folder)
+    sys.exit(any("problem" in row for rows in rows_of_pieces.values() for row in rows))
 
 
-def measure(name: str, settings: argparse.Namespace, limits: Limits) -> list[Figures]:
+def measure(name: str, settings: argparse.Namespace, limits: Peaks) -> list[Figures]:
     """The rows of a piece, which are in its file as they come; what would take too long is left out or ended."""
-    begun, longest, rows = time.monotonic(), 0.0, list[Figures]()
+    begun = time.monotonic()
+    longest = 0.0
+    rows: list[Figures] = []
     watch = threading.Timer(MOST_SECONDS, end_children, [children()])
     watch.start()
-    with tempfile.TemporaryDirectory() as place:
-        for label, task in [({}, list), *PIECES[name](settings, limits, Path(place))]:
-            last = time.monotonic()
-            late = last + longest - begun > MOST_SECONDS
-            rows += [label | {"not_measured": "no time was left"}] if late else attempted(label, task)
-            longest = max(longest, time.monotonic() - last)
-            found = report_of(settings, {"limits": limits, "rows": rows}) | {"origin": origin()}
-            write_file(settings.json_folder / f"{name}.json", json.dumps(found, indent=2, default=str) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        write_rows(name, settings, limits, rows)
+        for label, task in PIECES[name](settings, limits, Path(folder)):
+            task_begun = time.monotonic()
+            if task_begun + longest - begun > MOST_SECONDS:
+                rows.append(label | {"not_measured": "no time was left"})
+            else:
+                rows += attempted(label, task)
+            longest = max(longest, time.monotonic() - task_begun)
+            write_rows(name, settings, limits, rows)
     watch.cancel()
     return rows
+
+
+def write_rows(name: str, settings: argparse.Namespace, limits: Peaks, rows: Sequence[Figures]) -> None:
+    """Writes the file of a piece."""
+    content = report_of(settings, {"limits": asdict(limits), "rows": rows}) | {"origin": origin()}
+    write_file(settings.json_folder / f"{name}.json", json.dumps(content, indent=2, default=str) + "\n")
+
+
+def write_tables(document: Path, json_folder: Path) -> None:
+    """Writes the tables of all pieces that have a file."""
+    for name in PIECES:
+        file = json_folder / f"{name}.json"
+        if file.exists():
+            piece = json.loads(file.read_text(encoding="utf-8"))
+            limits = Peaks(**piece["figures"]["limits"])
+            text = f"{piece['origin']}\n\n{piece_table(limits, piece['figures']['rows'])}"
+            write_section(document, f"gpu {name}", text)
 
 
 def children() -> set[psutil.Process]:
@@ -139,43 +177,51 @@ def end_children(others: set[psutil.Process]) -> None:
         child.kill()
 
 
-def work_of(settings: argparse.Namespace, prompts: int, micro_batch: int = 1) -> Work:
+# ---- Jobs, and whether they fit ----
+
+
+def work_of(settings: argparse.Namespace, prompts: int, micro_batch: int = 1) -> IterationWork:
     """A rollout of so many prompts."""
-    lengths, dtype = LENGTHS.get(settings.size, (64, 512, 512)), "bf16" if settings.device == "cuda" else "fp32"
-    return Work(SIZES[settings.size], prompts, min(prompts, micro_batch), *lengths, dtype=dtype)
+    lengths = LENGTHS.get(settings.size, GPU_LENGTHS)
+    dtype = "bf16" if settings.device == "cuda" else "fp32"
+    return IterationWork(SIZES[settings.size], prompts, min(prompts, micro_batch), *lengths, dtype=dtype)
 
 
-def decoding(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
-    """A process for each way."""
-    rest = ([work_of(settings, prompts) for prompts in settings.prompts], settings.device, settings.repeats, limits)
-    return [({"way": name}, partial(in_process, decode, way, *rest)) for way, name in WAYS.items()]
+def job_of(
+    settings: argparse.Namespace, work: IterationWork, folder: Path, recomputes: bool, *flags: str
+) -> ContenderJob:
+    """A job of step 3 with or without gradient checkpointing and with some flags more; its files are written."""
+    checkpointing = RECOMPUTED if recomputes else []
+    job_flags = [*settings.flags.split(), *checkpointing, *flags]
+    job = ContenderJob(work, str(folder / "files"), str(folder), flags=job_flags)
+    make_files(work, Path(job.files))
+    return job
 
 
-def training(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
-    """Each size of micro-batches, without gradient checkpointing and with it, layers as they are and compiled."""
-    tasks = Tasks()
-    for size, again, compiled in product(settings.micro_batches, ("no", "yes"), ("no", "yes")):
-        flags = settings.flags.split() + (RECOMPUTED if again == "yes" else [])
-        flags += ["--compile", "on" if compiled == "yes" else "off"]
-        work = work_of(settings, TRAINED, size)
-        job = Job(work, str(place / "files"), str(place), flags=flags, random_responses=True)
-        label: Figures = {"micro_batch": size, "checkpointing": again, "compiled": compiled}
-        tasks.append((label, partial(train, job, settings.repeats, limits)))
-    return tasks
+def job_choices(
+    settings: argparse.Namespace, prompts: int | None, folder: Path, *flags: str
+) -> Iterator[ContenderJob]:
+    """Jobs in the order of preference: large micro-batches, all of them without gradient checkpointing at first.
+
+    Args:
+        settings: of this run.
+        prompts: of a rollout; None: PROFILED_MICRO_BATCHES micro-batches.
+        folder: of the piece.
+        flags: of step 3, that every job has.
+    """
+    descending = sorted(settings.micro_batches, reverse=True)
+    for recomputes, size in product((False, True), descending):
+        work = work_of(settings, prompts or PROFILED_MICRO_BATCHES * size, size)
+        yield job_of(settings, work, folder, recomputes, *flags)
 
 
-def train(job: Job, repeats: int, limits: Limits) -> list[Figures]:
-    """Scoring and training, unless they would not fit: the phases but the drawing of responses."""
-    make_files(job.work, Path(job.files))
-    planned, fits = planned_memory(job, without=("generate",))
-    if not fits:
-        return [{"planned_gb": planned / GB, "not_measured": "it would not fit"}]
-    (run,) = ours_alone(job, repeats)
-    peaks: Figures = {"peak_gb": (run.held_mb + run.peak_mb) * MB / GB, "planned_gb": planned / GB}
-    return [phase_rates(job.work, run.wall_seconds, limits) | peaks]
+def choice_of(job: ContenderJob) -> Figures:
+    """The micro-batch of a job, and whether it recomputes activations."""
+    checkpointing = "yes" if RECOMPUTED[0] in job.flags else "no"
+    return {"micro_batch": job.work.micro_batch, "checkpointing": checkpointing}
 
 
-def planned_memory(job: Job, without: Sequence[str] = ()) -> tuple[int, bool]:
+def planned_memory(job: ContenderJob, without: Sequence[str] = ()) -> tuple[int, bool]:
     """Bytes that the plan expects of all phases but some, and whether the GPU has them; a CPU always does."""
     memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     phases = make_plan(parse(PPOConfig, ours.flags(job)), Machine(1, memory), open_config).phases
@@ -183,122 +229,238 @@ def planned_memory(job: Job, without: Sequence[str] = ()) -> tuple[int, bool]:
     return planned, memory is None or planned + CUDA_BYTES <= memory
 
 
-def iterations(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
+def fits(job: ContenderJob, without: Sequence[str] = ()) -> bool:
+    """Whether the plan says that a job fits."""
+    return planned_memory(job, without)[1]
+
+
+def peak_gb(run: IterationFigures) -> float:
+    """The peak of memory, models included."""
+    return (run.held_mb + run.peak_mb) * MB / GB
+
+
+# ---- The pieces ----
+
+
+def decoding(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
+    """A process for each decoder."""
+    works = [work_of(settings, prompts) for prompts in settings.prompts]
+    tasks: Tasks = []
+    for decoder, name in DECODERS.items():
+        task = partial(in_process, decode, decoder, works, settings.device, settings.repeats, limits)
+        tasks.append(({"decoder": name}, task))
+    return tasks
+
+
+def training(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
+    """Each size of micro-batches, without gradient checkpointing and with it, layers as they are and compiled."""
+    tasks: Tasks = []
+    for size, recomputes, compiled in product(settings.micro_batches, (False, True), ("no", "yes")):
+        label: Figures = {
+            "micro_batch": size,
+            "checkpointing": "yes" if recomputes else "no",
+            "compiled": compiled,
+        }
+        flags = ["--compile", "on"] if compiled == "yes" else NOT_COMPILED
+        work = work_of(settings, TRAINED, size)
+        make_job = partial(job_of, settings, work, folder, recomputes, *flags)
+        tasks.append((label, partial(train, make_job, settings.repeats, limits)))
+    return tasks
+
+
+def train(make_job: Callable[[], ContenderJob], repeats: int, limits: Peaks) -> list[Figures]:
+    """Scoring and training, unless they would not fit: the phases but the drawing of responses."""
+    job = replace(make_job(), random_responses=True)
+    planned, is_enough = planned_memory(job, without=("generate",))
+    if not is_enough:
+        return [{"planned_gb": planned / GB, "not_measured": "it would not fit"}]
+    (run,) = run_alone(job, repeats)
+    peaks: Figures = {"peak_gb": peak_gb(run), "planned_gb": planned / GB}
+    return [phase_rates(job.work, run.wall_seconds, limits) | peaks]
+
+
+def iterations(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
     """Each number of prompts, with the largest micro-batches that fit: without gradient checkpointing, or with it."""
-    return [
-        ({"prompts": prompts}, partial(fitting_iteration, settings, prompts, limits, place))
-        for prompts in settings.prompts
-    ]
+    tasks: Tasks = []
+    for prompts in settings.prompts:
+        label: Figures = {"prompts": prompts}
+        tasks.append((label, partial(fitting_iteration, settings, prompts, limits, folder)))
+        if settings.peer is not None:
+            peer_task = partial(peer_iteration, settings, prompts, limits, folder)
+            tasks.append((label | {"contender": PEER}, peer_task))
+    return tasks
 
 
-def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Limits, place: Path) -> list[Figures]:
+def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Peaks, folder: Path) -> list[Figures]:
     """The usual iteration with the first choice that the plan says will fit."""
-    descending = sorted(settings.micro_batches, reverse=True)
-    for recomputes, size in product((False, True), descending):
-        job = job_of(settings, work_of(settings, prompts, size), recomputes, place)
-        if planned_memory(job)[1]:
-            return [choice_of(job) | row for row in iterate(job, settings.repeats, limits)]
+    job = next(filter(fits, job_choices(settings, prompts, folder)), None)
+    if job is None:
+        return [{"not_measured": NOTHING_FITS}]
+    (run,) = run_alone(job, settings.repeats)
+    return [choice_of(job) | iteration_figures(job, run, limits)]
+
+
+def peer_iteration(settings: argparse.Namespace, prompts: int, limits: Peaks, folder: Path) -> list[Figures]:
+    """TRL's usual iteration with our micro-batches, or with the largest smaller ones that its process survives."""
+    missing = [package for package in PEER_PACKAGES if importlib.util.find_spec(package) is None]
+    if missing:
+        return [{"not_measured": f"not installed: {', '.join(missing)}"}]
+    ours_job = next(filter(fits, job_choices(settings, prompts, folder)), None)
+    largest = prompts if ours_job is None else ours_job.work.micro_batch
+    sizes = [size for size in sorted(settings.micro_batches, reverse=True) if size <= largest]
+    for size in sizes or [largest]:
+        job = job_of(settings, work_of(settings, prompts, size), folder, recomputes=False)
+        try:
+            (run,) = run_alone(job, settings.repeats, "trl_ppo")
+        except RuntimeError:  # the process ended, most likely for want of memory; what it said is on standard error
+            continue
+        return [choice_of(job) | iteration_figures(job, run, limits)]
+    return [{"not_measured": "its process ended early with every micro-batch"}]
+
+
+def iteration_figures(job: ContenderJob, run: IterationFigures, limits: Peaks) -> Figures:
+    """Rates and shares of a whole iteration."""
+    seconds = run.wall_seconds
+    tokens = job.work.batch * job.work.response
+    figures: Figures = {
+        "drawing_tokens_per_second": tokens / seconds["generation"],
+        "drawing_of_limit": rollout_limit(job.work, limits) / seconds["generation"],
+    }
+    figures |= phase_rates(job.work, seconds, limits)
+    for phase in PHASES:
+        figures[f"{phase}_share"] = seconds[phase] / seconds["total"]
+    figures["seconds"] = seconds["total"]
+    figures["tokens_per_second"] = tokens / seconds["total"]
+    figures["peak_gb"] = peak_gb(run)
+    return figures
+
+
+def zero3(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
+    """An iteration of the first number of prompts at ZeRO 0 and at ZeRO 3."""
+    tasks: Tasks = []
+    for stage in (0, 3):
+        tasks.append(({"zero_stage": stage}, partial(zero_iteration, settings, stage, limits, folder)))
+    return tasks
+
+
+def zero_iteration(settings: argparse.Namespace, stage: int, limits: Peaks, folder: Path) -> list[Figures]:
+    """The usual iteration at a stage of ZeRO; micro-batches are the first choice that fits at both stages."""
+    prompts = settings.prompts[0]
+    config_file = folder / "zero3.json"
+    scaled = {"zero_optimization": zero3_limits(work_of(settings, prompts))}
+    config_file.write_text(json.dumps(scaled), encoding="utf-8")
+    zero0_flags = [*NOT_COMPILED, "--zero_stage", "0"]
+    zero3_flags = [*NOT_COMPILED, "--zero_stage", "3", "--deepspeed_config", str(config_file)]
+    jobs_of_zero0 = job_choices(settings, prompts, folder, *zero0_flags)
+    jobs_of_zero3 = job_choices(settings, prompts, folder, *zero3_flags)
+    for zero0_job, zero3_job in zip(jobs_of_zero0, jobs_of_zero3, strict=True):
+        if fits(zero0_job) and fits(zero3_job):
+            job = zero3_job if stage == 3 else zero0_job
+            (run,) = run_alone(job, settings.repeats)
+            return [choice_of(job) | iteration_figures(job, run, limits)]
     return [{"not_measured": NOTHING_FITS}]
 
 
-def job_of(settings: argparse.Namespace, work: Work, recomputes: bool, place: Path) -> Job:
-    """A job of step 3 with or without gradient checkpointing, whose files are written."""
-    flags = settings.flags.split()
-    if recomputes:
-        flags += RECOMPUTED
-    job = Job(work, str(place / "files"), str(place), flags=flags)
-    make_files(work, Path(job.files))
-    return job
+def zero3_limits(work: IterationWork) -> dict[str, int]:
+    """DeepSpeed's limits on gathered parameters, in the proportion to this model that they have to one of 7B."""
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in make_actor(work).parameters())
+    return {name: max(1, round(limit * parameters / USUAL_PARAMETERS)) for name, limit in ZERO3_LIMITS.items()}
 
 
-def choice_of(job: Job) -> Figures:
-    """The micro-batch of a job, and whether it recomputes activations."""
-    checkpointing = "yes" if RECOMPUTED[0] in job.flags else "no"
-    return {"micro_batch": job.work.micro_batch, "checkpointing": checkpointing}
-
-
-def profiled(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
+def profiled(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
     """The kernels of scoring and training, and those of decoding steps for the first number of prompts."""
     work = work_of(settings, settings.prompts[0])
-    first_job = Job(work, str(place), str(place), flags=settings.flags.split())
-    is_compiled = parse(PPOConfig, ours.flags(first_job)).compile != "off"
+    job = ContenderJob(work, str(folder), str(folder), flags=settings.flags.split())
+    is_compiled = parse(PPOConfig, ours.flags(job)).compile != "off"
     trace = settings.json_folder / "trace-decoding.json.gz"
     decoding_task = partial(in_process, profile_decoding, work, settings.device, is_compiled, trace)
-    return [({}, partial(profile_training, settings, place)), ({"prompts": work.batch}, decoding_task)]
+    return [({}, partial(profile_training, settings, folder)), ({"prompts": work.batch}, decoding_task)]
 
 
-def profile_training(settings: argparse.Namespace, place: Path) -> list[Figures]:
+def profile_training(settings: argparse.Namespace, folder: Path) -> list[Figures]:
     """Where the time of scoring and training goes, with the first choice that the plan says will fit."""
     trace = settings.json_folder.resolve() / "trace-training.json.gz"
-    descending = sorted(settings.micro_batches, reverse=True)
-    for recomputes, size in product((False, True), descending):
-        work = work_of(settings, PROFILED_MICRO_BATCHES * size, size)
-        job = job_of(settings, work, recomputes, place)
-        if planned_memory(job, without=("generate",))[1]:
-            ours_alone(replace(job, random_responses=True, trace=str(trace)), WARMUP_ITERATIONS)
-            times = times_of_parts(read_kernels(trace))
-            return [choice_of(job) | {"part": part} | part_times.row() for part, part_times in times.items()]
-    return [{"not_measured": NOTHING_FITS}]
+    fits_without_drawing = partial(fits, without=("generate",))
+    job = next(filter(fits_without_drawing, job_choices(settings, None, folder)), None)
+    if job is None:
+        return [{"not_measured": NOTHING_FITS}]
+    run_alone(replace(job, random_responses=True, trace=str(trace)), WARMUP_ITERATIONS)
+    times = times_of_parts(read_kernels(trace))
+    return [choice_of(job) | {"part": part} | part_times.row() for part, part_times in times.items()]
 
 
-def iterate(job: Job, repeats: int, limits: Limits) -> list[Figures]:
-    """The usual iteration."""
-    (run,) = ours_alone(job, repeats)
-    seconds, tokens = run.wall_seconds, job.work.batch * job.work.response
-    rate = tokens / seconds["generation"]
-    drawing: Figures = {"drawing_tokens_per_second": rate, "drawing_of_limit": rate / rollout_limit(job.work, limits)}
-    shares = {f"{phase}_share": seconds[phase] / seconds["total"] for phase in PHASES}
-    whole = {"seconds": seconds["total"], "tokens_per_second": tokens / seconds["total"]}
-    whole["peak_gb"] = (run.held_mb + run.peak_mb) * MB / GB
-    return [drawing | phase_rates(job.work, seconds, limits) | shares | whole]
-
-
-def run_tests(files: Sequence[str], place: Path) -> list[Figures]:
-    """How many there were, and which failed; the tests are skipped where there is no GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--junitxml", str(place / "tests.xml"), *files]
+def run_tests(files: Sequence[str], folder: Path) -> list[Figures]:
+    """How many tests there were, and which failed; they are skipped where there is no GPU."""
+    results = folder / "tests.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--junitxml", str(results), *files]
     subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
-    suite = ElementTree.parse(place / "tests.xml").find("testsuite")
+    suite = ElementTree.parse(results).find("testsuite")
     assert suite is not None
     row: Figures = {name: float(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped", "time")}
-    bad = [case.attrib["name"] for case in suite if case.find("failure") is not None or case.find("error") is not None]
-    return [row | ({"problem": f"failed: {', '.join(bad)}"} if bad else {})]
+    failed = []
+    for case in suite:
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.append(case.attrib["name"])
+    if failed:
+        row["problem"] = f"failed: {', '.join(failed)}"
+    return [row]
 
 
-def run_quickstart(place: Path, flags: Sequence[str]) -> list[Figures]:
+def run_quickstart(folder: Path, flags: Sequence[str]) -> list[Figures]:
     """The gold score at the beginning and at the end of each run of step 3, over a tenth of it."""
-    command = [sys.executable, str(TRAINING / "quickstart" / "main.py"), "--output_dir", str(place), *flags]
-    status, found = subprocess.run(command, stdout=sys.stderr).returncode, list[Figures]()
-    for file in sorted(place.glob("step3-*/metrics.jsonl")):
+    command = [sys.executable, str(TRAINING / "quickstart" / "main.py"), "--output_dir", str(folder), *flags]
+    status = subprocess.run(command, stdout=sys.stderr).returncode
+    runs: list[Figures] = []
+    for file in sorted(folder.glob("step3-*/metrics.jsonl")):
         rows = [row for _, row in json_lines(file) if GOLD in row]
-        ends = [trailing_mean([row[GOLD] for row in rows])[i] for i in (window_of(len(rows)) - 1, -1)]
-        row: Figures = {"run": file.parent.name, "updates": len(rows), "seconds": rows[-1]["seconds"]}
-        found.append(row | {"first_gold": ends[0], "gold": ends[1]})
+        means = trailing_mean([row[GOLD] for row in rows])
+        runs.append(
+            {
+                "run": file.parent.name,
+                "updates": len(rows),
+                "seconds": rows[-1]["seconds"],
+                "first_gold": means[window_of(len(rows)) - 1],
+                "gold": means[-1],
+            }
+        )
     if status:
-        found.append({"problem": f"it ended with status {status}"})
-    return found
+        runs.append({"problem": f"it ended with status {status}"})
+    return runs
 
 
-PIECES: dict[str, Callable[[argparse.Namespace, Limits, Path], Tasks]] = {
-    "limits": lambda settings, limits, place: [],
+def quickstart(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
+    """The quickstart, or its small one for the size tiny."""
+    flags = ["--small"] if settings.size == "tiny" else []
+    return [({}, partial(run_quickstart, folder, flags))]
+
+
+PIECES: dict[str, Callable[[argparse.Namespace, Peaks, Path], Tasks]] = {
+    "limits": lambda settings, limits, folder: [],
     "decoding": decoding,
     "training": training,
     "iterations": iterations,
+    "zero3": zero3,
     "profile": profiled,
-    "tests_1": lambda settings, limits, place: [({}, partial(run_tests, TESTS[::2], place))],
-    "tests_2": lambda settings, limits, place: [({}, partial(run_tests, TESTS[1::2], place))],
-    "quickstart": lambda settings, limits, place: [
-        ({}, partial(run_quickstart, place, ["--small"] if settings.size == "tiny" else []))
-    ],
+    "tests_1": lambda settings, limits, folder: [({}, partial(run_tests, TESTS[::2], folder))],
+    "tests_2": lambda settings, limits, folder: [({}, partial(run_tests, TESTS[1::2], folder))],
+    "quickstart": quickstart,
 }
 
 
-def piece_table(limits: Limits, rows: list[Figures]) -> str:
+def piece_table(limits: Peaks, rows: Sequence[Figures]) -> str:
     """The limits, and below them the rows, if there are any."""
-    copied, computed = limits["bytes_per_second"] / 1e9, limits["operations_per_second"] / TERA
+    copied = limits.bytes_per_second / GB
+    computed = limits.operations_per_second / TERA
     text = f"Measured limits: {copied:,.0f} GB/s, {computed:,.1f} TFLOP/s."
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[cell(name, row.get(name, "")) for name in names] for row in rows]
-    return f"{text}\n\n{table([name.replace('_', ' ') for name in names], cells)}" if rows else text
+    if not rows:
+        return text
+    columns = dict.fromkeys(name for row in rows for name in row)
+    head = [name.replace("_", " ") for name in columns]
+    lines = []
+    for row in rows:
+        lines.append([cell(name, row.get(name, "")) for name in columns])
+    return f"{text}\n\n{table(head, lines)}"
 
 
 def cell(name: str, value: float | str) -> str:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from contenders.process import PHASES, Job, ours_alone
-from contenders.work import SIZES, Size, Work
+from contenders.process import PHASES, ContenderJob, run_alone
+from contenders.work import SIZES, IterationWork, Size
 from dschat.common.pictures import COLOURS, plain_axes
 from harness import origin, report, settings_parser, svg, table, write_section
 
-BASE = Work(Size(2048, 64, 2, 4, 4, 16, 256), 8, 4, 32, 32, 128)
+BASE = IterationWork(Size(2048, 64, 2, 4, 4, 16, 256), 8, 4, 32, 32, 128)
 SHOWN = PHASES[:3]  # of the phases
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     report(settings, figures)
 
 
-def run(name: str, value: int, base: Work, repeats: int) -> Point:
+def run(name: str, value: int, base: IterationWork, repeats: int) -> Point:
     """One point: the slowest process, and the largest."""
     match name:
         case "response":
@@ -65,7 +65,9 @@ def run(name: str, value: int, base: Work, repeats: int) -> Point:
         case "vocabulary":
             base = replace(base, size=replace(base.size, vocab_size=value))
     with tempfile.TemporaryDirectory() as place:
-        ranks = ours_alone(Job(base, f"{place}/files", place, processes=value if name == "processes" else 1), repeats)
+        ranks = run_alone(
+            ContenderJob(base, f"{place}/files", place, processes=value if name == "processes" else 1), repeats
+        )
     found = {phase: max(rank.cpu_seconds[phase] for rank in ranks) for phase in SHOWN}
     found["cpu_seconds"] = max(rank.cpu_seconds["total"] for rank in ranks)
     found["wall_seconds"] = max(rank.wall_seconds["total"] for rank in ranks)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed says on standard output that it found no GPU
 
-MB, GB = 1e6, 1e9  # bytes
+MB = 1e6  # bytes
+GB = 1e9  # bytes
 EVERY = 0.002  # seconds between two looks at the memory
 C = ctypes.CDLL(None)
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
@@ -49,7 +50,10 @@ def cpu() -> str:
     """The processor's name where Linux tells it, else its architecture."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
 
 
 def machine() -> dict[str, object]:
@@ -96,12 +100,16 @@ def origin() -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows))
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def table_of(columns: Sequence[tuple[str, Callable[[R], str]]], rows: Iterable[R]) -> str:
     """A Markdown table whose columns have a name, and say how their cell of a row is made."""
-    return table([name for name, _ in columns], [[cell(row) for _, cell in columns] for row in rows])
+    lines = []
+    for row in rows:
+        lines.append([cell(row) for _, cell in columns])
+    return table([name for name, _ in columns], lines)
 
 
 def svg(size: tuple[float, float], salt: str, draw: Callable[[Figure], None]) -> bytes:
@@ -123,12 +131,13 @@ def write_section(document: Path, name: str, text: str) -> None:
     Raises:
         ValueError: it has no such comments.
     """
-    first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
-    before, found, rest = document.read_text(encoding="utf-8").partition(first)
-    _, end, after = rest.partition(last)
-    if not found or not end:
-        raise ValueError(f"{document} has no section between {first} and {last}")
-    document.write_text(f"{before}{first}\n{text}\n{last}{after}", encoding="utf-8")
+    opening = f"<!-- {name} -->"
+    closing = f"<!-- /{name} -->"
+    before, begin, rest = document.read_text(encoding="utf-8").partition(opening)
+    _, end, after = rest.partition(closing)
+    if not begin or not end:
+        raise ValueError(f"{document} has no section between {opening} and {closing}")
+    document.write_text(f"{before}{opening}\n{text}\n{closing}{after}", encoding="utf-8")
 
 
 def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
@@ -139,7 +148,7 @@ def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
 
 def run_step(folder: str, flags: Sequence[object], program: str = "main.py") -> None:
     """Runs a program of a step in this process, as its command line does; a failure ends the process."""
-    from dschat.common.launch import TRAINING
+    from dschat.common.subcommands import TRAINING
 
     sys.argv = [str(TRAINING / folder / program), *map(str, flags)]
     try:
@@ -181,8 +190,11 @@ class SampledPeak:
 
     def __init__(self, read: Callable[[], int], every: float = EVERY) -> None:
         give_back()
-        self._read, self._every, self._done = read, every, threading.Event()
-        self._before = self._highest = read()
+        self._read = read
+        self._every = every
+        self._done = threading.Event()
+        self._before = read()
+        self._highest = self._before
         threading.Thread(target=self._look, daemon=True).start()
 
     def bytes(self) -> int:

@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, GemmaForSequenceClassification
 
 import dschat.builders.ppo  # noqa: F401  # before the memory is looked at
-from dschat.common.launch import as_arguments
+from dschat.common.subcommands import as_arguments
 from dschat.engine.engine import Engine
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora

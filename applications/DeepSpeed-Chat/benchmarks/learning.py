@@ -17,8 +17,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from harness import machine, origin, settings_parser, write_section
-from trials.figures import Row, draw, kl_table, learning_table, read_group, rows_of
-from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
+from trials.figures import ComparisonRow, draw, kl_table, learning_table, read_group, rows_of
+from trials.matrix import MATRIX, Group, Results, read_matrix, runs_of
+from trials.pool import run_all
 from trials.quickstarts import SEEDS, quickstart_tables, run_kernels, run_quickstarts
 
 # Picture → the groups side by side in it.
@@ -89,7 +90,7 @@ def measure_quickstarts(settings: argparse.Namespace) -> None:
 
 def publish(
     groups: Sequence[Group],
-    rows: dict[str, list[Row]],
+    rows: dict[str, list[ComparisonRow]],
     results: Results,
     document: Path | None,
     spent: str,

@@ -25,9 +25,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForSequenceClassification, BertConfig
 
 from contenders import ours
-from contenders.process import Job
-from contenders.work import DTYPES, SIZES, Work, make_files, make_tokenizer
-from dschat.common.launch import as_arguments
+from contenders.process import ContenderJob
+from contenders.work import DTYPES, SIZES, IterationWork, make_files, make_tokenizer
+from dschat.common.subcommands import as_arguments
 from dschat.models.load import open_config
 from dschat.plan.phases import Machine
 from dschat.plan.plan import make_plan
@@ -65,12 +65,12 @@ def main() -> None:
     for shape, case in product(settings.shapes, settings.cases):
         dtype, updates, _ = CASES[case]
         batch = 2 * settings.rows * updates  # two micro-batches an update
-        work = Work(SIZES[shape], batch, settings.rows, *lengths, updates=updates, dtype=dtype)
+        work = IterationWork(SIZES[shape], batch, settings.rows, *lengths, updates=updates, dtype=dtype)
         figures.append(in_process(compare, work, case))
     report(settings, figures)
 
 
-def compare(work: Work, case: str) -> dict[str, object]:
+def compare(work: IterationWork, case: str) -> dict[str, object]:
     """Planned and measured megabytes of each phase, of two iterations."""
     with tempfile.TemporaryDirectory() as place:
         files = Path(place) / "files"
@@ -91,7 +91,7 @@ def compare(work: Work, case: str) -> dict[str, object]:
     return asdict(work) | {"case": case, "phases": rows}
 
 
-def ppo_flags(work: Work, files: Path, case: str) -> list[str]:
+def ppo_flags(work: IterationWork, files: Path, case: str) -> list[str]:
     """The command line of step 3. Half the rows fill the tokens; a BERT is twice as wide as the actor."""
     own = {"num_train_epochs": 2, "generation_batches": 2 * work.updates}
     own |= {"per_device_generation_batch_size": work.micro_batch, "per_device_eval_batch_size": work.micro_batch}
@@ -115,10 +115,10 @@ def ppo_flags(work: Work, files: Path, case: str) -> list[str]:
         bert = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False, dtype=other)
         bert.save_pretrained(files / "bert")
         make_tokenizer(size.vocab_size + 1).save_pretrained(files / "bert")
-    return ours.flags(Job(work, str(files), str(files.parent), flags=flags))
+    return ours.flags(ContenderJob(work, str(files), str(files.parent), flags=flags))
 
 
-def refuel_flags(work: Work, files: Path) -> list[str]:
+def refuel_flags(work: IterationWork, files: Path) -> list[str]:
     """The command line of online REFUEL on dialogues of one turn."""
     tokenizer = make_tokenizer(work.size.vocab_size)
     tokenizer.chat_template = TEMPLATE

@@ -72,7 +72,7 @@ class Assumptions:
 
 
 @dataclass(frozen=True)
-class Work:
+class ClusterIteration:
     """An iteration on all GPUs together."""
 
     responses: int = 512
@@ -131,7 +131,7 @@ def step_seconds(
 
 
 @dataclass(frozen=True)
-class Layout:
+class GpuLayout:
     """What stands on which GPU."""
 
     plan: Plan  # of the processes that train
@@ -148,7 +148,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Iteration:
+class IterationCost:
     """Seconds of its parts, and bytes."""
 
     push: float
@@ -164,7 +164,7 @@ class Iteration:
         return self.push + (max(self.draw, learning) if ahead else self.draw + learning)
 
 
-def iteration(layout: Layout, way: str, work: Work, given: Assumptions) -> Iteration:
+def iteration(layout: GpuLayout, way: str, work: ClusterIteration, given: Assumptions) -> IterationCost:
     """Of a layout."""
     roles, n = layout.plan.roles, layout.plan.machine.processes
     actor, trained = roles[0].weights, [role.weights for role in roles if role.weights.trained]
@@ -183,15 +183,15 @@ def iteration(layout: Layout, way: str, work: Work, given: Assumptions) -> Itera
     if layout.servers:  # one of the trainers sends to all
         push += pushed / (given.nvlink if n + layout.servers <= NODE else given.infiniband)
     drawn = draw_seconds(layout, given.own_decoding if way == OWN else given.vllm_decoding, work, given)
-    return Iteration(push, drawn, score, train, pushed, read + updated)
+    return IterationCost(push, drawn, score, train, pushed, read + updated)
 
 
-def rows_of(processes: int, work: Work) -> int:
+def rows_of(processes: int, work: ClusterIteration) -> int:
     """Responses of a process: whole micro-batches."""
     return -(-work.responses // (processes * work.micro_batch)) * work.micro_batch
 
 
-def draw_seconds(layout: Layout, share: float, work: Work, given: Assumptions) -> float:
+def draw_seconds(layout: GpuLayout, share: float, work: ClusterIteration, given: Assumptions) -> float:
     """Of the responses of an engine, which has as many as the others."""
     role, k = layout.plan.roles[0], layout.parallel
     rows = work.responses * k / (layout.servers or layout.plan.machine.processes)
@@ -204,7 +204,7 @@ def draw_seconds(layout: Layout, share: float, work: Work, given: Assumptions) -
     return reading + work.response * step * rows / at_once
 
 
-def row_bytes(layout: Layout, parallel: int) -> float:
+def row_bytes(layout: GpuLayout, parallel: int) -> float:
     """Of a token's keys and values on each GPU of an engine; a head is not divided."""
     role = layout.plan.roles[0]
     heads = getattr(role.model.config, "num_key_value_heads", parallel)
@@ -212,7 +212,7 @@ def row_bytes(layout: Layout, parallel: int) -> float:
 
 
 @cache
-def plan(name: str, processes: int, slots: int, flags: str, work: Work, given: Assumptions) -> Plan:
+def plan(name: str, processes: int, slots: int, flags: str, work: ClusterIteration, given: Assumptions) -> Plan:
     """Of the processes that train, with so many rows drawn at once."""
     rows = rows_of(processes, work)
     lengths = f"--max_prompt_seq_len {work.prompt} --max_answer_seq_len {work.response}"
@@ -225,36 +225,36 @@ def plan(name: str, processes: int, slots: int, flags: str, work: Work, given: A
     return make_plan(parse(PPOConfig, words, runs_here=False), machine, lambda path, flag: config)
 
 
-def layouts(way: str, name: str, gpus: int, work: Work, given: Assumptions) -> Iterator[Layout]:
+def layouts(way: str, name: str, gpus: int, work: ClusterIteration, given: Assumptions) -> Iterator[GpuLayout]:
     """Those that fit."""
     powers, rows = [1 << i for i in range(gpus.bit_length())], rows_of(gpus, work)
     engines = [k for k in powers if k <= NODE]
     for stage in ("--zero_stage 0", "--zero_stage 2", "--zero_stage 3"):
         if way == OWN:
-            own = [Layout(plan(name, gpus, n, stage, work, given), slots=n) for n in SLOTS if rows % n == 0]
+            own = [GpuLayout(plan(name, gpus, n, stage, work, given), slots=n) for n in SLOTS if rows % n == 0]
             yield from (each for each in own if each.plan.fits_device)
         elif way == COLOCATED:
             for k, share in product(engines, SHARES):
                 flags = f"{stage} --rollout_engine vllm --vllm_tensor_parallel {k} --vllm_gpu_memory {share}"
                 with suppress(UserError):  # not even the weights
                     found = plan(name, gpus, rows, flags, work, given)
-                    yield from with_rows(Layout(found, parallel=k), share, work, given) if found.fits_device else ()
+                    yield from with_rows(GpuLayout(found, parallel=k), share, work, given) if found.fits_device else ()
         else:
             for servers in (n for n in powers if n < gpus):
                 flags = f"{stage} --rollout_engine vllm --vllm_url http://SERVER:8000"
                 found = plan(name, gpus - servers, work.micro_batch, flags, work, given)
                 for k in (k for k in engines if k <= servers and found.fits_device):
-                    yield from with_rows(Layout(found, servers, k), SERVER_MEMORY, work, given)
+                    yield from with_rows(GpuLayout(found, servers, k), SERVER_MEMORY, work, given)
 
 
-def with_rows(layout: Layout, share: float, work: Work, given: Assumptions) -> list[Layout]:
+def with_rows(layout: GpuLayout, share: float, work: ClusterIteration, given: Assumptions) -> list[GpuLayout]:
     """With as many rows of full length as fit beside the weights in an engine's share of the memory; [] for none."""
     room = share * given.memory - push_bytes(layout.plan.roles[0].weights) / layout.parallel
     rows = min(MOST_ROWS, int(room / ((work.prompt + work.response) * row_bytes(layout, layout.parallel))))
     return [dataclasses.replace(layout, slots=rows)] if rows > 0 else []
 
 
-def best(way: str, name: str, gpus: int, work: Work, given: Assumptions) -> Row:
+def best(way: str, name: str, gpus: int, work: ClusterIteration, given: Assumptions) -> Row:
     """The fastest layout, or that there is none."""
     ahead, row = way == AHEAD, Row(model=name, gpus=gpus, way=way)
     found = [(layout, iteration(layout, way, work, given)) for layout in layouts(way, name, gpus, work, given)]
@@ -279,12 +279,12 @@ def time_table(rows: Sequence[Row]) -> str:
     return f"{text}\n\nNothing fits on {others}." if others else text
 
 
-def byte_table(names: Sequence[str], gpus: int, work: Work, given: Assumptions) -> str:
+def byte_table(names: Sequence[str], gpus: int, work: ClusterIteration, given: Assumptions) -> str:
     """What moves in an iteration at ZeRO 3, and how long the push would take alone."""
     lines = []
     for name in names:
         found = plan(name, gpus, work.micro_batch, "--zero_stage 3", work, given)
-        moved = iteration(Layout(found), OWN, work, given).moved
+        moved = iteration(GpuLayout(found), OWN, work, given).moved
         pushed = push_bytes(found.roles[0].weights)
         whole = [pushed, pushed / given.infiniband * GB, pushed / given.http * GB, moved]
         lines.append([name, *(f"{size / GB:,.1f}" for size in whole)])
@@ -310,14 +310,14 @@ def measured_figures(file: Path) -> dict[str, float]:
     names = {"of_limit": "own_decoding", "drawing_of_limit": "own_decoding"}
     names |= {"scoring_of_limit": "scoring", "training_of_limit": "training"}
     for row in figures["rows"]:
-        for name in names.keys() & row.keys() if "transformers" not in row.get("way", "") else ():
+        for name in names.keys() & row.keys() if "transformers" not in row.get("decoder", "") else ():
             found[names[name]] = max(row[name], found.get(names[name], 0.0))
     return found
 
 
 def main() -> None:
     """Prints the tables, and writes what is asked for."""
-    parser = settings_parser(__doc__, "sections scaling … are", **vars(Assumptions()), **vars(Work()))
+    parser = settings_parser(__doc__, "sections scaling … are", **vars(Assumptions()), **vars(ClusterIteration()))
     parser.add_argument("--models", nargs="+", choices=SIZES, default=SIZES)
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--measured", type=Path, nargs="+", default=[], help="PIECE.json of gpu.py; wins over flags")
@@ -326,7 +326,7 @@ def main() -> None:
     measured = {name: value for file in settings.measured for name, value in measured_figures(file).items()}
     values = vars(settings) | measured
     given = Assumptions(**{name: values[name] for name in vars(Assumptions())})
-    work = Work(**{name: values[name] for name in vars(Work())})
+    work = ClusterIteration(**{name: values[name] for name in vars(ClusterIteration())})
     rows = [best(way, name, n, work, given) for name in settings.models for n in settings.gpus for way in WAYS]
     texts = {"assumptions": assumption_table(given, measured)}
     texts["bytes"] = byte_table(settings.models, max(settings.gpus), work, given)

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from contenders.process import PHASES, Contender, Iteration, Job, usual
-from contenders.work import SIZES, Work, make_files
+from contenders.process import PHASES, Contender, ContenderJob, IterationFigures, usual
+from contenders.work import SIZES, IterationWork, make_files
 from harness import origin, report, settings_parser, table, write_section
 
 
@@ -50,15 +50,15 @@ ENTRIES = {
     "trl": Entry("TRL PPOTrainer", "trl_ppo"),
 }
 WORKS = {
-    "equal": Work(SIZES["S"], 32, 8, 8, 64, 64),
-    "ragged": Work(SIZES["S"], 128, 8, 8, 64, 256, mean_response=48),
+    "equal": IterationWork(SIZES["S"], 32, 8, 8, 64, 64),
+    "ragged": IterationWork(SIZES["S"], 128, 8, 8, 64, 256, mean_response=48),
 }
 EVERY = {"equal": list(ENTRIES), "ragged": ["lower_bound", "ours", "trl"]}
 NOT_MEASURED = {"not_measured": "no --trl_python"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(Iteration):
+class ContenderRow(IterationFigures):
     """A contender's usual iteration."""
 
     batch: int
@@ -87,7 +87,7 @@ def main() -> None:
     report(settings, figures)
 
 
-Rows = dict[str, Row | None]  # by name; None where there is no --trl_python
+Rows = dict[str, ContenderRow | None]  # by name; None where there is no --trl_python
 
 
 def measure(size: str, lengths: str, settings: argparse.Namespace) -> Rows:
@@ -110,7 +110,9 @@ def measure(size: str, lengths: str, settings: argparse.Namespace) -> Rows:
     return rows
 
 
-def take_turns(names: Sequence[str], work: Work, folder: Path, settings: argparse.Namespace) -> dict[str, Row]:
+def take_turns(
+    names: Sequence[str], work: IterationWork, folder: Path, settings: argparse.Namespace
+) -> dict[str, ContenderRow]:
     """Figures of contenders that stand beside each other."""
     with ExitStack() as stack:
         started = [stack.enter_context(start(name, work, folder, settings)) for name in names]
@@ -119,15 +121,15 @@ def take_turns(names: Sequence[str], work: Work, folder: Path, settings: argpars
     return {ENTRIES[name].name: summary(own, work) for name, own in zip(names, runs, strict=True)}
 
 
-def start(name: str, work: Work, folder: Path, settings: argparse.Namespace) -> Contender:
+def start(name: str, work: IterationWork, folder: Path, settings: argparse.Namespace) -> Contender:
     """A contender's process."""
     entry, own = ENTRIES[name], tempfile.mkdtemp(dir=folder)
     work = replace(work, updates=entry.updates)
-    job = Job(work, str(folder / "files"), own, entry.scoring, list(entry.flags))
+    job = ContenderJob(work, str(folder / "files"), own, entry.scoring, list(entry.flags))
     return Contender(settings.trl_python if name == "trl" else sys.executable, entry.module, job)
 
 
-def summary(runs: Sequence[Iteration], work: Work) -> Row:
+def summary(runs: Sequence[IterationFigures], work: IterationWork) -> ContenderRow:
     """A contender's figures."""
     prompts = sum(work.prompt_lengths())
     parts = [{name: count / (prompts + run.tokens) for name, count in run.counts.items()} for run in runs]
@@ -136,10 +138,10 @@ def summary(runs: Sequence[Iteration], work: Work) -> Row:
     spread = (round(min(speeds) / middle, 3), round(max(speeds) / middle, 3))
     positions = {name: round(statistics.median(part[name] for part in parts), 4) for name in parts[0]}
     own = {"batch": work.batch, "positions_per_token": positions, "tokens_per_cpu_second": middle, "spread": spread}
-    return Row(**vars(usual(runs)) | own)
+    return ContenderRow(**vars(usual(runs)) | own)
 
 
-def step3_table(rows: Mapping[str, Row | None]) -> str:
+def step3_table(rows: Mapping[str, ContenderRow | None]) -> str:
     """The table of one kind of work."""
     head = ["", "speed", *(f"{name}, s" for name in PHASES), "macro actions", "positions", "peak, MB", "length"]
     lines = []

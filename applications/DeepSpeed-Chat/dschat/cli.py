@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `dschat`: its subcommands, each of which imports only what it needs once its flags are checked."""
+"""The command `dschat`: its subcommands, and how a training step starts.
+
+A subcommand imports what it needs once its flags are checked, so that `--help` is quick. `dschat ppo` on eight GPUs:
+`main` → `train_step` → `launch` (dschat/launch.py) → `python -m dschat ppo …` in eight processes → `main` again, which
+trains in each of them (`run_main` in dschat/main.py).
+"""
 
 import os
 import sys
@@ -13,32 +18,42 @@ from pkgutil import resolve_name
 from typing import Any
 
 from dschat.errors import UserError
-from dschat.launch import OF_A_MACHINE, is_rank, launch, plan_processes, variables_of_a_rank
+from dschat.launch import LAUNCH_ONLY_FLAGS, is_worker, launch, plan_launch, worker_environment
 from dschat.main import run_main, run_script, run_training
 from dschat.settings.common import CommonConfig
 from dschat.settings.other_names import OTHER_COMMANDS
 from dschat.settings.parse import PRINTS, Resolved, resolve
+from dschat.settings.processes import LaunchFlags
 
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand."""
+    """A subcommand.
 
-    summary: str  # its line in `dschat --help`
-    flags: str  # "module:class" of its flags, in this package; --help begins with its docstring
-    run: str  # "module:function" of flags → the last lines of the output, or an exit status
-    step: str = ""  # of a training step: what run.json calls it
-    goes_on: bool = False  # after Ctrl-C the same command goes on where it stood
+    Attributes:
+        summary: its line in `dschat --help`.
+        flags: "module:class" of its flags, below dschat; --help begins with the docstring of that class.
+        run: "module:function" that takes the flags and returns the last lines of output or an exit status; that of a
+            training step takes the flags and the run's output folder.
+        step: name of a training step in run.json; empty for other commands.
+        resumable: after Ctrl-C, the same command continues where it stopped.
+    """
+
+    summary: str
+    flags: str
+    run: str
+    step: str = ""
+    resumable: bool = False
 
     def flags_class(self) -> type[Any]:
         """The dataclass of its flags."""
-        found: type[Any] = resolve_name(f"dschat.{self.flags}")
-        return found
+        flags_class: type[Any] = resolve_name(f"dschat.{self.flags}")
+        return flags_class
 
     def function(self) -> Callable[..., Any]:
-        """What it does; imports what that takes."""
-        found: Callable[..., Any] = resolve_name(f"dschat.{self.run}")
-        return found
+        """The function that does it; imports the modules that it needs."""
+        function: Callable[..., Any] = resolve_name(f"dschat.{self.run}")
+        return function
 
 
 COMMANDS: dict[str, Command] = {
@@ -70,45 +85,45 @@ COMMANDS: dict[str, Command] = {
         "dialogues of a policy and a simulated user",
         "inference.refuel:GenerateOptions",
         "inference.dialogues:run_generate",
-        goes_on=True,
+        resumable=True,
     ),
     "refuel-data rank": Command(
-        "their rewards, turn by turn", "inference.refuel:RankOptions", "inference.pairs:run_rank", goes_on=True
+        "their rewards, turn by turn", "inference.refuel:RankOptions", "inference.pairs:run_rank", resumable=True
     ),
     "refuel-data tokenize": Command(
         "pairs of tokens that `refuel` trains on", "inference.refuel:MaskOptions", "inference.pairs:run_masks"
     ),
     "data check": Command(
-        "what is wrong with data, before training", "data.options:CheckOptions", "data.__main__:run"
+        "what is wrong with data, before training", "data.options:CheckOptions", "scoring.programs.check:run"
     ),
-    "data preview": Command("rows as training sees them", "data.options:PreviewOptions", "data.__main__:run"),
-    "data prepare": Command("filter and encode data once", "data.options:PrepareOptions", "data.__main__:run"),
+    "data preview": Command("rows as training sees them", "data.options:PreviewOptions", "data.command:run"),
+    "data prepare": Command("filter and encode data once", "data.options:PrepareOptions", "data.command:run"),
     "plan": Command(
-        "memory, updates and flags that fit, before anything runs", "settings.plan:PlanOptions", "plan.__main__:run"
+        "memory, updates and flags that fit, before anything runs", "settings.plan:PlanOptions", "plan.command:run"
     ),
     "generate": Command(
         "responses of a model, with rewards",
         "inference.options:InferenceOptions",
         "inference.scored:run_inference",
-        goes_on=True,
+        resumable=True,
     ),
     "best-of-n": Command(
         "the best of N responses by reward",
         "inference.options:BestOfOptions",
         "inference.scored:run_best_of_n",
-        goes_on=True,
+        resumable=True,
     ),
     "programs": Command(
         "programs of a model, run on tests in a sandbox",
         "inference.options:ProgramOptions",
         "inference.programs:run_programs",
-        goes_on=True,
+        resumable=True,
     ),
     "text": Command(
         "perplexity, ROUGE, accuracy of a reward model",
         "inference.options:TextOptions",
         "inference.text:run_text",
-        goes_on=True,
+        resumable=True,
     ),
     "sample": Command(
         "the rows that judges and people compare", "evaluation.options:SampleOptions", "evaluation.sampling:sample"
@@ -117,16 +132,16 @@ COMMANDS: dict[str, Command] = {
         "a judge model compares two models",
         "evaluation.options:JudgeOptions",
         "evaluation.judge.run:run_judge",
-        goes_on=True,
+        resumable=True,
     ),
     "judge-turns": Command(
         "a judge compares dialogues turn by turn",
         "evaluation.options:TurnOptions",
         "reports.evaluations:run_turns",
-        goes_on=True,
+        resumable=True,
     ),
     "vote": Command(
-        "people compare two models", "evaluation.options:VoteOptions", "evaluation.voting:vote", goes_on=True
+        "people compare two models", "evaluation.options:VoteOptions", "evaluation.voting:vote", resumable=True
     ),
     "report": Command(
         "win rates, agreement, pass@k, best of N", "evaluation.options:ReportOptions", "reports.evaluations:report"
@@ -134,8 +149,8 @@ COMMANDS: dict[str, Command] = {
     "pass-at-k": Command(
         "pass@k of programs that were run", "evaluation.options:PassOptions", "reports.evaluations:run_pass_at_k"
     ),
-    "demo chat": Command("talk with a model", "demo.options:ChatOptions", "demo.__main__:run"),
-    "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.__main__:run"),
+    "demo chat": Command("talk with a model", "demo.options:ChatOptions", "demo.command:run"),
+    "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.command:run"),
     "macro-actions": Command(
         "where termination conditions cut responses",
         "settings.macro_actions:MacroActionsOptions",
@@ -171,27 +186,54 @@ def main(argv: Sequence[str] | None = None, may_launch: bool = True) -> int:
     """Runs a subcommand.
 
     Args:
-        argv: its name, of one or two words, and its flags; those of the process if None.
-        may_launch: training starts a process for each GPU.
+        argv: the subcommand, of one or two words, and its flags; the process's arguments if None.
+        may_launch: a training step starts one process per GPU; otherwise it trains in this process.
 
     Returns:
-        The exit status: 0; 2 after an error that the user can mend; 143 after SIGTERM, 130 after Ctrl-C; else 1.
+        The exit status: 0; 2 after an error that the user can correct; 143 after SIGTERM, 130 after Ctrl-C; else 1.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words == ["--version"]:
         print(f"dschat {version('ma-rlhf')}")
         return 0
-    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
+    name = command_name(words)
     if name is None:
-        return _no_command(words)
-    command, flags = COMMANDS[name], words[len(name.split()) :]
-    if command.step:
-        return _train(name, command, flags, may_launch)
-    return run_script(partial(_run, name, command, flags), print, command.goes_on)
+        return _list_commands(words)
+    flags = words[len(name.split()) :]
+    if COMMANDS[name].step:
+        return train_step(name, flags, may_launch)
+    return run_script(partial(_run_command, name, flags), COMMANDS[name].resumable)
+
+
+def command_name(words: Sequence[str]) -> str | None:
+    """The subcommand that a command line begins with; None if there is no such command."""
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in COMMANDS:
+            return name
+    return None
+
+
+def _run_command(name: str, words: Sequence[str]) -> str | int:
+    """Reads the flags of a command that does not train, then runs it."""
+    command = COMMANDS[name]
+    flags_class = command.flags_class()
+    takes_more = hasattr(flags_class, "rest")
+    resolved = resolve(flags_class, words, command=name, all_known=not takes_more)
+    options = resolved.config
+    if takes_more:
+        options.rest = resolved.rest
+    if hasattr(options, "prepare"):
+        options.prepare()
+    result: str | int = command.function()(options)
+    return result
+
+
+# -- training
 
 
 def train(config: CommonConfig) -> dict[str, float]:
-    """Trains what a configuration says, in this process, or as one of a launcher's.
+    """Runs the training step of a configuration in this process, which may be one of a launcher's.
 
     Args:
         config: SFTConfig, RewardConfig, DPOConfig, PPOConfig, RefuelConfig or RefuelOnlineConfig.
@@ -203,74 +245,98 @@ def train(config: CommonConfig) -> dict[str, float]:
         UserError: a value, the data or a model cannot be used; says what to change.
         SystemExit: after SIGTERM or Ctrl-C, when a checkpoint is written.
     """
-    steps = [command for command in COMMANDS.values() if command.step]
-    command = next((command for command in steps if command.flags_class() is type(config)), None)
-    if command is None:
-        raise UserError(f"{type(config).__name__} is no configuration of a training step.")
-    config.validate()
-    config.check_installed()
-    return run_training(command.step, config, command.function)
+    for command in COMMANDS.values():
+        if command.step and command.flags_class() is type(config):
+            config.validate()
+            config.check_installed()
+            return run_training(command.step, config, command.function)
+    raise UserError(f"{type(config).__name__} is no configuration of a training step.")
 
 
-def _run(name: str, command: Command, words: Sequence[str]) -> str | int:
-    """Reads the flags, then imports what they are for."""
-    kind = command.flags_class()
-    takes_more = hasattr(kind, "rest")
-    told = resolve(kind, words, command=name, all_known=not takes_more)
-    options = told.config
-    if takes_more:
-        options.rest = told.rest
-    if hasattr(options, "prepare"):
-        options.prepare()
-    found: str | int = command.function()(options)
-    return found
+def train_step(name: str, words: Sequence[str], may_launch: bool) -> int:
+    """Runs a training step: in this process, if a launcher has started it, else on every GPU.
+
+    Returns:
+        The exit status.
+    """
+    if is_worker() or not may_launch:
+        return train_here(name, words, environ=worker_environment())
+    return run_script(partial(_launch_or_train, name, words))
 
 
-def _train(name: str, command: Command, words: Sequence[str], may_launch: bool) -> int:
-    """Trains in this process, or starts one for each GPU, which are then told every flag without files."""
-    rank = is_rank() or not may_launch
+def _launch_or_train(name: str, words: Sequence[str]) -> int:
+    """Starts one process per GPU; a single process on this machine trains right here. Returns the exit status."""
+    plan = plan_launch(_read_launch_flags(name, words))
+    if plan.alone:
+        return train_here(name, words, processes=1)
 
-    def read(processes: int | None = None, environ: Mapping[str, str] | None = None) -> Resolved[CommonConfig]:
-        found = resolve(command.flags_class(), words, command=name, processes=processes, environ=environ)
-        if found.preset and not os.environ.get("MA_RLHF_DATA"):
-            os.environ["MA_RLHF_DATA"] = str(Path(os.environ.get("PROJ_PATH") or Path.cwd()) / "data")
-        return found
-
-    if rank:
-        return run_main(command.step, lambda: read(environ=variables_of_a_rank()).config, command.function)
-    status: list[int] = []
-
-    def start() -> str:
-        # What is printed are the sizes for the processes that there will be.
-        quiet = [word for word in words if word not in PRINTS]
-        found = resolve(command.flags_class(), quiet, command=name, processes=1, checks=False)
-        processes = plan_processes(found.config.launch)
-        if processes.alone:
-            return ""
-        told = read(processes.count)
-        told.config.plan_batches(processes.count)
-        status.append(launch(processes, [*name.split(), "--deepspeed", *told.words(without=OF_A_MACHINE)]))
-        return ""
-
-    failed = run_script(start, print)
-    if failed or status:
-        return failed or status[0]
-    return run_main(command.step, lambda: read(1).config, command.function)
+    resolved = read_config(name, words, plan.num_processes)
+    resolved.config.plan_batches(plan.num_processes)  # batch sizes that do not fit are reported once, before the start
+    # Workers get every flag as a word, so that none of them reads a file or a variable of the user's.
+    worker_words = resolved.words(without=LAUNCH_ONLY_FLAGS)
+    return launch(plan, [*name.split(), "--deepspeed", *worker_words])
 
 
-def _no_command(words: Sequence[str]) -> int:
-    """Lists the subcommands, all or those below a word; status 2 where an unknown one was asked for."""
-    asked = next((word for word in words if not word.startswith("-")), "")
-    below = {name: command for name, command in COMMANDS.items() if name.startswith(f"{asked} ")}
-    shown = below or COMMANDS
-    width = max(map(len, shown))
-    lines = [f"usage: dschat {asked + ' ' if below else ''}COMMAND [flags]", ""]
-    lines += [f"  {name:<{width}}  {command.summary}" for name, command in shown.items()]
-    lines += ["", "`dschat COMMAND --help` lists its flags; --config FILE reads them from YAML."]
-    wanted = not words or {"-h", "--help"} & {*words}
-    if not below and asked:
-        near = OTHER_COMMANDS.get(asked) or next(iter(get_close_matches(asked, COMMANDS, n=1)), "")
-        print(f"dschat: error: {asked} is no command{f'; did you mean {near}?' if near else ''}", file=sys.stderr)
+def train_here(
+    name: str, words: Sequence[str], processes: int | None = None, environ: Mapping[str, str] | None = None
+) -> int:
+    """Runs a training step in this process. Returns the exit status; see `read_config` for the arguments."""
+    command = COMMANDS[name]
+    return run_main(command.step, lambda: read_config(name, words, processes, environ).config, command.function)
+
+
+def read_config(
+    name: str, words: Sequence[str], processes: int | None = None, environ: Mapping[str, str] | None = None
+) -> Resolved[CommonConfig]:
+    """Reads and checks the flags of a training step.
+
+    Presets name their data below MA_RLHF_DATA, which is set to $PROJ_PATH/data (or ./data) unless it is set.
+
+    Args:
+        name: the subcommand.
+        words: its flags.
+        processes: processes of the run, by which a preset's batch is divided; those of the launcher if None.
+        environ: variables that flags are read from; those of this process if None.
+
+    Raises:
+        UserError: a flag or a combination of flags is not possible.
+    """
+    resolved = resolve(COMMANDS[name].flags_class(), words, command=name, processes=processes, environ=environ)
+    if resolved.preset and not os.environ.get("MA_RLHF_DATA"):
+        project = os.environ.get("PROJ_PATH") or Path.cwd()
+        os.environ["MA_RLHF_DATA"] = str(Path(project) / "data")
+    return resolved
+
+
+def _read_launch_flags(name: str, words: Sequence[str]) -> LaunchFlags:
+    """The flags of the launch, before the number of processes is known.
+
+    They are not checked, and --print_config is left for `read_config`, which prints batch sizes for all processes.
+    """
+    quiet_words = [word for word in words if word not in PRINTS]
+    flags_class: type[CommonConfig] = COMMANDS[name].flags_class()
+    return resolve(flags_class, quiet_words, command=name, processes=1, checks=False).config.launch
+
+
+# -- help
+
+
+def _list_commands(words: Sequence[str]) -> int:
+    """Lists the subcommands, or those that begin with the first word; status 2 after a command that does not exist."""
+    first = next((word for word in words if not word.startswith("-")), "")
+    matching = {name: command for name, command in COMMANDS.items() if name.startswith(f"{first} ")}
+    if first and not matching:
+        similar = OTHER_COMMANDS.get(first) or next(iter(get_close_matches(first, COMMANDS, n=1)), "")
+        hint = f"; did you mean {similar}?" if similar else ""
+        print(f"dschat: error: {first} is no command{hint}", file=sys.stderr)
         return 2
-    print("\n".join(lines), file=sys.stdout if wanted else sys.stderr)
-    return 0 if wanted else 2
+
+    commands = matching or COMMANDS
+    width = max(map(len, commands))
+    lines = [f"usage: dschat {first + ' ' if matching else ''}COMMAND [flags]", ""]
+    for name, command in commands.items():
+        lines.append(f"  {name:<{width}}  {command.summary}")
+    lines += ["", "`dschat COMMAND --help` lists its flags; --config FILE reads them from YAML."]
+    asked_for = not words or "-h" in words or "--help" in words
+    print("\n".join(lines), file=sys.stdout if asked_for else sys.stderr)
+    return 0 if asked_for else 2

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training on several processes: which GPUs and machines, DeepSpeed's launcher, signals, and what ended the run.
+"""Starts one training process per GPU through DeepSpeed's launcher, on this machine or on several.
 
-Several machines, either with ssh between them: --hostfile, DeepSpeed's list of machines, lines of "name slots=8", on
-one of them; or without, on each of them: --num_nodes, --node_rank and --master_addr.
+`dschat ppo` (dschat/cli.py) makes a `LaunchPlan` from its flags and hands it to `launch`, which runs `python -m dschat
+ppo …` in every process and waits. Several machines work either with ssh between them, where --hostfile is DeepSpeed's
+list of machines (lines of "name slots=8") and the command runs on one machine; or without, where the command runs on
+each machine with --num_nodes, --node_rank and --master_addr.
 """
+
+from __future__ import annotations
 
 import os
 import re
@@ -13,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from types import FrameType
+from types import FrameType, TracebackType
 
 import psutil
 
@@ -27,206 +31,381 @@ from dschat.remote import VARIABLES, check_paths, check_programs, delivered, pac
 from dschat.settings.flags import check_values, flags_of
 from dschat.settings.processes import LaunchFlags
 
-LAUNCHER = "MA_RLHF_LAUNCHER"  # the process that has started the launcher: its machine and number
-ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
-VARIABLES_FILE = "DS_ENV_FILE"  # names the launcher's list of variables for other machines
-NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
-OF_A_MACHINE = ("hostfile", "node_rank", "master_addr", "master_port")  # flags that processes are not told
-FOLLOWED_EVERY = 1.0  # seconds
-# Seconds that processes which the launcher has left behind may go on, and then, after SIGTERM, take to save and end.
+WORKER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher
+LAUNCHER = "MA_RLHF_LAUNCHER"  # host name and process id of the process that called `launch`
+ERROR_FILE = "MA_RLHF_ERROR_FILE"  # file in which the first worker that fails leaves its message
+VARIABLES_FILE = "DS_ENV_FILE"  # name of DeepSpeed's file of variables for other machines
+GPU_NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
+LAUNCH_ONLY_FLAGS = ("hostfile", "node_rank", "master_addr", "master_port")  # not passed on to workers
+FOLLOWED_EVERY = 1.0  # seconds between two checks that the launching process is still there
+# Seconds before processes that outlive the launcher get SIGTERM, and then SIGKILL.
 STRAYS_GO_ON, STRAYS_END = 60.0, 300.0
-STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
+STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}  # exit status after a signal
 
 
 @dataclass(frozen=True)
-class Processes:
-    """What is started."""
+class LaunchPlan:
+    """Processes to start, and the options of DeepSpeed's launcher that start them.
 
-    count: int  # on all machines
-    options: list[str]  # the launcher's own
-    hosts: str | None = None  # content of the list of machines where there is none yet
-    ssh: bool = False  # the launcher starts those of other machines
-    hostnames: tuple[str, ...] = ()  # the machines that it reaches by ssh
+    Attributes:
+        num_processes: processes on all machines together.
+        options: command-line options of the launcher.
+        hosts: content of a list of machines to write for the launcher; None if it needs none or the user has one.
+        ssh: the launcher starts the processes of other machines by ssh.
+        hostnames: machines that the launcher reaches by ssh.
+    """
+
+    num_processes: int
+    options: list[str]
+    hosts: str | None = None
+    ssh: bool = False
+    hostnames: tuple[str, ...] = ()
 
     @property
     def alone(self) -> bool:
-        """Whether this process may do it itself."""
-        return self.count == 1 and not self.ssh and self.hosts is None and "--hostfile" not in self.options
+        """Whether the calling process can train by itself, without a launcher."""
+        on_this_machine = self.hosts is None and "--hostfile" not in self.options
+        return self.num_processes == 1 and not self.ssh and on_this_machine
 
 
-def is_rank() -> bool:
+# -- workers: the processes that a launcher has started
+
+
+def is_worker() -> bool:
     """Whether a launcher has started this process."""
-    return {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= {*os.environ}
+    return all(name in os.environ for name in WORKER_VARIABLES)
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment from which a worker reads its flags.
+
+    The variables of `LaunchFlags` are left out: MASTER_ADDR, for instance, is set by the launcher for its workers, and
+    is no flag of the user's.
+    """
+    launch_variables = {flag.environment for flag in flags_of(LaunchFlags).values()}
+    return {name: value for name, value in os.environ.items() if name not in launch_variables}
 
 
 def follow_launcher() -> None:
-    """Stops this process as by SIGTERM, with a checkpoint, once what started it is gone: killed by SIGKILL.
+    """Sends this worker SIGTERM, at which it saves a checkpoint, once the process that called `launch` is gone.
 
-    Else the processes that train would go on by themselves, and keep their GPUs and their port. Processes that ssh
-    has started, or of another machine, follow nothing.
+    A launcher that is killed by SIGKILL would otherwise leave workers that keep their GPUs and their port. Workers on
+    other machines, and those that ssh has started, follow nothing.
     """
-    machine, _, number = os.environ.get(LAUNCHER, "").rpartition(" ")
-    if machine != socket.gethostname():
-        return
+    machine, _, process_id = os.environ.get(LAUNCHER, "").rpartition(" ")
+    if machine == socket.gethostname():
+        Thread(target=_stop_without, args=(int(process_id),), daemon=True).start()
 
-    # By number alone: when a process started is read from a clock that may be set meanwhile.
-    def is_there() -> bool:
-        with suppress(psutil.NoSuchProcess):
-            return psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE
+
+def _stop_without(launcher: int) -> None:
+    """Waits for the end of a process, then sends SIGTERM to this one."""
+    while _is_running(launcher):
+        time.sleep(FOLLOWED_EVERY)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_running(process_id: int) -> bool:
+    # By number alone: a process's start time is read from a clock that may be set in between.
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
-    def follow() -> None:
-        while is_there():
-            time.sleep(FOLLOWED_EVERY)
-        os.kill(os.getpid(), signal.SIGTERM)
 
-    Thread(target=follow, daemon=True).start()
+# -- the plan
 
 
-def variables_of_a_rank() -> dict[str, str]:
-    """The environment without what `LaunchFlags` reads: a launcher's MASTER_ADDR and so on are for its processes."""
-    machines = {flag.environment for flag in flags_of(LaunchFlags).values()}
-    return {name: value for name, value in os.environ.items() if name not in machines}
-
-
-def plan_processes(flags: LaunchFlags) -> Processes:
-    """Which processes there will be.
+def plan_launch(flags: LaunchFlags) -> LaunchPlan:
+    """Decides which processes to start.
 
     Raises:
-        UserError: a flag is out of range; flags, the list of machines and CUDA_VISIBLE_DEVICES do not fit together.
+        UserError: a flag is out of range, or flags, list of machines and CUDA_VISIBLE_DEVICES contradict each other.
     """
     check_values(flags)
     port = ["--master_port", str(flags.master_port)]
     if flags.hostfile or flags.node_rank is not None or flags.num_nodes > 1:
-        return _on_machines(flags, port)
+        return _plan_machines(flags, port)
     count = flags.num_gpus or _count_gpus()
     if count == 1:
-        return Processes(1, ["--num_gpus", "1", *port])
+        return LaunchPlan(1, ["--num_gpus", "1", *port])
     visible = _visible_gpus()
     if not visible:
-        return Processes(count, ["--num_gpus", str(count), *port])
+        return LaunchPlan(count, ["--num_gpus", str(count), *port])
     if count > len(visible):
         raise UserError(
             f"--num_gpus {count} (NUM_GPUS), but CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} names"
             " fewer: change one of them."
         )
-    # The launcher replaces CUDA_VISIBLE_DEVICES, so it has to be told.
-    return Processes(count, ["--include", f"localhost:{','.join(visible[:count])}", *port])
+    # The launcher replaces CUDA_VISIBLE_DEVICES, so it gets the GPUs as an option.
+    included = ",".join(visible[:count])
+    return LaunchPlan(count, ["--include", f"localhost:{included}", *port])
 
 
-def launch(processes: Processes, words: Sequence[str]) -> int:
-    """Runs `dschat` with these words in every process.
+def _plan_machines(flags: LaunchFlags, port: Sequence[str]) -> LaunchPlan:
+    """The plan for several machines, or for a hostfile of one."""
+    visible = _visible_gpus()
+    if visible != [str(number) for number in range(len(visible))]:
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}: on several machines the launcher uses the"
+            " GPUs from 0 on; unset the variable and give the first --num_gpus of each to this run."
+        )
+    options = [*port] if flags.num_gpus is None else ["--num_gpus", str(flags.num_gpus), *port]
+    hosts: str | None = None
+    if flags.hostfile:
+        slots_of = _read_hostfile(flags.hostfile)
+        count = sum(flags.num_gpus or slots for slots in slots_of.values())
+        options = ["--hostfile", flags.hostfile, *options]
+        if flags.node_rank is None:
+            # DeepSpeed's launcher starts the processes of a single machine by itself, without ssh.
+            return LaunchPlan(count, options, ssh=len(slots_of) > 1, hostnames=tuple(slots_of))
+    else:
+        _check_nodes(flags)
+        slots = flags.num_gpus or _count_gpus()
+        count = slots * flags.num_nodes
+        hosts = "".join(f"node-{node} slots={slots}\n" for node in range(flags.num_nodes))
+    if flags.master_addr is None:
+        raise UserError("--master_addr (MASTER_ADDR) is missing: give the address of the first machine.")
+    options += ["--no_ssh", "--node_rank", str(flags.node_rank), "--master_addr", flags.master_addr]
+    return LaunchPlan(count, options, hosts)
 
-    Waits for all of them; those that outlive the launcher are ended after a minute. The first SIGTERM or Ctrl-C goes
-    to the processes that train, which save a checkpoint however long that takes and end; the launcher follows them. It
-    would kill them after 30 seconds, and does so at a second signal. What ended the run is repeated last, below the
-    launcher's own lines.
+
+def _check_nodes(flags: LaunchFlags) -> None:
+    """Raises UserError where --num_nodes and --node_rank do not name a machine."""
+    if flags.node_rank is None:
+        raise UserError("--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, …")
+    if flags.num_nodes == 1:
+        raise UserError("--num_nodes (NUM_NODES) is missing: give the number of machines, or --hostfile.")
+    if flags.node_rank >= flags.num_nodes:
+        raise UserError(
+            f"--node_rank {flags.node_rank}: the last of {flags.num_nodes} machines (--num_nodes) is number"
+            f" {flags.num_nodes - 1}."
+        )
+
+
+def _read_hostfile(hostfile: str) -> dict[str, int]:
+    """Slots of each machine in a list of lines "name slots=8"."""
+    try:
+        lines = Path(hostfile).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"--hostfile {hostfile}: there is no such file.") from error
+    slots_of: dict[str, int] = {}
+    for line in lines:
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        slots = words[1].removeprefix("slots=") if len(words) > 1 else ""
+        if not slots.isdecimal() or int(slots) < 1:
+            raise UserError(f'--hostfile {hostfile}: the line of {words[0]} must be like "{words[0]} slots=8".')
+        slots_of[words[0]] = int(slots)
+    if not slots_of:
+        raise UserError(f'--hostfile {hostfile} names no machine: give lines like "name slots=8".')
+    return slots_of
+
+
+def _visible_gpus() -> list[str]:
+    """GPU numbers in CUDA_VISIBLE_DEVICES; empty if the variable is empty or not set.
+
+    Raises:
+        UserError: it holds anything but numbers. The launcher would only count those entries and use as many GPUs from
+            0 on, which may be in use by others.
+    """
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not variable.strip():
+        return []
+    if not GPU_NUMBERS.fullmatch(variable):
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES={variable}: the launcher takes GPUs by number alone; give the numbers that"
+            " `nvidia-smi --list-gpus` shows, such as CUDA_VISIBLE_DEVICES=0,1."
+        )
+    return [number.strip() for number in variable.split(",")]
+
+
+def _count_gpus() -> int:
+    """GPUs of this machine that may be used; 1 if there are none or an empty CUDA_VISIBLE_DEVICES hides them."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return len(_visible_gpus()) or 1
+    try:
+        listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
+    except OSError:
+        return 1
+    return sum(line.startswith("GPU ") for line in listing.splitlines()) or 1
+
+
+# -- the launch
+
+
+def launch(plan: LaunchPlan, words: Sequence[str]) -> int:
+    """Runs `python -m dschat` with these words in every process of the plan, and waits for all of them.
+
+    The first SIGTERM or Ctrl-C goes to the training processes, which save a checkpoint, however long that takes, and
+    end; the launcher ends after them. A second signal goes to the launcher, which kills them. Processes that outlive
+    the launcher are ended after a minute. The message of the worker that failed first is repeated at the end, below
+    the launcher's own output.
 
     Returns:
         The launcher's exit status; 143 after SIGTERM, 130 after Ctrl-C.
+
+    Raises:
+        UserError: another machine cannot be reached, or needs what is missing here.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        error = Path(scratch) / "error"
-        error.touch()
-        environment = {**os.environ, ERROR_FILE: str(error), LAUNCHER: f"{socket.gethostname()} {os.getpid()}"}
-        options = list(processes.options)
-        if processes.hosts is not None:
-            hosts = Path(scratch) / "hostfile"
-            hosts.write_text(processes.hosts, encoding="utf-8")
-            options = ["--hostfile", str(hosts), *options]
-        # That of this environment: another one's, first on the PATH, would start its own Python.
-        launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        command = [*launcher, *options, "--module", "--no_local_rank", "dschat"]
-        if processes.ssh:
-            status = _run_by_ssh([*command, *pack(words)], environment, processes.hostnames, Path(scratch))
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        error_file = scratch / "error"
+        error_file.touch()
+        environment = dict(os.environ)
+        environment[ERROR_FILE] = str(error_file)
+        environment[LAUNCHER] = f"{socket.gethostname()} {os.getpid()}"
+
+        # The launcher of this Python's environment: a `deepspeed` on the PATH may start another Python.
+        command = [sys.executable, "-m", "deepspeed.launcher.runner"]
+        if plan.hosts is not None:
+            hostfile = scratch / "hostfile"
+            hostfile.write_text(plan.hosts, encoding="utf-8")
+            command += ["--hostfile", str(hostfile)]
+        command += [*plan.options, "--module", "--no_local_rank", "dschat"]
+
+        if plan.ssh:
+            status = _run_by_ssh([*command, *pack(words)], environment, plan.hostnames, scratch)
         else:
-            status = _run([*command, *words], environment, local=True)
-        sys.stderr.write(error.read_text(encoding="utf-8"))
+            with LauncherSignals(local=True) as signals:
+                status = run_launcher([*command, *words], environment, signals)
+        sys.stderr.write(error_file.read_text(encoding="utf-8"))
     return status
 
 
 def _run_by_ssh(command: Sequence[str], environment: Mapping[str, str], hosts: Sequence[str], scratch: Path) -> int:
-    """Runs the launcher for several machines; `scratch` is a folder for its list of variables."""
+    """Runs the launcher for several machines; `scratch` is a folder for its file of variables."""
     check_paths()
     check_programs()
-    split = split_variables(environment, _launcher_variables())
-    received: list[int] = []
-    with _handled(lambda number, frame: received.append(number)), delivered(split.delivered, hosts) as file:
-        if received:  # while variables were sent
-            return STATUS[signal.Signals(received[-1])]
-        variables = split.exported | {VARIABLES: file}
-        listed = scratch / "variables"
-        listed.write_text("".join(f"{name}={value}\n" for name, value in variables.items()), encoding="utf-8")
-        # Processes that the launcher starts by itself, without ssh, read its environment and not the list.
-        told = split.launcher | {VARIABLES_FILE: str(listed), VARIABLES: file}
-        return _run(command, told, local=False, received=received)
+    variables = split_variables(environment, _launcher_variables())
+    with LauncherSignals(local=False) as signals, delivered(variables.delivered, hosts) as file:
+        if signals.last is not None:  # it came while variables were sent
+            return STATUS[signals.last]
+        exported = variables.exported | {VARIABLES: file}
+        exports = scratch / "variables"
+        exports.write_text("".join(f"{name}={value}\n" for name, value in exported.items()), encoding="utf-8")
+        # Processes that the launcher starts itself, without ssh, read its environment and not that file.
+        launcher_environment = variables.launcher | {VARIABLES_FILE: str(exports), VARIABLES: file}
+        return run_launcher(command, launcher_environment, signals)
 
 
-@contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Inside, SIGTERM and Ctrl-C call a handler and interrupt nothing."""
-    before = {number: signal.signal(number, handler) for number in STATUS}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+def run_launcher(command: Sequence[str], environment: Mapping[str, str], signals: LauncherSignals) -> int:
+    """Runs the launcher in a process group of its own until it and its processes have ended; its exit status."""
+    launcher = subprocess.Popen(command, env=environment, process_group=0)
+    signals.pass_to(launcher.pid)
+    status = launcher.wait()
+    _end_strays(launcher.pid)
+    signals.pass_to(None)
+    if signals.last is not None:
+        return STATUS[signals.last]
+    return status if status >= 0 else 128 - status
 
 
-def _run(
-    command: Sequence[str], environment: Mapping[str, str], local: bool, received: list[int] | None = None
-) -> int:
-    """Runs the launcher in a process group of its own, and passes signals on.
+def _launcher_variables() -> dict[str, str]:
+    """Variables for other machines in DeepSpeed's own file: that of the home folder, then of the current folder.
 
-    Args:
-        command: the launcher's.
-        environment: the launcher's.
-        local: the processes that train are on this machine.
-        received: signals that have come before, to which this adds.
+    Raises:
+        UserError: a line is not NAME=value.
     """
-    received = [] if received is None else received
-    job: subprocess.Popen[bytes] | None = None
+    name = Path(os.environ.get(VARIABLES_FILE, ".deepspeed_env"))
+    variables: dict[str, str] = {}
+    for file in dict.fromkeys([Path.home() / name, Path.cwd() / name]):
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        for number, line in enumerate(lines, start=1):
+            variable, equals, value = line.strip().partition("=")
+            if not variable or variable.startswith("#"):
+                continue
+            if not equals:
+                raise UserError(f"{file}:{number}: the line is not NAME=value; correct it, or begin it with #.")
+            variables[variable.strip()] = value.strip()
+    return variables
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        first = not received
-        received.append(number)
-        if job is None:  # passed on once the launcher is there
+
+# -- signals and processes of the launcher
+
+
+class LauncherSignals:
+    """Context in which SIGTERM and Ctrl-C interrupt nothing here and are passed on to the launcher, if there is one.
+
+    A signal that comes before the launcher runs is passed on once it does.
+
+    Attributes:
+        last: the signal that came last; None before the first.
+    """
+
+    def __init__(self, local: bool) -> None:
+        """Takes whether the training processes run on this machine."""
+        self.last: signal.Signals | None = None
+        self._local = local
+        self._launcher: int | None = None  # its process group
+        self._earlier_handlers: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> LauncherSignals:
+        """Installs the handlers."""
+        for number in STATUS:
+            self._earlier_handlers[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Restores the earlier handlers."""
+        for number, handler in self._earlier_handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def pass_to(self, launcher: int | None) -> None:
+        """From now on signals go to this process group, or to none; so does one that has come already."""
+        self._launcher = launcher
+        if launcher is not None and self.last is not None:
+            _signal_group(launcher, self.last)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_first = self.last is None
+        self.last = signal.Signals(number)
+        if self._launcher is None:
             return
-        training = _training_processes(job.pid) if first and local else []
+        training = _training_processes(self._launcher) if is_first and self._local else []
         for process in training:
             with suppress(psutil.Error):  # it has just ended
                 process.send_signal(number)
         if not training:
-            _signal_group(job.pid, number)
+            _signal_group(self._launcher, number)
 
-    with _handled(pass_on):
-        job = subprocess.Popen(command, env=environment, process_group=0)
-        if received:
-            _signal_group(job.pid, received[-1])
-        status = job.wait()
-        _end_strays(job.pid)
-    return STATUS[signal.Signals(received[-1])] if received else status if status >= 0 else 128 - status
+
+def _training_processes(launcher: int) -> list[psutil.Process]:
+    """Children of the launcher's children on this machine, which train; none before they have started."""
+    training: list[psutil.Process] = []
+    try:
+        for child in psutil.Process(launcher).children():
+            training += child.children()
+    except psutil.Error:
+        return []
+    return training
 
 
 def _end_strays(group: int) -> None:
     """Waits for processes that the launcher has left in its group, and ends those that go on.
 
-    They would keep their GPUs and their port: a process that trains after its launcher was killed, or a worker that no
-    signal has reached.
+    A training process whose launcher was killed, or a worker that no signal has reached, would otherwise keep its GPU
+    and its port.
     """
     for patience, number in ((STRAYS_GO_ON, signal.SIGTERM), (STRAYS_END, signal.SIGKILL)):
-        end = time.monotonic() + patience
-        while strays := _processes_of(group):
-            if time.monotonic() > end:
-                numbers = ", ".join(str(process.pid) for process in strays)
-                sys.stderr.write(
-                    f"warning: the launcher has ended, but not its processes {numbers}: they get {number.name}\n"
-                )
-                _signal_group(group, number)
-                break
-            time.sleep(0.2)
+        strays = _wait_for_group(group, patience)
         if not strays:
             return
+        numbers = ", ".join(str(process.pid) for process in strays)
+        sys.stderr.write(f"warning: the launcher has ended, but not its processes {numbers}: they get {number.name}\n")
+        _signal_group(group, number)
+
+
+def _wait_for_group(group: int, seconds: float) -> list[psutil.Process]:
+    """Processes of a group that still run after so many seconds; returns as soon as there are none."""
+    end = time.monotonic() + seconds
+    while True:
+        running = _processes_of(group)
+        if not running or time.monotonic() > end:
+            return running
+        time.sleep(0.2)
 
 
 def _processes_of(group: int) -> list[psutil.Process]:
@@ -241,14 +420,6 @@ def _processes_of(group: int) -> list[psutil.Process]:
     return running
 
 
-def _training_processes(launcher: int) -> list[psutil.Process]:
-    """Grandchildren of the launcher, on this machine; none before they are there."""
-    try:
-        return [process for child in psutil.Process(launcher).children() for process in child.children()]
-    except psutil.Error:
-        return []
-
-
 def _signal_group(group: int, number: int) -> bool:
     """Sends a signal to a process group; whether it still has processes."""
     try:
@@ -256,107 +427,3 @@ def _signal_group(group: int, number: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def _visible_gpus() -> list[str]:
-    """The numbers in CUDA_VISIBLE_DEVICES; none where it is empty or not set.
-
-    Of anything else the launcher would only keep the count, and use that many GPUs from 0 on, which may be somebody
-    else's.
-    """
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if not given.strip():
-        return []
-    if not NUMBERS.fullmatch(given):
-        raise UserError(
-            f"CUDA_VISIBLE_DEVICES={given}: the launcher takes GPUs by number alone; give the numbers that"
-            " `nvidia-smi --list-gpus` shows, such as CUDA_VISIBLE_DEVICES=0,1."
-        )
-    return [number.strip() for number in given.split(",")]
-
-
-def _count_gpus() -> int:
-    """GPUs of this machine that may be used; 1 without any, or where an empty CUDA_VISIBLE_DEVICES hides them."""
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return len(_visible_gpus()) or 1
-    try:
-        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
-    except OSError:
-        return 1
-    return sum(line.startswith("GPU ") for line in listed.splitlines()) or 1
-
-
-def _on_machines(flags: LaunchFlags, port: Sequence[str]) -> Processes:
-    visible = _visible_gpus()
-    if visible != [str(place) for place in range(len(visible))]:
-        raise UserError(
-            f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}: on several machines the launcher uses the"
-            " GPUs from 0 on; unset the variable and give the first --num_gpus of each to this run."
-        )
-    hosts = None
-    if flags.hostfile is None:
-        if flags.node_rank is None:
-            raise UserError("--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, …")
-        if flags.node_rank >= flags.num_nodes > 1:
-            raise UserError(
-                f"--node_rank {flags.node_rank}: the last of {flags.num_nodes} machines (--num_nodes) is number"
-                f" {flags.num_nodes - 1}."
-            )
-        if flags.num_nodes == 1:
-            raise UserError("--num_nodes (NUM_NODES) is missing: give the number of machines, or --hostfile.")
-        slots = flags.num_gpus or _count_gpus()
-        hosts = "".join(f"node-{node} slots={slots}\n" for node in range(flags.num_nodes))
-        count, options = slots * flags.num_nodes, []
-    else:
-        slots_of = _read_hosts(flags.hostfile)
-        count = sum(flags.num_gpus or slots for slots in slots_of.values())
-        options = ["--hostfile", flags.hostfile]
-    if flags.num_gpus is not None:
-        options += ["--num_gpus", str(flags.num_gpus)]
-    options += port
-    if flags.node_rank is None:
-        # The launcher starts the processes of a single machine by itself, without ssh.
-        return Processes(count, options, hosts, ssh=len(slots_of) > 1, hostnames=tuple(slots_of))
-    if flags.master_addr is None:
-        raise UserError("--master_addr (MASTER_ADDR) is missing: give the address of the first machine.")
-    options += ["--no_ssh", "--node_rank", str(flags.node_rank), "--master_addr", flags.master_addr]
-    return Processes(count, options, hosts)
-
-
-def _read_hosts(hostfile: str) -> dict[str, int]:
-    """The machines of a list with their numbers of slots."""
-    try:
-        lines = Path(hostfile).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"--hostfile {hostfile}: there is no such file.") from error
-    slots_of: dict[str, int] = {}
-    for words in (line.split() for line in lines):
-        if not words or words[0].startswith("#"):
-            continue
-        slots = words[1].removeprefix("slots=") if len(words) > 1 else ""
-        if not slots.isdecimal() or int(slots) < 1:
-            raise UserError(f'--hostfile {hostfile}: the line of {words[0]} must be like "{words[0]} slots=8".')
-        slots_of[words[0]] = int(slots)
-    if not slots_of:
-        raise UserError(f'--hostfile {hostfile} names no machine: give lines like "name slots=8".')
-    return slots_of
-
-
-def _launcher_variables() -> dict[str, str]:
-    """Variables of the file that DeepSpeed's launcher reads: of the home folder, then of the current one.
-
-    Raises:
-        UserError: a line of it is not NAME=value.
-    """
-    given = Path(os.environ.get(VARIABLES_FILE, ".deepspeed_env"))
-    variables: dict[str, str] = {}
-    for file in dict.fromkeys([Path.home() / given, Path.cwd() / given]):
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        for number, line in enumerate(lines, start=1):
-            name, equals, value = line.strip().partition("=")
-            if not name or name.startswith("#"):
-                continue
-            if not equals:
-                raise UserError(f"{file}:{number}: the line is not NAME=value; correct it, or begin it with #.")
-            variables[name.strip()] = value.strip()
-    return variables

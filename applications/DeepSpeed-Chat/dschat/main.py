@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all mains share: the command line, the process group, how a run ends."""
+"""How a command and a training process run and end: logging, process group, exit status, messages of errors."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from dschat.common.atomic import NO_ROOM
 from dschat.common.lock import close_all
 from dschat.common.progress import LinesAboveBars
 from dschat.errors import UserError
-from dschat.launch import follow_launcher
+from dschat.launch import ERROR_FILE, follow_launcher
 from dschat.settings.common import CommonConfig
 
 if TYPE_CHECKING:
+    from dschat.config.batches import BatchPlan
     from dschat.run.output import RunOutput
 
-# What gloo and NCCL say where the process at the other end of a connection has ended.
+# Errors of gloo and NCCL when the process at the other end of a connection has ended.
 LOST_PEER = re.compile(r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store", re.I)
 C = TypeVar("C", bound=CommonConfig)
+Step: TypeAlias = "Callable[[C, RunOutput], None]"  # trains what a configuration says into a run's output folder
 logger = logging.getLogger("dschat")
 
 
-def run_script(run: Callable[[], str | int], say: Callable[[str], object], goes_on: bool = False) -> int:
-    """Runs a script and says what it returns; notes and errors go to stderr.
+def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
+    """Runs a command and prints what it returns; warnings and errors go to stderr.
 
     Args:
-        run: the script; returns the last lines of the output, nothing where it has said all, or a status.
-        say: writes a line to stdout: print.
-        goes_on: after Ctrl-C the same command goes on where it stood.
+        run: the command; returns its last lines of output ("" for none) or an exit status.
+        resumable: after Ctrl-C, the same command continues where it stopped.
 
     Returns:
         The exit status: 0; 2 after a UserError; 130 after Ctrl-C.
@@ -46,113 +48,151 @@ def run_script(run: Callable[[], str | int], say: Callable[[str], object], goes_
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        found = run()
-        if isinstance(found, int):
-            return found
-        if found:
-            say(found)
+        result = run()
+        if isinstance(result, int):
+            return result
+        if result:
+            print(result)
     except UserError as error:
         logger.error("error: %s", error)
         return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, for instance `head`, has enough
+        # The reader of the output, for instance `head`, has closed it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        kept = "; what was finished is kept, the same command goes on from there" if goes_on else ""
-        logger.error("interrupted%s", kept)
+        remark = "; what was finished is kept, the same command goes on from there" if resumable else ""
+        logger.error("interrupted%s", remark)
         return 130
     return 0
 
 
-def run_main(step: str, config: Callable[[], C], train: Callable[[], Callable[[C, RunOutput], None]]) -> int:
-    """Reads the configuration, joins the process group and trains.
+def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], Step[C]]) -> int:
+    """Reads the configuration, joins the process group and trains; errors are reported on stderr.
 
     Args:
-        step: as run.json names it: sft, reward, dpo, ppo, refuel or refuel_online.
-        config: makes the configuration; raises UserError.
-        train: imports the step, once flags are checked; it gets the configuration and the run's output folder.
+        step: its name in run.json: sft, reward, dpo, ppo, refuel or refuel_online.
+        read_config: makes the configuration; raises UserError.
+        load_step: imports the training step, after the flags are checked.
 
     Returns:
-        The exit status: 0; 2 after a UserError, told on stderr; 143 after SIGTERM, 130 after Ctrl-C; else 1.
+        The exit status: 0; 2 after a UserError; 143 after SIGTERM, 130 after Ctrl-C; else 1.
     """
     logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
     follow_launcher()
-    saved: list[str] = []
+    process = TrainingProcess(step, load_step)
     try:
-        return _train(step, config(), train, saved)[0]
+        return process.train(read_config()).status
     except SystemExit:
         raise
     except BaseException as error:
-        return _report(error, saved)
+        return report_error(error, process.saved_models)
     finally:
         close_all()
 
 
-def run_training(step: str, config: C, train: Callable[[], Callable[[C, RunOutput], None]]) -> dict[str, float]:
-    """As `run_main`, for a program of one's own: errors are raised; the metrics of the last evaluation."""
+def run_training(step: str, config: C, load_step: Callable[[], Step[C]]) -> dict[str, float]:
+    """Trains inside a program of the user's own: errors are raised. Returns the metrics of the last evaluation."""
     try:
-        status, metrics = _train(step, config, train, [])
+        result = TrainingProcess(step, load_step).train(config)
     finally:
         close_all()
-    if status:
-        raise SystemExit(status)
-    return metrics
+    if result.status:
+        raise SystemExit(result.status)
+    return result.metrics
 
 
-def _train(
-    step: str, config: C, train: Callable[[], Callable[[C, RunOutput], None]], saved: list[str]
-) -> tuple[int, dict[str, float]]:
-    """Trains; the exit status, not 0 after a signal, and metrics. Folders of models that are written go to `saved`."""
-    plan = config.plan_batches(int(os.environ.get("WORLD_SIZE") or 1))
-    # Flags are checked by now. What follows takes seconds to import.
-    import torch
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a training step ended.
 
-    from dschat.engine.process_group import process_group
-    from dschat.run.distributed import is_main, world_size
-    from dschat.run.hub import push_after_training
-    from dschat.run.output import RunOutput
-    from dschat.run.preflight import preflight
-    from dschat.run.stop import Stopped
+    Attributes:
+        status: exit status, 0 unless a signal has stopped the run.
+        metrics: of the last evaluation, by name.
+    """
 
-    _quieten_libraries()
-    with process_group(config.engine.ddp_timeout):
-        try:
-            preflight(config)
-            torch.manual_seed(
-                config.optimisation.seed
-            )  # adapters and new embedding rows; sampling has seeds of its own
-            if not is_main():
-                logging.getLogger().setLevel(logging.WARNING)
-            run = RunOutput(step, config, plan)
-            run.record.saved = saved
+    status: int
+    metrics: dict[str, float]
+
+
+class TrainingProcess(Generic[C]):
+    """One of the processes that run a training step."""
+
+    def __init__(self, step: str, load_step: Callable[[], Step[C]]) -> None:
+        """Takes the step's name in run.json, and what imports its function."""
+        self._step = step
+        self._load_step = load_step
+        self._output: RunOutput | None = None
+
+    @property
+    def saved_models(self) -> list[str]:
+        """Folders of models that the run has saved so far."""
+        return [] if self._output is None else self._output.record.saved
+
+    def train(self, config: C) -> TrainingResult:
+        """Joins the process group, trains, and uploads the models if the flags say so."""
+        plan = config.plan_batches(int(os.environ.get("WORLD_SIZE") or 1))
+        # The flags are checked by now. These imports take seconds.
+        from dschat.engine.process_group import process_group
+        from dschat.run.distributed import is_main, world_size
+        from dschat.run.hub import push_after_training
+        from dschat.run.stop import Stopped
+
+        _quieten_libraries()
+        with process_group(config.engine.ddp_timeout):
             try:
-                with _clear_when_full(config):
-                    train()(config, run)
-                    run.finish()
-            except UserError:
-                run.discard()
+                metrics = self._train_in_group(config, plan)
+                uploads = is_main()
+            except Stopped as stop:
+                if is_main():
+                    print(f"stopped by {stop}; {self._how_to_continue(config)}", file=sys.stderr)
+                return TrainingResult(stop.status, {})
+            except BaseException as error:
+                if world_size() > 1:
+                    # Other ranks may wait in a collective for this one, and leaving the group would wait for them.
+                    # The launcher ends them when this process is gone.
+                    _leave_at_once(report_error(error, self.saved_models))
                 raise
-            pushes = is_main()
-        except Stopped as stop:
-            if is_main():
-                how = "to go on, add --resume_from_checkpoint to the command"
-                if run.folder != Path(config.output.output_dir):  # the earlier run there is still whole
-                    how = "nothing was saved yet: start the same command again"
-                print(f"stopped by {stop}; {how}", file=sys.stderr)
-            return stop.status, {}
-        except BaseException as error:
-            if world_size() > 1:
-                # Other ranks may wait in a collective for this one, and leaving the group would wait for them. The
-                # launcher ends them when this process is gone.
-                _leave_at_once(_report(error, saved))
+        if config.tracking.push_to_hub and uploads:  # outside of the group: no other rank waits by now
+            push_after_training(config.output.output_dir, config.tracking.push_to_hub)
+        return TrainingResult(0, metrics)
+
+    def _train_in_group(self, config: C, plan: BatchPlan) -> dict[str, float]:
+        """Checks the machine, trains into the output folder, and returns the metrics of the last evaluation."""
+        import torch
+
+        from dschat.run.distributed import is_main
+        from dschat.run.output import RunOutput
+        from dschat.run.preflight import preflight
+
+        preflight(config)
+        torch.manual_seed(
+            config.optimisation.seed
+        )  # for new adapters and embedding rows; sampling has seeds of its own
+        if not is_main():
+            logging.getLogger().setLevel(logging.WARNING)
+        output = RunOutput(self._step, config, plan)
+        self._output = output
+        try:
+            with _disk_errors_reported(config):
+                train = self._load_step()
+                train(config, output)
+                output.finish()
+        except UserError:
+            output.discard()
             raise
-    if config.tracking.push_to_hub and pushes:  # no other rank waits by now
-        push_after_training(config.output.output_dir, config.tracking.push_to_hub)
-    return 0, run.record.metrics
+        return output.record.metrics
+
+    def _how_to_continue(self, config: C) -> str:
+        """What to do after a signal."""
+        if self._output is not None and self._output.folder != Path(config.output.output_dir):
+            # The earlier run in the output folder has not been replaced yet.
+            return "nothing was saved yet: start the same command again"
+        return "to go on, add --resume_from_checkpoint to the command"
 
 
 @contextmanager
-def _clear_when_full(config: CommonConfig) -> Iterator[None]:
-    """Inside, a disk that is full or cannot be written is reported like a wrong flag."""
+def _disk_errors_reported(config: CommonConfig) -> Iterator[None]:
+    """Context in which a full or read-only disk raises UserError."""
     try:
         yield
     except OSError as error:
@@ -164,54 +204,67 @@ def _clear_when_full(config: CommonConfig) -> Iterator[None]:
         ) from error
 
 
-def _report(error: BaseException, saved: Sequence[str]) -> int:
-    """Says why the run ends; returns the exit status.
+def report_error(error: BaseException, saved_models: Sequence[str]) -> int:
+    """Prints why a run ends to stderr, and returns the exit status.
 
     Args:
-        error: that ended it.
-        saved: folders that models were written into so far.
+        error: the exception that ended it.
+        saved_models: folders of models that the run has saved so far.
     """
     if isinstance(error, KeyboardInterrupt):
-        kept = f"the models saved last are in {saved[-1]}" if saved else "no models were saved yet"
-        print(f"interrupted; {kept}", file=sys.stderr)
+        remark = f"the models saved last are in {saved_models[-1]}" if saved_models else "no models were saved yet"
+        print(f"interrupted; {remark}", file=sys.stderr)
         return 130
     if isinstance(error, UserError) and error.on_every_rank and os.environ.get("LOCAL_RANK", "0") != "0":
         return 2
-    cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    if not isinstance(error, UserError):
+    if isinstance(error, UserError):
+        message = f"error: {_rank_prefix()}{error}"
+    else:
         traceback.print_exception(error)
-        several = os.environ.get("WORLD_SIZE", "1") != "1"
-        if several and isinstance(error, RuntimeError) and LOST_PEER.search(cause):
-            cause = (
-                "another process of this run has gone; what it said last is above, or on its machine. To go on from"
-                f" the last checkpoint, add --resume_from_checkpoint to the command. ({cause.splitlines()[0]})"
-            )
-    print(f"error: {_rank_prefix()}{cause}", file=sys.stderr)
-    _keep_cause(f"error: {_rank_prefix()}{cause}")
+        message = f"error: {_rank_prefix()}{_cause_of(error)}"
+    print(message, file=sys.stderr)
+    _write_first_error(message)
     return 2 if isinstance(error, UserError) else 1
 
 
+def _cause_of(error: BaseException) -> str:
+    """An exception that is no UserError in a sentence; a lost connection to another rank is named as such."""
+    cause = f"{type(error).__name__}: {error}"
+    if not (_has_peers() and isinstance(error, RuntimeError) and LOST_PEER.search(cause)):
+        return cause
+    return (
+        "another process of this run has gone; what it said last is above, or on its machine. To go on from the last"
+        f" checkpoint, add --resume_from_checkpoint to the command. ({cause.splitlines()[0]})"
+    )
+
+
 def _leave_at_once(status: int) -> None:
+    """Ends this process without waiting for other ranks."""
     close_all()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
+def _has_peers() -> bool:
+    """Whether the launcher has started several processes."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def _rank_prefix() -> str:
-    """Which process speaks, where there are several."""
-    return f"[rank {os.environ.get('RANK', '0')}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+    """Start of each line of a process's output: its rank, if there are several processes."""
+    return f"[rank {os.environ.get('RANK', '0')}] " if _has_peers() else ""
 
 
-def _keep_cause(message: str) -> None:
-    """Leaves the first failure for the training script, which repeats it below the launcher's own lines."""
-    file = os.environ.get("MA_RLHF_ERROR_FILE")
+def _write_first_error(message: str) -> None:
+    """Leaves the message of the first failure for `launch`, which repeats it below the launcher's own lines."""
+    file = os.environ.get(ERROR_FILE)
     if file and os.path.exists(file) and os.path.getsize(file) == 0:
         Path(file).write_text(message + "\n", encoding="utf-8")
 
 
 def _quieten_libraries() -> None:
-    """Leaves the screen to the run: no bars for loading weights, no report on a new head (load.py says it itself)."""
+    """Turns off transformers' bars for loading weights and its report on a new head, which load.py logs itself."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes on other machines are told by ssh: their words and their environment.
+"""Command-line words and environment variables for processes on other machines, which are started by ssh.
 
-DeepSpeed's launcher joins words and variables to one command line for a shell on each machine, without quotes where
-it would need them, and logs it. So a word that a shell could read otherwise is packed into letters that every shell
-leaves alone. Variables that are secret, or that a shell could read otherwise, never are on a command line: they go
-through ssh's standard input into a file on each machine that only its owner can read. The file is removed when the run
-ends.
+DeepSpeed's launcher joins words and variables into one command line for a shell on each machine, does not quote them
+properly, and logs the line. A word with characters that a shell interprets is therefore packed into characters that
+every shell leaves alone. Variables that are secret, or that a shell would interpret, are never on a command line: they
+go through ssh's standard input into a file on each machine that only its owner can read, and that is removed when the
+run ends.
 """
 
 import base64
@@ -25,36 +25,50 @@ from pathlib import Path
 
 from dschat.errors import UserError
 
-VARIABLES = "MA_RLHF_VARIABLES"  # names the file on a machine that holds variables
-PACKED = "packed:"  # a word that begins so holds another one
-PLAIN = re.compile(r"[\w+=:,./-]+", re.ASCII)  # what every shell, and pdsh, leaves alone
-MISREAD = re.compile(r'["$`\\%\n]')  # what a shell reads inside double quotes, and pdsh everywhere
+VARIABLES = "MA_RLHF_VARIABLES"  # path of the file of variables on each machine
+PACKED = "packed:"  # prefix of a packed word
+PLAIN = re.compile(r"[\w+=:,./-]+", re.ASCII)  # characters that no shell interprets, nor pdsh
+MISREAD = re.compile(r'["$`\\%\n]')  # characters that a shell interprets inside double quotes, and pdsh everywhere
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|AUTH|PROXY|COOKIE", re.IGNORECASE)
-# Variables that a run or its libraries read, beside those that DeepSpeed's launcher passes on by itself.
+# Variables that a run or its libraries read, besides those that DeepSpeed's launcher passes on by itself.
 CARRIED = re.compile(
     r"(HF|HUGGING_FACE|HUGGINGFACE|TRANSFORMERS|DATASETS|WANDB|OPENAI|VLLM)_\w+|MA_RLHF_(DATA|CACHE|DATE)|PROJ_PATH|REWARD_API_KEY"
     r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|TENSORBOARD_\w+|(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)"
     r"|REQUESTS_CA_BUNDLE",
     re.IGNORECASE,
 )
-PASSED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "LD_LIBRARY", "PATH")  # beginnings, by DeepSpeed's launcher
-BEFORE_PYTHON = ("PYTHON", "LD_LIBRARY", "PATH")  # of them, those that Python's start depends on
+PASSED_ON = (
+    "MLFLOW",
+    "PYTHON",
+    "MV2",
+    "UCX",
+    "NCCL",
+    "LD_LIBRARY",
+    "PATH",
+)  # prefixes of variables that DeepSpeed's launcher passes on
+BEFORE_PYTHON = ("PYTHON", "LD_LIBRARY", "PATH")  # those of them that the start of Python depends on
 SSH_TIMEOUT = 120  # seconds
 SSH_FAILED = 255  # status of ssh itself: no connection, or ended by a signal
-PROGRAMS = {"pdsh": "pdsh", "ssh": "openssh-client"}  # that the launcher starts, and their Debian packages
+PROGRAMS = {"pdsh": "pdsh", "ssh": "openssh-client"}  # programs that the launcher needs, and their Debian packages
 
 
 @dataclass(frozen=True)
 class RemoteEnvironment:
-    """Variables of processes on other machines, by how they get there."""
+    """Variables for processes on other machines, by the way in which they get there.
 
-    exported: dict[str, str] = field(default_factory=dict)  # on the command line
-    delivered: dict[str, str] = field(default_factory=dict)  # in a file
-    launcher: dict[str, str] = field(default_factory=dict)  # the launcher's own environment
+    Attributes:
+        exported: on the command line.
+        delivered: in a file on each machine.
+        launcher: in the launcher's own environment, part of which it passes on.
+    """
+
+    exported: dict[str, str] = field(default_factory=dict)
+    delivered: dict[str, str] = field(default_factory=dict)
+    launcher: dict[str, str] = field(default_factory=dict)
 
 
 def pack(words: Sequence[str]) -> list[str]:
-    """Words for the command line of another machine; `receive` unpacks them there."""
+    """Packs words for the command line of another machine; `receive` unpacks them there."""
     packed: list[str] = []
     for word in words:
         if PLAIN.fullmatch(word) and not word.startswith(PACKED):
@@ -66,19 +80,22 @@ def pack(words: Sequence[str]) -> list[str]:
 
 
 def receive(words: Sequence[str]) -> list[str]:
-    """Unpack words and read variables, where a launcher on another machine has sent them; else the words as they are.
+    """Unpacks the words of this process and reads its variables, if a launcher on another machine has sent them.
+
+    Returns:
+        The unpacked words; the words as they are in a process that was started in another way.
 
     Raises:
-        UserError: the file of variables is not there.
+        UserError: the file of variables cannot be read.
     """
-    name = os.environ.get(VARIABLES)
-    if name is None:
+    file = os.environ.get(VARIABLES)
+    if file is None:
         return list(words)
-    if name:
+    if file:
         try:
-            os.environ.update(json.loads(Path(name).read_text(encoding="utf-8")))
+            os.environ.update(json.loads(Path(file).read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
-            raise UserError(f"{name}, the variables of this run on this machine, cannot be read: {error}.") from error
+            raise UserError(f"{file}, the variables of this run on this machine, cannot be read: {error}.") from error
     return [_unpack(word) for word in words]
 
 
@@ -110,19 +127,26 @@ def check_programs() -> None:
 
 
 def split_variables(environ: Mapping[str, str], further: Mapping[str, str]) -> RemoteEnvironment:
-    """Decide how variables get to other machines.
+    """Decides how variables get to other machines.
 
     Args:
-        environ: this process's.
-        further: variables of DeepSpeed's own file.
+        environ: environment of this process.
+        further: variables of DeepSpeed's own file, all of which go to other machines.
 
     Raises:
-        UserError: a variable that Python's start depends on has characters that a shell would read otherwise.
+        UserError: a variable that the start of Python depends on has characters that a shell would interpret.
     """
     carried = {name: value for name, value in environ.items() if CARRIED.fullmatch(name)} | dict(further)
-    plain = {name: value for name, value in carried.items() if not value or PLAIN.fullmatch(value)}
-    exported = {name: value for name, value in plain.items() if not SECRET.search(name)}
-    delivered = {name: value for name, value in carried.items() if name not in exported}
+    exported: dict[str, str] = {}
+    delivered: dict[str, str] = {}
+    for name, value in carried.items():
+        is_plain = value == "" or PLAIN.fullmatch(value) is not None
+        if is_plain and not SECRET.search(name):
+            exported[name] = value
+        else:
+            delivered[name] = value
+
+    # Variables that the launcher would pass on by itself, on a command line.
     launcher = dict(environ)
     for name, value in environ.items():
         misread = MISREAD.search(value) is not None
@@ -139,10 +163,10 @@ def split_variables(environ: Mapping[str, str], further: Mapping[str, str]) -> R
 
 @contextmanager
 def delivered(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[str]:
-    """Inside, a file on each machine holds variables; yields its path, which is empty where there are none.
+    """Context in which a file on each machine holds variables; yields its path, "" if there are no variables.
 
-    The file is removed everywhere, also where it could not be written on each machine. A signal whose handler returns
-    does not interrupt that.
+    The file is removed from every machine at the end, also if it could not be written on one of them. A signal whose
+    handler returns does not interrupt that.
 
     Raises:
         UserError: a machine cannot be reached, or the file cannot be written there.
@@ -154,7 +178,7 @@ def delivered(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[st
     content = json.dumps(dict(variables)).encode()
     with ThreadPoolExecutor(16) as pool:
         try:
-            # All of them are waited for: a file written after its removal would stay.
+            # Waits for every machine: a file that is written after its removal would stay.
             failures = [failure for failure in pool.map(partial(_write_on, path, content), hosts) if failure]
             if failures:
                 raise UserError(failures[0])
@@ -164,20 +188,22 @@ def delivered(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[st
 
 
 def _write_on(path: str, content: bytes, host: str) -> str:
-    """Write a file that only its owner can read on a machine; one that another name of it has got is left.
+    """Writes a file on a machine that only its owner can read.
+
+    Two names in the list may be those of one machine, whose file is written once.
 
     Returns:
-        Why it could not be written; empty where it is written.
+        Why the file could not be written; "" if it is written.
     """
-    done = _ssh(host, f"sh -c 'umask 077; set -C; [ -O {path} ] || cat > {path}'", content)
-    if not done.returncode:
+    result = _ssh(host, f"sh -c 'umask 077; set -C; [ -O {path} ] || cat > {path}'", content)
+    if result.returncode == 0:
         return ""
-    said = " ".join(done.stderr.decode(errors="replace").split())
-    return f"--hostfile: variables could not be sent to {host} by ssh: {said or 'it says nothing'}."
+    errors = " ".join(result.stderr.decode(errors="replace").split())
+    return f"--hostfile: variables could not be sent to {host} by ssh: {errors or 'it says nothing'}."
 
 
 def _remove_on(path: str, host: str) -> None:
-    """Remove the file on a machine, or warn. Tries twice where ssh itself fails: Ctrl-C ends ssh, too."""
+    """Removes the file from a machine, or warns. Tries twice if ssh itself fails, since Ctrl-C ends ssh, too."""
     status = SSH_FAILED
     for _ in range(2):
         if status < 0 or status == SSH_FAILED:
@@ -187,6 +213,7 @@ def _remove_on(path: str, host: str) -> None:
 
 
 def _ssh(host: str, command: str, content: bytes) -> "subprocess.CompletedProcess[bytes]":
+    """Runs a command on a machine with `content` as its standard input; a status of 1 also after a time-out."""
     words = ["ssh", "-o", "PasswordAuthentication=no", host, command]
     try:
         return subprocess.run(words, input=content, capture_output=True, timeout=SSH_TIMEOUT)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.cli import main
 from dschat.common.atomic import reporting, write_file
 from dschat.conditions.termination import TerminationCondition
 from dschat.data.collate import pad
@@ -151,7 +150,3 @@ def _terminal(item: Shown, number: int, total: int, colour: bool) -> str:
     for panel in item.panels:
         lines += ["", f"{panel.title}: {panel.caption}", macro_text(panel.tokens, colour)]
     return "\n".join([*lines, ""])
-
-
-if __name__ == "__main__":
-    sys.exit(main(["macro-actions", *sys.argv[1:]]))

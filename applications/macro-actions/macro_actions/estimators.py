@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advantage estimators: from a scored rollout and its macro actions to advantages and, for a critic, returns.
+"""Advantage estimators: from a scored rollout and its macro actions to advantages and, with a critic, returns.
 
-Each is one function of one signature and a row of ESTIMATORS. Where macro actions end is decided before, once per
-rollout, by the termination conditions of `macro_actions.termination`: every n tokens, random lengths, perplexity,
-spans of a parse. `macro_gae` is the same for tensors of one's own.
+An estimator is a function ``(Trajectory, MacroActions, EstimatorSettings) -> PPOBatch`` and a row of `ESTIMATORS`.
+Where macro actions end is decided once per rollout, before any estimator runs, by a condition of
+`macro_actions.conditions`. `macro_gae` needs none of these classes: it takes and returns plain tensors.
+
+Shapes: B rows, R response positions, M macro actions, P prompts with K samples each.
 """
 
 from collections.abc import Callable
@@ -18,24 +20,35 @@ from macro_actions.segments import pool_rewards, pool_values, segment, to_tokens
 from macro_actions.settings import EstimatorSettings
 from macro_actions.types import MacroActions, PPOBatch, Trajectory
 
-# B scored responses, their macro actions, the settings → PPOBatch with (B, R) tensors, 0 off the response.
+# Tensors of the batch have shape (B, R) and are 0 off the response.
 Estimator = Callable[[Trajectory, MacroActions, EstimatorSettings], PPOBatch]
 
 
-def gae_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """Token rewards → macro actions → pooled values and rewards → GAE over macro steps → back to tokens.
+def gae_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """MA-PPO: generalised advantage estimation over macro actions. With one token each it is token-level PPO.
 
-    Works on any subset of rows: a row's result does not depend on the others. Macro actions of one token make it
-    token-level PPO. VAPO (Yue et al. 2025) gives the critic another λ, 1, and the policy one by the response's length.
+    A row's result does not depend on other rows. VAPO (Yue et al. 2025) computes the critic's returns with λ = 1
+    (``lam_critic``) and the advantages with a λ that depends on the response's length (``lam_alpha``).
     """
-    assert trajectory.values is not None  # of a critic
+    assert trajectory.values is not None  # a critic computed them
     rewards, kl = _token_rewards(trajectory, settings)
+
+    # Pool the tokens of each macro action.
     macro_values = pool_values(trajectory.values, macro, settings.value_function)
     macro_rewards = pool_rewards(rewards, macro, settings.macro_reward, settings.value_function)
-    lam = settings.lam if settings.lam_alpha is None else adaptive_lam(macro.mask.sum(1), settings.lam_alpha)
+
+    # GAE over macro actions.
+    lam: float | Tensor = settings.lam
+    if settings.lam_alpha is not None:
+        lam = adaptive_lam(macro.mask.sum(1), settings.lam_alpha)
     advantages, returns = gae(macro_values, macro_rewards, macro.mask, settings.gamma, lam)
     if settings.lam_critic is not None:
         _, returns = gae(macro_values, macro_rewards, macro.mask, settings.gamma, settings.lam_critic)
+
     return PPOBatch(
         trajectory=trajectory,
         macro=macro,
@@ -46,92 +59,132 @@ def gae_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSe
     )
 
 
-def rloo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """Token rewards → their sum over the response → minus the mean of its prompt's other responses, on every token.
+def rloo_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """RLOO (Ahmadian et al. 2024, "Back to Basics"): a response's reward minus the mean reward of its prompt's others.
 
-    RLOO (Ahmadian et al. 2024, "Back to Basics"), whose reward of a response holds the KL penalty: nothing is divided
-    by a deviation. Like all estimators that compare the responses of a group, it works on any subset of prompts: a
-    row's result depends on the rows of its prompt alone. A row without a response token could not be scored: it is no
-    part of the others' baseline. The advantages do not depend on the macro actions; the losses may, see
-    `macro_actions.segments.macro_logprobs`.
+    The reward includes the KL penalty, and nothing is divided by a standard deviation. A response without tokens could
+    not be scored and is left out of the others' mean. All tokens of a response share its advantage, whatever the macro
+    actions; macro actions matter to the policy ratio only, see `macro_actions.segments.macro_logprobs`.
+
+    Example: rewards 1, 2, 6 of one prompt's responses give advantages −3, −1.5, 4.5.
 
     Raises:
-        ValueError: B is no multiple of the samples of a prompt.
+        ValueError: B is not a multiple of the samples per prompt.
     """
     rewards, kl = _token_rewards(trajectory, settings)
     mask = trajectory.response_mask
-    advantages = rloo(_by_group(rewards.sum(1), settings), _by_group(mask.any(1), settings)).flatten()
-    return _batch(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
+    response_rewards = _by_group(rewards.sum(1), settings)
+    counted = _by_group(mask.any(1), settings)
+    advantages = rloo(response_rewards, counted).flatten()
+    return _batch_without_returns(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
 
 
-def grpo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """GRPO (Shao et al. 2024): a score minus the mean of its prompt's, divided by their standard deviation; plus the
-    KL penalty of the response, which is neither compared nor scaled (see :func:`response_penalty`).
+def grpo_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """GRPO (Shao et al. 2024): (score − mean of the prompt's scores) / their standard deviation, plus the KL penalty.
 
-    Example: scores 1, 2, 6 with KLs of .1, 0, .2 nats at a coefficient of .5 → −2/√7 − .05, −1/√7, 3/√7 − .1.
+    The penalty of a response is neither compared nor scaled, see :func:`response_penalty`.
+
+    Example: scores 1, 2, 6 with KLs of .1, 0, .2 nats and a coefficient of .5 give −2/√7 − .05, −1/√7, 3/√7 − .1.
     """
     return _group_batch(trajectory, macro, settings, grpo)
 
 
-def dr_grpo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """Dr. GRPO (Liu et al. 2025): as GRPO without the standard deviation, which weighs prompts by how hard they are.
+def dr_grpo_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """Dr. GRPO (Liu et al. 2025): GRPO without the division, which would weight prompts by their difficulty.
 
-    Its loss is divided by a constant length: `macro_actions.losses.loss_weights`. REINFORCE++'s baseline (Hu et al.
-    2025) is the same advantage, normalised over the batch afterwards, again without the KL penalty.
+    Its loss is divided by a constant length, see `macro_actions.losses.loss_weights`. REINFORCE++ with a baseline (Hu
+    et al. 2025) has this advantage, too; the trainer normalises it over the batch, without the KL penalty.
     """
     return _group_batch(trajectory, macro, settings, dr_grpo)
 
 
-def reinforce_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """REINFORCE++ (Hu et al. 2025): Â_τ = Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ', GAE with λ = 1 and values of 0.
+def reinforce_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """REINFORCE++ (Hu et al. 2025): Â_τ = Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ', which is GAE with λ = 1 and all values 0.
 
-    Normalised over the batch afterwards. Example: rewards 0 1 −1 with γ = 1 → 0 0 −1.
+    The trainer normalises the advantages over the batch. Example: rewards 0 1 −1 with γ = 1 give 0 0 −1.
     """
     rewards, kl = _token_rewards(trajectory, settings)
     macro_rewards = pool_rewards(rewards, macro, settings.macro_reward, "equal")
-    to_go, _ = gae(torch.zeros_like(macro_rewards), macro_rewards, macro.mask, settings.gamma, 1.0)
-    return _batch(trajectory, macro, kl, rewards, to_tokens(to_go, macro))
+    rewards_to_go = _discounted_sums(macro_rewards, macro, settings.gamma)
+    return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(rewards_to_go, macro))
 
 
-def tempo_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """TEMPO (Tran et al. 2025): (r_i − mean + V(after the macro action) − V(before it)) / (std + ε), of scores r.
+def tempo_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """TEMPO (Tran et al. 2025): Â_τ = (score − mean + V(after τ) − V(before τ)) / (std + ε), plus the KL penalty.
 
-    V of a prefix is the mean score of the group's responses that begin with it, see
-    :func:`macro_actions.groups.prefix_values`; so the difference is 0 but where responses part, and macro actions of
-    one token make it the paper's. It draws nothing more than the group. The KL penalty is added as by GRPO.
+    V of a prefix is the mean score of the prompt's responses that begin with it, see
+    :func:`macro_actions.groups.prefix_values`. V(after) − V(before) is therefore 0 except where responses part.
+    Macro actions of one token give the paper's estimator. The KL penalty is added as in :func:`grpo_batch`.
     """
     rewards, kl = _token_rewards(trajectory, settings)
+    mask = trajectory.response_mask
     scores = _by_group(_compared_scores(trajectory, settings), settings)
-    counted = _by_group(trajectory.response_mask.any(1), settings)
-    ids = torch.where(trajectory.response_mask, trajectory.rollout.response_ids, -1)
+    counted = _by_group(mask.any(1), settings)
+
+    # Advantage of the whole response within its group.
+    whole = grpo(scores, counted).flatten()
+
+    # What each macro action adds to the value of the prefix, in the same unit.
+    ids = torch.where(mask, trajectory.rollout.response_ids, -1)
     values = prefix_values(_by_group(ids, settings), scores, counted).flatten(0, 1)
-    last = macro.lengths.cumsum(1)
-    before, after = values.gather(1, last - macro.lengths), values.gather(1, last)
-    whole = grpo(scores, counted).flatten()[:, None]
-    parts = (after - before) / scale(scores, counted).expand_as(scores).reshape(-1, 1)
-    advantages = whole + parts + response_penalty(kl, settings.kl_coef)[:, None]
-    return _batch(trajectory, macro, kl, rewards, to_tokens(torch.where(macro.mask, advantages, 0.0), macro))
+    tokens_after = macro.lengths.cumsum(1)
+    tokens_before = tokens_after - macro.lengths
+    gains = values.gather(1, tokens_after) - values.gather(1, tokens_before)
+    group_scale = scale(scores, counted).expand_as(scores).reshape(-1, 1)
+    parts = gains / group_scale
+
+    penalty = response_penalty(kl, settings.kl_coef)
+    advantages = whole[:, None] + parts + penalty[:, None]
+    advantages = torch.where(macro.mask, advantages, 0.0)
+    return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(advantages, macro))
 
 
-def segment_mc_batch(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
-    """Â_τ = V̂(after the macro action) − V̂(before it); after the last one, the score. VinePPO (Kazemnejad et al. 2024),
-    whose steps of reasoning are macro actions of any kind here, and SPO-chain (Guo et al. 2025).
+def segment_mc_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """VinePPO (Kazemnejad et al. 2024) and SPO-chain (Guo et al. 2025): Â_τ = V̂(after τ) − V̂(before τ).
 
-    V̂ of a state is the mean score of responses completed from there; it stands on the first token of each macro
-    action. The KL penalty of a macro action and of those after it is added, since no completion has one.
+    V̂ of a state is the mean score of responses that were completed from there. ``trajectory.values`` holds it on the
+    first token of each macro action; after the last macro action V̂ is the score. Completions have no KL penalty, so
+    the penalties of a macro action and of all later ones are added.
 
-    Example: V̂ .5 .2 and a score of 1 → −.3, .8.
+    Example: V̂ .5 .2 and a score of 1 give −.3, .8.
     """
     rewards, kl = _token_rewards(trajectory, settings)
-    scored, _ = _token_rewards(trajectory, replace(settings, kl_coef=0.0))
     values = trajectory.values
-    if values is None:  # in evaluations
+    if values is None:  # evaluations sample no completions
         values = torch.zeros_like(rewards)
-    before = pool_values(values, macro, "first")
-    steps, _ = gae(before, pool_rewards(scored, macro), macro.mask, 1.0, 0.0)
+
+    # V̂(after) − V̂(before) is GAE with λ = 0 of the scores alone.
+    score_rewards, _ = _token_rewards(trajectory, replace(settings, kl_coef=0.0))
+    values_before = pool_values(values, macro, "first")
+    gains, _ = gae(values_before, pool_rewards(score_rewards, macro), macro.mask, 1.0, 0.0)
+
     penalties = pool_rewards(-settings.kl_coef * kl, macro)
-    to_go, _ = gae(torch.zeros_like(before), penalties, macro.mask, 1.0, 1.0)
-    return _batch(trajectory, macro, kl, rewards, to_tokens(steps + to_go, macro))
+    advantages = gains + _discounted_sums(penalties, macro, 1.0)
+    return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(advantages, macro))
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -146,27 +199,40 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 
 
-def gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over macro steps (Schulman et al. 2016).
+def gae(
+    values: Tensor,
+    rewards: Tensor,
+    mask: Tensor,
+    gamma: float,
+    lam: float | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over macro actions (Schulman et al. 2016).
 
-    δ_τ = R_τ + γ V_{τ+1} − V_τ, Â_τ = δ_τ + γλ Â_{τ+1}, Ret_τ = Â_τ + V_τ; the value after the last step is 0.
+        δ_τ = R_τ + γ V_{τ+1} − V_τ        Â_τ = δ_τ + γλ Â_{τ+1}        Ret_τ = Â_τ + V_τ
 
-    Example: values .5 .2, rewards 0 1, γ = 1, λ = .5 → δ = −.3, .8; advantages .1, .8; returns .6, 1.
+    The value after the last macro action is 0.
+
+    Example: values .5 .2, rewards 0 1, γ = 1, λ = .5: δ = −.3 .8, advantages .1 .8, returns .6 1.
 
     Args:
-        values, rewards: (B, M).
-        mask: (B, M) bool or numbers, a prefix of each row.
-        gamma, lam: count macro steps, not tokens; λ is a number, or one of each row (B,).
+        values: shape ``(B, M)``.
+        rewards: shape ``(B, M)``.
+        mask: shape ``(B, M)``, bools or numbers, True on a prefix of each row.
+        gamma: discount per macro action, not per token.
+        lam: λ per macro action: a number, or one for each row, shape ``(B,)``.
 
     Returns:
-        advantages, returns: (B, M) each, 0 off the mask.
+        advantages and returns, shape ``(B, M)`` each, 0 off the mask.
     """
-    mask, exact = mask.bool(), torch.promote_types(torch.promote_types(values.dtype, rewards.dtype), torch.float32)
-    values, rewards = values.to(exact), rewards.to(exact)
-    zeros = torch.zeros_like(values)
-    values, rewards = torch.where(mask, values, zeros), torch.where(mask, rewards, zeros)
-    following = torch.cat([values[:, 1:], zeros[:, :1]], dim=1)
-    deltas = rewards + gamma * following - values
+    mask = mask.bool()
+    dtype = torch.promote_types(torch.promote_types(values.dtype, rewards.dtype), torch.float32)
+    values = torch.where(mask, values.to(dtype), 0.0)
+    rewards = torch.where(mask, rewards.to(dtype), 0.0)
+
+    next_values = torch.zeros_like(values)
+    next_values[:, :-1] = values[:, 1:]
+    deltas = rewards + gamma * next_values - values
+
     advantages = torch.empty_like(values)
     running = values.new_zeros(values.shape[0])
     for step in reversed(range(values.shape[1])):
@@ -186,30 +252,31 @@ def macro_gae(
     value_function: str = "equal",
     macro_reward: str = "sum",
 ) -> tuple[Tensor, Tensor]:
-    """GAE over macro actions, on every token: pooled values and rewards → :func:`gae` → back to the tokens.
+    """GAE over macro actions from and to tokens: pool values and rewards, :func:`gae`, broadcast to the tokens.
 
-    Macro actions of one token give token-level GAE. Nothing is whitened. The macro actions of a row follow each other
-    over holes of its mask (another turn, a tool's answer), which count no step.
+    Macro actions of one token give token-level GAE. Nothing is whitened. Consecutive macro actions of a row may be
+    separated by a hole of its mask (another turn, a tool's answer); a hole is no step.
 
-    Example: values .5 .1 .2 .4, rewards 0 0 0 1, ends 0 1 0 1, γ = 1, λ = .5, ``first``: macro values .5 .2 and
-    rewards 0 1 → advantages .1 .1 .8 .8, returns .6 .6 1 1.
+    Example: values .5 .1 .2 .4, rewards 0 0 0 1, ends 0 1 0 1, γ = 1, λ = .5 and value function ``first`` have macro
+    values .5 .2 and macro rewards 0 1; the advantages are .1 .1 .8 .8 and the returns .6 .6 1 1.
 
     Args:
-        values: (B, R) float, V of the state before each token; computed in float32 where it has fewer bits.
-        rewards: (B, R) float, of the tokens.
-        ends: (B, R) bool, as from a termination condition.
-        response_mask: (B, R) bool or numbers, 1 on the response's tokens: padded on either side, with or without
+        values: shape ``(B, R)``, V of the state before each token.
+        rewards: shape ``(B, R)``, token rewards.
+        ends: shape ``(B, R)``, bool, from a termination condition.
+        response_mask: shape ``(B, R)``, bools or numbers, 1 on response tokens; padded on either side, with or without
             holes.
-        gamma, lam: count macro steps, not tokens; λ is a number, or one of each row (B,).
+        gamma: discount per macro action, not per token.
+        lam: λ per macro action: a number, or one for each row, shape ``(B,)``.
         value_function: σ, see :func:`macro_actions.segments.value_weights`.
         macro_reward: ``sum`` or ``mean`` of the rewards of a macro action's tokens.
 
     Returns:
-        advantages, returns: (B, R) each, 0 off the response, without a gradient; float32, or float64 if values or
-        rewards are.
+        advantages and returns, shape ``(B, R)`` each, 0 off the response, without gradient. They are float64 if values
+        or rewards are, otherwise float32.
 
     Raises:
-        ValueError: tensors of different shapes, an unknown value_function or macro_reward.
+        ValueError: shapes differ, or value_function or macro_reward is unknown.
     """
     if not values.shape == rewards.shape == ends.shape == response_mask.shape:
         shapes = [tuple(x.shape) for x in (values, rewards, ends, response_mask)]
@@ -222,28 +289,59 @@ def macro_gae(
 
 
 def adaptive_lam(steps: Tensor, alpha: float) -> Tensor:
-    """VAPO's λ of each response (Yue et al. 2025): 1 − 1 / (α l), at least 0, for l steps.
+    """VAPO's λ for each response (Yue et al. 2025): max(0, 1 − 1 / (α l)) for l macro actions.
 
-    Example: α = .05 → 0 for 20 steps, .8 for 100, .9 for 200. The steps are macro actions, tokens where n = 1.
+    Example: with α = .05, λ is 0 for 20 macro actions, .8 for 100, .9 for 200.
 
     Args:
-        steps: (B,) whole numbers.
+        steps: shape ``(B,)``, number of macro actions.
         alpha: α.
 
     Returns:
-        (B,) float32.
+        Shape ``(B,)``, float32.
     """
-    return (1 - 1 / (alpha * steps.clamp(min=1).float())).clamp(min=0)
+    length = steps.clamp(min=1).float()
+    return (1 - 1 / (alpha * length)).clamp(min=0)
 
 
-def penalised(scores: Tensor, finished: Tensor, lengths: Tensor, settings: EstimatorSettings) -> Tensor:
-    """Scores (B,) less what a missing EOS and a length in tokens cost; finished and lengths are (B,)."""
+def penalised(
+    scores: Tensor,
+    finished: Tensor,
+    lengths: Tensor,
+    settings: EstimatorSettings,
+) -> Tensor:
+    """Scores minus the penalties for a missing EOS and for length.
+
+    Args:
+        scores: shape ``(B,)``.
+        finished: shape ``(B,)``, bool, True where the response ends with EOS.
+        lengths: shape ``(B,)``, response lengths in tokens.
+        settings: the penalties.
+
+    Returns:
+        Shape ``(B,)``.
+    """
     scores = penalise_missing_eos(scores, finished, settings.missing_eos_penalty)
     return penalise_length(scores, lengths, settings.longest, settings.length_buffer, settings.length_penalty)
 
 
+def response_penalty(kl: Tensor, kl_coef: float) -> Tensor:
+    """KL penalty of a whole response, −kl_coef · Σ_j kl_j.
+
+    Estimators that compare scores within a group add it to the advantage of every token of the response.
+
+    Args:
+        kl: shape ``(B, R)`` in nats, 0 off the response.
+        kl_coef: weight of the penalty.
+
+    Returns:
+        Shape ``(B,)``.
+    """
+    return -kl_coef * kl.sum(1)
+
+
 def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple[Tensor, Tensor]:
-    """Rewards and KL (B, R) of the tokens, the penalties for a missing EOS and for length in the score."""
+    """Token rewards and KL, shape (B, R) each; the score includes the penalties for a missing EOS and for length."""
     lengths = trajectory.response_mask.sum(1)
     return token_rewards(
         trajectory.logprobs,
@@ -257,24 +355,17 @@ def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple
     )
 
 
-def response_penalty(kl: Tensor, kl_coef: float) -> Tensor:
-    """−kl_coef · Σ_j kl_j: the KL penalty of a whole response, as estimators that compare scores within a group add it
-    to the advantage of each of its tokens.
-
-    Args:
-        kl: (B, R) in nats, 0 off the response.
-        kl_coef: weight of the penalty.
-
-    Returns:
-        (B,).
-    """
-    return -kl_coef * kl.sum(1)
+def _discounted_sums(macro_rewards: Tensor, macro: MacroActions, gamma: float) -> Tensor:
+    """Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ' for every macro action. (B, M) → (B, M)."""
+    sums, _ = gae(torch.zeros_like(macro_rewards), macro_rewards, macro.mask, gamma, 1.0)
+    return sums
 
 
 def _compared_scores(trajectory: Trajectory, settings: EstimatorSettings) -> Tensor:
-    """Scores (B,) that the responses of a group are compared by: less penalties, clamped, without the KL."""
-    lengths, bound = trajectory.response_mask.sum(1), settings.clip_reward_value
+    """Scores by which a group's responses are compared: with penalties, clamped, without the KL. Shape (B,)."""
+    lengths = trajectory.response_mask.sum(1)
     scores = penalised(trajectory.scores, trajectory.rollout.finished, lengths, settings)
+    bound = settings.clip_reward_value
     return scores if bound is None else scores.clamp(-bound, bound)
 
 
@@ -284,22 +375,28 @@ def _group_batch(
     settings: EstimatorSettings,
     compare: Callable[[Tensor, Tensor], Tensor],
 ) -> PPOBatch:
-    """A batch whose responses have one advantage each: the score, compared with its prompt's, plus the KL penalty."""
+    """Batch in which a response has one advantage: its score compared with its prompt's, plus its KL penalty."""
     rewards, kl = _token_rewards(trajectory, settings)
     mask = trajectory.response_mask
     scores = _by_group(_compared_scores(trajectory, settings), settings)
-    compared = compare(scores, _by_group(mask.any(1), settings)).flatten()
-    advantages = compared + response_penalty(kl, settings.kl_coef)
-    return _batch(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
+    counted = _by_group(mask.any(1), settings)
+    advantages = compare(scores, counted).flatten() + response_penalty(kl, settings.kl_coef)
+    return _batch_without_returns(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
 
 
 def _by_group(x: Tensor, settings: EstimatorSettings) -> Tensor:
-    """(B, …) → (P, K, …). Raises ValueError where B is no multiple of K."""
+    """Rows by prompt: (B, …) → (P, K, …). Raises ValueError where B is not a multiple of K."""
     if len(x) % settings.samples:
         raise ValueError(f"{len(x)} rows are not {settings.samples} samples of each prompt")
     return x.unflatten(0, (-1, settings.samples))
 
 
-def _batch(trajectory: Trajectory, macro: MacroActions, kl: Tensor, rewards: Tensor, advantages: Tensor) -> PPOBatch:
-    """A batch without a critic."""
+def _batch_without_returns(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    kl: Tensor,
+    rewards: Tensor,
+    advantages: Tensor,
+) -> PPOBatch:
+    """Batch of an estimator that trains no critic."""
     return PPOBatch(trajectory, macro, kl=kl, rewards=rewards, advantages=advantages, returns=None)

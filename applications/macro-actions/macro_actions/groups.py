@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses of a group, the K samples of one prompt, compared with each other; no number depends on another prompt.
+"""Responses of a group, the K samples of one prompt, compared with each other; prompts do not affect each other.
 
-All functions take scores (P, K) and counted (P, K) bool: False leaves a response out as if it had not been drawn; all
-count where it is None.
+``scores`` has shape (P, K). ``counted``, bool of the same shape, is False for responses that are treated as if they
+had not been sampled; with ``None`` all count.
 """
 
 import torch
@@ -12,27 +12,28 @@ EPSILON = 1e-6  # added to a standard deviation
 
 
 def rloo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Each score minus the mean of the other scores of its prompt (Ahmadian et al. 2024, "Back to Basics").
+    """RLOO (Ahmadian et al. 2024, "Back to Basics"): a score minus the mean of the prompt's other scores.
 
-    Example: 1, 2, 6 → 1 − 4, 2 − 3.5, 6 − 1.5.
+    Example: scores 1, 2, 6 give 1 − 4, 2 − 3.5, 6 − 1.5.
 
     Returns:
-        advantages (P, K): 0 where a score is left out or no other of its prompt counts.
+        advantages, shape ``(P, K)``: 0 where a score does not count or is the prompt's only one.
     """
     counted = _all_if_none(counted, scores)
     scores = torch.where(counted, scores, 0.0)
     others = counted.sum(1, keepdim=True) - 1
-    baseline = (scores.sum(1, keepdim=True) - scores) / others.clamp(min=1)
+    sum_of_others = scores.sum(1, keepdim=True) - scores
+    baseline = sum_of_others / others.clamp(min=1)
     return torch.where(counted & (others > 0), scores - baseline, 0.0)
 
 
 def dr_grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Each score minus the mean of its prompt's (Liu et al. 2025): (1 − 1/K) of `rloo`.
+    """Dr. GRPO (Liu et al. 2025): a score minus the mean of the prompt's scores, (1 − 1/K) times :func:`rloo`.
 
-    Example: 1, 2, 6 → −2, −1, 3.
+    Example: scores 1, 2, 6 give −2, −1, 3.
 
     Returns:
-        advantages (P, K): 0 where a score is left out or no other of its prompt counts.
+        advantages, shape ``(P, K)``: 0 where a score does not count or is the prompt's only one.
     """
     counted = _all_if_none(counted, scores)
     mean, _ = moments(scores, counted)
@@ -40,91 +41,112 @@ def dr_grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
-    """`dr_grpo`, divided by the standard deviation of the prompt's scores plus 1e-6 (Shao et al. 2024).
+    """GRPO (Shao et al. 2024): :func:`dr_grpo` divided by the standard deviation of the prompt's scores plus 1e-6.
 
-    Example: 1, 2, 6 → −2/√7, −1/√7, 3/√7. The deviation has the denominator K − 1, as in the released codes.
+    The deviation has the denominator K − 1, as in the released implementations.
+
+    Example: scores 1, 2, 6 give −2/√7, −1/√7, 3/√7.
 
     Returns:
-        advantages (P, K): 0 where a score is left out, no other of its prompt counts, or all are equal.
+        advantages, shape ``(P, K)``: 0 where a score does not count, is the prompt's only one, or all are equal.
     """
     counted = _all_if_none(counted, scores)
     return dr_grpo(scores, counted) / scale(scores, counted)
 
 
 def scale(scores: Tensor, counted: Tensor) -> Tensor:
-    """What GRPO divides by, (P, 1): the standard deviation plus 1e-6; infinity where all scores are equal."""
+    """GRPO's divisor: standard deviation plus 1e-6, or infinity where all scores are equal. Shape (P, 1)."""
     _, deviation = moments(scores, counted)
-    return torch.where(are_equal(scores, counted)[:, None], torch.inf, deviation + EPSILON)
+    equal = are_equal(scores, counted)[:, None]
+    return torch.where(equal, torch.inf, deviation + EPSILON)
 
 
 def moments(scores: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (denominator K − 1; 0 for a single score) of each prompt's, (P, 1) each."""
+    """Mean and standard deviation of each prompt's scores.
+
+    Returns:
+        Shape ``(P, 1)`` each. The deviation has the denominator K − 1, and is 0 for a single score.
+    """
     count = counted.sum(1, keepdim=True)
-    mean = torch.where(counted, scores, 0.0).sum(1, keepdim=True) / count.clamp(min=1)
-    squares = torch.where(counted, scores - mean, 0.0).square().sum(1, keepdim=True)
-    return mean, (squares / (count - 1).clamp(min=1)).sqrt()
+    total = torch.where(counted, scores, 0.0).sum(1, keepdim=True)
+    mean = total / count.clamp(min=1)
+    centred = torch.where(counted, scores - mean, 0.0)
+    squares = centred.square().sum(1, keepdim=True)
+    variance = squares / (count - 1).clamp(min=1)
+    return mean, variance.sqrt()
 
 
 def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
-    """(P,) bool: the prompt's scores are all the same, so that nothing can be learnt of them (Yu et al. 2025)."""
+    """Whether all scores of a prompt are equal, so that nothing can be learned from it (Yu et al. 2025). (P,) bool."""
     lowest = torch.where(counted, scores, torch.inf).amin(1)
-    return torch.where(counted, scores, -torch.inf).amax(1) <= lowest
+    highest = torch.where(counted, scores, -torch.inf).amax(1)
+    return highest <= lowest
 
 
 def refilled(equal: Tensor, further: Tensor, ranks: int = 1) -> Tensor:
-    """Which group each place holds once further groups of unequal scores have taken the places of equal ones.
+    """Replace groups of equal scores by further groups of unequal scores, as many as there are of both.
 
-    The first such places and the first such groups, whatever the number of ranks; in turn, but what a rank has drawn
-    stays with it where it has a place.
+    Groups are dealt to ranks in turn: group g belongs to rank g % ranks. A further group goes to its own rank if there
+    is a free slot; the remaining ones fill the remaining slots in order. Which groups are replaced and by which does
+    not depend on the number of ranks.
 
-    Example: places equal, not, equal, equal; of three further groups the second is equal: 4, 1, 6, 3.
-    Places equal, equal, not, not; of four the first is equal: 5, 6, 2, 3, but 6, 5, 2, 3 where one of two ranks has
-    places 0, 2 and groups 4, 6, and the other one the others.
+    Example: groups equal, not, equal, equal; of three further groups the second is equal: 4, 1, 6, 3.
+    Groups equal, equal, not, not; of four further groups the first is equal: 5, 6, 2, 3 on one rank. On two ranks,
+    where rank 0 has slots 0, 2 and further groups 4, 6: 6, 5, 2, 3.
 
     Args:
-        equal: (P,) bool, the groups whose places are to be taken; see `are_equal`.
-        further: (Q,) bool, the further ones that are not to be taken.
-        ranks: processes that groups are dealt to in turn; P is a multiple of it.
+        equal: shape ``(P,)``, bool, groups to be replaced, see :func:`are_equal`.
+        further: shape ``(Q,)``, bool, further groups that are not to be used.
+        ranks: number of processes; P is a multiple of it.
 
     Returns:
-        (P,) long: numbers of groups, further ones from P on. What is left over stays.
+        Shape ``(P,)``, int64: the group in each slot; further groups are numbered from P.
     """
-    places, found = equal.nonzero().flatten().tolist(), (~further).nonzero().flatten().tolist()
-    count = min(len(places), len(found))
-    places, found = places[:count], [len(equal) + number for number in found[:count]]
-    taken: dict[int, int] = {}
+    slots: list[int] = equal.nonzero().flatten().tolist()
+    usable: list[int] = (~further).nonzero().flatten().tolist()
+    count = min(len(slots), len(usable))
+    slots = slots[:count]
+    groups = [len(equal) + number for number in usable[:count]]
+    group_of_slot: dict[int, int] = {}
+
+    # Groups stay on the rank that sampled them, where it has a slot.
     for rank in range(ranks):
-        taken |= zip(
-            [place for place in places if place % ranks == rank],
-            [group for group in found if group % ranks == rank],
-            strict=False,
-        )
-    taken |= zip(
-        [place for place in places if place not in taken],
-        [group for group in found if group not in taken.values()],
-        strict=True,
-    )
-    return torch.tensor([taken.get(place, place) for place in range(len(equal))], device=equal.device)
+        rank_slots = [slot for slot in slots if slot % ranks == rank]
+        rank_groups = [group for group in groups if group % ranks == rank]
+        group_of_slot.update(zip(rank_slots, rank_groups, strict=False))
+
+    # The others move to the remaining slots.
+    used = set(group_of_slot.values())
+    free_slots = [slot for slot in slots if slot not in group_of_slot]
+    moved_groups = [group for group in groups if group not in used]
+    group_of_slot.update(zip(free_slots, moved_groups, strict=True))
+
+    numbers = [group_of_slot.get(slot, slot) for slot in range(len(equal))]
+    return torch.tensor(numbers, device=equal.device)
 
 
 def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) -> Tensor:
     """V of every prefix of every response: the mean score of the prompt's responses that begin with it.
 
-    Example: responses a b, a c, d with scores 1, 3, 8: V of the empty prefix is 4, of a 2, of a b 1, of d 8.
+    Example: responses a b, a c, d with scores 1, 3, 8: V is 4 for the empty prefix, 2 for a, 1 for a b, 8 for d.
 
     Args:
-        ids: (P, K, R), tokens of the responses, −1 behind them.
-        scores, counted: (P, K).
+        ids: shape ``(P, K, R)``, tokens of the responses, −1 after their ends.
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``.
 
     Returns:
-        (P, K, R + 1): in column j the value of the first j tokens; behind its end, of the whole response and what
-        is equal to it.
+        Shape ``(P, K, R + 1)``: column j is the value after j tokens. After a response's end it is the mean score of
+        the responses that equal it.
     """
     counted = _all_if_none(counted, scores)
-    totals = counts = scores.new_zeros(*ids.shape[:2], ids.shape[2] + 1)
-    for k in range(ids.shape[1]):  # one at a time: all pairs of long responses would take much memory
-        alike = (ids == ids[:, k : k + 1]).cumprod(2, dtype=torch.uint8)
-        alike = torch.cat([torch.ones_like(alike[..., :1]), alike], 2).bool() & counted[:, k, None, None]
+    totals = scores.new_zeros(*ids.shape[:2], ids.shape[2] + 1)
+    counts = torch.zeros_like(totals)
+    # One response at a time: comparing all pairs at once would take K times the memory.
+    for k in range(ids.shape[1]):
+        same_so_far = (ids == ids[:, k : k + 1]).cumprod(2, dtype=torch.uint8)
+        empty_prefix = torch.ones_like(same_so_far[..., :1])
+        alike = torch.cat([empty_prefix, same_so_far], 2).bool() & counted[:, k, None, None]
         totals = totals + torch.where(alike, scores[:, k, None, None], 0.0)
         counts = counts + alike
     return totals / counts.clamp(min=1)

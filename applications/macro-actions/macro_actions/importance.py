@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Truncated importance sampling: corrects for tokens that were drawn by a policy slightly other than the actor."""
+"""Truncated importance sampling, for tokens that were sampled by a policy slightly different from the actor."""
 
 from torch import Tensor
 
 
 def importance_weights(logprobs: Tensor, drawn_logprobs: Tensor, clip: float) -> Tensor:
-    """min(π_old / π_drawn, clip) of every token.
+    """min(π_old / π_sampler, clip) of every token.
 
-    An engine that computes the actor's log-probs in its own way, with other kernels or in lower precision, draws from
-    π_drawn, not from π_old. Under π_drawn, advantages times these weights have the mean that they have under π_old
-    without them, but for the truncation, which bounds their variance.
+    An engine that computes the actor's log-probabilities with other kernels or in lower precision samples from
+    π_sampler, not from π_old. Under π_sampler, the weighted advantages have the mean that unweighted advantages have
+    under π_old, except for the truncation, which bounds their variance.
 
     Args:
-        logprobs: (B, R), log π_old, of the trainer.
-        drawn_logprobs: (B, R), log π_drawn, of the engine that drew the tokens.
-        clip: the largest weight.
+        logprobs: shape ``(B, R)``, log π_old, computed by the trainer.
+        drawn_logprobs: shape ``(B, R)``, log π_sampler, computed by the engine that sampled the tokens.
+        clip: largest weight.
 
     Returns:
-        (B, R), without gradient.
+        Shape ``(B, R)``, without gradient.
     """
     return (logprobs - drawn_logprobs).detach().exp().clamp(max=clip)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked sums, the last position of a mask, and whitening.
+"""Masked sums, the last positions of a mask, and whitening.
 
-A mask is True on what counts; values off the mask may be anything, NaN included.
+A mask is True on entries that count. Other entries may hold any number, NaN included.
 """
 
 import torch
@@ -11,64 +11,69 @@ Totals = tuple[Tensor, Tensor, Tensor]
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum of ``x`` over the True entries of ``mask`` (same shape); 0-d, 0 for an empty mask."""
+    """Sum of ``x`` over the True entries of ``mask``, which has the same shape. 0-d; 0 for an empty mask."""
     return torch.where(mask, x, torch.zeros_like(x)).sum()
 
 
 def last_true(mask: Tensor) -> Tensor:
-    """(B, T) bool → (B, T) bool: True on the last position of each run of True alone."""
+    """Last position of each run of True. (B, T) bool → (B, T) bool.
+
+    Example: 1 1 0 1 1 1 gives 0 1 0 0 0 1.
+    """
     following = torch.zeros_like(mask)
     following[:, :-1] = mask[:, 1:]
     return mask & ~following
 
 
 def masked_moments(x: Tensor, mask: Tensor) -> Totals:
-    """Totals from which mean and variance follow, to be added up over batches and ranks.
+    """Totals that determine mean and variance, and that can be added up over batches and ranks.
 
     Args:
         x: any shape.
-        mask: bool, the same shape.
+        mask: bool, shape of ``x``.
 
     Returns:
-        (count, sum, sum of squares) over the True entries, each a 0-d float64 tensor.
+        Count, sum and sum of squares over the True entries, each 0-d float64.
     """
-    kept = torch.where(mask, x, torch.zeros_like(x)).double()
-    return mask.sum().double(), kept.sum(), kept.square().sum()
+    values = torch.where(mask, x.double(), 0.0)
+    return mask.sum().double(), values.sum(), values.square().sum()
 
 
 def whiten(x: Tensor, mask: Tensor, totals: Totals) -> Tensor:
-    """Shifts and scales ``x`` to mean 0 and variance 1 under the given totals.
+    """Shift and scale ``x`` to mean 0 and variance 1 under the given totals.
 
     Args:
-        x: (B, R) float.
-        mask: (B, R) bool.
-        totals: (count, sum, sum of squares), as from :func:`masked_moments`, over everything whitened together.
+        x: shape ``(B, R)``.
+        mask: shape ``(B, R)``, bool.
+        totals: from :func:`masked_moments`, over everything that is whitened together.
 
     Returns:
-        (B, R), zero off the mask. The variance is the biased one (divided by the count).
+        Shape ``(B, R)``, 0 off the mask. The variance is the biased one, divided by the count.
     """
     count, total, total_squares = totals
     count = count.clamp(min=1)
     mean = total / count
     variance = (total_squares / count - mean.square()).clamp(min=0)
     whitened = (x.double() - mean) * torch.rsqrt(variance + 1e-8)
-    return torch.where(mask, whitened.to(x.dtype), torch.zeros_like(x))
+    return torch.where(mask, whitened.to(x.dtype), 0.0)
 
 
 def whiten_rows(x: Tensor, mask: Tensor) -> Tensor:
-    """Shifts and scales each row of ``x`` to mean 0 and (biased) variance 1 over its own True entries.
+    """Shift and scale each row to mean 0 and biased variance 1 over its own True entries.
 
-    Example: 1, 3 → −1, 1. A row of equal numbers, or of a single one, becomes 0.
+    Example: 1 3 gives −1 1. Equal numbers, or a single one, give 0.
 
     Args:
-        x: (B, R) float.
-        mask: (B, R) bool.
+        x: shape ``(B, R)``.
+        mask: shape ``(B, R)``, bool.
 
     Returns:
-        (B, R), zero off the mask.
+        Shape ``(B, R)``, 0 off the mask.
     """
     count = mask.sum(1, keepdim=True).clamp(min=1)
-    kept = torch.where(mask, x, torch.zeros_like(x)).double()
-    centred = torch.where(mask, kept - kept.sum(1, keepdim=True) / count, 0.0)
+    values = torch.where(mask, x.double(), 0.0)
+    mean = values.sum(1, keepdim=True) / count
+    centred = torch.where(mask, values - mean, 0.0)
     variance = centred.square().sum(1, keepdim=True) / count
-    return (centred / (variance + 1e-8).sqrt()).to(x.dtype)
+    deviation = (variance + 1e-8).sqrt()
+    return (centred / deviation).to(x.dtype)

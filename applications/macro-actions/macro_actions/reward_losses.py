@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses of the reward model: which of the numbers that it gives at every token of a pair are compared.
 
-    loss        compares                                                                 scores that are reported
-    end         the numbers at the last tokens, which are those that score a response    the same
-    last_token  the numbers one token earlier: of the states that produce the last ones  the same
-    average     means from the first difference to one token before the last             as of last_token
-    per_sample  the numbers at every token from the first difference on                  as of end
+    loss         numbers that are compared                                   reported score of a sequence
+    end          at the last token, which is the score of a response         at the last token
+    last_token   at the token before the last                                at the token before the last
+    average      mean from the first difference to the token before the last at the token before the last
+    per_sample   at every token from the first difference on                 at the last token
 
-Every comparison of a chosen number c with a rejected one r costs −log σ(c − r − m), with a pair's margin m.
+Every comparison of a chosen number c with a rejected number r costs −log σ(c − r − m), with the margin m of the pair.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,19 @@ from torch.nn import functional as F
 from macro_actions.losses import Stats
 
 RewardLoss = Literal["end", "last_token", "per_sample", "average"]
-BEFORE_END: tuple[RewardLoss, ...] = ("last_token", "average")  # these leave the number at the last token as it is
+BEFORE_END: tuple[RewardLoss, ...] = ("last_token", "average")  # these do not train the number at the last token
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """N comparisons, padded on the right to T tokens; prompt and response together, no sequence is empty.
+    """N comparisons of sequences (prompt and response together), padded on the right to T tokens; none is empty.
 
     Attributes:
-        ids, other_ids: (N, T) long: of the chosen and of the rejected sequences.
-        mask, other_mask: (N, T) bool, True on real tokens.
-        margins: (N,) how much the chosen response shall win by; none when None.
+        ids: shape ``(N, T)``, int64, the chosen sequences.
+        other_ids: shape ``(N, T)``, int64, the rejected sequences.
+        mask: shape ``(N, T)``, bool, True on tokens of the chosen sequences.
+        other_mask: shape ``(N, T)``, bool, True on tokens of the rejected sequences.
+        margins: shape ``(N,)``, by how much the chosen response should win; 0 with ``None``.
     """
 
     ids: Tensor
@@ -48,97 +50,126 @@ def reward_loss(
     centering: float = 0.0,
     num_pairs: Tensor | float | None = None,
 ) -> tuple[Tensor, Stats]:
-    """Σ (loss of a pair + centering · (s + s')²) / num_pairs, where s and s' are the scores that are reported.
+    """Σ (loss of a pair + centering · (s + s')²) / num_pairs, with s and s' the reported scores of the two sequences.
 
-    The second term keeps the scores of a pair around 0 and leaves their difference alone (Eisenstein et al. 2023).
-    A pair of equal sequences has nothing to compare: `per_sample` leaves it out, and it is not to be counted. With the
-    other losses it is a tie, which costs log 2 and gives no gradient.
+    The second term keeps the scores of a pair near 0 and leaves their difference alone (Eisenstein et al. 2023). A
+    pair of equal sequences has nothing to compare: ``per_sample`` leaves it out, and the caller does not count it
+    either. The other losses treat it as a tie, which costs log 2 and gives no gradient.
 
     Args:
-        kind: see above.
-        chosen, rejected: (N, T) the model's number at every token, differentiable.
-        pairs: of the same sequences.
+        kind: see the table above.
+        chosen: shape ``(N, T)``, the model's number at every token of the chosen sequences, differentiable.
+        rejected: shape ``(N, T)``, of the rejected sequences.
+        pairs: the sequences.
         centering: coefficient of the second term.
-        num_pairs: the denominator; the pairs that count when None. 0, where no pair counts, gives 0.
+        num_pairs: denominator; the pairs that count with ``None``. 0, if no pair counts, gives a loss of 0.
 
     Returns:
-        The loss (0-d), and accuracy (share of pairs with s > s'; a tie is wrong), chosen, rejected, margin (means).
-        Where s is not the number at the last token: end_accuracy, the accuracy of that number. With `average`:
-        mean_accuracy, that of the means.
+        The loss (0-d), and the statistics accuracy (share of pairs with s > s'; a tie is wrong), chosen, rejected and
+        margin (means of s, s' and s − s'). Where s is not the number at the last token, end_accuracy is the accuracy
+        of that number; for ``average``, mean_accuracy is that of the means.
     """
-    ends, other_ends = _last(pairs.mask), _last(pairs.other_mask)
+    ends = _last_positions(pairs.mask)
+    other_ends = _last_positions(pairs.other_mask)
     first, differ = first_difference(pairs)
-    at_end = _at(chosen, ends), _at(rejected, other_ends)
-    before = _at(chosen, (ends - 1).clamp(min=0)), _at(rejected, (other_ends - 1).clamp(min=0))
-    scores = before if kind in BEFORE_END else at_end
-    counted = differ if kind == "per_sample" else torch.ones_like(differ)
+
+    # Scores that are reported.
+    end_scores = _at(chosen, ends)
+    other_end_scores = _at(rejected, other_ends)
+    scores = end_scores
+    other_scores = other_end_scores
+    if kind in BEFORE_END:
+        scores = _at(chosen, (ends - 1).clamp(min=0))
+        other_scores = _at(rejected, (other_ends - 1).clamp(min=0))
+
+    # Numbers that are compared.
+    counted = torch.ones_like(differ)
     if kind == "per_sample":
+        counted = differ
         losses = _mean_over_tokens(chosen, rejected, pairs, first)
     elif kind == "average":
-        compared = _mean_before(chosen, first, ends), _mean_before(rejected, first, other_ends)
-        losses = _costs(*compared, pairs.margins)
+        means = _mean_before(chosen, first, ends)
+        other_means = _mean_before(rejected, first, other_ends)
+        losses = _costs(means, other_means, pairs.margins)
     else:
-        losses = _costs(*scores, pairs.margins)
+        losses = _costs(scores, other_scores, pairs.margins)
     if centering:
-        losses = losses + centering * (scores[0] + scores[1]).square()
-    total = counted.sum() if num_pairs is None else torch.as_tensor(num_pairs, device=chosen.device)
+        losses = losses + centering * (scores + other_scores).square()
+
+    if num_pairs is None:
+        total = counted.sum()
+    else:
+        total = torch.as_tensor(num_pairs, device=chosen.device)
     total = torch.where(total > 0, total, 1)
+
     with torch.no_grad():
-        margin = scores[0] - scores[1]
-        means = {"accuracy": margin > 0, "chosen": scores[0], "rejected": scores[1], "margin": margin}
+        numbers = {
+            "accuracy": scores > other_scores,
+            "chosen": scores,
+            "rejected": other_scores,
+            "margin": scores - other_scores,
+        }
         if kind in BEFORE_END:
-            means["end_accuracy"] = at_end[0] > at_end[1]
+            numbers["end_accuracy"] = end_scores > other_end_scores
         if kind == "average":
-            means["mean_accuracy"] = compared[0] > compared[1]
-        stats = {name: torch.where(counted, x, 0).sum() / total for name, x in means.items()}
+            numbers["mean_accuracy"] = means > other_means
+        stats = {name: torch.where(counted, x, 0).sum() / total for name, x in numbers.items()}
     return torch.where(counted, losses, 0.0).sum() / total, stats
 
 
 def first_difference(pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """The first place where the sequences of a pair differ, the end of one of them included.
+    """First position at which the sequences of a pair differ; the end of one of them is a difference.
 
     Returns:
-        The places (N,) long, 0 where there is none; and whether there is one, (N,) bool.
+        The positions, shape ``(N,)``, int64, 0 for equal sequences; and whether the sequences differ, shape ``(N,)``,
+        bool.
     """
-    differs = (pairs.ids != pairs.other_ids) | (pairs.mask != pairs.other_mask)
-    differs = differs & (pairs.mask | pairs.other_mask)
+    other_token = pairs.ids != pairs.other_ids
+    one_has_ended = pairs.mask != pairs.other_mask
+    differs = (other_token | one_has_ended) & (pairs.mask | pairs.other_mask)
     return differs.long().argmax(1), differs.any(1)
 
 
-def _last(mask: Tensor) -> Tensor:
-    """The last real place of rows padded on the right: (N, T) bool → (N,) long."""
+def _last_positions(mask: Tensor) -> Tensor:
+    """Last position of rows padded on the right: (N, T) bool → (N,) int64."""
     return mask.sum(1) - 1
 
 
-def _at(numbers: Tensor, places: Tensor) -> Tensor:
-    """(N, T), (N,) → (N,)."""
-    return numbers.gather(1, places[:, None]).squeeze(1)
+def _at(numbers: Tensor, positions: Tensor) -> Tensor:
+    """Each row's number at a position: (N, T), (N,) → (N,)."""
+    return numbers.gather(1, positions[:, None]).squeeze(1)
 
 
 def _costs(chosen: Tensor, rejected: Tensor, margins: Tensor | None) -> Tensor:
-    """−log σ(chosen − rejected − margin), of any shape."""
+    """−log σ(chosen − rejected − margin), any shape."""
     difference = chosen - rejected
-    return -F.logsigmoid(difference if margins is None else difference - margins)
+    if margins is not None:
+        difference = difference - margins
+    return -F.logsigmoid(difference)
 
 
 def _mean_over_tokens(chosen: Tensor, rejected: Tensor, pairs: Pairs, first: Tensor) -> Tensor:
-    """(N,): the mean cost over the tokens from the first difference to the end of the longer sequence.
+    """Mean cost over the tokens from the first difference to the end of the longer sequence. Shape (N,).
 
-    Behind the end of the shorter one, the number at its last token goes on: padding is no text, and what a model gives
-    there depends on how its attention is computed.
+    After the end of the shorter sequence, the number at its last token is compared: what a model computes on padding
+    depends on how its attention is implemented.
     """
-    width = torch.arange(chosen.shape[1], device=chosen.device)
-    numbers = chosen.gather(1, torch.minimum(width, _last(pairs.mask)[:, None]))
-    others = rejected.gather(1, torch.minimum(width, _last(pairs.other_mask)[:, None]))
-    compared = (pairs.mask | pairs.other_mask) & (width >= first[:, None])
+    columns = torch.arange(chosen.shape[1], device=chosen.device)
+    until_end = torch.minimum(columns, _last_positions(pairs.mask)[:, None])
+    until_other_end = torch.minimum(columns, _last_positions(pairs.other_mask)[:, None])
+    numbers = chosen.gather(1, until_end)
+    other_numbers = rejected.gather(1, until_other_end)
+
+    compared = (pairs.mask | pairs.other_mask) & (columns >= first[:, None])
     margins = None if pairs.margins is None else pairs.margins[:, None]
-    costs = torch.where(compared, _costs(numbers, others, margins), 0.0)
+    costs = torch.where(compared, _costs(numbers, other_numbers, margins), 0.0)
     return costs.sum(1) / compared.sum(1)
 
 
 def _mean_before(numbers: Tensor, first: Tensor, ends: Tensor) -> Tensor:
-    """(N,): the mean from the first difference to one token before the last; that token where nothing is between."""
-    before = (ends - 1).clamp(min=0)
-    width = torch.arange(numbers.shape[1], device=numbers.device)
-    inside = (width >= torch.minimum(first, before)[:, None]) & (width <= before[:, None])
+    """Mean from the first difference to the token before the last; that token alone if there is none between. (N,)."""
+    last = (ends - 1).clamp(min=0)
+    start = torch.minimum(first, last)
+    columns = torch.arange(numbers.shape[1], device=numbers.device)
+    inside = (columns >= start[:, None]) & (columns <= last[:, None])
     return torch.where(inside, numbers, 0.0).sum(1) / inside.sum(1)

@@ -6,18 +6,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EstimatorSettings:
-    """What the estimators depend on; each reads what it needs.
+    """Numbers and choices that the estimators read; each estimator reads only some of them.
 
     Attributes:
-        kl_coef, kl_estimator, clip_reward_value: see :func:`macro_actions.rewards.token_rewards`.
-        missing_eos_penalty: subtracted from the score of a response that was cut, if given.
-        longest, length_buffer, length_penalty: see :func:`macro_actions.rewards.penalise_length`.
-        gamma, lam: of GAE, counted in macro steps.
-        lam_alpha: α of :func:`adaptive_lam`, in the place of lam; None = lam.
-        lam_critic: λ of the returns that the critic learns; that of the advantages when None.
+        kl_coef: weight of the KL penalty on every token.
+        kl_estimator: ``k1``, ``k2`` or ``k3``, see :func:`macro_actions.rewards.kl_estimate`.
+        clip_reward_value: scores are clamped to ± this value; not at all with ``None``.
+        missing_eos_penalty: subtracted from the score of a response without EOS; nothing with ``None``.
+        longest: longest response in tokens, see :func:`macro_actions.rewards.penalise_length`.
+        length_buffer: tokens over which the length penalty grows; no length penalty with ``None``.
+        length_penalty: largest length penalty.
+        gamma: discount per macro action.
+        lam: λ of GAE per macro action.
+        lam_alpha: α of :func:`macro_actions.estimators.adaptive_lam`, which replaces ``lam``; ``lam`` is used with
+            ``None``.
+        lam_critic: λ of the critic's returns; the λ of the advantages with ``None``.
         value_function: σ, see :func:`macro_actions.segments.value_weights`.
         macro_reward: ``sum`` or ``mean`` of the token rewards of a macro action.
-        samples: K, responses of a prompt, which are rows in succession; 1 in evaluations.
+        samples: K, the responses per prompt, which are consecutive rows; 1 in evaluations.
     """
 
     kl_coef: float = 0.0

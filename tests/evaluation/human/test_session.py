@@ -11,7 +11,7 @@ import pytest
 
 from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.human import View, VoteFile, guidelines, items_for, rater_name
+from dschat.evaluation.human import RaterView, VoteFile, guidelines, items_for, rater_name
 from dschat.evaluation.human_page import (
     NAME_NEEDED,
     NOT_COUNTED,
@@ -81,12 +81,12 @@ def test_html_holds_no_character_that_a_template_or_a_browser_could_obey():
 def test_the_page_escapes_every_text_that_it_shows():
     text, html = "<b>${x}", "&#60;b&#62;&#36;&#123;x&#125;"
     pair = SimpleNamespace(id="0f", prompt=text)
-    view = View(SimpleNamespace(pair=pair, responses=(text, text)), voted=1, total=3, last=None)
+    view = RaterView(SimpleNamespace(pair=pair, responses=(text, text)), voted=1, total=3, last=None)
     macros = page_html()
     shown = [macros.item(view), macros.progress(view, text), macros.note(text), macros.guidelines([(text, text)])]
     assert [part.count(html) for part in shown] == [3, 1, 1, 2]
     assert not any("<b>" in part or "$" in part for part in shown)
-    assert macros.note("") == macros.item(View(None, 3, 3, None)).strip() == ""
+    assert macros.note("") == macros.item(RaterView(None, 3, 3, None)).strip() == ""
 
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 61, "a\x1b[2J", "a\u202eb"])

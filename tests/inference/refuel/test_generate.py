@@ -9,7 +9,7 @@ from cli_runs import read_jsonl, write_jsonl
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.data.encoding import turn_end
 from dschat.errors import UserError
-from dschat.inference.dialogues import Drawing, first_messages, run_generate, sampled_turns
+from dschat.inference.dialogues import DialogueSampling, first_messages, run_generate, sampled_turns
 from dschat.inference.refuel import GenerateOptions
 from dschat.rollouts.dialogues import OUTGROWN, PolicyAssistant
 from dschat.rollouts.generate import ContinuousEngine
@@ -36,7 +36,9 @@ def drawing(most=None, user=None, turns=3, seed=0):
     model = make_causal_lm("gemma", vocab_size=len(tokenizer))
     sampling = Sampling(6, (turn_end(tokenizer).token_id, tokenizer.eos_token_id), tokenizer.pad_token_id)
     assistant = PolicyAssistant(ContinuousEngine(4).draw_from(model), tokenizer, sampling, most, may_end=True)
-    return Drawing(assistant, user or (lambda said, numbers, seeds: [f"more {len(d)}" for d in said]), turns, seed)
+    return DialogueSampling(
+        assistant, user or (lambda said, numbers, seeds: [f"more {len(d)}" for d in said]), turns, seed
+    )
 
 
 FIRSTS = [dialogue(text)[0] for text in ("one", "two", "three", "four")]
@@ -145,10 +147,10 @@ def test_finished_dialogues_are_handed_over_again_and_other_settings_refused(mod
 def test_an_interrupted_run_goes_on_with_another_batch_size(models, tmp_path, interrupt):
     run_generate(options(models, tmp_path / "whole", num_data=5))
     whole = read_jsonl(tmp_path / "whole" / "dialogues" / "train.jsonl")
-    first = interrupt(Drawing, "draw", 1)
+    first = interrupt(DialogueSampling, "draw", 1)
     with pytest.raises(KeyboardInterrupt):
         run_generate(options(models, tmp_path, num_data=5, batch_size=3))
-    calls = interrupt(Drawing, "draw")
+    calls = interrupt(DialogueSampling, "draw")
     run_generate(options(models, tmp_path, num_data=5, batch_size=1))
     assert [len(numbers) for _, numbers, _ in [*first, *calls]] == [3, 1, 1]  # three were finished
     assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") == whole

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a profiler's trace: how long a GPU spends on which kind of kernel, and how long it waits.
 
-The trace is the compressed JSON of `torch.profiler.profile.export_chrome_trace`. A kernel belongs to the part of the program that
-launched it, and its group follows from the ranges around its launch, then from its name. Time between two kernels
-counts as idle time of the part that the second one belongs to. Parts and groups together make up the whole time.
+The trace is the compressed JSON of `torch.profiler.profile.export_chrome_trace`. A kernel belongs to the part of the
+program that launched it, and its group follows from the ranges around its launch, then from its name. Time between two
+kernels counts as idle time of the part that the second one belongs to. Parts and groups together make up the whole
+time.
 
 Without a GPU, operators that call no others stand in for kernels, matrix products and attention whatever they call;
 what runs outside of them counts as idle.
@@ -25,8 +26,13 @@ HEAD_RANGE = "output head"  # annotation around the head and its passes over log
 REST = "rest"  # the part of kernels that were launched outside of all parts
 OPTIMISER_PART = "optimiser step"
 NODE = "autograd::engine::evaluate_function"  # a range of the backward pass
-MATRICES, ATTENTION, HEAD = "matrices", "attention", "head"
-GRADIENTS, OPTIMISER, OTHER, IDLE = "gradients", "optimiser", "other", "idle"
+MATRICES = "matrices"
+ATTENTION = "attention"
+HEAD = "head"
+GRADIENTS = "gradients"
+OPTIMISER = "optimiser"
+OTHER = "other"
+IDLE = "idle"
 GROUPS = (MATRICES, ATTENTION, HEAD, GRADIENTS, OPTIMISER, OTHER, IDLE)
 ATTENTION_KERNEL = re.compile(r"flash|fmha|sdpa|attention|attn", re.IGNORECASE)
 MATRIX_KERNEL = re.compile(r"gemm|gemv|nvjet|cutlass|cublas|xmma|splitk|triton_tem_|^aten::(addmm|b?mm|baddbmm)", re.I)

@@ -1,40 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device can do in a second, how much of it the phases of step 3 use, and how fast decoding alone is."""
+"""What a device can do in a second, how much of it the phases of step 3 use, and how fast decoding alone is.
+
+What the phases must compute and read is counted by `dschat.models.operations`, as in every run.
+"""
 
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import cast
 
+import numpy as np
 import torch
 from transformers import GemmaForCausalLM
 
-from contenders.work import EOS, PAD, Size, Work, make_actor, prompt_ids
+from contenders.work import EOS, PAD, IterationWork, make_actor, make_reward_model, prompt_ids
 from dschat.models.compiled import compile_layers
 from dschat.models.engines import TrainedPolicy
+from dschat.models.layout import Lengths
+from dschat.models.operations import ModelCost, Peaks, cost_of, decoding_bytes
 from dschat.rollouts.engine import pad_prompts
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
+from dschat.run.peaks import measure_peaks
 
 Figures = dict[str, float | str]
-Limits = dict[str, float]
 Task = Callable[[], list[Figures]]
 TERA = 1e12
+CPU_BYTES = 2**28  # of memory that a CPU's measurement may count on
 
 
-def measure_limits(device: str) -> Limits:
+def measure_limits(device: str) -> Peaks:
     """Bytes per second of memory, and operations per second of matrices in the dtype of training."""
-    large, side = (2**32, 16_384) if device == "cuda" else (2**26, 512)
-    source = torch.zeros(large // 4, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    left, right = torch.randn(2, side, side, device=device).to(torch.bfloat16 if device == "cuda" else torch.float32)
-    return {
-        "bytes_per_second": 2 * large / fastest(lambda: target.copy_(source), 10),
-        "operations_per_second": 2 * side**3 / fastest(lambda: left @ right, 10),
-    }
+    if device == "cuda":
+        return measure_peaks(torch.device(device), torch.bfloat16, torch.cuda.mem_get_info()[0])
+    return measure_peaks(torch.device(device), torch.float32, CPU_BYTES)
 
 
 def fastest(call: Callable[[], object], repeats: int) -> float:
@@ -54,66 +56,93 @@ def _now() -> float:
     return time.perf_counter()
 
 
-def layer_weights(size: Size) -> int:
-    """Weights of the matrices of all layers."""
-    attention = 2 * (size.num_attention_heads + size.num_key_value_heads) * size.head_dim
-    return size.num_hidden_layers * size.hidden_size * (attention + 3 * size.intermediate_size)
+@cache
+def model_costs(work: IterationWork) -> tuple[ModelCost, ModelCost]:
+    """Costs of the policies and of the scalar models: a Gemma's weights say them without numbers."""
+    with torch.device("meta"):
+        policy = cost_of(make_actor(work))
+        scalar = cost_of(make_reward_model(work))
+    assert policy is not None
+    assert scalar is not None
+    return policy, scalar
 
 
-def rollout_limit(work: Work, limits: Limits) -> float:
-    """Tokens per second if decoding did nothing but read weights, keys and values."""
-    size, number = work.size, 2 if work.dtype == "bf16" else 4
-    weights = layer_weights(size) + size.vocab_size * size.hidden_size
-    # While token t of R is computed, a row has its prompt and t tokens; (R - 1) / 2 of them on average.
-    held = sum(work.prompt_lengths()) + work.batch * (work.response - 1) / 2
-    cache = 2 * size.num_hidden_layers * size.num_key_value_heads * size.head_dim * held
-    return work.batch * limits["bytes_per_second"] / (number * (weights + cache))
+def lengths_of(work: IterationWork) -> Lengths:
+    """Tokens of prompts and responses, which all have the full length."""
+    prompts = np.array(work.prompt_lengths())
+    return Lengths(prompts, np.full(work.batch, work.response))
 
 
-def forward_operations(work: Work) -> float:
-    """Multiplications and additions of a forward of a policy and of a scalar model; a backward takes twice as many.
-
-    Two per weight and token. The head counts for response tokens only; attention for the keys that a token sees.
-    """
-    size = work.size
-    lengths = [prompt + work.response for prompt in work.prompt_lengths()]
-    layers = 2 * layer_weights(size) * sum(lengths)
-    attention = 2 * size.num_hidden_layers * size.num_attention_heads * size.head_dim * sum(n * n for n in lengths)
-    head = 2 * size.vocab_size * size.hidden_size * work.batch * work.response
-    return 2.0 * (layers + attention) + head
+def rollout_limit(work: IterationWork, limits: Peaks) -> float:
+    """Seconds of a rollout if decoding did nothing but read weights, keys and values."""
+    policy, _ = model_costs(work)
+    read = decoding_bytes(policy, lengths_of(work), work.batch)
+    assert read is not None
+    return read / limits.bytes_per_second
 
 
-def decoding_rates(work: Work, whole: float, first: float, limits: Limits) -> Figures:
-    """What the seconds of whole responses and of their first tokens say of the steps between."""
-    step, limit = (whole - first) / (work.response - 1), rollout_limit(work, limits)
-    times: Figures = {"first_tokens_seconds": first, "step_ms": 1e3 * step, "limit_ms": 1e3 * work.batch / limit}
-    return times | {"tokens_per_second": work.batch / step, "of_limit": work.batch / step / limit}
+def step_limit(work: IterationWork, limits: Peaks) -> float:
+    """Seconds of a decoding step, on average over those that follow the first tokens."""
+    policy, _ = model_costs(work)
+    assert policy.step_bytes is not None
+    first = policy.step_bytes / limits.bytes_per_second
+    return (rollout_limit(work, limits) - first) / (work.response - 1)
 
 
-def phase_rates(work: Work, seconds: dict[str, float], limits: Limits) -> Figures:
-    """What the seconds of the phases scoring and training say; training goes forward and backward."""
-    found: Figures = {}
-    for phase, passes in (("scoring", 1), ("training", 3)):
-        rate = passes * forward_operations(work) / seconds[phase]
-        found |= {f"{phase}_seconds": seconds[phase], f"{phase}_tflops": rate / TERA}
-        found[f"{phase}_of_limit"] = rate / limits["operations_per_second"]
-    return found
+def phase_operations(work: IterationWork) -> dict[str, float]:
+    """Operations of the phases scoring and training, each on a policy and on a scalar model."""
+    policy, scalar = model_costs(work)
+    lengths = lengths_of(work)
+    targets = int(lengths.responses.sum())
+    return {
+        "scoring": policy.forward.operations(lengths.totals, targets) + scalar.forward.operations(lengths.totals, 0),
+        "training": policy.training_operations(lengths.totals, targets)
+        + scalar.training_operations(lengths.totals, 0),
+    }
 
 
-def decode(way: str, works: Sequence[Work], device: str, repeats: int, limits: Limits) -> list[Figures]:
-    """Steps of decoding in one way, for one work after another of the same model."""
+def decoding_rates(work: IterationWork, whole: float, first: float, limits: Peaks) -> Figures:
+    """Speed of the steps between, from the seconds of whole responses and of their first tokens."""
+    step = (whole - first) / (work.response - 1)
+    limit = step_limit(work, limits)
+    return {
+        "first_tokens_seconds": first,
+        "step_ms": 1e3 * step,
+        "limit_ms": 1e3 * limit,
+        "tokens_per_second": work.batch / step,
+        "of_limit": limit / step,
+    }
+
+
+def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Peaks) -> Figures:
+    """Operations per second of the phases scoring and training, and their share of the limit."""
+    figures: Figures = {}
+    for phase, operations in phase_operations(work).items():
+        rate = operations / seconds[phase]
+        figures[f"{phase}_seconds"] = seconds[phase]
+        figures[f"{phase}_tflops"] = rate / TERA
+        figures[f"{phase}_of_limit"] = rate / limits.operations_per_second
+    return figures
+
+
+def decode(decoder: str, works: Sequence[IterationWork], device: str, repeats: int, limits: Peaks) -> list[Figures]:
+    """Steps of decoding by one of gpu.py's DECODERS, for several works of the same model."""
     with torch.device(device):
         model = make_actor(works[0]).eval()
-    if way == "compiled":
+    if decoder == "compiled":
         compile_layers(model)
 
-    def measure(work: Work) -> list[Figures]:
+    def measure(work: IterationWork) -> list[Figures]:
         launches = ["by transformers"]
-        draw = drawer(way, model, prompt_ids(work), launches.append)
-        whole, first = (fastest(partial(draw, tokens), repeats) for tokens in (work.response, 1))
+        draw = drawer(decoder, model, prompt_ids(work), launches.append)
+        whole = fastest(partial(draw, work.response), repeats)
+        first = fastest(partial(draw, 1), repeats)
         return [decoding_rates(work, whole, first, limits) | {"steps": launches[-1]}]
 
-    return [row for work in works for row in attempted({"prompts": work.batch}, partial(measure, work))]
+    rows = []
+    for work in works:
+        rows += attempted({"prompts": work.batch}, partial(measure, work))
+    return rows
 
 
 def attempted(label: Figures, task: Task) -> list[Figures]:
@@ -126,16 +155,19 @@ def attempted(label: Figures, task: Task) -> list[Figures]:
 
 
 def drawer(
-    way: str, model: GemmaForCausalLM, prompts: list[list[int]], report: Callable[[str], None]
+    decoder: str, model: GemmaForCausalLM, prompts: list[list[int]], report: Callable[[str], None]
 ) -> Callable[[int], object]:
-    """Draws responses of so many tokens to all prompts; of ours, the report is told how steps were launched."""
+    """A function that samples responses of so many tokens to all prompts.
+
+    `report` receives how our decoders launched their steps.
+    """
     actor = cast(TrainedPolicy, SimpleNamespace(gathered=lambda: nullcontext(SimpleNamespace(inner=model))))
-    engine = ContinuousEngine(len(prompts), decode_graphs=way != "dynamic", report=report)
+    engine = ContinuousEngine(len(prompts), decode_graphs=decoder != "dynamic", report=report)
     input_ids, mask = pad_prompts(prompts, PAD, model.device)
 
     def draw(tokens: int) -> object:
         sampling = Sampling(tokens, (EOS,), PAD)
-        if way != "transformers":
+        if decoder != "transformers":
             with engine.session(actor) as draw_responses:
                 return draw_responses(prompts, sampling, range(len(prompts)))
         config = sampling.generation_config()

@@ -6,16 +6,18 @@ AdamW. Micro-batches are rows in the order of the prompts, as wide as the whole 
 full logits. Optionally the scoring passes of actor and critic that several updates per rollout need.
 """
 
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification, GenerationConfig
 
-from contenders.process import Job, read_job
-from contenders.work import DTYPES, EOS, PAD, Work
+from contenders.process import ContenderJob, read_job
+from contenders.work import DTYPES, EOS, PAD, IterationWork
 
-KL_COEF, LEARNING_RATE = 0.05, 1e-6
+KL_COEF = 0.05
+LEARNING_RATE = 1e-6
 # Of each row: reference log-probs with the score on the last token (B, R), and what scoring found of actor and critic.
 Scored = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -23,14 +25,14 @@ Scored = tuple[Tensor, Tensor | None, Tensor | None]
 class Models:
     """The four models and two optimisers."""
 
-    def __init__(self, files: Path, work: Work, device: torch.device) -> None:
-        policy, scalar, dtype = GemmaForCausalLM, GemmaForSequenceClassification, DTYPES[work.dtype]
-        self.actor, self.reference = (
-            policy.from_pretrained(files / "actor", dtype=dtype, trust_remote_code=False) for _ in range(2)
-        )
-        self.critic, self.reward = (
-            scalar.from_pretrained(files / "reward", dtype=dtype, trust_remote_code=False) for _ in range(2)
-        )
+    def __init__(self, files: Path, work: IterationWork, device: torch.device) -> None:
+        dtype = DTYPES[work.dtype]
+        load_policy = partial(GemmaForCausalLM.from_pretrained, dtype=dtype, trust_remote_code=False)
+        load_scalar = partial(GemmaForSequenceClassification.from_pretrained, dtype=dtype, trust_remote_code=False)
+        self.actor = load_policy(files / "actor")
+        self.reference = load_policy(files / "actor")
+        self.critic = load_scalar(files / "reward")
+        self.reward = load_scalar(files / "reward")
         for model in (self.actor, self.reference, self.critic, self.reward):
             nn.Module.to(model, device)
         self.optimizers = [torch.optim.AdamW(m.parameters(), lr=LEARNING_RATE) for m in (self.actor, self.critic)]
@@ -39,7 +41,8 @@ class Models:
 def main() -> None:
     """Serves iterations."""
     job, meter = read_job()
-    files, device = Path(job.files), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    files = Path(job.files)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     models = Models(files, job.work, device)
     tokenizer = AutoTokenizer.from_pretrained(files / "actor", trust_remote_code=False)
     texts = (files / "prompts.txt").read_text(encoding="utf-8").splitlines()
@@ -63,10 +66,13 @@ def main() -> None:
 
 
 @torch.no_grad()
-def score(models: Models, ids: Tensor, response_mask: Tensor, job: Job) -> Scored:
+def score(models: Models, ids: Tensor, response_mask: Tensor, job: ContenderJob) -> Scored:
     """What training needs of the frozen models, and where the job says so of the others."""
-    width, rows = response_mask.shape[1], job.work.micro_batch
-    rewards, logprobs, values = [], [], []
+    width = response_mask.shape[1]
+    rows = job.work.micro_batch
+    rewards = []
+    logprobs = []
+    values = []
     for part, mask in zip(ids.split(rows), response_mask.split(rows), strict=True):
         last = torch.zeros_like(mask, dtype=torch.float32)
         scores = models.reward(input_ids=part, attention_mask=(part != PAD).long()).logits[:, 0].float()
@@ -78,13 +84,15 @@ def score(models: Models, ids: Tensor, response_mask: Tensor, job: Job) -> Score
     return torch.cat(rewards), torch.cat(logprobs) if logprobs else None, torch.cat(values) if values else None
 
 
-def train(models: Models, ids: Tensor, response_mask: Tensor, scored: Scored, work: Work) -> None:
+def train(models: Models, ids: Tensor, response_mask: Tensor, scored: Scored, work: IterationWork) -> None:
     """The updates of a rollout: PPO's clipped losses with Monte-Carlo returns."""
-    width, (rewards, old_logprobs, old_values) = response_mask.shape[1], scored
+    width = response_mask.shape[1]
+    rewards, old_logprobs, old_values = scored
     for update in torch.arange(len(ids), device=ids.device).split(work.update):
         tokens = response_mask[update].sum()
         for rows in update.split(work.micro_batch):
-            part, mask = ids[rows], response_mask[rows]
+            part = ids[rows]
+            mask = response_mask[rows]
             logprobs = response_logprobs(models.actor, part, width)
             values = response_values(models.critic, part, width)
             before = logprobs.detach() if old_logprobs is None else old_logprobs[rows]

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from transformers import GemmaForCausalLM
 
-from contenders.process import Job, Meter, read_job
+from contenders.process import ContenderJob, Meter, read_job
 from contenders.profiled import profile_iteration
 from contenders.work import FIRST_WORD, PAD
-from dschat.common.launch import as_arguments
+from dschat.common.subcommands import as_arguments
 from dschat.conditions.termination import TerminationCondition
 from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
@@ -64,9 +64,10 @@ def main() -> None:
     run_step(STEP, flags(job))
 
 
-def flags(job: Job) -> list[str]:
+def flags(job: ContenderJob) -> list[str]:
     """The command line of step 3 for this work; the job's own flags come last, and hold."""
-    files, work = Path(job.files), job.work
+    files = Path(job.files)
+    work = job.work
     options = {
         "data_path": files / "prompts",
         "data_split": "0,0,1",
@@ -98,15 +99,16 @@ def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[D
         *,
         limits: Sequence[int] | None = None,
     ) -> Generation:
-        vocabulary, rows = actor.module.vocab_size, len(prompts)
-        tokens = torch.randint(FIRST_WORD, vocabulary, (rows, sampling.max_new_tokens), device=device())
+        rows = len(prompts)
+        size = (rows, sampling.max_new_tokens)
+        tokens = torch.randint(FIRST_WORD, actor.module.vocab_size, size, device=device())
         rollout = assemble(pad_prompts(prompts, PAD, device()), tokens, sampling, limits)
         return Generation(rollout, None, bad_rows=torch.zeros(rows, dtype=torch.bool, device=device()))
 
     yield draw
 
 
-def measured(iterate: Iterate[P], job: Job, meter: Meter) -> Iterate[P]:
+def measured(iterate: Iterate[P], job: ContenderJob, meter: Meter) -> Iterate[P]:
     """The trainer's `iterate`, measured."""
     number = 0
 
@@ -130,7 +132,9 @@ def count_positions(causal_lm: nn.Module, name: str, meter: Meter, training: boo
     def count(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
         if torch.is_grad_enabled() == training:
             ids = kwargs.get("input_ids", args[0] if args else None)
-            meter.now.counts[name] += ids.numel() if ids is not None else kwargs["inputs_embeds"][..., 0].numel()
+            if ids is None:
+                ids = kwargs["inputs_embeds"][..., 0]
+            meter.now.counts[name] += ids.numel()
 
     base = causal_lm.get_submodule(str(causal_lm.base_model_prefix))
     base.register_forward_pre_hook(count, with_kwargs=True)

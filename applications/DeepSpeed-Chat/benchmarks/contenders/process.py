@@ -26,7 +26,7 @@ from typing import ParamSpec, Self, TypeVar
 
 import torch
 
-from contenders.work import Work, make_files
+from contenders.work import IterationWork, make_files
 from harness import MB, Peak
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
@@ -36,10 +36,10 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Job:
-    """What the processes of a contender are told."""
+class ContenderJob:
+    """The settings of a contender's processes."""
 
-    work: Work
+    work: IterationWork
     files: str  # folder that `make_files` filled
     folder: str  # of this contender alone
     scoring: bool = False  # lower bound: score with actor and critic before training, too
@@ -50,12 +50,14 @@ class Job:
 
     def environment(self, rank: int, port: str) -> dict[str, str]:
         """What a process needs: this package, dschat of the same clone before what is installed, and its group."""
-        folders = [str(BENCHMARKS), str(BENCHMARKS.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
+        folders = [str(BENCHMARKS), str(BENCHMARKS.parent)]
+        if os.environ.get("PYTHONPATH"):
+            folders.append(os.environ["PYTHONPATH"])
+        variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
         if self.processes > 1:
-            own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes)}
-            own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        return os.environ | own
+            variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes)}
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return os.environ | variables
 
 
 def _sums() -> dict[str, float]:
@@ -63,11 +65,11 @@ def _sums() -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Iteration:
+class IterationFigures:
     """Figures of one iteration in one process."""
 
     cpu_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
-    wall_seconds: dict[str, float] = field(default_factory=_sums)  # the same
+    wall_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
     inside_cpu_seconds: dict[str, float] = field(default_factory=_sums)  # of parts of the phases
     counts: dict[str, float] = field(default_factory=_sums)
     peak_mb: float = 0.0
@@ -75,22 +77,25 @@ class Iteration:
     held_mb: float = 0.0  # what the peak is above: in use before the first iteration
 
 
-def usual(runs: Sequence[Iteration]) -> Iteration:
+def usual(runs: Sequence[IterationFigures]) -> IterationFigures:
     """Medians over iterations; the peak of all."""
 
     def middle(kind: str) -> dict[str, float]:
-        found = [getattr(run, kind) for run in runs]
-        return {name: round(statistics.median(each[name] for each in found), 4) for name in found[0]}
+        dicts = [getattr(run, kind) for run in runs]
+        medians = {}
+        for name in dicts[0]:
+            medians[name] = round(statistics.median(numbers[name] for numbers in dicts), 4)
+        return medians
 
     dicts = (middle("cpu_seconds"), middle("wall_seconds"), middle("inside_cpu_seconds"), middle("counts"))
     tokens = statistics.median(run.tokens for run in runs)
-    return Iteration(*dicts, max(run.peak_mb for run in runs), tokens, runs[0].held_mb)
+    return IterationFigures(*dicts, max(run.peak_mb for run in runs), tokens, runs[0].held_mb)
 
 
 class Contender:
     """One contender, which ends with its context; what it prints goes to standard error."""
 
-    def __init__(self, python: str, module: str, job: Job) -> None:
+    def __init__(self, python: str, module: str, job: ContenderJob) -> None:
         """Starts its processes and waits until everything is set up.
 
         Args:
@@ -101,10 +106,10 @@ class Contender:
         Raises:
             RuntimeError: one ended.
         """
-        from dschat.common.launch import free_port
+        from dschat.common.subcommands import free_port
 
         port = free_port()
-        self._processes: list[tuple[subprocess.Popen[bytes], Connection[Job | None, Iteration]]] = []
+        self._processes: list[tuple[subprocess.Popen[bytes], Connection[ContenderJob | None, IterationFigures]]] = []
         for rank in range(job.processes):
             ours, theirs = Pipe()
             with theirs:
@@ -120,7 +125,7 @@ class Contender:
             ours.send(job)
         self._answers()
 
-    def iterate(self) -> list[Iteration]:
+    def iterate(self) -> list[IterationFigures]:
         """One iteration; the figures of each process."""
         for _, pipe in self._processes:
             pipe.send(None)
@@ -135,7 +140,7 @@ class Contender:
         for process, _ in self._processes:
             process.wait()
 
-    def _answers(self) -> list[Iteration]:
+    def _answers(self) -> list[IterationFigures]:
         """The next word of each process."""
         try:
             return [pipe.recv() for _, pipe in self._processes]
@@ -145,37 +150,42 @@ class Contender:
             raise RuntimeError("a contender ended early; what it said is above") from error
 
 
-def ours_alone(job: Job, repeats: int) -> list[Iteration]:
-    """Step 3 without other contenders; each iteration is told on standard error.
+def run_alone(job: ContenderJob, repeats: int, module: str = "ours") -> list[IterationFigures]:
+    """Runs one contender without others; the phases of each iteration are written to standard error.
 
     Args:
         job: what it does; models that its files lack are made, and a folder of its own below the job's.
         repeats: iterations that count; one more comes first.
+        module: of the package contenders.
 
     Returns:
         The usual iteration of each process.
+
+    Raises:
+        RuntimeError: one of its processes ended early.
     """
-    runs, work = [], job.work
+    runs = []
+    work = job.work
     make_files(work, Path(job.files))
     torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
-    with tempfile.TemporaryDirectory(dir=job.folder) as own:
-        with Contender(sys.executable, "ours", replace(job, folder=own)) as contender:
+    with tempfile.TemporaryDirectory(dir=job.folder) as folder:
+        with Contender(sys.executable, module, replace(job, folder=folder)) as contender:
             for number in range(repeats + 1):
                 runs.append(contender.iterate())
                 phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1][0].wall_seconds.items())
                 print(f"batch {work.batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
-    return [usual(of_rank) for of_rank in zip(*runs[1:], strict=True)]
+    return [usual(iterations) for iterations in zip(*runs[1:], strict=True)]
 
 
 class Meter:
     """Measures the iterations of this process, each when it is asked for."""
 
-    def __init__(self, pipe: Connection[Iteration, Job | None]) -> None:
+    def __init__(self, pipe: Connection[IterationFigures, ContenderJob | None]) -> None:
         self._pipe = pipe
         self._peak: Peak | None = None
         self._last = (0.0, 0.0)
         self._others = 0.0  # seconds that are booked already, in what `inside` is measuring
-        self.now = Iteration()
+        self.now = IterationFigures()
 
     def begin(self) -> None:
         """Waits until an iteration is asked for; the first call says that everything is set up."""
@@ -186,20 +196,24 @@ class Meter:
             self._pipe.recv()
         except EOFError:
             os._exit(0)  # without the contender's own farewell: it was not measured, and may write whole models
-        self.now, self._last = Iteration(), _seconds()
+        self.now = IterationFigures()
+        self._last = _seconds()
 
     def lap(self, name: str) -> None:
         """Books the time since the last lap under a phase."""
-        before, self._last = self._last, _seconds()
+        before = self._last
+        self._last = _seconds()
         for booked, start, end in zip((self.now.cpu_seconds, self.now.wall_seconds), before, self._last, strict=True):
             booked[name] += end - start
 
     def inside(self, name: str, work: Callable[P, R]) -> Callable[P, R]:
-        """The same function; its CPU time is booked under a name beside the phases, but that of others inside it."""
+        """Wraps a function, whose CPU time is booked under a name beside the phases, but that of others inside it."""
 
         @wraps(work)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            start, before, self._others = time.process_time(), self._others, 0.0
+            start = time.process_time()
+            before = self._others
+            self._others = 0.0
             try:
                 return work(*args, **kwargs)
             finally:
@@ -219,20 +233,21 @@ class Meter:
         self.lap("rest")
         for seconds in (self.now.cpu_seconds, self.now.wall_seconds):
             seconds["total"] = sum(seconds.values())
-        peak, held = self._peak.bytes() / MB, self._peak.before / MB
+        peak = self._peak.bytes() / MB
+        held = self._peak.before / MB
         self._pipe.send(replace(self.now, peak_mb=peak, tokens=tokens, held_mb=held))
 
 
-def read_job() -> tuple[Job, Meter]:
+def read_job() -> tuple[ContenderJob, Meter]:
     """The job of this process, and its meter."""
     torch.set_num_threads(1)
     pipe = Connection(int(sys.argv[1]))
-    job: Job = pipe.recv()
+    job: ContenderJob = pipe.recv()
     return job, Meter(pipe)
 
 
 def _seconds() -> tuple[float, float]:
-    """Of CPU and wall time, when the GPU has done its work."""
+    """CPU and wall time when the GPU has done its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.process_time(), time.perf_counter()

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from contenders.kernels import HEAD_RANGE, OPTIMISER_PART, PART, read_kernels, times_of_parts, with_decoding_heads
 from contenders.limits import Figures, drawer
-from contenders.work import Work, make_actor, prompt_ids
+from contenders.work import IterationWork, make_actor, prompt_ids
 from dschat.engine.engine import Engine
 from dschat.models import policy
 from dschat.models.compiled import compile_layers
@@ -45,7 +45,7 @@ def profile_iteration(trace: Path) -> None:
     setattr(PPO, "iterate", stepping(PPO.iterate, profiler))  # noqa: B010
 
 
-def profile_decoding(work: Work, device: str, is_compiled: bool, trace: Path) -> list[Figures]:
+def profile_decoding(work: IterationWork, device: str, is_compiled: bool, trace: Path) -> list[Figures]:
     """Where the time of a decoding step goes that CUDA graphs replay, in the middle of a rollout.
 
     Args:

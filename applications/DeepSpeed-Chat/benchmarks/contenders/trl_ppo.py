@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification, TrainerCallback
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-from contenders.process import Job, Meter, read_job
+from contenders.process import ContenderJob, Meter, read_job
 from contenders.work import DTYPES, EOS, PAD
 
 ROLLOUT_FORWARD = 32  # rows
 
 
-class Measure(TrainerCallback):
+class StepMeter(TrainerCallback):
     """An iteration goes from one end of a step to the next."""
 
     def __init__(self, meter: Meter) -> None:
@@ -41,7 +41,7 @@ class Measure(TrainerCallback):
 def main() -> None:
     """Trains until the meter ends the process."""
     job, meter = read_job()
-    measure = Measure(meter)
+    measure = StepMeter(meter)
     trainer = make_trainer(job, measure)
     generate = ppo_trainer.batch_generation
     accumulate = trainer.accelerator.accumulate
@@ -63,9 +63,10 @@ def main() -> None:
     trainer.train()
 
 
-def make_trainer(job: Job, measure: Measure) -> PPOTrainer:
+def make_trainer(job: ContenderJob, measure: StepMeter) -> PPOTrainer:
     """TRL's trainer for this work."""
-    files, work = Path(job.files), job.work
+    files = Path(job.files)
+    work = job.work
     dtype = DTYPES[work.dtype]
     tokenizer = AutoTokenizer.from_pretrained(files / "actor", trust_remote_code=False, padding_side="left")
     prompts = (files / "prompts.txt").read_text(encoding="utf-8").splitlines()

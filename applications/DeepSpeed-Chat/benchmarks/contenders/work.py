@@ -25,7 +25,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-PAD, EOS, FIRST_WORD = 0, 1, 2  # ids
+PAD = 0  # ids
+EOS = 1
+FIRST_WORD = 2
 CHANNEL = 0  # of the residual stream: the one that no layer writes to
 CONSTANT = 0.1  # what it holds, as the embeddings have it
 NEVER = -8.0  # an embedding that makes a token impossible: a logit of about -40
@@ -54,7 +56,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Work:
+class IterationWork:
     """One PPO iteration on the same prompts again and again."""
 
     size: Size
@@ -80,7 +82,7 @@ class Work:
         return lengths
 
 
-def make_files(work: Work, folder: Path) -> None:
+def make_files(work: IterationWork, folder: Path) -> None:
     """Writes prompts.txt, prompts/ for ours, and unless they are there actor/ and reward/, each with the tokenizer."""
     transformers.utils.logging.disable_progress_bar()
     device = "cuda" if work.size.hidden_size >= 1024 and torch.cuda.is_available() else "cpu"
@@ -89,7 +91,10 @@ def make_files(work: Work, folder: Path) -> None:
             with torch.device(device):
                 make(work).save_pretrained(folder / name)
             make_tokenizer(work.size.vocab_size).save_pretrained(folder / name)
-    prompts = [" ".join(f"w{i}" for i in row) for row in prompt_ids(work)]
+    prompts = []
+    for row in prompt_ids(work):
+        words = [f"w{i}" for i in row]
+        prompts.append(" ".join(words))
     (folder / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
     rows = [json.dumps({"prompt": text}) + "\n" for text in prompts]
     (folder / "prompts").mkdir(exist_ok=True)
@@ -111,14 +116,14 @@ def word_tokenizer(words: Sequence[str], unknown: str, **settings: str) -> PreTr
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
 
 
-def prompt_ids(work: Work) -> list[list[int]]:
+def prompt_ids(work: IterationWork) -> list[list[int]]:
     """Random words, as many as `Work.prompt_lengths` says."""
     chance = torch.Generator().manual_seed(0)
     words = (FIRST_WORD, work.size.vocab_size)
     return [torch.randint(*words, (length,), generator=chance).tolist() for length in work.prompt_lengths()]
 
 
-def make_actor(work: Work) -> GemmaForCausalLM:
+def make_actor(work: IterationWork) -> GemmaForCausalLM:
     """A random causal LM that ends responses as `work` says."""
     torch.manual_seed(1)
     model: GemmaForCausalLM = GemmaForCausalLM._from_config(_config(work), dtype=DTYPES[work.dtype])
@@ -135,7 +140,7 @@ def make_actor(work: Work) -> GemmaForCausalLM:
     return model
 
 
-def make_reward_model(work: Work) -> PreTrainedModel:
+def make_reward_model(work: IterationWork) -> PreTrainedModel:
     """A random reward model; the critic starts from it, too."""
     torch.manual_seed(2)
     config = _config(work)
@@ -143,7 +148,7 @@ def make_reward_model(work: Work) -> PreTrainedModel:
     return cast(PreTrainedModel, GemmaForSequenceClassification._from_config(config, dtype=DTYPES[work.dtype]))
 
 
-def _config(work: Work) -> GemmaConfig:
+def _config(work: IterationWork) -> GemmaConfig:
     return GemmaConfig(
         **asdict(work.size),
         max_position_embeddings=work.longest_prompt + work.response,
@@ -155,7 +160,7 @@ def _config(work: Work) -> GemmaConfig:
 
 
 @torch.no_grad()
-def _end_weight(model: GemmaForCausalLM, work: Work, mean: float) -> float:
+def _end_weight(model: GemmaForCausalLM, work: IterationWork, mean: float) -> float:
     """The embedding of EOS that gives responses of this mean length, those cut at the longest included.
 
     Responses of random tokens stand for sampled ones: random models draw from nearly even distributions.

@@ -36,7 +36,7 @@ class Interval(MeanInterval):
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One setting beside the group's first, its baseline; each pair of runs has a seed in common."""
 
     setting: str
@@ -62,7 +62,7 @@ def read_group(group: Group, results: Results) -> dict[str, Runs]:
     return {name: {seed: run for seed, run in runs.items() if run is not None} for name, runs in found.items()}
 
 
-def rows_of(group: Group, results: Results) -> list[Row]:
+def rows_of(group: Group, results: Results) -> list[ComparisonRow]:
     """Every setting of which a seed is finished together with the baseline's."""
     finished = read_group(group, results)
     baseline = finished[next(iter(group.settings))]
@@ -77,7 +77,7 @@ def is_token_ppo(options: Options) -> bool:
     return options.get("ngram") == 1 and options.keys() <= {"ngram", "lam"}
 
 
-def _row(name: str, runs: Runs, baseline: Runs, best: Mapping[float, Mapping[int, float]]) -> Row:
+def _row(name: str, runs: Runs, baseline: Runs, best: Mapping[float, Mapping[int, float]]) -> ComparisonRow:
     pairs = [(run.curves, baseline[seed].curves) for seed, run in runs.items()]
     needed = [updates_to(run["gold"], final(base["gold"])) for run, base in pairs]
     times = [speed_up(run["gold"], base["gold"]) for run, base in pairs]
@@ -90,7 +90,7 @@ def _row(name: str, runs: Runs, baseline: Runs, best: Mapping[float, Mapping[int
         levels.append(over_seeds(list(come.values())) if come else None)
         above = [come[seed] - best_of_seed[seed] for seed in come if seed in best_of_seed]
         over_best.append(over_seeds(above) if above else None)
-    return Row(
+    return ComparisonRow(
         setting=name,
         seeds=sorted(runs),
         updates=usual_updates(needed),
@@ -176,14 +176,14 @@ def resampled(values: Numbers, statistic: Callable[[Numbers], object]) -> tuple[
     return found.confidence_interval.low, found.confidence_interval.high
 
 
-def learning_table(rows: Sequence[Row]) -> str:
+def learning_table(rows: Sequence[ComparisonRow]) -> str:
     """How fast, and how far."""
     varies = any(abs(row.last["length"] - rows[0].last["length"]) > 0.05 for row in rows)
-    lengths: list[tuple[str, Callable[[Row], str]]] = [
+    lengths: list[tuple[str, Callable[[ComparisonRow], str]]] = [
         ("at PPO's length", lambda row: row.gold_at_length.text(3)),
         ("length", lambda row: f"{row.last['length']:.1f}"),
     ]
-    columns: list[tuple[str, Callable[[Row], str]]] = [
+    columns: list[tuple[str, Callable[[ComparisonRow], str]]] = [
         ("", lambda row: row.setting),
         ("seeds", lambda row: str(len(row.seeds))),
         ("updates to PPO's final score", lambda row: updates_text(row.updates, len(row.seeds))),
@@ -202,7 +202,7 @@ def learning_table(rows: Sequence[Row]) -> str:
     return table_of(columns, rows)
 
 
-def _explained(row: Row) -> tuple[float, float]:
+def _explained(row: ComparisonRow) -> tuple[float, float]:
     return row.explained_first, row.last["explained_variance_middle"]
 
 
@@ -211,7 +211,7 @@ def _known(number: float, digits: int = 2) -> str:
     return "–" if math.isnan(number) else f"{number:.{digits}f}"
 
 
-def kl_table(rows: Sequence[Row], levels: Sequence[float]) -> str:
+def kl_table(rows: Sequence[ComparisonRow], levels: Sequence[float]) -> str:
     """Gold at equal KL, and how far above the best token PPO of the same group that is."""
     head = ["", *(f"KL {level:g}" for level in levels), *(f"minus best PPO, KL {level:g}" for level in levels)]
 

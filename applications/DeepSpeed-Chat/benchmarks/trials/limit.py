@@ -26,7 +26,7 @@ from dschat.models.tokenizer import load_tokenizer
 from harness import table
 from trials.figures import Runs, at_kl, over_seeds
 from trials.starts import Start, draw
-from trials.tasks import Task, gold_scores
+from trials.tasks import LearningTask, gold_scores
 
 RESPONSES = 131_072
 BATCH = 4096
@@ -36,7 +36,7 @@ STEEPEST = 1e4  # 1 / β, times the spread of the scores, up to which a KL is lo
 
 
 @dataclass(frozen=True)
-class Point:
+class KLPoint:
     """A policy's mean gold score at a KL, in nats per response."""
 
     kl: float
@@ -45,7 +45,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Scores:
+class GoldScores:
     """Gold scores of the SFT model's responses.
 
     Attributes:
@@ -69,7 +69,7 @@ class Scores:
 
 
 @torch.no_grad()
-def first_word_scores(task: Task, start: Start, seed: int, count: int = BATCH) -> Scores:
+def first_word_scores(task: LearningTask, start: Start, seed: int, count: int = BATCH) -> GoldScores:
     """Every id of the vocabulary as a first word: its gold score, and its probability in the mean over prompts."""
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
@@ -78,10 +78,10 @@ def first_word_scores(task: Task, start: Start, seed: int, count: int = BATCH) -
     logits[:, [tokenizer.pad_token_id, tokenizer.bos_token_id]] = -torch.inf  # which are never drawn
     words = [str(tokenizer.decode([n])) for n in range(logits.shape[1])]
     mass = logits.softmax(1).mean(0)
-    return Scores(gold_scores(task, [], words)[mass > 0], mass[mass > 0])
+    return GoldScores(gold_scores(task, [], words)[mass > 0], mass[mass > 0])
 
 
-def sft_scores(task: Task, start: Start, seed: int, count: int = RESPONSES) -> Tensor:
+def sft_scores(task: LearningTask, start: Start, seed: int, count: int = RESPONSES) -> Tensor:
     """(count,): gold scores of the SFT model's responses, each to a prompt of its own."""
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
@@ -89,7 +89,7 @@ def sft_scores(task: Task, start: Start, seed: int, count: int = RESPONSES) -> T
     return torch.cat([draw(task, model, tokenizer, BATCH, seed, f"limit {part}")[1] for part in parts])[:count]
 
 
-def kept_scores(folder: Path, task: Task, start: Start, seed: int) -> Scores:
+def kept_scores(folder: Path, task: LearningTask, start: Start, seed: int) -> GoldScores:
     """Exact ones of `opener`; else `sft_scores`, drawn once and then read from the folder."""
     if task.kind == "opener":
         return first_word_scores(task, start, seed)
@@ -97,10 +97,10 @@ def kept_scores(folder: Path, task: Task, start: Start, seed: int) -> Scores:
     if not file.exists():
         with writing(file) as beside, open(beside, "wb") as out:
             np.save(out, sft_scores(task, start, seed).numpy())
-    return Scores(torch.from_numpy(np.load(file)))
+    return GoldScores(torch.from_numpy(np.load(file)))
 
 
-def limit_table(task: Task, settings: Mapping[str, Runs], scores: Mapping[int, Scores]) -> str:
+def limit_table(task: LearningTask, settings: Mapping[str, Runs], scores: Mapping[int, GoldScores]) -> str:
     """The limit at some KL, the best of as many SFT responses, and which share of the limit each setting has there.
 
     Shares are of what is above the SFT model's mean: means over the seeds of `scores` with their 95 % intervals.
@@ -122,7 +122,7 @@ def limit_table(task: Task, settings: Mapping[str, Runs], scores: Mapping[int, S
     return table([f"{task.name}, {len(scores)} seeds", *(f"KL {kl:g}" for kl in LEVELS)], rows)
 
 
-def best_at(scores: Scores, kl: float) -> Point:
+def best_at(scores: GoldScores, kl: float) -> KLPoint:
     """The best of so many SFT responses that the KL is not above this one."""
     most = len(scores.gold) if scores.mass is None else RESPONSES
     n = max(n for n in range(1, most) if math.log(n) - (n - 1) / n <= kl)
@@ -133,16 +133,16 @@ def _mean(numbers: Sequence[float], digits: int = 3) -> str:
     return f"{np.mean(numbers):,.{digits}f}" if numbers else "–"
 
 
-def tilted(scores: Scores, steepness: float) -> Point:
+def tilted(scores: GoldScores, steepness: float) -> KLPoint:
     """π ∝ π_SFT exp(steepness · gold)."""
     gold, base = scores.gold.double(), scores.probabilities
     weights = (steepness * gold + base.log()).softmax(0)
     kl = (weights * (weights / base).clamp(min=1e-300).log()).sum()
     responses = math.inf if scores.mass is not None else float(1 / weights.square().sum())
-    return Point(float(kl), float((weights * gold).sum()), responses)
+    return KLPoint(float(kl), float((weights * gold).sum()), responses)
 
 
-def limit_at(scores: Scores, kl: float) -> Point | None:
+def limit_at(scores: GoldScores, kl: float) -> KLPoint | None:
     """The limit at a KL, by bisection; None where it rests on too few responses, or no policy has that KL."""
     low, high = 0.0, STEEPEST / float(scores.gold.double().std())
     for _ in range(100):
@@ -152,10 +152,10 @@ def limit_at(scores: Scores, kl: float) -> Point | None:
     return point if point.responses >= FEWEST and abs(point.kl - kl) < 1e-3 else None
 
 
-def best_of(scores: Scores, n: int) -> Point:
+def best_of(scores: GoldScores, n: int) -> KLPoint:
     """The best of n SFT responses: its mean gold score, and a KL that it does not exceed, ln n − (n − 1) / n."""
     ordered, order = scores.gold.double().sort()
     ranks = scores.probabilities[order].cumsum(0)
     weights = ranks**n - torch.cat([torch.zeros(1, dtype=torch.float64), ranks[:-1]]) ** n
     responses = math.inf if scores.mass is not None else len(ordered) / n
-    return Point(math.log(n) - (n - 1) / n, float((weights * ordered).sum()), responses)
+    return KLPoint(math.log(n) - (n - 1) / n, float((weights * ordered).sum()), responses)

@@ -1,33 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run matrix: `matrix.toml` as groups of settings, the runs that they need, and those in several processes.
-
-What is done stays done.
-"""
+"""The run matrix: `matrix.toml` as groups of settings, the runs that they need, and the folder of finished runs."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import shutil
-import threading
 import tomllib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-
-from tqdm import tqdm
-
-from dschat.common.atomic import write_file
 
 Flag = str | int | float | bool
 Options = Mapping[str, Flag]  # flags of step 3 by name; of a setting, also its estimator and its condition
 MATRIX = Path(__file__).with_name("matrix.toml")
 BATCH = 64  # prompts of a rollout
-_OPEN = ExitStack()  # what a process holds until it ends
 
 
 @dataclass(frozen=True)
@@ -121,53 +107,3 @@ class Results:
             return Result(**json.loads(self.file(spec).read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-
-    def make(self, spec: Spec) -> None:
-        """One run, in a process that `_begin` has prepared."""
-        from trials.runner import run
-        from trials.starts import Starts
-
-        scratch = self.folder / "scratch" / str(os.getpid())
-        result = run(spec, Starts(self.folder / "starts"), scratch)
-        self.file(spec).parent.mkdir(parents=True, exist_ok=True)
-        write_file(self.file(spec), json.dumps(asdict(result)) + "\n")
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def run_all(specs: Sequence[Spec], results: Results, jobs: int) -> None:
-    """Runs what is not finished, so many at a time; a bar shows the time that is left.
-
-    Raises:
-        RuntimeError: a run failed; the others that were under way are finished first.
-    """
-    left = [spec for spec in specs if results.read(spec) is None]
-    with tqdm(total=len(specs), initial=len(specs) - len(left), desc="runs") as bar:
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin) as pool:
-            under_way = {pool.submit(results.make, spec): spec for spec in left}
-            for future in as_completed(under_way):
-                if future.exception() is not None:
-                    pool.shutdown(wait=True, cancel_futures=True)
-                    raise RuntimeError(f"{under_way[future]} failed") from future.exception()
-                bar.update()
-
-
-def _begin() -> None:
-    """A process that makes one run after another; it imports, and joins a process group of its own, once."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    import torch
-    import transformers
-
-    from dschat.engine.process_group import process_group
-
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
-    _OPEN.enter_context(process_group())
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -16,7 +16,7 @@ from itertools import product
 
 from dschat.quickstart.problems import JOINTS, QUANTITIES
 from dschat.scoring.programs.levels import strongest_level
-from dschat.scoring.programs.sandbox import Job, SandboxLimits, execute
+from dschat.scoring.programs.sandbox import SandboxJob, SandboxLimits, execute
 from dschat.scoring.programs.scores import rewards_by_segment
 
 NAMES = "fghk"  # of the functions, in the order in which they are asked for
@@ -82,7 +82,7 @@ def right_ones(prompt: str, response: str) -> list[bool]:
 @cache
 def returned(text: str, name: str) -> object:
     """What a function gives for `NUMBERS`; None where it fails."""
-    found = execute(Job(text, function=name, arguments=(NUMBERS,)), SandboxLimits(), strongest_level("rlimits"))
+    found = execute(SandboxJob(text, function=name, arguments=(NUMBERS,)), SandboxLimits(), strongest_level("rlimits"))
     try:
         return json.loads(found.output) if found.status == 0 else None
     except ValueError:

@@ -16,7 +16,7 @@ from statistics import fmean
 
 from tqdm import tqdm
 
-from dschat.common.launch import ONE, TRAINING
+from dschat.common.subcommands import ONE, TRAINING
 from dschat.quickstart.inputs import (
     COMMON,
     FULL,

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from dschat.builders.engines import RunPlan
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.data.examples import prompt_examples
@@ -28,7 +29,7 @@ from macro_actions.estimators import Estimator, EstimatorSettings
 from macro_actions.types import MacroActions, PPOBatch, Rollout, Trajectory
 from trials.matrix import BATCH, Result, Spec
 from trials.starts import Start, Starts, sampling
-from trials.tasks import TASKS, Task
+from trials.tasks import TASKS, LearningTask
 from trials.variants import ESTIMATORS, explained_variance, high_entropy, values_of
 
 HERE = Path(__file__).resolve().parent
@@ -53,7 +54,9 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
     plan = config.plan_batches(1)
     tokenizer = load_ppo_tokenizer(config)
     torch.manual_seed(spec.seed)
-    models = build_ppo_models(config, plan, tokenizer, spec.updates * plan.updates_per_rollout)
+    models = build_ppo_models(
+        config, RunPlan(plan, spec.updates * plan.updates_per_rollout, compiles=False), tokenizer
+    )
     assert models.metric is not None
     product = estimators.ESTIMATORS[config.advantages.advantage_estimator]
     gold, noting = GoldByLength(models.metric), Noting(ESTIMATORS.get(spec.estimator, product))
@@ -81,7 +84,7 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
     return Result(asdict(spec), round(time.perf_counter() - begun, 1), curves)
 
 
-def configure(spec: Spec, task: Task, start: Start, starts: Starts) -> PPOConfig:
+def configure(spec: Spec, task: LearningTask, start: Start, starts: Starts) -> PPOConfig:
     """The flags of the run, as a command line would give them."""
     gold = f"{HERE / 'tasks.py'}:{task.kind}"
     flags: dict[str, object] = {

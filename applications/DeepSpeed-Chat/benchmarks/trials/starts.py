@@ -29,7 +29,7 @@ from dschat.trainers.sft import SFTTask
 from macro_actions.losses import value_loss
 from macro_actions.types import Rollout, select_rows
 from trials.matrix import BATCH
-from trials.tasks import Task, gold_scores, tldr_rows
+from trials.tasks import LearningTask, gold_scores, tldr_rows
 
 T = TypeVar("T")
 SFT_RATE = 5e-3
@@ -55,7 +55,7 @@ class Starts:
 
     folder: Path
 
-    def sft(self, task: Task, seed: int) -> Start:
+    def sft(self, task: LearningTask, seed: int) -> Start:
         """The SFT model of a task and a seed."""
         place = self.folder / f"{task.name}-seed{seed}"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ class Starts:
                 _make_sft(task, seed, place)
         return Start(str(place / "sft"), **json.loads((place / "scores.json").read_text(encoding="utf-8")))
 
-    def scalar(self, kind: str, task: Task, seed: int) -> str:
+    def scalar(self, kind: str, task: LearningTask, seed: int) -> str:
         """Folder of a critic (`regressed` on the SFT model's scores) or of a `reward` model."""
         start = self.sft(task, seed)
         place = Path(start.sft).parent / kind
@@ -74,7 +74,7 @@ class Starts:
         return str(place)
 
 
-def _make_sft(task: Task, seed: int, place: Path) -> None:
+def _make_sft(task: LearningTask, seed: int, place: Path) -> None:
     tokenizer = task.tokenizer()
     model = make_model(task, tokenizer, seed)
     rows = task.rows(task.sft_steps * BATCH, seed, "sft")
@@ -87,7 +87,7 @@ def _make_sft(task: Task, seed: int, place: Path) -> None:
     write_file(place / "scores.json", json.dumps(scores) + "\n")
 
 
-def make_model(task: Task, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+def make_model(task: LearningTask, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
     """A random decoder, 64 wide, with 2 layers: the quickstart's Gemma, or OPT, which is faster, for fixed lengths."""
     if task.ends:
         return make_gemma(tokenizer, seed)
@@ -109,7 +109,7 @@ def make_model(task: Task, tokenizer: PreTrainedTokenizerFast, seed: int) -> Pre
     return model
 
 
-def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) -> None:
+def _make_scalar(kind: str, task: LearningTask, seed: int, start: Start, place: Path) -> None:
     tokenizer = load_tokenizer(start.sft, "sft")
     policy = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
     rollout, gold = draw(task, policy, tokenizer, DRAWN, seed, kind)
@@ -144,7 +144,7 @@ def pairs_of(rollout: Rollout, scores: Tensor) -> list[PairExample]:
 
 
 def draw(
-    task: Task, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, count: int, seed: int, split: str
+    task: LearningTask, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, count: int, seed: int, split: str
 ) -> tuple[Rollout, Tensor]:
     """Responses of a model to new prompts, and their gold scores (count,)."""
     prompts, _ = prompt_examples(task.rows(count, seed, split), tokenizer, task.max_prompt)
@@ -154,7 +154,7 @@ def draw(
     return rollout, gold_scores(task, [prompt.prompt_text for prompt in prompts], texts)
 
 
-def sampling(task: Task, tokenizer: PreTrainedTokenizerBase) -> Sampling:
+def sampling(task: LearningTask, tokenizer: PreTrainedTokenizerBase) -> Sampling:
     """At temperature 1; no token ends a response of fixed length."""
     ends = (tokenizer.eos_token_id,) if task.ends else ()
     return Sampling(task.length, ends, tokenizer.pad_token_id, tokenizer.bos_token_id)

@@ -44,7 +44,7 @@ PROMPT_WORDS = 3  # the mark included
 
 
 @dataclass(frozen=True)
-class Task:
+class LearningTask:
     """What is learned.
 
     Attributes:
@@ -96,8 +96,8 @@ class Task:
         return rows
 
 
-_STYLES = [Task("style", length) for length in (32, 64, 128)]
-_OTHERS = [Task("opener"), Task("reviews", ends=True), Task("programs", 72, ends=True)]
+_STYLES = [LearningTask("style", length) for length in (32, 64, 128)]
+_OTHERS = [LearningTask("opener"), LearningTask("reviews", ends=True), LearningTask("programs", 72, ends=True)]
 TASKS = {task.name: task for task in (*_STYLES, *_OTHERS)}
 
 
@@ -150,7 +150,7 @@ def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[obje
 reviews = synthetic.gold_scores
 
 
-def gold_scores(task: Task, prompts: Sequence[str], responses: Sequence[str]) -> Tensor:
+def gold_scores(task: LearningTask, prompts: Sequence[str], responses: Sequence[str]) -> Tensor:
     """Of the task's gold function, (B,) float32."""
     functions: dict[str, Callable[..., object]] = {  # type: ignore[explicit-any]
         "style": style,

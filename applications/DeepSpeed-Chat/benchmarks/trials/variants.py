@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.models.engines import PolicyEngine
+from macro_actions.conditions import fixed
 from macro_actions.estimators import Estimator, EstimatorSettings, gae, gae_batch
 from macro_actions.masked import last_true
 from macro_actions.segments import pool_rewards, pool_values, segment, to_tokens
-from macro_actions.termination import fixed_ngram_ends
 from macro_actions.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
 
 HORIZONS = (1, 5, math.inf)  # of the mixture
@@ -59,7 +59,7 @@ def ratio_only(trajectory: Trajectory, macro: MacroActions, settings: EstimatorS
 def mixture(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """The mean over macro actions of several lengths."""
     mask = trajectory.response_mask
-    cuts = [segment(fixed_ngram_ends(mask, ngram), mask) for ngram in HORIZONS]
+    cuts = [segment(fixed(mask, ngram), mask) for ngram in HORIZONS]
     batches = [gae_batch(trajectory, cut, settings) for cut in cuts]
     advantages = torch.stack([batch.advantages for batch in batches]).mean(0)
     returns = torch.stack([batch.returns for batch in batches if batch.returns is not None]).mean(0)
@@ -116,7 +116,7 @@ def shrinking(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> Ten
     mask, rows = trajectory.response_mask, torch.arange(len(trajectory.scores))
     middle = values_of(trajectory)[rows, mask.sum(1) // 2]
     share = min(max(explained_variance(middle, trajectory.scores) / ENOUGH, 0.0), 1.0)
-    return fixed_ngram_ends(mask, round(LONGEST - share * (LONGEST - 1)))
+    return fixed(mask, round(LONGEST - share * (LONGEST - 1)))
 
 
 def high_entropy(trajectory: Trajectory | ScoredRollout, reference: PolicyEngine) -> Tensor:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From flags to the settings of engines and optimisers, and to the engines of the steps that train one model."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -20,6 +21,7 @@ from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id
 from dschat.models.vocabulary import require_no_growth
 from dschat.rollouts.generate import Report, choose_engine
+from dschat.run.distributed import device
 from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.source import DialogueScores
 from dschat.settings.batches import BatchPlan
@@ -33,15 +35,29 @@ BASE = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
 
 
+@dataclass(frozen=True)
+class RunPlan:
+    """What is decided before the models are opened."""
+
+    batches: BatchPlan
+    updates: int  # optimiser updates of the whole run
+    compiles: bool  # whether decoder layers are compiled: the answer where --compile is auto
+
+    @classmethod
+    def of(cls, config: CommonConfig, batches: BatchPlan, updates: int) -> Self:
+        """The plan of a run on this process's device."""
+        return cls(batches, updates, config.compiles(device().type == "cuda", updates))
+
+
 def engine_settings(
-    config: CommonConfig, plan: BatchPlan, gradient_checkpointing: bool, zero_stage: int
+    config: CommonConfig, plan: RunPlan, gradient_checkpointing: bool, zero_stage: int
 ) -> EngineSettings:
     return EngineSettings(
         dtype=training_dtype(config.engine.dtype),
-        plan=plan,
+        plan=plan.batches,
         zero_stage=zero_stage,
         gradient_checkpointing=gradient_checkpointing,
-        compile=config.engine.compile == "on",
+        compile=plan.compiles,
         checkpoint_every=config.engine.gradient_checkpointing_every,
         offload=config.engine.offload,
         config_file=config.engine.deepspeed_config,
@@ -52,7 +68,7 @@ def opening_of(config: CommonConfig, settings: EngineSettings) -> Opening:
     return Opening(placement_of(settings), config.engine.attn_implementation)
 
 
-def frozen_settings(config: PPOConfig, plan: BatchPlan) -> EngineSettings:
+def frozen_settings(config: PPOConfig, plan: RunPlan) -> EngineSettings:
     """Reference and reward model: whole on every rank, or sharded where the actor is or they live in CPU memory."""
     sharded = config.memory.actor_zero_stage == 3 or config.memory.offload_reference_model
     settings = engine_settings(config, plan, False, 3 if sharded else 0)
@@ -90,9 +106,7 @@ def trained_part(
     return finetuning
 
 
-def build_policy(
-    config: SupervisedConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
-) -> Engine[PolicyModel]:
+def build_policy(config: SupervisedConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> Engine[PolicyModel]:
     """The engine of step 1, of DPO and of REFUEL on pairs.
 
     Step 1's softmax goes over all rows of the embeddings, as in transformers' own loss: its texts teach the model that
@@ -108,12 +122,10 @@ def build_policy(
     )
     model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening, all_rows=is_sft)
     choose_trained(model, finetuning, path)
-    return train_engine(PolicyModel(model), one_optimizer(config, total_updates), settings)
+    return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)
 
 
-def build_reward_model(
-    config: RewardConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
-) -> Engine[ScalarModel]:
+def build_reward_model(config: RewardConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> Engine[ScalarModel]:
     """The engine of step 2's reward model."""
     settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
     path, opening = config.model.model_name_or_path, opening_of(config, settings)
@@ -124,15 +136,14 @@ def build_reward_model(
     if config.preferences.reward_gain:
         add_gain(model.score)
     choose_trained(model, finetuning, path)
-    return train_engine(ScalarModel(model), one_optimizer(config, total_updates), settings)
+    return train_engine(ScalarModel(model), one_optimizer(config, plan.updates), settings)
 
 
 def build_refuel_models(
     config: RefuelOnlineConfig,
-    plan: BatchPlan,
+    plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
     end_id: int,
-    total_updates: int,
     reward: DialogueScores,
     report: Report | None = None,
 ) -> RefuelModels:
@@ -148,7 +159,7 @@ def build_refuel_models(
     choose_trained(model, trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE), path)
     if config.dialogues.trained_layers:
         train_top_layers(model, config.dialogues.trained_layers, "--trained_layers")
-    optimizer = one_optimizer(config, total_updates)
+    optimizer = one_optimizer(config, plan.updates)
     policy = train_engine(PolicyModel(model), replace(optimizer, epsilon=config.rounds.adam_epsilon), settings)
     rows = config.sampling.per_device_generation_batch_size
     name, causal_lm = config.dialogues.rollout_engine, policy.module.inner
@@ -157,7 +168,7 @@ def build_refuel_models(
 
 
 def _refuel_reference(
-    config: RefuelOnlineConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, policy: Engine[PolicyModel]
+    config: RefuelOnlineConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, policy: Engine[PolicyModel]
 ) -> PolicyEngine | None:
     if config.kl.kl_coef == 0:
         return None

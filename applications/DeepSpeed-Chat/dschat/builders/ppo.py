@@ -11,6 +11,7 @@ from dschat.builders.engines import (
     ACTOR,
     CRITIC,
     REWARD,
+    RunPlan,
     engine_settings,
     frozen_settings,
     opening_of,
@@ -35,7 +36,6 @@ from dschat.rollouts.generate import Report, choose_engine
 from dschat.rollouts.vllm import VllmEngine
 from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
 from dschat.scoring.programs.run import ProgramPool
-from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
 from dschat.trainers.ppo_models import PPOModels
 
@@ -63,9 +63,8 @@ def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
 
 def build_ppo_models(
     config: PPOConfig,
-    plan: BatchPlan,
+    plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
-    total_updates: int,
     programs: ProgramPool | None = None,
     report: Report | None = None,
 ) -> PPOModels:
@@ -87,18 +86,15 @@ def build_ppo_models(
     critic, reward = beside_actor(config, model) if config.memory.share_base else (None, None)
     choose_trained(model, trained_part(config, config.memory.actor_lora_dim or 0, tokenizer, path, ACTOR), path)
     optimizer = optimizer_settings(
-        config, total_updates, config.optimizers.actor_learning_rate, config.optimizers.actor_weight_decay
+        config, plan.updates, config.optimizers.actor_learning_rate, config.optimizers.actor_weight_decay
     )
     actor = train_engine(PolicyModel(model), optimizer, settings)
+    shared = None if reward is None else shared_scores(plan.batches, settings, reward)
     return PPOModels(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
-        critic=_build_critic(config, plan, tokenizer, total_updates, critic)
-        if config.advantages.needs.critic
-        else None,
-        reward=reward_source(
-            config, plan, tokenizer, programs, None if reward is None else shared_scores(plan, settings, reward)
-        ),
+        critic=_build_critic(config, plan, tokenizer, critic) if config.advantages.needs.critic else None,
+        reward=reward_source(config, plan, tokenizer, programs, shared),
         rollouts=_rollout_engine(config, actor, tokenizer, report),
         metric=function_scores(config.rewards.metric_function, "--metric_function")
         if config.rewards.metric_function
@@ -108,7 +104,7 @@ def build_ppo_models(
 
 
 def _build_reference(
-    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
+    config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
 ) -> PolicyEngine:
     if config.memory.actor_lora_dim:
         return AdaptersOff(actor)
@@ -132,9 +128,8 @@ def seed_new_rows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None
 
 def _build_critic(
     config: PPOConfig,
-    plan: BatchPlan,
+    plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
-    total_updates: int,
     shared: PreTrainedModel | None,
 ) -> Engine[ScalarModel]:
     """The critic: ``shared`` is it, with a base that is not its own."""
@@ -160,7 +155,7 @@ def _build_critic(
         finetuning = trained_part(config, config.memory.critic_lora_dim or 0, tokenizer, path, CRITIC)
         choose_trained(model, finetuning, path)
     optimizer = optimizer_settings(
-        config, total_updates, config.optimizers.critic_learning_rate, config.optimizers.critic_weight_decay
+        config, plan.updates, config.optimizers.critic_learning_rate, config.optimizers.critic_weight_decay
     )
     return train_engine(ScalarModel(model), optimizer, settings)
 

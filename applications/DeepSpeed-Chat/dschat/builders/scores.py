@@ -6,7 +6,7 @@ import logging
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.builders.engines import REWARD, frozen_settings, opening_of
+from dschat.builders.engines import REWARD, RunPlan, frozen_settings, opening_of
 from dschat.common.user_function import load_function
 from dschat.engine.engine import frozen_engine
 from dschat.engine.process_group import training_dtype
@@ -28,7 +28,6 @@ from dschat.scoring.reward_reader import (
 )
 from dschat.scoring.source import DialogueScores, ScoreSource, Weighted, WeightedScores
 from dschat.scoring.url import UrlScores, UrlSettings
-from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.trainers.iteration import eval_size, pass_size
@@ -53,7 +52,7 @@ def build_program_pool(config: PPOConfig) -> ProgramPool:
 
 def reward_source(
     config: PPOConfig,
-    plan: BatchPlan,
+    plan: RunPlan,
     tokenizer: PreTrainedTokenizerBase,
     programs: ProgramPool | None,
     on_base: ScoreSource | None = None,
@@ -100,10 +99,10 @@ def own_reward_tokenizer(
     return own if config.rewards.rm_template or not same_ids(tokenizer, own) else None
 
 
-def _model_scores(config: PPOConfig, path: str, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> ScoreSource:
+def _model_scores(config: PPOConfig, path: str, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> ScoreSource:
     settings = frozen_settings(config, plan)
     opening = opening_of(config, settings)
-    own, size = own_reward_tokenizer(config, path, tokenizer), pass_size(plan).without_gradient
+    own, size = own_reward_tokenizer(config, path, tokenizer), pass_size(plan.batches).without_gradient
     if own is None:
         model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, opening=opening)
         warn_of_reward_loss(model.config, f"{REWARD} {path}")

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from dschat.builders.data import check_lengths, load_problems, load_step_data
-from dschat.builders.engines import build_policy, build_refuel_models, build_reward_model
+from dschat.builders.engines import RunPlan, build_policy, build_refuel_models, build_reward_model
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.builders.scores import build_dialogue_scores, build_program_pool
 from dschat.common.fingerprints import model_hash
@@ -75,10 +75,10 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
     reads = () if config.sft.sft_on_prompt else (WEIGHT,)  # with prompts, every token is trained on
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=reads)
     data = load_step_data(config, SFTExample, make, validate, config.sft.sft_on_prompt)
-    updates = _announce(config, run, data)
+    plan = _announce(config, run, data)
     warn_without_classifier(base)
     peaks = _peaks(config, run)
-    engine = build_policy(config, run.plan, tokenizer, updates)
+    engine = build_policy(config, plan, tokenizer)
     width = config.model.max_seq_len if config.sft.packing else None
     options = (
         config.sft.sft_on_prompt,
@@ -112,9 +112,9 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     reads = () if config.preferences.margin_key is None else (config.preferences.margin_key,)
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=reads)
     data = load_step_data(config, PairExample, make, validate)
-    updates = _announce(config, run, data)
+    plan = _announce(config, run, data)
     peaks = _peaks(config, run)
-    engine = build_reward_model(config, run.plan, tokenizer, updates)
+    engine = build_reward_model(config, plan, tokenizer)
     centering = config.preferences.center_rewards_coefficient
     task = RewardTask(data.train, data.eval, tokenizer.pad_token_id, config.preferences.reward_loss, centering)
     algorithm = Supervised(engine, task, config, run, peaks=peaks)
@@ -131,9 +131,9 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.model.max_seq_len, eos_id=end_id)
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns)
     data = load_step_data(config, PreferenceExample, make, validate)
-    updates = _announce(config, run, data)
+    plan = _announce(config, run, data)
     peaks = _peaks(config, run)
-    engine = build_policy(config, run.plan, tokenizer, updates)
+    engine = build_policy(config, plan, tokenizer)
     task = DPOTask(data.train, data.eval, tokenizer.pad_token_id, config, run, model_hash(base))
     algorithm = Supervised(engine, task, config, run, peaks=peaks)
     loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
@@ -154,9 +154,9 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         data = load_problems(config, make, programs, validate)
     else:
         data = load_step_data(config, PromptExample, make, validate)
-    updates = _announce(config, run, data)
+    plan = _announce(config, run, data)
     peaks = _peaks(config, run)
-    models = build_ppo_models(config, run.plan, tokenizer, updates, programs, _decoding(run))
+    models = build_ppo_models(config, plan, tokenizer, programs, _decoding(run))
     average = MovingAverage(models.actor) if config.memory.enable_ema else None
 
     actor_base = config.models.actor_model_name_or_path
@@ -179,9 +179,9 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
     tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
     rows = (config.pairs.start_idx, config.pairs.end_idx)
     data = load_regression_data(config.data.data_path, config.model.max_seq_len, id_count(tokenizer), *rows)
-    updates = _announce(config, run, data)
+    plan = _announce(config, run, data)
     peaks = _peaks(config, run)
-    engine = build_policy(config, run.plan, tokenizer, updates)
+    engine = build_policy(config, plan, tokenizer)
     pad_id = tokenizer.pad_token_id
     reference = kept_reference(config, pad_id, model_hash(base), run.folder)
     rest = (config.regression.eta, config.pairs.temperature, reference, config.engine.self_checks)
@@ -207,24 +207,23 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     dialogues, dropped = dialogue_examples(share.train, tokenizer, limits)
     held_out, dropped_eval = dialogue_examples(share.eval, tokenizer, limits, held_out=True)
     data = StepData(dialogues, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
-    updates = _announce(config, run, data)
+    plan = _announce(config, run, data)
     peaks = _peaks(config, run)
     reward = build_dialogue_scores(config, device())
-    models = build_refuel_models(config, run.plan, tokenizer, end_id, updates, reward, _decoding(run))
+    models = build_refuel_models(config, plan, tokenizer, end_id, reward, _decoding(run))
     saved = [SavedModel(models.policy, "policy", config.model.model_name_or_path)]
     algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run, peaks=peaks)
     loop_of(algorithm, {"policy": models.policy}, saved, tokenizer, config, run).fit()
 
 
-def _announce(config: CommonConfig, run: RunOutput, data: StepData[E]) -> int:
-    """Says how many rows of each source are used and how long the run is; returns its updates."""
+def _announce(config: CommonConfig, run: RunOutput, data: StepData[E]) -> RunPlan:
+    """Says how many rows of each source are used and how long the run is; returns its plan."""
     for source in data.sources:
         logger.info("%s", source_line(source))
     run.describe_data(data, **data.dropped)
     updates = total_updates(len(data.train), config, run.plan)
-    config.engine.compile = "on" if config.compiles(device().type == "cuda", updates) else "off"
     run.announce(updates, len(data.train))
-    return updates
+    return RunPlan.of(config, run.plan, updates)
 
 
 def _peaks(config: CommonConfig, run: RunOutput) -> Peaks | None:

@@ -26,7 +26,7 @@ class Unanswered(Exception):
 
 
 @dataclass(frozen=True)
-class ServerFlags:
+class EndpointFlags:
     """What a command line calls the parts of an endpoint, and what its model is; for messages."""
 
     url: str = "--base_url"
@@ -46,7 +46,7 @@ class Endpoint:
     timeout: float  # seconds to wait for an answer
     tries: int  # how often a request is sent until an answer comes
     key: str = field(repr=False, default="")
-    flags: ServerFlags = ServerFlags()
+    flags: EndpointFlags = EndpointFlags()
 
     @property
     def is_local(self) -> bool:
@@ -109,9 +109,8 @@ class ReplyCache:
     def get(self, digest: str) -> Reply | None:
         """The usable answer to a question; None if there is none."""
         try:
-            kept = json.loads(self._file(digest).read_text(encoding="utf-8"))
-            reply = Reply(kept["text"], kept["refusal"], kept["model"], kept.get("flaw", ""))
-        except (OSError, ValueError, KeyError, TypeError):
+            reply = Reply(**json.loads(self._file(digest).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return None
         return reply if self._is_usable(reply) else None
 

@@ -105,7 +105,9 @@ class Journal:
                 raise UserError(f"{self.partial}:{number}: not valid JSON; remove the file to start anew.") from error
         if len(rows) < 2:  # nothing that other settings could spoil
             return []
-        before: dict[str, Any] = rows[0].get("settings", {})
+        if "settings" not in rows[0]:
+            raise UserError(f"{self.partial}:1: no settings of a run; remove the file to start anew.")
+        before: dict[str, Any] = rows[0]["settings"]
         if changed := first_change(before, settings):
             remedy = "give the same again to go on, or --overwrite to start anew."
             raise UserError(f"{self.partial} was begun with {changed}: {remedy}")

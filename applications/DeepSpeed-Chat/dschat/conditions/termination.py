@@ -31,16 +31,13 @@ from dschat.settings.conditions import (
     SurpriseFlags,
 )
 from dschat.settings.macro_actions import TerminationFlags
-from macro_actions.constituents import ParsingCondition
-from macro_actions.termination import (
-    fixed_ngram_ends,
+from macro_actions import conditions as macro
+from macro_actions.conditions import (
+    ends_from_lengths,
     isolate_last_token,
     make_row_seeds,
-    perplexity_ends,
-    randomized_ngram_ends,
-    span_ends,
-    surprise_ends,
 )
+from macro_actions.constituents import ParsingCondition
 from macro_actions.token_text import TokenReader
 from macro_actions.types import ScoredRollout, Trajectory
 
@@ -125,7 +122,7 @@ def fixed(flags: FixedFlags, run: RunParts) -> FindEnds:
     """A macro action every n tokens."""
 
     def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        return Ends(fixed_ngram_ends(trajectory.response_mask, flags.ngram))
+        return Ends(macro.fixed(trajectory.response_mask, flags.ngram))
 
     return find
 
@@ -136,7 +133,7 @@ def randomized(flags: RandomizedFlags, run: RunParts) -> FindEnds:
     def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
         rollout = trajectory.rollout
         seeds = make_row_seeds(run.seed, rollout.prompt_index, epoch, rollout.sample_index)
-        return Ends(randomized_ngram_ends(trajectory.response_mask, flags.repeat_times, flags.ngram_lengths, seeds))
+        return Ends(macro.randomized(trajectory.response_mask, flags.ngram_lengths, flags.repeat_times, seeds))
 
     return find
 
@@ -145,7 +142,7 @@ def perplexity(flags: PerplexityFlags, run: RunParts) -> FindEnds:
     """Macro actions that end where the reference is surprised."""
 
     def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        return Ends(perplexity_ends(trajectory.ref_logprobs, trajectory.response_mask, flags.ppl_mode))
+        return Ends(macro.ppl(trajectory.response_mask, trajectory.ref_logprobs, flags.ppl_mode))
 
     return find
 
@@ -156,7 +153,7 @@ def surprise(flags: SurpriseFlags, run: RunParts) -> FindEnds:
     def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
         assert isinstance(trajectory, Trajectory)  # the caller asked
         mask = trajectory.response_mask
-        return Ends(surprise_ends(trajectory.logprobs, mask, flags.surprise_probability, flags.surprise_count))
+        return Ends(macro.surprise(mask, trajectory.logprobs, flags.surprise_probability, flags.surprise_count))
 
     return find
 
@@ -175,7 +172,7 @@ class Parsing:
         parsed = self._parse(trajectory.rollout.response_rows())
         totals = {f"parsing/{name}": getattr(parsed.counts, name) for name in ("sentences", "parsed", "fell_back")}
         totals["parsing/seconds"] = parsed.seconds
-        return Ends(span_ends(parsed.lengths, trajectory.response_mask), totals)
+        return Ends(ends_from_lengths(parsed.lengths, trajectory.response_mask), totals)
 
 
 def sentences(flags: NoFlags, run: RunParts) -> FindEnds:
@@ -195,7 +192,7 @@ def lines(flags: NoFlags, run: RunParts) -> FindEnds:
 
 def _of_units(units: UnitCondition) -> FindEnds:
     def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        return Ends(span_ends(units(trajectory.rollout.response_rows()), trajectory.response_mask))
+        return Ends(ends_from_lengths(units(trajectory.rollout.response_rows()), trajectory.response_mask))
 
     return find
 

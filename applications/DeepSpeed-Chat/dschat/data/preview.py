@@ -87,7 +87,7 @@ def examples_of(
 
 
 @dataclass(frozen=True)
-class Part:
+class RowSpan:
     """A stretch of one row."""
 
     kind: str  # a key of COLOURS
@@ -97,7 +97,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class View:
+class RowView:
     """For whom rows are shown: the tokenizer, the step, and the token that ends a response."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -132,7 +132,7 @@ def preview_report(path: str, count: int, step: int | None, colour: bool, settin
         notes += template_notes(settings.tokenizer, rows, settings.end_id, (WEIGHT,) if step == 1 else ())
         notes += prompt_notes(rows, settings.tokenizer, settings.keys)
         lines += [f"note: {note}" for note in notes]
-        shown = _encoded_parts(rows, View(settings.tokenizer, step, settings.end_id), settings)
+        shown = _encoded_parts(rows, RowView(settings.tokenizer, step, settings.end_id), settings)
     for row, parts in zip(rows, shown, strict=True):
         if isinstance(parts, str):
             lines += ["", f"{row.origin}: dropped ({parts})"]
@@ -141,7 +141,7 @@ def preview_report(path: str, count: int, step: int | None, colour: bool, settin
     return "\n".join(lines)
 
 
-def _mark(part: Part, colour: bool) -> str:
+def _mark(part: RowSpan, colour: bool) -> str:
     """A part with its name before it; control characters of the data are shown, never sent to the terminal."""
     amount = f" x{part.tokens}" if part.kind == "padding" else f", {part.tokens} tokens" if part.tokens else ""
     head = f"[[{part.kind}{amount}: {part.note}]]"
@@ -149,24 +149,24 @@ def _mark(part: Part, colour: bool) -> str:
     return f"\x1b[{COLOURS[part.kind]}m{text}\x1b[0m" if colour else text
 
 
-def _text_parts(row: Row, step: int) -> list[Part] | str:
+def _text_parts(row: Row, step: int) -> list[RowSpan] | str:
     """The texts of a row without a tokenizer; why it is dropped if it has no response and may have none."""
     if row.prompt is not None:
         prompt = row.prompt
     else:
         prompt = "\n".join(f"{message['role']}: {message_text(message)}" for message in row.messages or [])
-    parts = [Part("prompt", PROMPT_USE[step], 0, prompt)]
+    parts = [RowSpan("prompt", PROMPT_USE[step], 0, prompt)]
     for kind in RESPONSES[step]:
         reply = row.reply("rejected" if kind == "rejected" else "chosen")
         if reply is None and row.no_response is not None and step == 1:
             return row.no_response
         if reply is None:
             raise UserError(f"{row.origin}: the row has no {kind} text, which step {step} needs; give another --step.")
-        parts.append(Part(kind, RESPONSE_USE[step], 0, message_text(reply)))
+        parts.append(RowSpan(kind, RESPONSE_USE[step], 0, message_text(reply)))
     return parts
 
 
-def _encoded_parts(rows: Sequence[Row], view: View, settings: Settings) -> list[list[Part] | str]:
+def _encoded_parts(rows: Sequence[Row], view: RowView, settings: Settings) -> list[list[RowSpan] | str]:
     """Per row its parts, read off one batch of all rows, or the reason for which it is dropped."""
     made = [examples_of(view.step, [row], view.tokenizer, settings) for row in rows]
     kept_rows = [row for row, (examples, _) in zip(rows, made, strict=True) if examples]
@@ -175,7 +175,7 @@ def _encoded_parts(rows: Sequence[Row], view: View, settings: Settings) -> list[
     return [next(parts) if examples else next(iter(dropped)) for examples, dropped in made]
 
 
-def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: View) -> list[list[Part]]:
+def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: RowView) -> list[list[RowSpan]]:
     from dschat.data.collate import collate_pairs, collate_sft
 
     tokenizer, step = view.tokenizer, view.step
@@ -200,17 +200,19 @@ def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: View) -> li
     return [chosen + rejected[1:] for chosen, rejected in pairs]  # the prompt is shown once
 
 
-def _rollout_parts(examples: Sequence[PromptExample], view: View) -> list[list[Part]]:
+def _rollout_parts(examples: Sequence[PromptExample], view: RowView) -> list[list[RowSpan]]:
     """Rows of a rollout: the prompts of a process, padded on the left to the longest, then what is to be sampled."""
     longest = max(map(len, examples))
     end = str(view.tokenizer.convert_ids_to_tokens(view.end_id))
-    sampled = Part("response", f"sampled, up to {end}", 0, "")
+    sampled = RowSpan("response", f"sampled, up to {end}", 0, "")
     return [
         [*_padding(longest - len(example)), _prompt_part(example.prompt_ids, view), sampled] for example in examples
     ]
 
 
-def _parts(ids: Tensor, mask: Tensor, prompt_length: int, kind: str, targets: Tensor | None, view: View) -> list[Part]:
+def _parts(
+    ids: Tensor, mask: Tensor, prompt_length: int, kind: str, targets: Tensor | None, view: RowView
+) -> list[RowSpan]:
     """One sequence of a batch: padding, prompt, response, padding.
 
     Where only some of the tokens behind the prompt are `targets`, they are a response each, and the others prompts.
@@ -228,11 +230,11 @@ def _parts(ids: Tensor, mask: Tensor, prompt_length: int, kind: str, targets: Te
     return [*parts, *_padding(len(ids) - left - len(real))]
 
 
-def _prompt_part(ids: Sequence[int], view: View) -> Part:
-    return Part("prompt", PROMPT_USE[view.step], len(ids), _decode(view.tokenizer, ids))
+def _prompt_part(ids: Sequence[int], view: RowView) -> RowSpan:
+    return RowSpan("prompt", PROMPT_USE[view.step], len(ids), _decode(view.tokenizer, ids))
 
 
-def _response_part(ids: Sequence[int], kind: str, is_last: bool, view: View) -> Part:
+def _response_part(ids: Sequence[int], kind: str, is_last: bool, view: RowView) -> RowSpan:
     """A response, with what surprises in it; an earlier turn's ends as the chat template writes it."""
     note, is_whole = RESPONSE_USE[view.step], not is_last or ids[-1] == view.end_id
     if not is_whole:
@@ -242,11 +244,11 @@ def _response_part(ids: Sequence[int], kind: str, is_last: bool, view: View) -> 
     special = ends_and_special(view.tokenizer, view.end_id)
     inside = [special[number] for number in dict.fromkeys(ids[:-1] if is_whole else ids) if number in special]
     note += f", holds {', '.join(inside)} inside" if inside else ""
-    return Part(kind, note, len(ids), _decode(view.tokenizer, ids, response=True))
+    return RowSpan(kind, note, len(ids), _decode(view.tokenizer, ids, response=True))
 
 
-def _padding(tokens: int) -> list[Part]:
-    return [Part("padding", "masked", tokens, "")] if tokens else []
+def _padding(tokens: int) -> list[RowSpan]:
+    return [RowSpan("padding", "masked", tokens, "")] if tokens else []
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bool = False) -> str:

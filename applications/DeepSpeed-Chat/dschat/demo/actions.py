@@ -14,7 +14,7 @@ from html import escape
 
 from dschat.common.display import EMPTY, Component, visible
 from dschat.demo.models import chosen, find_checkpoints
-from dschat.demo.session import Chat, Choice, MakePrompt, Session, ShownAnswer, summary_prompt
+from dschat.demo.session import Chat, MakePrompt, SamplingChoice, Session, ShownAnswer, summary_prompt
 from dschat.errors import UserError
 from dschat.reports.macro_actions import legend_html, macro_spans
 
@@ -160,7 +160,7 @@ class Actions:
         if None in values.values():
             yield "a box of the sampling panel is empty: fill it in."
             return
-        choice = Choice.of(values, bool(values["do_sample"]))
+        choice = SamplingChoice.of(values, bool(values["do_sample"]))
         with self.stops.answering(browser) as stop:
             try:
                 sent, last = 0.0, None

@@ -15,7 +15,7 @@ from dschat.data.formats import tldr_prompt
 from dschat.data.rows import Row
 from dschat.demo.models import Opened, chosen, find_checkpoints, find_model, open_model, own_sampling
 from dschat.demo.options import DemoOptions
-from dschat.demo.stream import STOPPED, Draft, MacroActionsOf, Question, stream
+from dschat.demo.stream import STOPPED, ChatQuestion, Draft, MacroActionsOf, stream
 from dschat.errors import UserError
 from dschat.inference.policy import choose_device
 from dschat.models.opening import choose_dtype
@@ -92,7 +92,7 @@ def summary_prompt(subreddit: str, title: str, post: str) -> Prompt:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SamplingChoice:
     """How answers are drawn; see the flags."""
 
     temperature: float = 0.8
@@ -102,7 +102,7 @@ class Choice:
     do_sample: bool = True  # False = greedy
 
     @classmethod
-    def of(cls, values: Mapping[str, float], do_sample: bool) -> "Choice":
+    def of(cls, values: Mapping[str, float], do_sample: bool) -> "SamplingChoice":
         """The numbers that are there, the defaults for others; temperature 0 is greedy."""
         return cls(
             temperature=values.get("temperature") or cls.temperature,
@@ -240,14 +240,16 @@ class Session:
         place = (self.options.demo.model, self.options.demo.other)[side]
         return self.status(side) if place is None else self.load(side, chosen(find_checkpoints(place), place).path)
 
-    def choice(self, path: str | None) -> tuple[Choice, str]:
+    def choice(self, path: str | None) -> tuple[SamplingChoice, str]:
         """How a run or model draws, with what the flags say instead; and where that is from, in words."""
         own, words = own_sampling(path) if path else ({}, "defaults")
         given = {name: getattr(self.options, name) for name in NUMBERS}
         values = own | {name: value for name, value in given.items() if value is not None}
-        return Choice.of(values, bool(values.get("temperature", 1))), words
+        return SamplingChoice.of(values, bool(values.get("temperature", 1))), words
 
-    def answer(self, make_prompt: MakePrompt, choice: Choice, stop: threading.Event) -> Generator[list[ShownAnswer]]:
+    def answer(
+        self, make_prompt: MakePrompt, choice: SamplingChoice, stop: threading.Event
+    ) -> Generator[list[ShownAnswer]]:
         """Every side's answer, growing; in the last answers all are done.
 
         Args:
@@ -273,7 +275,7 @@ class Session:
                 (ids,) = encode_prompts(model.tokenizer, [prompt.row])
                 if not ids:
                     raise UserError("the prompt has no tokens; type something.")
-                questions.append(Question(model, ids, choice.sampling(model, len(ids)), prompt.markers))
+                questions.append(ChatQuestion(model, ids, choice.sampling(model, len(ids)), prompt.markers))
             answers = [ShownAnswer() for _ in models]
             start = time.perf_counter()
             with closing(stream(questions, seed, stop)) as growing:

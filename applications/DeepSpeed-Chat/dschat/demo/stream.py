@@ -45,7 +45,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Question:
+class ChatQuestion:
     """What one model answers."""
 
     model: Opened  # which answers; nobody else may use it meanwhile
@@ -54,7 +54,7 @@ class Question:
     markers: Sequence[str]  # texts before which an answer ends
 
 
-def stream(questions: Sequence[Question], seed: int, stop: threading.Event) -> Generator[tuple[int, Draft]]:
+def stream(questions: Sequence[ChatQuestion], seed: int, stop: threading.Event) -> Generator[tuple[int, Draft]]:
     """All answers at once, token by token, each draft with its question's number; every answer's last draft is done.
 
     Closing the iterator ends the drawing. The same seed draws the same answers: draws do not touch the global random
@@ -121,7 +121,9 @@ def _overlap(text: str, marker: str) -> int:
 
 
 @torch.no_grad()
-def _generate(question: Question, seed: int, stops: Sequence[threading.Event], put: Callable[[Draft], None]) -> Draft:
+def _generate(
+    question: ChatQuestion, seed: int, stops: Sequence[threading.Event], put: Callable[[Draft], None]
+) -> Draft:
     """Draws an answer, handing out drafts of it; the whole one."""
     model, sampling, markers = question.model, question.sampling, question.markers
     device, width = model.causal_lm.device, len(question.prompt_ids)
@@ -169,7 +171,7 @@ class _Draw(LogitsProcessor):
 class _Watch(StoppingCriteria):
     """Hands out a draft after every token, and ends where it is told to or where a marker stands."""
 
-    def __init__(self, question: Question, stops: Sequence[threading.Event], put: Callable[[Draft], None]) -> None:
+    def __init__(self, question: ChatQuestion, stops: Sequence[threading.Event], put: Callable[[Draft], None]) -> None:
         self._question, self._stops, self._put = question, stops, put
         self._said = ""
 

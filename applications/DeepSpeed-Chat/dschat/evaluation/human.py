@@ -174,7 +174,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class View:
+class RaterView:
     """Where a rater stands."""
 
     item: ShownPair | None  # what to show; None if everything has a vote
@@ -191,7 +191,7 @@ class HumanSession:
         self._items = {item.pair.id: item for item in items_for(study.pairs, rater, study.seed)}
         self._shown: dict[str, float] = {}  # item → when it was shown last
 
-    def view(self, item_id: str | None = None) -> View:
+    def view(self, item_id: str | None = None) -> RaterView:
         """What to show now: the item of this id if it has no vote, else the first without one."""
         own = self._own(self.study.votes.votes())
         given = {vote.id for vote in own}
@@ -200,7 +200,7 @@ class HumanSession:
         if open_ids:
             name = item_id if item_id in open_ids else open_ids[0]
             item, self._shown[name] = self._items[name], time.monotonic()
-        return View(item, len(self._items) - len(open_ids), len(self._items), own[-1].id if own else None)
+        return RaterView(item, len(self._items) - len(open_ids), len(self._items), own[-1].id if own else None)
 
     def vote(self, item_id: str, choice: str, comment: str = "") -> bool:
         """Puts a vote, one of CHOICES, on the item that the rater saw on the disk; raises UserError where it cannot.

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from dschat.common.display import HOST, Component, check_address, for_reading, gradio, launch
 from dschat.errors import UserError
-from dschat.evaluation.human import LONGEST_NAME, HumanSession, Study, View, guidelines, rater_name
+from dschat.evaluation.human import LONGEST_NAME, HumanSession, RaterView, Study, guidelines, rater_name
 
 FOLDER = Path(__file__).parent  # of human.html, human.css and human.js
 TITLE = "Which response is better?"
@@ -47,7 +47,7 @@ class Screen:
     """What to show."""
 
     rater: str  # whose screen it is; empty asks for the name
-    view: View | None  # None leaves everything as it is, but for the note
+    view: RaterView | None  # None leaves everything as it is, but for the note
     note: str = ""
     comment: str = ""  # content of the comment box
 

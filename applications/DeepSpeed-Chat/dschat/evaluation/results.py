@@ -22,7 +22,7 @@ from dschat.common.statistics import (
     win_rates,
 )
 from dschat.evaluation.pairs import Kind, Verdict
-from dschat.evaluation.votes import JudgedItem, Section, Vote
+from dschat.evaluation.votes import JudgedItem, Vote, VoteSection
 
 CATEGORIES: tuple[Verdict, ...] = ("A", "tie", "B")  # verdicts that count
 MAJORITY = "humans' majority"
@@ -277,7 +277,7 @@ class SectionResult:
         return (first, second) if first != second else (f"{first} (A)", f"{second} (B)")
 
 
-def section_result(section: Section) -> SectionResult:
+def section_result(section: VoteSection) -> SectionResult:
     """Works out the numbers of a section."""
     people = {rater: votes for rater, votes in section.votes.items() if votes[0].kind == "human"}
     raters = [_rater_result(rater, votes) for rater, votes in section.votes.items()]

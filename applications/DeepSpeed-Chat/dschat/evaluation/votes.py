@@ -201,7 +201,7 @@ def _reward(response: Response) -> float:
 
 
 @dataclass(frozen=True)
-class Section:
+class VoteSection:
     """The votes on one pair of models on one data set, all with the models in the same order."""
 
     models: tuple[str, str]  # names of the first and the second
@@ -209,7 +209,7 @@ class Section:
     votes: dict[str, list[Vote]]  # rater → one per item; judges first, then people, then the reward model
 
 
-def sections_of(votes: Sequence[Vote], margin: float, dataset: str = "") -> list[Section]:
+def sections_of(votes: Sequence[Vote], margin: float, dataset: str = "") -> list[VoteSection]:
     """Sorts votes into sections by the names of models and data set.
 
     The first vote of a section decides which model comes first; votes on the same models in the other order are turned
@@ -234,7 +234,7 @@ def sections_of(votes: Sequence[Vote], margin: float, dataset: str = "") -> list
     return [_section(home, given, margin) for (_, home), given in sections.items()]
 
 
-def _section(dataset: str, votes: Sequence[Vote], margin: float) -> Section:
+def _section(dataset: str, votes: Sequence[Vote], margin: float) -> VoteSection:
     models = votes[0].models
     oriented = [vote if vote.models == models else vote.mirrored() for vote in votes]
     if not any(vote.kind == "reward" for vote in oriented):
@@ -245,7 +245,7 @@ def _section(dataset: str, votes: Sequence[Vote], margin: float) -> Section:
         name = " ".join(vote.rater.split())
         raters[name if vote.kind == "reward" or name == vote.kind else f"{vote.kind} {name}"].append(vote)
     parts = [part for rater, given in raters.items() for part in _by_file(rater, given)]
-    return Section(models, dataset, {rater: _one_per_item(given) for rater, given in parts})
+    return VoteSection(models, dataset, {rater: _one_per_item(given) for rater, given in parts})
 
 
 def _by_file(rater: str, votes: list[Vote]) -> list[tuple[str, list[Vote]]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from dschat.common.display import for_reading, wrapped
 from dschat.data.hub import compared_set
-from dschat.evaluation.human import CHOICES, HumanSession, ShownPair, Study, View, VoteFile, guidelines
+from dschat.evaluation.human import CHOICES, HumanSession, RaterView, ShownPair, Study, VoteFile, guidelines
 from dschat.evaluation.options import VoteOptions
 from dschat.evaluation.pairs import model_names, read_pairs
 
@@ -63,7 +63,7 @@ class TerminalRating:
     def run(self) -> None:
         """Asks item after item; every vote is saved before the next. Raises UserError where that is not possible."""
         self._say(self._guidelines())
-        view: View | None = self._session.view()
+        view: RaterView | None = self._session.view()
         try:
             while view is not None and view.item is not None:
                 self._show(view, view.item)
@@ -72,7 +72,7 @@ class TerminalRating:
             self._say("")
         self._say(self._session.summary())
 
-    def _answer(self, view: View, item: ShownPair) -> View | None:
+    def _answer(self, view: RaterView, item: ShownPair) -> RaterView | None:
         """Asks until something else is to be shown; None to quit."""
         while True:
             word, _, rest = self._ask("> ").strip().partition(" ")
@@ -98,7 +98,7 @@ class TerminalRating:
             else:
                 self._say(self._guidelines() if key == "?" else f"Type one of the keys, then Enter. {KEYS}")
 
-    def _show(self, view: View, item: ShownPair) -> None:
+    def _show(self, view: RaterView, item: ShownPair) -> None:
         first, second = item.responses
         width = self._width()
         self._say(f"\n{f'== Item {view.voted + 1} of {view.total} '.ljust(width, '=')}")

@@ -15,8 +15,8 @@ from dschat.common.jsonl import parse_json, read_object, write_rows
 from dschat.data.hub import push
 from dschat.data.sources import is_folder
 from dschat.errors import UserError
-from dschat.inference.refuel import OutputFlags
-from dschat.inference.runner import Concluded, Conclusion, Entry, Part, go_on_with_date, run_batches
+from dschat.inference.refuel import RefuelOutputFlags
+from dschat.inference.runner import Concluded, Conclusion, Entry, RunPart, go_on_with_date, run_batches
 
 OUTPUT = "--output_repo"
 ROWS = "train.jsonl"
@@ -27,7 +27,7 @@ RECORD = "made.json"  # beside the rows: how they were made; a data set without 
 class Place:
     """Where a data set is made, and where it is handed over: what the flags say."""
 
-    options: OutputFlags
+    options: RefuelOutputFlags
 
     @property
     def repo(self) -> str:
@@ -54,7 +54,9 @@ class Place:
         if self.options.overwrite or not record.exists() or not (self.folder / files[0]).exists():
             return None
         made = parse_json(record.read_bytes(), str(record))
-        if changed := first_change(made.get("settings", {}), json.loads(json.dumps(dict(settings)))):
+        if not isinstance(made, dict) or not {"settings", "summary"} <= made.keys():
+            raise UserError(f"{record} does not say how the data set was made: give another folder, or --overwrite.")
+        if changed := first_change(made["settings"], json.loads(json.dumps(dict(settings)))):
             remedy = "give another folder, or --overwrite to make it anew."
             raise UserError(f"{self.folder} holds a data set that was made with {changed}: {remedy}")
         present = [name for name in files if (self.folder / name).exists()]
@@ -82,7 +84,7 @@ class Place:
         return str(target)
 
 
-def make_rows(options: OutputFlags, settings: Mapping[str, Any], part: Part, conclude: Conclusion) -> str:
+def make_rows(options: RefuelOutputFlags, settings: Mapping[str, Any], part: RunPart, conclude: Conclusion) -> str:
     """Makes train.jsonl, see `run_batches`, and hands it over, or what was finished before; the line that sums it up.
 
     Raises UserError where the data set is there, or begun, with other settings.

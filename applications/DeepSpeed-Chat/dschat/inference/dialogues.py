@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from dschat.common.chat_servers import Endpoint, ServerFlags, checked_address, checked_key
+from dschat.common.chat_servers import Endpoint, EndpointFlags, checked_address, checked_key
 from dschat.common.fingerprints import folder_stamp
 from dschat.common.template_date import SETTING, template_date
 from dschat.common.user_function import load_function
@@ -29,7 +29,7 @@ from dschat.inference.runner import (
     BatchFunction,
     Concluded,
     Entry,
-    Part,
+    RunPart,
     enough_memory,
     in_batches,
     settings_of,
@@ -45,7 +45,7 @@ PROMPTS = "--prompts"
 USERS = ("user", "human")  # what data sets call them
 CHUNK = 1000  # messages that are encoded together
 CACHE = ".user-cache"  # answers of the server that plays the user, below the folder of the rows
-SERVER = ServerFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max_new_tokens", "user")
+SERVER = EndpointFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max_new_tokens", "user")
 
 
 def run_generate(options: GenerateOptions) -> str:
@@ -66,7 +66,7 @@ def run_generate(options: GenerateOptions) -> str:
         with enough_memory("--model, --user_model: the GPU's memory does not hold both", f"--user_server, {LARGER}"):
             assistant = _open_assistant(path, "--model", tokenizer, options, where)
             user = _open_user(options, endpoint, where) if options.num_turns > 1 else UserFromData([])
-        drawing = Drawing(assistant, user, options.num_turns, options.seed)
+        drawing = DialogueSampling(assistant, user, options.num_turns, options.seed)
 
         def of_numbers(numbers: list[int]) -> list[Entry]:
             problem = f"--batch_size: the GPU's memory does not suffice for {len(numbers)} dialogues"
@@ -86,12 +86,12 @@ def run_generate(options: GenerateOptions) -> str:
         left_out = f", {reasons.total()} left out ({in_words(reasons)})" if reasons else ""
         return rows, f"{len(rows)} dialogues of {options.num_turns} turns{left_out}, {repeated} prompts were repeated"
 
-    part = Part(batches=in_batches(range(len(firsts)), options.batch_size), prepare=prepare, unit="dialogue")
+    part = RunPart(batches=in_batches(range(len(firsts)), options.batch_size), prepare=prepare, unit="dialogue")
     return make_rows(options, settings, part, conclude)
 
 
 @dataclass(frozen=True)
-class Drawing:
+class DialogueSampling:
     """How dialogues are drawn."""
 
     assistant: PolicyAssistant  # the policy

@@ -34,7 +34,7 @@ from dschat.errors import UserError
 from dschat.inference.datasets import RECORD, Place, described_function, digest, make_rows
 from dschat.inference.policy import Compute, locate_policy
 from dschat.inference.refuel import MaskOptions, RankOptions
-from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, in_batches, settings_of
+from dschat.inference.runner import BatchFunction, Concluded, Entry, RunPart, enough_memory, in_batches, settings_of
 from dschat.models.tokenizer import load_tokenizer
 from dschat.scoring.reward_reader import NOT_FINITE, load_reward_model, load_reward_tokenizer
 
@@ -71,7 +71,7 @@ def run_rank(options: RankOptions) -> str:
         rows = [{**raw, **entry["rewards"]} for (_, raw), entry in zip(raws, entries, strict=True)]
         return rows, f"{scored} rewards of {len(pairs)} pairs of dialogues{failed}"
 
-    part = Part(batches=in_batches(range(len(pairs)), AT_ONCE), prepare=prepare, unit="dialogue")
+    part = RunPart(batches=in_batches(range(len(pairs)), AT_ONCE), prepare=prepare, unit="dialogue")
     return make_rows(options, settings, part, conclude)
 
 

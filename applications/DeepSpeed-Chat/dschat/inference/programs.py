@@ -12,7 +12,7 @@ from dschat.errors import UserError
 from dschat.inference.options import ProgramOptions
 from dschat.inference.policy import SamplingPolicy
 from dschat.inference.prompts import Answering, Selection, refuse_finished
-from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, run_batches, settings_of
+from dschat.inference.runner import BatchFunction, Concluded, Entry, RunPart, enough_memory, run_batches, settings_of
 from dschat.scoring.programs.blocks import ProgramBlock, program_of
 from dschat.scoring.programs.run import STATUSES, ProgramPool
 from dschat.scoring.programs.scores import has_tests, tests_of
@@ -45,7 +45,7 @@ def run_programs(options: ProgramOptions) -> str:
 
     settings = given.settings | settings_of(options, ("num_return", "max_tests", "program_block"))
     settings |= {"temperature": options.temperature_value, "sandbox-level": pool.level}
-    part = Part(batches=selection.batches(options.batch_size), prepare=prepare, shown=_shown)
+    part = RunPart(batches=selection.batches(options.batch_size), prepare=prepare, shown=_shown)
     return run_batches(options.result_path, settings, options.overwrite, [part], conclude)
 
 

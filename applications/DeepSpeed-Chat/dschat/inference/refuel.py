@@ -19,8 +19,7 @@ from dschat.inference.options import (
     ScoredOptions,
 )
 from dschat.settings.commands import PushOptions
-from dschat.settings.common import OptimisationFlags
-from dschat.settings.common import OutputFlags as TrainingOutput
+from dschat.settings.common import OptimisationFlags, OutputFlags
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, REQUIRED, flag, like
 from dschat.settings.refuel import DialogueFlags
 from dschat.settings.rollouts import RolloutFlags, SamplingFlags
@@ -30,12 +29,12 @@ LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
 
 
 @dataclass(kw_only=True)
-class OutputFlags(QuietFlags):
+class RefuelOutputFlags(QuietFlags):
     """Where a command that makes REFUEL's data puts them."""
 
     output_repo: str = flag("gets the data set: a folder, or owner/name on the Hugging Face hub", path=True)
     output_dir: Path | None = like(
-        TrainingOutput,
+        OutputFlags,
         "output_dir",
         None,
         "folder for unfinished rows, and for the data set before it is pushed (--output_repo where that is a folder, "
@@ -51,7 +50,7 @@ class OutputFlags(QuietFlags):
 
 
 @dataclass(kw_only=True)
-class GenerateOptions(OutputFlags, ComputeFlags):
+class GenerateOptions(RefuelOutputFlags, ComputeFlags):
     """Roll out dialogues of a policy with a simulated user, and each of them once more from one of its turns on.
 
     Writes train.jsonl: trajectory, trajectory_sampled_h_from_sampled_len, sampled_len_from_5,
@@ -97,7 +96,7 @@ class GenerateOptions(OutputFlags, ComputeFlags):
 
 
 @dataclass(kw_only=True)
-class RankOptions(OutputFlags, ComputeFlags):
+class RankOptions(RefuelOutputFlags, ComputeFlags):
     """Score the dialogues of `dschat refuel-data generate` with a reward model, as they stand at the end of each turn.
 
     Writes train.jsonl: the columns it read, and the rewards of both dialogues; what could not be scored is -99999.
@@ -129,7 +128,7 @@ class RankOptions(OutputFlags, ComputeFlags):
 
 
 @dataclass(kw_only=True)
-class MaskOptions(OutputFlags):
+class MaskOptions(RefuelOutputFlags):
     """Make pairs of tokens and masks from the scored dialogues of `dschat refuel-data rank`, for `dschat refuel`.
 
     Writes train.parquet and test.parquet: chosen, reject, and of each _token, _mask and _reward.

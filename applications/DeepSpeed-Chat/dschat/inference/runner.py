@@ -23,7 +23,7 @@ Conclusion = Callable[[list[Entry]], Concluded]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class RunPart:
     """The work of a run, or what one of several models or settings does of it."""
 
     batches: Sequence[list[int]]  # numbers of the rows in each
@@ -35,7 +35,7 @@ class Part:
 
 
 def run_batches(
-    path: Path, settings: Mapping[str, Any], overwrite: bool, parts: Iterable[Part], conclude: Conclusion
+    path: Path, settings: Mapping[str, Any], overwrite: bool, parts: Iterable[RunPart], conclude: Conclusion
 ) -> str:
     """Makes a file batch by batch; what an interrupted run kept is not done again.
 
@@ -57,7 +57,7 @@ def run_batches(
     return summary
 
 
-def _entries(journal: Journal, part: Part) -> list[Entry]:
+def _entries(journal: Journal, part: RunPart) -> list[Entry]:
     """Those that the journal holds and, once they are kept there as well, the others."""
     done = {entry["number"]: entry for entry in journal.rows if part.columns.items() <= entry.items()}
     pending = [batch for batch in part.batches if any(number not in done for number in batch)]

@@ -20,7 +20,7 @@ from dschat.inference.datasets import described_function
 from dschat.inference.options import BestOfOptions, InferenceOptions
 from dschat.inference.policy import SampledResponse, SamplingPolicy
 from dschat.inference.prompts import Answering, Selection, refuse_finished
-from dschat.inference.runner import BatchFunction, Concluded, Entry, Part, enough_memory, run_batches, settings_of
+from dschat.inference.runner import BatchFunction, Concluded, Entry, RunPart, enough_memory, run_batches, settings_of
 from dschat.reports.evaluations import write_best_of
 from dschat.scoring.function import require_arguments, score_texts
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
@@ -61,7 +61,7 @@ def run_inference(options: InferenceOptions) -> str:
 
     settings |= {"num-return": options.num_return, "temperature": options.temperature_value}
     batches = selection.batches(options.batch_size, _lengths(selection, options, given.tokenizer))
-    part = Part(batches=batches, prepare=prepare, shown=_mean)
+    part = RunPart(batches=batches, prepare=prepare, shown=_mean)
     return run_batches(options.result_path, settings, options.overwrite, [part], conclude)
 
 
@@ -99,7 +99,7 @@ def run_best_of_n(options: BestOfOptions) -> str:
 
     settings |= settings_of(options, ("best_of", "temperatures", "single_temperatures"))
     parts = [
-        Part(
+        RunPart(
             batches=selection.batches(options.batch_size),
             prepare=partial(prepare, temperature),
             shown=_mean_and_best,

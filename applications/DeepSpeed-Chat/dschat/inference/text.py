@@ -37,7 +37,7 @@ from dschat.inference.runner import (
     BatchFunction,
     Concluded,
     Entry,
-    Part,
+    RunPart,
     enough_memory,
     go_on_with_date,
     run_batches,
@@ -130,7 +130,7 @@ def _rows(options: TextOptions) -> list[Row]:
     return [rows[number] for number in shuffled(len(rows))[: options.num_samples]]
 
 
-def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
+def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
     path = locate_policy(subject.path)
     tokenizer = load_tokenizer(path, subject.flag, end_token=options.end_of_conversation_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, sft_examples)
@@ -149,7 +149,7 @@ def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where:
     return _part(subject, selection.batches(options.batch_size, lengths), prepare)
 
 
-def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> Part:
+def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
     tokenizer = load_tokenizer(subject.path, subject.flag, end_token=options.end_of_conversation_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)
     check_length(subject.path, subject.flag, max(map(len, texts.values())), LONGEST)
@@ -165,8 +165,8 @@ def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where:
     return _part(subject, selection.batches(options.batch_size, lengths), prepare)
 
 
-def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> Part:
-    return Part(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
+def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> RunPart:
+    return RunPart(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
 
 
 def subjects_of(options: TextOptions) -> list[Subject]:
@@ -181,19 +181,23 @@ def subjects_of(options: TextOptions) -> list[Subject]:
 
 
 def split_seed(options: TextOptions) -> int:
-    """The seed that splits the data: --seed, else that of the run; training's, with a warning, if it tells none."""
+    """The seed that splits the data: --seed, else the seed of the run in --checkpoints, else training's default.
+
+    Raises:
+        UserError: the run's flags hold no seed.
+    """
     folder = options.checkpoints
-    if options.seed is not None or folder is None:
-        return TRAINING_SEED if options.seed is None else options.seed
+    if options.seed is not None:
+        return options.seed
+    if folder is None:
+        return TRAINING_SEED
     seed = read_object(folder / FLAGS_FILE).get("seed")
-    if isinstance(seed, int):
-        return seed
-    logger.warning(
-        "--checkpoints %s: its %s tells no seed; %d is taken. Give the run's --seed: with another, held-out rows of"
-        " data without evaluation rows may be rows that it was trained on.",
-        *(folder, FLAGS_FILE, TRAINING_SEED),
-    )
-    return TRAINING_SEED
+    if not isinstance(seed, int):
+        raise UserError(
+            f"--checkpoints {folder}: its {FLAGS_FILE} holds no seed. Give the run's --seed: with another one,"
+            " held-out rows of data without evaluation rows may be rows that the run was trained on."
+        )
+    return seed
 
 
 def run_models(folder: Path) -> list[Subject]:

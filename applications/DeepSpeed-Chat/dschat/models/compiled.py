@@ -91,21 +91,38 @@ class Compiler:
 
 
 class Compiled(Generic[P, R]):
-    """A function that runs compiled until its compiler refuses the model."""
+    """A function that runs compiled until its compiler refuses the model.
+
+    Gradient checkpointing calls a function again in the backward pass and expects the same tensors to be saved. The
+    second call therefore runs as the first did, though the compiler may have refused another layer in between.
+    """
 
     def __init__(self, compiler: Compiler, function: Callable[P, R], backend: Backend | str) -> None:
         self._compiler = compiler
         self._function = function
         self._compiled = torch.compile(function, dynamic=True, backend=backend)
+        self._trained_compiled = False  # whether the last forward pass with gradients ran compiled
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not self._compiler.is_active:
+        if is_recomputing():
+            runs_compiled = self._trained_compiled
+        else:
+            runs_compiled = self._compiler.is_active
+            if torch.is_grad_enabled():
+                self._trained_compiled = runs_compiled
+        if not runs_compiled:
             return self._function(*args, **kwargs)
         try:
             return self._compiled(*args, **kwargs)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             self._compiler.refuse(reason_of(error))
+        self._trained_compiled = False
         return self._function(*args, **kwargs)
+
+
+def is_recomputing() -> bool:
+    """Whether gradient checkpointing repeats a forward pass: one with gradients, inside a backward pass."""
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
 
 
 class CompiledLayer:

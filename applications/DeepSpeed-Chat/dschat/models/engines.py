@@ -50,6 +50,13 @@ class ModelEngine(Protocol):
     def eval(self) -> None:
         """Inference mode."""
 
+    def rehearsing(self) -> AbstractContextManager[None]:
+        """Inside, passes, `backward` and `step` take the memory that training takes, and leave nothing behind.
+
+        That is the memory of activations and gradients and of what the first update adds: Adam's moments and the sums
+        of gradients. Every rank must enter it, before the first update since the start of the process.
+        """
+
     def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Name and whole tensor of every weight, one at a time, on this rank's device, valid until the next is asked
         for.
@@ -88,13 +95,6 @@ class Trained(ModelEngine, Protocol):
         """Has the next update compare the gradients that the engine holds with those that processes computed, before
         it is applied; later ones, too, for parameters whose gradient was zero. Every rank must call it; `step` raises
         UserError where they differ.
-        """
-
-    def rehearsing(self) -> AbstractContextManager[None]:
-        """Inside, passes, `backward` and `step` take the memory that training takes, and leave nothing behind.
-
-        That is the memory of activations and gradients and of what the first update adds: Adam's moments and the sums
-        of gradients. Every rank must enter it, before the first update since the start of the process.
         """
 
     def begin_update(self, micro_batches: int) -> None:

@@ -17,6 +17,7 @@ Integers = npt.NDArray[np.int64]
 # Of the buffers of keys and values while prompts wait for slots, so that live rows move back to the first columns only
 # now and then.
 SPARE_COLUMNS = 64
+SAMPLING_BUFFERS = 4  # float32: logits of the model, at a temperature, truncated, and their softmax
 COLUMN_STEP = 256  # the columns that a decoding step of fixed shapes reads are a multiple of it
 PREFILL_TOKENS = 8192  # of a forward pass over prompts: as much as keeps a GPU busy
 SEARCHED = 256  # rows among which the best cuts are searched; the search takes their number cubed

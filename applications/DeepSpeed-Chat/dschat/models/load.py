@@ -36,9 +36,9 @@ from dschat.models.opening import (
     Opening,
     Placement,
     check_attention,
+    explain_refusal,
     implementation,
     say_what_is_used,
-    without_flash,
 )
 from dschat.models.scalar import warn_of_reward_loss
 from dschat.models.vocabulary import id_count, mask_missing_ids, require_rows
@@ -303,7 +303,7 @@ def _from_pretrained(
             model, loading = auto_class.from_pretrained(weights, trust_remote_code=False, **options, **where)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         missing = explain_missing("model", weights, named_base(path, flag), error)
-        raise UserError(without_flash(attention, path, error) or missing) from error
+        raise UserError(explain_refusal(attention, path, error) or missing) from error
     except RuntimeError as error:
         if "mismatch" not in str(error):
             raise

@@ -11,14 +11,17 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_kernels_available
 
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 FLAG = "--attn_implementation"
-SDPA, EAGER, FLASH = "sdpa", "eager", "flash_attention_2"
+AUTO, SDPA, EAGER, FLEX = "auto", "sdpa", "eager", "flex_attention"
+FLASH_2, FLASH_3 = "flash_attention_2", "flash_attention_3"
+PLAIN_ATTENTION = (AUTO, SDPA, EAGER)  # what every model and device can compute
+REFUSALS = ("flash", "flex", "attention", "kernel")  # words of transformers' messages that refuse an attention
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -29,41 +32,83 @@ def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 
 def check_attention(wanted: str, dtype: torch.dtype) -> None:
-    """Raises UserError where flash attention is wanted and cannot work."""
-    if wanted != FLASH:
+    """Raises UserError where an attention needs a GPU, a dtype or a package that is not there.
+
+    Whether the GPU is one that the kernel is made for, transformers finds out when it loads the kernel.
+    """
+    if wanted in PLAIN_ATTENTION:
         return
     remedy = f"Use {FLAG} {SDPA}, the default."
     if not torch.cuda.is_available():
-        raise UserError(f"{FLAG} {FLASH} needs a GPU. {remedy}")
-    if dtype == torch.float32:
-        raise UserError(f"{FLAG} {FLASH} computes in half precision only: give --dtype bf16. Or: {remedy}")
-    if not is_flash_attn_2_available():
-        raise UserError(f"{FLAG} {FLASH} needs the package flash-attn, which is not installed here. {remedy}")
+        reason = ", because torch computes no gradients of it on a CPU" if wanted == FLEX else ""
+        raise UserError(f"{FLAG} {wanted} needs a GPU{reason}. {remedy}")
+    if dtype == torch.float32 and "flash" in wanted:
+        raise UserError(f"{FLAG} {wanted} computes in half precision only: give --dtype bf16. Or: {remedy}")
+    package = missing_package(wanted)
+    if package is not None:
+        raise UserError(f"{FLAG} {wanted} needs the package {package}, which is not installed here. {remedy}")
+
+
+def missing_package(wanted: str) -> str | None:
+    """The package that an attention needs and that is not installed; None where there is none.
+
+    With the package kernels, transformers fetches flash attention from the hub.
+    """
+    if wanted == FLEX or is_kernels_available():
+        return None
+    if wanted == FLASH_2:
+        return None if is_flash_attn_2_available() else "flash-attn (or kernels)"
+    if wanted == FLASH_3:
+        return None if is_flash_attn_3_available() else "flash-attn-3 (or kernels)"
+    return "kernels"
 
 
 def implementation(wanted: str, config: PreTrainedConfig) -> str | None:
     """What to ask transformers for: None lets it take sdpa where a family has it, and otherwise eager.
 
-    Gemma-2 caps its attention's logits, which sdpa cannot do; where a config has such a cap, eager is used.
+    Gemma-2 caps its attention's logits, which sdpa cannot do; where a config has such a cap, eager is used. An
+    attention that is named otherwise is used as it is: flex_attention and flash attention have such caps.
     """
-    if wanted != SDPA:
+    if wanted not in (AUTO, SDPA):
         return wanted
     return None if getattr(config.get_text_config(), "attn_logit_softcapping", None) is None else EAGER
 
 
-def without_flash(wanted: str, path: str, error: Exception) -> str | None:
-    """A message where transformers says that a family has no flash attention; None of any other error."""
-    if wanted != FLASH or "flash" not in str(error).lower():
+def explain_refusal(wanted: str, path: str, error: Exception) -> str | None:
+    """A message where transformers refuses an attention that was named; None for any other error.
+
+    It does so where a model's family does not have the attention, the GPU is not one that the kernel is made for, or
+    the kernel cannot be fetched from the hub.
+    """
+    reason = str(error).strip()
+    is_refusal = isinstance(error, ValueError | ImportError) and any(word in reason.lower() for word in REFUSALS)
+    if wanted in PLAIN_ATTENTION or not is_refusal:
         return None
-    return f"{FLAG} {FLASH}: {path} cannot be opened with it: {str(error).splitlines()[0]} Use {FLAG} {SDPA}."
+    return f"{FLAG} {wanted}: {path} cannot be opened with it: {reason.splitlines()[0]} Use {FLAG} {SDPA}."
+
+
+@contextmanager
+def attention_by(name: str, config: PreTrainedConfig) -> Iterator[None]:
+    """Inside, a model with this config computes attention by the function that transformers has under this name.
+
+    Models that compute their attention by code of their own (``_supports_attention_backend`` is False) are not
+    affected.
+    """
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 @cache
 def say_what_is_used(wanted: str, used: str, path: str) -> None:
-    """Tells once of a model that computes its attention otherwise than wanted."""
-    if used != wanted:
-        told = "%s: attention is computed by %s, not by %s, which does not do what this model needs"
-        logger.warning(told, path, used, wanted)
+    """Says once that a model computes its attention otherwise than wanted."""
+    if wanted in (AUTO, used):
+        return
+    reason = "does not do what this model needs" if wanted == SDPA else "is not installed here"
+    logger.warning("%s: attention is computed by %s, not by %s, which %s", path, used, wanted, reason)
 
 
 class Placement(Protocol):

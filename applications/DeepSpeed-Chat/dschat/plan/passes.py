@@ -31,8 +31,9 @@ from dschat.models.finetuning import (
     train_top_layers,
 )
 from dschat.models.layers import layers_of
+from dschat.models.layout import SAMPLING_BUFFERS
 from dschat.models.limits import position_limit
-from dschat.models.opening import FLASH, SDPA, implementation
+from dschat.models.opening import PLAIN_ATTENTION, SDPA, implementation
 from dschat.models.operations import ModelCost, cached_per_token, cost_of
 from dschat.plan.shares import COMPILED_ACTIVATIONS
 from dschat.plan.states import FLOAT32
@@ -45,7 +46,7 @@ Kind = Literal["policy", "scalar", "classifier"]
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadSize:
     """The output head of a policy; a scalar model's has a row, which counts for nothing."""
 
     vocab: int  # V
@@ -63,7 +64,7 @@ class Shape:
     parameters: int  # all of them
     trained: int  # those with gradients; fewer with LoRA or of a last layer alone
     largest: int  # of the largest tensor
-    head: Head
+    head: HeadSize
     cached: int  # keys and values that a token leaves in the cache, over all layers
     limit: int | None  # tokens that it can read; None where there is no end
 
@@ -85,8 +86,9 @@ class Model:
 
     def make(self) -> Any:
         """The Hugging Face model on the meta device, in training mode."""
-        config, flash = copy.deepcopy(self.config), self.attention == FLASH
-        attention = implementation(SDPA if flash else self.attention, config)
+        config = copy.deepcopy(self.config)
+        is_fused = self.attention not in PLAIN_ATTENTION
+        attention = implementation(SDPA if is_fused else self.attention, config)
         options: dict[str, Any] = {"dtype": self.dtype, "attn_implementation": attention}
         with torch.device("meta"):
             if self.kind == "policy":
@@ -101,7 +103,7 @@ class Model:
             choose_trained(model, self.finetuning, "the model")
             if self.top_layers:
                 train_top_layers(model, self.top_layers, "--trained_layers")
-        if model.config._attn_implementation == SDPA or flash:
+        if model.config._attn_implementation == SDPA or is_fused:
             model.config._attn_implementation = FUSED
         return model.train()
 
@@ -112,7 +114,7 @@ def shape_of(model: Model) -> Shape:
     made = model.make()
     config, parameters = made.config.get_text_config(), list(made.parameters())
     output, capped = made.get_output_embeddings(), bool(getattr(config, "final_logit_softcapping", None))
-    head = Head(0, 0, False, False, model.dtype.itemsize, capped)
+    head = HeadSize(0, 0, False, False, model.dtype.itemsize, capped)
     if output is not None:
         weight, tied = output.weight, output.weight is made.get_input_embeddings().weight
         head = replace(head, vocab=len(weight), weight=weight.numel(), tied=tied, trained=weight.requires_grad)
@@ -293,10 +295,7 @@ def _hand_over(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-SAMPLING_BUFFERS = 4  # logits of the model, at a temperature, truncated, and their softmax; float32
-
-
-def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
+def training_logits(head: HeadSize, positions: int, device: torch.device) -> Pass:
     """Log-probs of `positions` tokens with gradients, in bytes.
 
     The softmax is made in the logits' place. Where all positions make one chunk it is kept for the backward pass; else
@@ -320,7 +319,7 @@ def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
     )
 
 
-def kept_gradient(head: Head) -> int:
+def kept_gradient(head: HeadSize) -> int:
     """Bytes of the head's gradient during the rest of the backward pass.
 
     An embedding that is the head, too, has the sum of both gradients only at the end.
@@ -328,17 +327,17 @@ def kept_gradient(head: Head) -> int:
     return head.width * head.weight if head.tied and head.trained else 0
 
 
-def scoring_logits(head: Head, positions: int, device: torch.device) -> int:
+def scoring_logits(head: HeadSize, positions: int, device: torch.device) -> int:
     """Bytes of log-probs of `positions` tokens without gradients and entropy."""
     chunk = min(positions, chunk_positions(head.vocab, device))
     return FLOAT32 * head.vocab * chunk * (1 + head.capped) + _converted(head, device)
 
 
-def sampling_logits(head: Head, rows: int, device: torch.device) -> int:
+def sampling_logits(head: HeadSize, rows: int, device: torch.device) -> int:
     """Bytes of the next token's distributions."""
     return SAMPLING_BUFFERS * FLOAT32 * rows * head.vocab + _converted(head, device)
 
 
-def _converted(head: Head, device: torch.device) -> int:
+def _converted(head: HeadSize, device: torch.device) -> int:
     """On a CPU, a head in half precision is multiplied in float32."""
     return FLOAT32 * head.weight if device.type == "cpu" and head.width < FLOAT32 else 0

@@ -135,7 +135,7 @@ def _evaluated_at_once(config: CommonConfig, plan: BatchPlan) -> int:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MicroBatchChoice:
     """The largest micro-batch that fits."""
 
     checkpointing: bool  # of all trained models
@@ -149,7 +149,7 @@ class Choice:
         return "with" if self.checkpointing else "without"
 
 
-def choices(plan: Plan) -> list[Choice]:
+def choices(plan: Plan) -> list[MicroBatchChoice]:
     """Without gradient checkpointing and with it; only what fits, and nothing for a CPU.
 
     An update's examples on a process are the most that a micro-batch is given.
@@ -170,7 +170,7 @@ def choices(plan: Plan) -> list[Choice]:
         if examples := most if every else bisect_right(range(1, most), machine.device_memory, key=peak):
             tokens = examples * example
             cost = operations(roles[0].weights, tokens, 1 / recomputed if recomputed else 0.0)
-            found.append(Choice(recomputed > 0, tokens, examples * texts.per_example, peak(examples), cost))
+            found.append(MicroBatchChoice(recomputed > 0, tokens, examples * texts.per_example, peak(examples), cost))
     return found
 
 
@@ -187,14 +187,14 @@ def operations(weights: Weights, tokens: int, recomputed: float) -> float:
 
 
 @dataclass(frozen=True)
-class Report:
+class PlanReport:
     """A plan and what is said with it."""
 
     title: str
     plan: Plan
     counts: Counts | None
     remedies: Sequence[tuple[Change, Plan]]  # see `dschat.plan.plan.remedies`
-    choices: Sequence[Choice]
+    choices: Sequence[MicroBatchChoice]
     recommendation: Recommendation | None = None
     sources: Sequence[Mapping[str, Any]] = ()  # of the data, see `find_sources`
     expectation: Expectation | None = None  # of its speed, where a GPU is named
@@ -252,7 +252,7 @@ def _model(role: Role, processes: int) -> dict[str, Any]:
     return {"role": role.name, "source": role.source, **sizes, "compiled": role.compiled, "bytes": kept}
 
 
-def _micro_batches(choices: Sequence[Choice]) -> str:
+def _micro_batches(choices: Sequence[MicroBatchChoice]) -> str:
     if not choices:
         return ""
     lines = ["The largest --max_tokens_per_micro_batch that fits:"]

@@ -33,7 +33,7 @@ class NamedGpu:
 
 
 @dataclass(frozen=True)
-class Rate:
+class TokenRate:
     """Tokens per second of all processes together, and the share of the peak that it comes from."""
 
     tokens_per_second: float
@@ -46,8 +46,8 @@ class Expectation:
 
     gpu: str
     unknown: str = ""  # why there are no numbers; empty where there are
-    trained: Rate | None = None  # tokens of prompts and responses in updates; share of the matrix peak
-    sampled: Rate | None = None  # tokens of responses while they are sampled; share of the memory's bandwidth
+    trained: TokenRate | None = None  # tokens of prompts and responses in updates; share of the matrix peak
+    sampled: TokenRate | None = None  # tokens of responses while they are sampled; share of the memory's bandwidth
     iteration: float | None = None  # tokens of responses a second, over whole iterations
 
 
@@ -86,7 +86,7 @@ def expect(plan: Plan, gpu: NamedGpu) -> Expectation:
     targets = texts.per_example * texts.scored
     operations = sum(_cost(role).training_operations(lengths, targets) for role in _trained(plan))
     seconds = _training_seconds(plan, lengths, targets, gpu.reached)
-    trained = Rate(
+    trained = TokenRate(
         plan.machine.processes * float(lengths.sum()) / seconds,
         operations / seconds / gpu.reached.operations_per_second,
     )
@@ -109,7 +109,7 @@ def _why_unknown(plan: Plan) -> str:
     return ""
 
 
-def _expect_rollouts(plan: Plan, config: PPOConfig, gpu: NamedGpu, trained: Rate) -> Expectation:
+def _expect_rollouts(plan: Plan, config: PPOConfig, gpu: NamedGpu, trained: TokenRate) -> Expectation:
     """What sampling and a whole iteration of step 3 come to, beside training."""
     batches = config.plan_batches(plan.machine.processes)
     rows = batches.rollout_per_rank * batches.samples_per_prompt
@@ -126,7 +126,7 @@ def _expect_rollouts(plan: Plan, config: PPOConfig, gpu: NamedGpu, trained: Rate
     scoring_rate = shares.SCORING[compiled] * gpu.reached.operations_per_second
     prefill = actor.forward.operations(prompts, rows) / scoring_rate
     tokens = plan.machine.processes * float(responses.sum())
-    sampled = Rate(tokens / (decoding + prefill), share)
+    sampled = TokenRate(tokens / (decoding + prefill), share)
     if config.advantages.needs.segment_values:  # how many completions there are depends on the responses
         return Expectation(gpu.name, trained=trained, sampled=sampled)
     targets = int(responses.sum())
@@ -196,5 +196,5 @@ def expectation_text(expectation: Expectation) -> str:
     )
 
 
-def _in_words(what: str, rate: Rate, peak: str) -> str:
+def _in_words(what: str, rate: TokenRate, peak: str) -> str:
     return f"{rate.tokens_per_second:,.0f} tokens/s {what} ({100 * rate.share:.0f} % of {peak})"

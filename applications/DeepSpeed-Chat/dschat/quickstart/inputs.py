@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.common.launch import Processes, as_arguments, run_step
+from dschat.common.subcommands import Processes, as_arguments, run_step
 from dschat.errors import UserError
 from dschat.quickstart import synthetic
 
@@ -15,7 +15,7 @@ COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
 
 
 @dataclass(frozen=True)
-class Scale:
+class ReviewScale:
     """How much of everything."""
 
     demonstrations: int
@@ -39,8 +39,8 @@ class Scale:
         return f"0,{self.pairs},{self.prompts}"
 
 
-FULL = Scale(4000, 6144, 768, 3, 2, 16, 64, 40, 20)
-SMALL = Scale(64, 64, 48, 1, 1, 16, 16, 3, 2)  # shows that every part runs; learns nothing
+FULL = ReviewScale(4000, 6144, 768, 3, 2, 16, 64, 40, 20)
+SMALL = ReviewScale(64, 64, 48, 1, 1, 16, 16, 3, 2)  # shows that every part runs; learns nothing
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def make_folder(folder: Path, content: str) -> Path:
     return folder / "data"
 
 
-def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
+def make_inputs(folder: Path, seed: int, scale: ReviewScale) -> tuple[Path, Path]:
     """The corpus and the random model, as files."""
     from dschat.models.tiny import make_model
     from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
@@ -107,7 +107,9 @@ def supervised_flags(data: Path, split: str, model: Path, output: Path, epochs: 
     return as_arguments(flags)
 
 
-def train_sft(data: Path, model: Path, output: Path, scale: Scale, more: Sequence[str], processes: Processes) -> None:
+def train_sft(
+    data: Path, model: Path, output: Path, scale: ReviewScale, more: Sequence[str], processes: Processes
+) -> None:
     """Step 1 on the demonstrations, with more flags."""
     batch = processes.share(scale.batch)
     flags = supervised_flags(data / "demonstrations", "1,0,0", model, output, scale.sft_epochs, batch)
@@ -115,20 +117,20 @@ def train_sft(data: Path, model: Path, output: Path, scale: Scale, more: Sequenc
 
 
 def train_reward_model(
-    pairs: Path, sft: Path, output: Path, scale: Scale, more: Sequence[str], processes: Processes
+    pairs: Path, sft: Path, output: Path, scale: ReviewScale, more: Sequence[str], processes: Processes
 ) -> None:
     """Step 2 on the first share of the comparisons, with more flags."""
     run_step("reward", [*reward_model_flags(pairs, sft, output, scale, processes), *more], processes)
 
 
-def reward_model_flags(pairs: Path, sft: Path, output: Path, scale: Scale, processes: Processes) -> list[str]:
+def reward_model_flags(pairs: Path, sft: Path, output: Path, scale: ReviewScale, processes: Processes) -> list[str]:
     """Step 2 on the first share of the comparisons."""
     batch = processes.share(scale.batch)
     return supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)
 
 
 def ppo_flags(
-    data: Path, sft: Path, reward: Path, output: Path, scale: Scale, processes: Processes, eos_penalty: float = 2
+    data: Path, sft: Path, reward: Path, output: Path, scale: ReviewScale, processes: Processes, eos_penalty: float = 2
 ) -> list[str]:
     """Step 3 on the prompts of the other share; all runs start from the same models and see the same prompts."""
     flags = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from dschat.common.launch import ONE, as_arguments, run_step, run_steps
+from dschat.common.subcommands import ONE, as_arguments, run_step, run_steps
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source, split_part
 from dschat.inference.measure import Answer, best_of, measure
@@ -28,7 +28,7 @@ from dschat.quickstart.inputs import (
     COMMON,
     FULL,
     SMALL,
-    Scale,
+    ReviewScale,
     critic_flags,
     make_folder,
     make_inputs,
@@ -39,7 +39,7 @@ from dschat.quickstart.inputs import (
 )
 from dschat.quickstart.options import LearnersOptions
 from dschat.quickstart.synthetic import gold_score
-from dschat.reports.runs import Learner, Point, draw_learners, learner_table, write_page
+from dschat.reports.runs import Learner, PolicyPoint, draw_learners, learner_table, write_page
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.reward_model import RewardModelScores
 
@@ -101,14 +101,14 @@ def run(options: LearnersOptions) -> str:
     return f"\n{table}\n\npage: {page} ({time.perf_counter() - start:.0f} s in all)"
 
 
-def dpo_flags(pairs: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
+def dpo_flags(pairs: Path, sft: Path, output: Path, scale: ReviewScale) -> list[str]:
     """DPO on the share of the comparisons that the reward model learns from."""
     batch = 2 * scale.batch
     own = {"--learning_rate": 2e-4, "--beta": 0.3, "--save_models": max(1, scale.pairs // batch // SAVED)}
     return [*supervised_flags(pairs, scale.data_split, sft, output, 1, batch), *as_arguments(own)]
 
 
-def step3_runs(sft: Path, scale: Scale) -> dict[str, list[str]]:
+def step3_runs(sft: Path, scale: ReviewScale) -> dict[str, list[str]]:
     """Folder → flags of each run of step 3. Groups see a part of the prompts, and as many responses as the others."""
     saved = ["--save_models", str(max(1, scale.iterations // SAVED))]
     share = scale.rollout // SAMPLES
@@ -136,10 +136,10 @@ def step3_runs(sft: Path, scale: Scale) -> dict[str, list[str]]:
     }
 
 
-def measure_all(folder: Path, pairs: Path, seed: int, scale: Scale) -> list[Learner]:
+def measure_all(folder: Path, pairs: Path, seed: int, scale: ReviewScale) -> list[Learner]:
     """Every learner's models answer the same held-out prompts with the same draws."""
     print("== every model answers the held-out prompts", flush=True)
-    measure = Measure(folder / "sft", folder / "reward", pairs, scale.data_split, seed)
+    measure = PolicyMeter(folder / "sft", folder / "reward", pairs, scale.data_split, seed)
     first, best, limit = measure.sft(BEST_OF)
     found = [Learner("SFT", [first])]
     for name, place in TRAINED.items():
@@ -154,7 +154,7 @@ def seconds_of(run: Path) -> float:
     return float(json.loads(lines[-1])["seconds"])
 
 
-class Measure:
+class PolicyMeter:
     """Measures policies on the same held-out prompts with the same draws."""
 
     def __init__(self, sft: Path, reward: Path, pairs: Path, data_split: str, seed: int) -> None:
@@ -178,11 +178,11 @@ class Measure:
         classifier = load_scalar(str(reward), "reward", torch.float32, self._tokenizer)
         self._score = RewardModelScores(ScalarModel(classifier).eval(), ROWS)  # type: ignore[arg-type]
 
-    def __call__(self, model: Path) -> Point:
+    def __call__(self, model: Path) -> PolicyPoint:
         """One answer of the model to each prompt."""
         return _point([answers[0] for answers in self._answers(self._open(model), 1)])
 
-    def sft(self, counts: Sequence[int]) -> tuple[Point, list[Point], list[Point]]:
+    def sft(self, counts: Sequence[int]) -> tuple[PolicyPoint, list[PolicyPoint], list[PolicyPoint]]:
         """The SFT model's first answers, the best by the reward model of so many, and the limit at some KLs."""
         drawn = self._answers(self._reference, DRAWN)
         best = [_point([best_of(answers, count) for answers in drawn]) for count in counts]
@@ -205,7 +205,7 @@ class Measure:
         return PolicyModel(load_causal_lm(str(model), "model", torch.float32, self._tokenizer)).eval()
 
 
-def limit_of(drawn: Sequence[Sequence[Answer]]) -> list[Point]:
+def limit_of(drawn: Sequence[Sequence[Answer]]) -> list[PolicyPoint]:
     """The gold score of the best policy at some KLs: π ∝ π_SFT · exp(s · gold) for s = 1, √2, 2, …
 
     Responses of the SFT model to each prompt are weighted so, as long as they are `FEWEST` in effect: 1 / Σ w², in the
@@ -213,19 +213,19 @@ def limit_of(drawn: Sequence[Sequence[Answer]]) -> list[Point]:
     """
     gold = torch.tensor([[gold_score(answer.text) for answer in answers] for answers in drawn], dtype=torch.float64)
     others = torch.tensor([[(answer.score, answer.tokens) for answer in answers] for answers in drawn]).double()
-    points: list[Point] = []
+    points: list[PolicyPoint] = []
     for steepness in (2.0 ** (n / 2) for n in range(24)):
         weights = (steepness * gold).softmax(1)
         if float((1 / weights.square().sum(1)).mean()) < FEWEST:
             break
         kl = (weights * (weights * gold.shape[1]).clamp(min=1e-300).log()).sum(1)
         scores, tokens = (weights[:, :, None] * others).sum(1).unbind(1)
-        points.append(Point((weights * gold).sum(1).tolist(), scores.tolist(), kl.tolist(), tokens.tolist()))
+        points.append(PolicyPoint((weights * gold).sum(1).tolist(), scores.tolist(), kl.tolist(), tokens.tolist()))
     return points
 
 
-def _point(answers: Sequence[Answer]) -> Point:
-    return Point(
+def _point(answers: Sequence[Answer]) -> PolicyPoint:
+    return PolicyPoint(
         [gold_score(answer.text) for answer in answers],
         [answer.score for answer in answers],
         [answer.kl for answer in answers],

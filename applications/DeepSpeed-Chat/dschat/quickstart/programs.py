@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.atomic import write_file
-from dschat.common.launch import Processes, as_arguments, run_step
+from dschat.common.subcommands import Processes, as_arguments, run_step
 from dschat.evaluation.programs import ALL, pass_rates
 from dschat.quickstart.inputs import COMMON, make_folder, supervised_flags
 from dschat.quickstart.options import ProgramsOptions
@@ -18,7 +18,7 @@ from dschat.reports.runs import build_report
 
 
 @dataclass(frozen=True)
-class Scale:
+class ProgramScale:
     """How much of everything."""
 
     demonstrations: int
@@ -28,8 +28,8 @@ class Scale:
     sft_epochs: int
 
 
-FULL = Scale(12000, 64, 30, 128, 3)
-SMALL = Scale(64, 16, 2, 16, 1)  # shows that every part runs; learns nothing
+FULL = ProgramScale(12000, 64, 30, 128, 3)
+SMALL = ProgramScale(64, 16, 2, 16, 1)  # shows that every part runs; learns nothing
 # Name of each run → its folder and tokens of a macro action.
 RUNS = {"PPO (n = 1)": ("ppo", 1), "MA-PPO (n = 10)": ("ma-ppo", 10)}
 
@@ -61,7 +61,7 @@ def run(options: ProgramsOptions) -> str:
     return f"{summary.text()}\n\n{table}\n\nreport: {folder / 'report.html'} ({seconds})"
 
 
-def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
+def make_inputs(folder: Path, seed: int, scale: ProgramScale) -> tuple[Path, Path]:
     """The problems and the random model, as files."""
     from dschat.data.formats import apps_row
     from dschat.models.tiny import make_model
@@ -74,7 +74,7 @@ def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     return data, make_model(folder / "model", texts, seed, vocab_size=400)
 
 
-def ppo_flags(data: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
+def ppo_flags(data: Path, sft: Path, output: Path, scale: ProgramScale) -> list[str]:
     """Step 3 on the problems; both runs start from the same model and see the same problems."""
     flags = {
         "--data_path": data / "problems",

@@ -7,7 +7,7 @@ Runs the same commands as any training, as processes of their own, on a syntheti
 import time
 from collections.abc import Sequence
 
-from dschat.common.launch import Processes, run_step, run_steps
+from dschat.common.subcommands import Processes, run_step, run_steps
 from dschat.quickstart.inputs import (
     COMMON,
     FULL,

@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import get_args
 
 from dschat.common.atomic import write_file
-from dschat.common.launch import ONE
-from dschat.quickstart.inputs import COMMON, FULL, SMALL, Scale, make_inputs, train_reward_model, train_sft
+from dschat.common.subcommands import ONE
+from dschat.quickstart.inputs import (
+    COMMON,
+    FULL,
+    SMALL,
+    ReviewScale,
+    make_inputs,
+    train_reward_model,
+    train_sft,
+)
 from dschat.quickstart.options import RewardLossesOptions
 from dschat.settings.supervised import RewardLoss
 
@@ -34,7 +42,7 @@ def run(options: RewardLossesOptions) -> str:
     return f"\n{pairs} held-out pairs, {time.perf_counter() - start:.0f} s in all\n\n{text}"
 
 
-def compare(folder: Path, seeds: Sequence[int], scale: Scale) -> tuple[Figures, int]:
+def compare(folder: Path, seeds: Sequence[int], scale: ReviewScale) -> tuple[Figures, int]:
     """Trains a reward model with each loss and seed; their last evaluations, and the pairs of each."""
     data, model = make_inputs(folder, seeds[0], scale)
     sft = folder / "sft"

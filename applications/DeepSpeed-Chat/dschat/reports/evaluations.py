@@ -22,7 +22,7 @@ from dschat.evaluation.programs import PassRates, pass_rates
 from dschat.evaluation.text import PolicyResult, RewardResult, without_nan
 from dschat.evaluation.turns import Published, TurnRates, published_mean, published_rates, rates_by_turn
 from dschat.reports.comparisons import build_evaluation_report
-from dschat.reports.plots import INK, Chart, Line, Look, draw_charts, look_of, place_of
+from dschat.reports.plots import INK, Chart, Curve, Look, draw_charts, look_of, place_of
 from dschat.reports.report import NAME, OUTPUT, Report, Table, write_report
 
 # Of rows of programs that were run, of sweeps, and of verdicts by turn.
@@ -206,7 +206,7 @@ def draw_best_of(found: Sequence[BestOf]) -> bytes:
     for i, model in enumerate(models):
         cells = [each for each in found if each.n == 1 and each.model == model]
         places = [each.temperature + APART_IN_TEMPERATURE * place_of(i, models) for each in cells]
-        lines.append(Line(places, [each.expected for each in cells], look_of(i, legend_label(model))))
+        lines.append(Curve(places, [each.expected for each in cells], look_of(i, legend_label(model))))
     charts.append(Chart("A single response", "temperature (0 = greedy)", REWARD, lines, legend="inside"))
     return draw_charts(charts, (5.6 * len(charts), 4.6), level_with_first=len(several))
 
@@ -220,7 +220,7 @@ def _against_n(model: str, found: Sequence[BestOf], temperatures: Sequence[float
             shade = matplotlib.colormaps["plasma"](0.85 * i / max(1, len(temperatures) - 1))
             places = [each.n * 2 ** (APART_IN_DOUBLINGS * place_of(i, temperatures)) for each in cells]
             look = {**look_of(i, f"temperature {temperature:g}"), "color": shade}
-            lines.append(Line(places, [each.expected for each in cells], look))
+            lines.append(Curve(places, [each.expected for each in cells], look))
     ticks: dict[float, str] = {n: str(n) for n in sorted({each.n for each in found})}
     axes = (f"{short(model)}: best of N", "N, responses to choose from", REWARD)
     return Chart(*axes, lines, ticks=ticks, scale="doubling", legend="inside")
@@ -251,11 +251,11 @@ def draw_turns(found: Sequence[TurnRates], published: Published) -> bytes:
     for i, each in enumerate(found):
         shown = {turn: rates.half.per_cent for turn, rates in each.turns.items() if rates.half is not None}
         places = [turn + APART_IN_TURNS * place_of(i, found) for turn in shown]
-        lines.append(Line(places, list(shown.values()), look_of(i, legend_label(each.title))))
+        lines.append(Curve(places, list(shown.values()), look_of(i, legend_label(each.title))))
     for dash, (title, rates) in zip(DASHES, published.items(), strict=False):
         look = {"color": GREY, "linestyle": dash, "linewidth": 1.1, "zorder": 1}
         look["label"] = f"published, against Llama-3-8B-it: {title}"
-        lines.append(Line(range(1, len(rates) + 1), rates, look))
+        lines.append(Curve(range(1, len(rates) + 1), rates, look))
     last = max([*map(len, published.values()), *(max(each.turns) for each in found)])
     axes = ("Win rate by turn", "turn", "win rate of the first, %, 95 % interval over dialogues")
     ticks: dict[float, str] = {turn: str(turn) for turn in range(1, last + 1)}
@@ -315,7 +315,7 @@ def _over_models(
     along = len(updates) == len(results)
     ticks = {} if along else {float(place): short(each.model) for place, each in enumerate(results)}
     places, look = (updates, {}) if along else (list(ticks), {"linestyle": "none"})
-    lines = [Line(places, of, {**look_of(n, label), **look}) for n, (label, of) in enumerate(estimates.items())]
+    lines = [Curve(places, of, {**look_of(n, label), **look}) for n, (label, of) in enumerate(estimates.items())]
     axes = (title, "optimiser updates" if along else "", f"{unit}, 95 % interval over texts")
     scale, legend = ("linear" if along else "names"), ("inside" if len(lines) > 1 else "")
     return Chart(*axes, lines, ticks=ticks, scale=scale, legend=legend)  # type: ignore[arg-type]

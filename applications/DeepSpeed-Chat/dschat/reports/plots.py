@@ -37,7 +37,7 @@ def place_of(number: int, of: Sequence[object]) -> float:
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """Numbers over x, or estimates: each of these with a whisker over its interval where it has one."""
 
     x: Sequence[float]
@@ -63,7 +63,7 @@ class Chart:
     title: str
     x: str  # what the axes show, with the unit
     y: str
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
     levels: Sequence[tuple[float, Look]] = ()  # horizontal lines behind the others
     ticks: Mapping[float, str] = field(default_factory=dict)  # of x; by matplotlib where there are none
     scale: Literal["linear", "whole", "doubling", "names"] = "linear"  # of x

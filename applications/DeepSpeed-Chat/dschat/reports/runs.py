@@ -16,7 +16,7 @@ from dschat.common.display import markdown_table, text_table
 from dschat.common.pictures import COLOURS, GREY, MARKERS, legend_label
 from dschat.common.statistics import mean_interval
 from dschat.errors import UserError
-from dschat.reports.plots import Chart, Line, Look, draw_charts, look_of
+from dschat.reports.plots import Chart, Curve, Look, draw_charts, look_of
 from dschat.reports.report import NONE, Example, Figure, Key, MacroPanel, Report, Section, Table
 from dschat.reports.run_data import RunData, Sample, read_run
 from dschat.reports.run_summary import compare_runs, judges_of, labels_of, levels_of
@@ -150,13 +150,13 @@ def _chart(
     for run, look in _looks(runs):
         colour, updates = look["color"], [row["update"] for row in run.train]
         numbers = [row.get(train_key, math.nan) for row in run.train]
-        lines.append(Line(updates, numbers, {"color": colour, "alpha": 0.22, "linewidth": 0.8}))
-        lines.append(Line(updates, smooth(numbers).tolist(), {"color": colour, "linewidth": 2}))
+        lines.append(Curve(updates, numbers, {"color": colour, "alpha": 0.22, "linewidth": 0.8}))
+        lines.append(Curve(updates, smooth(numbers).tolist(), {"color": colour, "linewidth": 2}))
         if eval_key:
             numbers = [row.get(eval_key, math.nan) for row in run.evals]
             marks = {"color": colour, "linestyle": "none", "marker": look["marker"], "markersize": 7}
             marks |= {"markeredgecolor": "white", "zorder": 3}
-            lines.append(Line([row["update"] for row in run.evals], numbers, marks))
+            lines.append(Curve([row["update"] for row in run.evals], numbers, marks))
     starts = {run.first.row.get(eval_key, math.nan) for run in runs}
     levels = [(level, SFT_LOOK) for level in sorted(filter(math.isfinite, starts))]
     levels += [(goals[train_key], GOAL_LOOK)] if train_key in goals else []
@@ -197,7 +197,7 @@ def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> 
 
 
 @dataclass(frozen=True)
-class Point:
+class PolicyPoint:
     """What a policy is measured to be on the held-out prompts; one number per prompt in each list."""
 
     gold: list[float]
@@ -211,7 +211,7 @@ class Learner:
     """A way to learn, and where it came to."""
 
     name: str
-    points: list[Point]  # on the way, in order; the last one is its end
+    points: list[PolicyPoint]  # on the way, in order; the last one is its end
     seconds: float | None = None  # of training; None where there was none
     bound: bool = False  # the KL is an upper bound, not measured
 
@@ -236,7 +236,7 @@ def draw_learners(learners: Sequence[Learner], file: Path) -> None:
         kl = [fmean(point.kl) for point in learner.points]
         gold = [mean_interval(point.gold) for point in learner.points]
         label = f"{learner.name} (its KL: an upper bound)" if learner.bound else learner.name
-        lines.append(Line([0.0, *kl], [start, *gold], look_of(number, label)))
+        lines.append(Curve([0.0, *kl], [start, *gold], look_of(number, label)))
     level: Look = {"color": GREY, "linestyle": "--", "linewidth": 1, "label": learners[0].name}
     axes = ("What the gold score costs in KL", "KL to SFT (nats per response)", "gold score (mean, 95 %)")
     chart = Chart(*axes, lines, [(start.value, level)], legend="below")

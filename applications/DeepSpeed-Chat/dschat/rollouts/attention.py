@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedModel
 from transformers.integrations import sdpa_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from dschat.models.opening import attention_by
 
 ONE_TOKEN = "one_token"  # the name of `attend_by_products` among transformers' attention functions
 
@@ -78,19 +80,12 @@ def attend_by_products(
 ALL_ATTENTION_FUNCTIONS.register(ONE_TOKEN, attend_by_products)
 
 
-@contextmanager
-def one_token_attention(config: PreTrainedConfig) -> Iterator[None]:
-    """Inside, a model with this config computes attention by `attend_by_products`.
+def one_token_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Inside, a model computes attention by `attend_by_products`, unless it does so by code of its own.
 
-    Its passes must be of one token per row, with prepared additive masks. Models that compute their attention
-    themselves are not affected.
+    Its passes must be of one token per row, with prepared additive masks.
     """
-    before = config._attn_implementation
-    config._attn_implementation = ONE_TOKEN
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    return attention_by(ONE_TOKEN, model.config) if model._supports_attention_backend else nullcontext()
 
 
 @contextmanager

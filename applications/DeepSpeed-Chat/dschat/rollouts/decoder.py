@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from dschat.models.compiled import compiler_of
 from dschat.models.layout import to_device
+from dschat.models.opening import PLAIN_ATTENTION
 from dschat.models.vocabulary import missing_ids_of
-from dschat.rollouts.attention import grouped_heads
+from dschat.rollouts.attention import grouped_heads, one_token_attention
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
 from dschat.rollouts.slots import SlotCache, StepMasks
 
@@ -57,7 +58,10 @@ class Decoder:
         self._model, self._device = causal_lm, device
         self._compiler = compiler_of(causal_lm)
         self.cache = SlotCache(causal_lm.config, capacity.slots, capacity.columns)
-        self._masks = StepMasks(causal_lm.config, self.cache)
+        # Kernels that are made for many tokens are of no use to a step; a model without a choice keeps its own.
+        is_plain = causal_lm.config._attn_implementation in PLAIN_ATTENTION
+        self._steps_by_products = not is_plain and causal_lm._supports_attention_backend
+        self._masks = StepMasks(causal_lm.config, self.cache, is_plain or self._steps_by_products)
         self.number, self.drawn, self.position, self.id, self.first = torch.zeros(
             5, capacity.slots, dtype=torch.long, device=device
         )
@@ -131,7 +135,8 @@ class Decoder:
         rows = slice(0, live)
         self.cache.window.set(rows, low=low, start=end, end=end + 1)
         self.position[rows] += 1
-        with self._uncompiled():
+        by_products = one_token_attention(self._model) if self._steps_by_products else nullcontext()
+        with self._uncompiled(), by_products:
             logits = self._forward(rows, self.id[rows, None], self.position[rows, None], self._masks.of_step())
         self._draw(rows, logits)
 

@@ -18,12 +18,14 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from dschat.models.compiled import uncompiled
 from dschat.models.engines import TrainedPolicy
+from dschat.models.layout import COLUMN_STEP, SAMPLING_BUFFERS, SPARE_COLUMNS
+from dschat.models.operations import cached_per_token
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.decoder import Capacity, Decoder
 from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.scheduler import BatchScheduler, DecoderOf
-from dschat.rollouts.static import StaticDecoder
+from dschat.rollouts.static import StaticDecoder, round_up
 from dschat.run.distributed import is_main
 from dschat.run.stop import raise_if_stopped_here
 
@@ -70,6 +72,27 @@ class ContinuousEngine:
         graphs = causal_lm.device.type == "cuda" if self._decode_graphs is None else self._decode_graphs
         decoder_of = self._static_decoder if graphs else Decoder
         return partial(sample, causal_lm, slots=self._slots, decoder_of=decoder_of)
+
+    def kept_bytes(self, causal_lm: PreTrainedModel, prompts: int, tokens: int) -> int:
+        """Memory of the device that stays taken while the model trains.
+
+        CUDA graphs go on holding what they write into: the cache of keys and values, and the logits of a step. Under
+        ZeRO 3 there is none: weights are gathered anew for every rollout, and the graphs go with them.
+
+        Args:
+            causal_lm: the model that responses are sampled from.
+            prompts: of a rollout on this process, each counted once per response.
+            tokens: of the longest prompt and response together.
+        """
+        graphs = causal_lm.device.type == "cuda" if self._decode_graphs is None else self._decode_graphs
+        is_partitioned = any(hasattr(parameter, "ds_id") for parameter in causal_lm.parameters())
+        if not graphs or is_partitioned:
+            return 0
+        config, slots = causal_lm.config.get_text_config(), min(self._slots, prompts)
+        columns = round_up(tokens + (SPARE_COLUMNS if slots < prompts else 0), COLUMN_STEP)
+        cache = slots * columns * cached_per_token(config) * causal_lm.dtype.itemsize
+        logits = SAMPLING_BUFFERS * torch.float32.itemsize * slots * int(config.vocab_size)
+        return cache + logits
 
     def _note_launches(self) -> None:
         """A decoder whose steps cannot be captured goes, and no other is tried."""

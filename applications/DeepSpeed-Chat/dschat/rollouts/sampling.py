@@ -16,6 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from macro_actions.splitmix import random_words, shift_right
+
 BLOCK = 256  # ids that are summed up before the search for the drawn one; any number gives the same draws
 
 
@@ -58,33 +60,12 @@ class Sampling:
         )
 
 
-def _signed(number: int) -> int:
-    """The 64-bit pattern of a non-negative number, read as torch's signed integer."""
-    return number - 2**64 if number >= 2**63 else number
-
-
-# SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
-STRIDE = _signed(0x9E3779B97F4A7C15)
-FIRST_FACTOR = _signed(0xBF58476D1CE4E5B9)
-SECOND_FACTOR = _signed(0x94D049BB133111EB)
-
-
 def uniforms(seeds: Tensor, count: int) -> Tensor:
-    """The first T numbers of each seed's sequence: seeds (B,) long → (B, T) float64 in [0, 1), multiples of 2^-53.
+    """First T numbers of each seed's sequence: seeds (B,) long → (B, T) float64 in [0, 1), multiples of 2^-53.
 
-    Number t of a row is SplitMix64's output t for the row's seed.
+    Number t of a row is the upper 53 bits of SplitMix64's output t for the row's seed.
     """
-    steps = torch.arange(1, count + 1, device=seeds.device)
-    state = seeds[:, None] + steps * STRIDE  # integers wrap around
-    state = (state ^ _shifted(state, 30)) * FIRST_FACTOR
-    state = (state ^ _shifted(state, 27)) * SECOND_FACTOR
-    return _shifted(state ^ _shifted(state, 31), 11).double() / 2**53
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """x shifted to the right with zeros moving in, as for unsigned numbers."""
-    kept: int = 2 ** (64 - bits) - 1
-    return (x >> bits) & kept
+    return shift_right(random_words(seeds, count), 11).double() / 2**53
 
 
 def row_seed(*parts: int) -> int:

@@ -14,13 +14,12 @@ from importlib.util import find_spec
 
 import torch
 
-from dschat.cli import main
 from dschat.errors import UserError
 from dschat.models.lora import base_of
 from dschat.rollouts.vllm import BATCHED_TOKENS
 from dschat.settings.commands import ServeVllmOptions
 
-logger = logging.getLogger("dschat.rollouts.serve")  # also where the module is __main__
+logger = logging.getLogger("dschat.rollouts.serve")
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 CPU_CACHE = 1  # GB of keys and values on a CPU
@@ -69,7 +68,3 @@ def serve(options: ServeVllmOptions) -> str:
     logger.info("starting vLLM with %s: --vllm_url http://%s:%d", options.model, options.host, options.port)
     sys.stdout.flush()
     os.execve(words[0], words, environment(options))
-
-
-if __name__ == "__main__":
-    sys.exit(main(["serve-vllm", *sys.argv[1:]]))

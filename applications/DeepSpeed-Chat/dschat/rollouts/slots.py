@@ -171,12 +171,15 @@ class SlotCache(Cache):
 class StepMasks:
     """Which columns of its slot a row's next token sees: those from the row's first token on."""
 
-    def __init__(self, config: PreTrainedConfig, cache: SlotCache) -> None:
+    def __init__(self, config: PreTrainedConfig, cache: SlotCache, is_additive: bool = True) -> None:
         """Takes the language model's config, which decides the form of masks: with ``layer_types`` there is one for
         each type.
+
+        `is_additive`: masks are added to the attention's logits; otherwise they are True where a column is seen, as
+        flash attention reads them.
         """
         self._cache = cache
-        self._implementation: str = config._attn_implementation
+        self._is_additive = is_additive
         self._types: list[str] | None = getattr(config, "layer_types", None)
         self._mask = torch.empty(0)
 
@@ -184,11 +187,11 @@ class StepMasks:
         """Takes the column (n,) of each live row's first token; to be called whenever rows or their columns change."""
         keys = self._cache.slot_layers[0].keys
         seen = torch.arange(keys.shape[2], device=keys.device) >= first[:, None]
-        self._mask = seen if self._implementation.startswith("flash") else self._additive(seen)
+        self._mask = self._additive(seen) if self._is_additive else seen
 
     def of_step(self) -> Tensor | dict[str, Tensor]:
         """The model's ``attention_mask`` for the cache's window; on a CPU without copying."""
-        if self._implementation.startswith("flash"):
+        if not self._is_additive:
             return self._columns_from(self._cache.window.low)
         return self._by_type(lambda layer: self._columns_from(layer.low))
 

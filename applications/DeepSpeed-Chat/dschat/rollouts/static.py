@@ -12,7 +12,7 @@ import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, cast
@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from dschat.models.compiled import compiled_layers
 from dschat.models.layout import COLUMN_STEP
+from dschat.models.opening import PLAIN_ATTENTION
 from dschat.models.side_by_side import have_one_layout
 from dschat.rollouts.attention import one_token_attention
 from dschat.rollouts.decoder import Capacity, Decoder, Sample
@@ -144,7 +145,7 @@ class StaticDecoder(Decoder):
             self._sample = self._compiler.compile(self._sample)
             self.cache.merges_linears = have_one_layout(compiled_layers(causal_lm))
         self.refusal: str | None = None  # why the model's step cannot be captured
-        if str(causal_lm.config._attn_implementation).startswith("flash"):
+        if causal_lm.config._attn_implementation not in PLAIN_ATTENTION and not causal_lm._supports_attention_backend:
             self._refuse("flash attention reads the rows' lengths on the host")
 
     def serves(self, causal_lm: PreTrainedModel, capacity: Capacity) -> bool:
@@ -229,10 +230,7 @@ class StaticDecoder(Decoder):
         self.position[slots] += 1
         self.cache.window.set(slots, low=0, start=columns - COLUMN_STEP, end=columns, column=self._column)
         mask = self._masks.of_static_step(self.first[slots], self._column)
-        by_products = (
-            one_token_attention(self._model.config) if self._model._supports_attention_backend else nullcontext()
-        )
-        with by_products, self.cache.layer_by_layer():
+        with one_token_attention(self._model), self.cache.layer_by_layer():
             logits = self._forward(slots, self.id[slots, None].data, self.position[slots, None].data, mask)
         self._draw(slots, logits, self._sample)
 

@@ -58,7 +58,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResponseRequest:
     """One response that is asked for."""
 
     prompt: list[int]
@@ -126,7 +126,7 @@ class Servers:
                 return About(**answer.json())
         raise UserError(f"{FLAG} {url}: this server takes no weights of a run. Start it with dschat serve-vllm.")
 
-    async def row(self, client: httpx2.AsyncClient, url: str, row: Row, version: str) -> Answer:
+    async def row(self, client: httpx2.AsyncClient, url: str, row: ResponseRequest, version: str) -> Answer:
         """One response. Raises UserError where the server refuses, Lost where it has gone or lost the weights."""
         body = json.dumps({"token_ids": row.prompt, "sampling_params": row.parameters})  # with infinities
         headers = {"Content-Type": "application/json", VERSION_HEADER: version}
@@ -146,10 +146,12 @@ class Servers:
         return choice["token_ids"], [token["logprob"] for token in choice["logprobs"]["content"]]
 
 
-class Drawing:
+class BackgroundGeneration:
     """Rows that servers are drawing, in a thread of its own."""
 
-    def __init__(self, servers: Servers, rows: Mapping[int, Row], first: int, version: str, timeout: float) -> None:
+    def __init__(
+        self, servers: Servers, rows: Mapping[int, ResponseRequest], first: int, version: str, timeout: float
+    ) -> None:
         """Begins.
 
         Args:

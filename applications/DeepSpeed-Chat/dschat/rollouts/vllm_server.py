@@ -30,10 +30,10 @@ from dschat.rollouts.vllm_client import (
     WEIGHT_ROUTES,
     About,
     Answer,
-    Drawing,
+    BackgroundGeneration,
     Json,
     Lost,
-    Row,
+    ResponseRequest,
     Servers,
     other_weights,
 )
@@ -123,13 +123,13 @@ class VllmServers:
         """Lets servers draw, as `dschat.rollouts.engine.Draw`, with the weights of the last session. Does not wait."""
         most = sampling.limits(len(prompts), limits)
         parameters = [sampling_parameters(sampling, *row) for row in zip(seeds, most, strict=True)]
-        rows = {n: Row(list(prompts[n]), of_row) for n, of_row in enumerate(parameters)}
+        rows = {n: ResponseRequest(list(prompts[n]), of_row) for n, of_row in enumerate(parameters)}
         self._asked = Asked(self, rows, sampling, limits)
         return self._asked
 
-    def drawing(self, rows: dict[int, Row]) -> Drawing:
+    def drawing(self, rows: dict[int, ResponseRequest]) -> BackgroundGeneration:
         """Begins to draw rows of this rank with the weights that were sent last."""
-        return Drawing(self._servers, rows, rank(), self._version, self._needs.timeout)
+        return BackgroundGeneration(self._servers, rows, rank(), self._version, self._needs.timeout)
 
     def send_again(self, lost: Lost, actor: TrainedPolicy) -> None:
         """Once a server that has gone is back. Every rank must call it. Raises UserError on all."""
@@ -290,7 +290,7 @@ class Asked:
     """A response to each of this rank's prompts, which servers are drawing."""
 
     def __init__(
-        self, engine: VllmServers, rows: dict[int, Row], sampling: Sampling, limits: Sequence[int] | None
+        self, engine: VllmServers, rows: dict[int, ResponseRequest], sampling: Sampling, limits: Sequence[int] | None
     ) -> None:
         self._engine, self._rows, self._sampling, self._limits = engine, rows, sampling, limits
         self.drawing = engine.drawing(rows)  # of all rows, or of those that are left

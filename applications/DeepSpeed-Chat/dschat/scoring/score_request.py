@@ -10,7 +10,6 @@ from itertools import accumulate
 from typing import TypeVar
 
 from dschat.data.messages import reserved_names
-from dschat.settings.rewards import VERSION
 
 T = TypeVar("T")
 LARGEST_READING = 256 << 20  # characters of all responses up to the end of each of their macro actions
@@ -53,8 +52,6 @@ class ScoreRequest:
         _require_text(content)
         if not isinstance(content, dict):
             raise BadRequest("the request must be an object with prompts and responses")
-        if content.get("version", VERSION) not in range(1, VERSION + 1):
-            raise BadRequest(f"this server answers requests of version 1 to {VERSION}, not {content['version']}")
         responses = _list_of(content, "responses", str)
         count = len(responses)
         prompts = _list_of(content, "prompts", str, count)

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,17 +24,16 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dschat.cli import main
 from dschat.errors import UserError
 from dschat.scoring.score_request import BadRequest, ScoreRequest
 from dschat.settings.commands import ServeOptions
-from dschat.settings.rewards import REWARD_TOKEN, VERSION
+from dschat.settings.rewards import REWARD_TOKEN
 
 if TYPE_CHECKING:
     from dschat.scoring.reward_reader import RewardReader
     from dschat.scoring.source import ResponseTexts
 
-logger = logging.getLogger("dschat.scoring.serve")  # also where the module is __main__
+logger = logging.getLogger("dschat.scoring.serve")
 
 LARGEST_REQUEST = 32 << 20  # bytes
 MOST_CHARACTERS = 16  # of a text, for each token that it may have: longer ones are refused before they are encoded
@@ -175,7 +173,7 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
     @app.get("/{path:path}")
     def health(request: Request) -> Response:
         about = {"model": model} if is_trusted(request) else {}
-        return _answer(200, {"status": "ok", **about, "version": VERSION})
+        return _answer(200, {"status": "ok", **about})
 
     @app.post("/{path:path}")
     async def score(request: Request) -> Response:
@@ -311,7 +309,3 @@ def serve(options: ServeOptions) -> str:
     app = application(Scorer(reader, options.max_tokens), options.model, os.environ.get(REWARD_TOKEN, ""))
     ScoreServer(options.host, options.port, app, note).answer()
     return "stopped"
-
-
-if __name__ == "__main__":
-    sys.exit(main(["serve", *sys.argv[1:]]))

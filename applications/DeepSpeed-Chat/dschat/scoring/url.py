@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores from a server elsewhere, and what a run does when it fails. docs/rewards.md has the request and its answer.
 
-No answer within --reward_timeout, or a status that may pass, is `Unanswered`: the request is sent again for
+No answer within --reward_timeout, or a status that may pass, is `NoAnswerYet`: the request is sent again for
 --reward_patience seconds. An answer without a number for each response is a `WrongAnswer`, of which three are enough.
 Any other status refuses the request for good. What is not mended raises UserError and ends the run; with
 --on_reward_error skip those responses are NaN instead, and `scoring/source.py: WeightedScores` leaves them out. A
@@ -28,7 +28,7 @@ from dschat.errors import UserError
 from dschat.run.stop import raise_if_stopped_here, stopping_together
 from dschat.scoring.segments import Numbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments
-from dschat.settings.rewards import REWARD_TOKEN, VERSION
+from dschat.settings.rewards import REWARD_TOKEN
 from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ TEMPORARY = (408, 425, 429)  # and all statuses from 500 on
 TICK = 0.1  # seconds between two looks whether a signal has come
 
 
-class Unanswered(Exception):
+class NoAnswerYet(Exception):
     """There is no answer now; there may be one later."""
 
 
@@ -92,7 +92,7 @@ class UrlScores:
                     logger.warning("%s %d responses have no score.", error, len(rows))
                     numbers += [math.nan] * len(rows)
                     # The next requests are sent once, rather than waited for as long again.
-                    given_up = given_up or isinstance(error.__cause__, Unanswered)
+                    given_up = given_up or isinstance(error.__cause__, NoAnswerYet)
         return with_segments(numbers, texts, rollout.input_ids.device, f"{FLAG} {self._settings.url}")
 
     def _asked(self, body: str, counts: Sequence[int], patience: float | None) -> list[Numbers]:
@@ -104,7 +104,7 @@ class UrlScores:
             tries += 1
             try:
                 return _numbers(self._answer(body), counts, self._settings.skips)
-            except Unanswered as error:
+            except NoAnswerYet as error:
                 cause: Exception = error
                 is_last = time.monotonic() + wait - begun > patience
                 remedy = (
@@ -129,20 +129,20 @@ class UrlScores:
             wait = min(2 * wait, LONGEST_WAIT)
 
     def _answer(self, body: str) -> httpx2.Response:
-        """Raises Unanswered, or UserError where the server refuses such requests."""
+        """Raises NoAnswerYet, or UserError where the server refuses such requests."""
         settings = self._settings
         headers = {"Content-Type": "application/json"}
         try:
             answer = wait_for(lambda: self._client.post(settings.url, content=body, headers=headers), settings.timeout)
         except (TimeoutError, httpx2.TimeoutException) as error:
-            raise Unanswered(f"no answer within {settings.timeout:g} s (--reward_timeout)") from error
+            raise NoAnswerYet(f"no answer within {settings.timeout:g} s (--reward_timeout)") from error
         except httpx2.HTTPError as error:
-            raise Unanswered(f"no answer: {error}") from error
+            raise NoAnswerYet(f"no answer: {error}") from error
         except httpx2.InvalidURL as error:
             raise UserError(f"{FLAG} {settings.url} is no address: {error}.") from error
         said = " ".join(answer.text.split())[:200]
         if answer.status_code in TEMPORARY or answer.status_code >= 500:
-            raise Unanswered(f"it answers {answer.status_code}: {said}")
+            raise NoAnswerYet(f"it answers {answer.status_code}: {said}")
         if answer.status_code != 200:
             raise UserError(
                 f"{FLAG} {settings.url}: it refuses the request, {answer.status_code}: {said}. Check the address and "
@@ -162,7 +162,7 @@ def _body(texts: ResponseTexts, finished: list[bool], rows: range) -> str:
     if any(texts.rows[n].template_arguments for n in rows):
         body["template_arguments"] = [texts.rows[n].template_arguments for n in rows]
     if texts.segments is not None:
-        body |= {"version": VERSION, "segments": [texts.segments.texts[n] for n in rows]}
+        body["segments"] = [texts.segments.texts[n] for n in rows]
     return json.dumps(body)
 
 

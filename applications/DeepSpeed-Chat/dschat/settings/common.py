@@ -23,6 +23,7 @@ from dschat.settings.config import Config
 from dschat.settings.flags import (
     AT_LEAST_0,
     AT_LEAST_1,
+    ATTENTION,
     BELOW_1,
     FREE,
     NOT_EMPTY,
@@ -245,8 +246,12 @@ class EngineFlags:
         "dtype of weights and activations; bf16 on CUDA and fp32 on a CPU if not given", None
     )
     bf16: bool = flag("short for --dtype bf16", False)
-    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = flag(
-        "attention: sdpa (eager where a family's cap on its logits needs it), eager or flash_attention_2", "sdpa"
+    attn_implementation: str = flag(
+        "attention: sdpa, or auto (both: eager where a family's cap on its logits needs it), eager, flash_attention_2,"
+        " flash_attention_3, flex_attention, or a kernel of the hub (kernels-community/NAME); compared with eager"
+        " before the first update",
+        "sdpa",
+        ATTENTION,
     )
     gradient_checkpointing: bool = flag(
         "recompute activations in the backward pass, to save memory", False, on_resume=FREE

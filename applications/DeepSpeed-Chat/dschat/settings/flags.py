@@ -33,6 +33,13 @@ UP_TO_1: Range = (lambda share: 0 < share <= 1, "a number above 0 and at most 1"
 FINITE: Range = (lambda number: True, "a number")
 NOT_EMPTY: Range = (bool, "a value")  # a text, or each of several
 
+ATTENTIONS = ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+HUB_KERNELS = "kernels-community/"  # the owner whose kernels transformers runs without being asked to trust others
+ATTENTION: Range = (
+    lambda name: name in ATTENTIONS or (name.startswith(HUB_KERNELS) and len(name) > len(HUB_KERNELS)),
+    f"{', '.join(ATTENTIONS)}, or a kernel of the hub as {HUB_KERNELS}NAME",
+)
+
 
 @dataclass(frozen=True)
 class Flag:

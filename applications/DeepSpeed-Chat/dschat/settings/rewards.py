@@ -19,7 +19,6 @@ METRIC_NAMES = (
     *("prompt", "response", "score", "finished", "tokens", "prompt_ids", "response_ids"),  # columns of sample files
     "prompt_messages",
 )
-VERSION = 2  # of a request to reward_url: from 2 on, macro actions can have numbers of their own
 REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server of scores and of those who ask it
 # What a source that is no function is called in metrics and samples.
 MODEL_NAME, URL_NAME, PROGRAMS_NAME = "reward_model", "reward_url", "programs"

@@ -9,6 +9,7 @@ from dschat.settings.common import COMMON_RULES, CommonConfig
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, flag
 from dschat.settings.rules import Rule, Rules
 
+PACKABLE = ("auto", "sdpa", "eager", "flex_attention")  # attention that keeps the examples of a row apart
 RewardLoss = Literal["end", "last_token", "per_sample", "average"]
 
 
@@ -164,8 +165,8 @@ SFT_RULES: "tuple[Rule[SFTConfig], ...]" = (
         " --per_device_train_batch_size says how many examples they hold together.",
     ),
     Rule(
-        lambda config: config.sft.packing and config.engine.attn_implementation == "flash_attention_2",
-        "--packing works with --attn_implementation sdpa and eager: give one of them.",
+        lambda config: config.sft.packing and config.engine.attn_implementation not in PACKABLE,
+        "--packing works with --attn_implementation sdpa, eager and flex_attention: give one of them.",
     ),
 )
 

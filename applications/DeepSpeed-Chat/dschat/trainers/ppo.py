@@ -36,16 +36,16 @@ from dschat.trainers.loop import Algorithm, Work, work_of
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import ActorSampler, MovingAverage, PPOModels, actor_sampling, response_logprobs
 from dschat.trainers.ppo_update import FusedCredit, PendingBatch, ppo_update, rows_of_updates
-from dschat.trainers.rehearsal import filled_rollout, rehearsal, rows_of
+from dschat.trainers.rehearsal import decoding_bytes, filled_rollout, rehearsal, rows_of
 from dschat.trainers.rollout_metrics import Collected, Outside, normalised_metrics, outside_metrics, rollout_metrics
 from dschat.trainers.segment_values import SegmentValues
 from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
 from dschat.trainers.throughput import Throughput, TrainedTexts
+from macro_actions.conditions import at_most
 from macro_actions.estimators import Estimator
 from macro_actions.groups import refilled
 from macro_actions.rewards import ScoreMoments, kl_controller
 from macro_actions.segments import segment, to_tokens
-from macro_actions.termination import at_most
 from macro_actions.token_text import TokenReader, texts_of_macro_actions
 from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, tensors_of
 
@@ -399,7 +399,14 @@ class PPO(Algorithm):
         source = batch if isinstance(batch, PPOBatch) else FusedCredit(batch, self.credit)
         config, plan = self.config.changed(ppo_epochs=1), replace(self.plan, update_per_rank=rows)
         models, flag = self.models, "per_device_training_batch_size"
-        with rehearsal(models.trained, rows, prompt + response, flag):
+        total = prompt + response
+        if (
+            self.config.advantages.needs.segment_values
+        ):  # completions of prompts and all but the last token of a response
+            total += response - 1
+        responses = self.plan.rollout_per_rank * self.plan.samples_per_prompt
+        memory = decoding_bytes(models.rollouts, models.actor, responses, total)
+        with rehearsal(models.trained, rows, prompt + response, flag, memory):
             ppo_update(models.actor, models.critic, source, config, plan, seed=0, kl_coef=self.kl_of_loss)
 
     def unrewarded(self, rollout: Rollout) -> PPOBatch | PendingBatch:

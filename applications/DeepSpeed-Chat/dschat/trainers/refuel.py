@@ -48,7 +48,7 @@ from dschat.trainers.refuel_models import (
     reply_logprobs,
     summed_logprobs,
 )
-from dschat.trainers.rehearsal import filled_rollout, rehearsal, rows_of
+from dschat.trainers.rehearsal import decoding_bytes, filled_rollout, rehearsal, rows_of
 from dschat.trainers.selfcheck import TOLERANCE, check_rollout
 from dschat.trainers.throughput import Throughput, TrainedTexts
 from macro_actions.losses import regression_loss
@@ -209,8 +209,10 @@ class Refuel(Algorithm):
         nothing = torch.zeros(2 * pairs, device=device())
         batch = PairBatch(filled_rollout(ids, 2 * pairs, tokens - reply, reply), *[nothing] * 4)
         plan, flag = replace(self.plan, updates_per_rollout=1), "per_device_train_batch_size"
-        with rehearsal({"policy": self.models.policy}, 2 * pairs, tokens, flag):
-            refuel_update(self.models.policy, batch, self.config, plan, UpdateProgress())
+        policy = self.models.policy
+        memory = decoding_bytes(self.models.rollouts, policy, self.plan.rollout_per_rank, tokens)
+        with rehearsal({"policy": policy}, 2 * pairs, tokens, flag, memory):
+            refuel_update(policy, batch, self.config, plan, UpdateProgress())
 
     def state_dict(self) -> Progress:
         return state_with({"kl": self.kl.value}, self.current)

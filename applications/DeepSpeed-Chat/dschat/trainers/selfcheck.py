@@ -16,9 +16,12 @@ from dschat.data.collate import collate_packed
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
 from dschat.models.backbone import position_ids, reads_positions
+from dschat.models.compiled import uncompiled
 from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPolicy
 from dschat.models.layout import PassSize
 from dschat.models.lora import lora_config
+from dschat.models.opening import EAGER, PLAIN_ATTENTION, SDPA, attention_by
+from dschat.models.opening import FLAG as ATTENTION_FLAG
 from dschat.models.scalar import last_scores
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.sampling import Sampling
@@ -32,6 +35,7 @@ from macro_actions.types import ScoredRollout, Trajectory, select_rows
 # goes into what is compared, and of 1 at least.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 ROWS = 2
+ATTENTION_TOKENS = 256  # of each row where attentions are compared: eager attention holds its weights
 STALE_GAP = 1.0  # nats a token that no policy should move in one iteration
 GAP_ROWS = 8  # of a rollout on each process, where log-probs are computed to be compared alone
 POSITIONS = 32
@@ -74,6 +78,75 @@ def check_policy(
     padded, _ = engine(padded_ids, padded_mask, num_response + 2, temperature)
     _require_close("log-probs with padding", "those without", padded[:, :num_response], logprobs, mask, engine, size)
     check_modes(engine, "log-probs", mask, lambda: engine(input_ids, attention_mask, num_response, temperature)[0])
+    ids, seen = ragged_rows(padded_ids, padded_mask)
+    check_attention_parity(
+        engine, "log-probs", F.pad(mask, (0, 2)), lambda: engine(ids, seen, num_response + 2, temperature)[0], size
+    )
+
+
+def ragged_rows(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The last ATTENTION_TOKENS columns (B, T) of padded rows, which begin in different columns."""
+    seen = attention_mask[:, -ATTENTION_TOKENS:].clone()
+    seen[1:] &= seen[1:].cumsum(1) > 1  # without the row's first token
+    return input_ids[:, -ATTENTION_TOKENS:], seen
+
+
+def check_attention_parity(
+    engine: ModelEngine, what: str, mask: Tensor, forward: Callable[[], Tensor], size: float
+) -> None:
+    """Numbers and gradients with the attention that was named are those with eager attention; else UserError.
+
+    PyTorch's sdpa, the default, is not compared, nor are models that compute attention by code of their own. Sliding
+    windows count as far as ATTENTION_TOKENS reach.
+
+    Args:
+        engine: of any model; gradients are compared where it is trained.
+        what: the numbers, for the message.
+        mask: bool, which numbers count.
+        forward: a pass of the engine over padded rows → its numbers, of the mask's shape.
+        size: of the largest number that goes into them.
+    """
+    model = engine.module.inner
+    used = model.config.get_text_config()._attn_implementation
+    if used in PLAIN_ATTENTION or not model._supports_attention_backend:
+        return
+    with uncompiled(model):
+        numbers, norm = _numbers_and_gradient(engine, mask, forward)
+        with attention_by(EAGER, model.config):
+            expected, expected_norm = _numbers_and_gradient(engine, mask, forward)
+    cause = f"{ATTENTION_FLAG} {used} computes other numbers on this device: use {ATTENTION_FLAG} {SDPA} or {EAGER}."
+    _require_close(f"{what} with {used}", "those with eager attention", numbers, expected, mask, engine, size, cause)
+    ratio = norm / expected_norm.clamp(min=torch.finfo(torch.float32).tiny)
+    same, every = torch.ones_like(ratio), torch.ones_like(ratio, dtype=torch.bool)
+    what, others = f"norms of gradients with {used}, divided by those with eager attention,", "1"
+    _require_close(what, others, ratio, same, every, engine, 1.0, cause)
+
+
+def _numbers_and_gradient(engine: ModelEngine, mask: Tensor, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """Numbers of a pass, and the norm (0-d) of the gradient of their squares' sum by the embedded tokens.
+
+    The norm is 1 where the model is not trained. The engine is afterwards in the mode that it was in, and no parameter
+    has a gradient.
+    """
+    if not any(parameter.requires_grad for parameter in engine.module.parameters()):
+        numbers = forward()
+        return numbers, torch.ones((), device=numbers.device)
+    embedded: list[Tensor] = []
+    handle = engine.module.inner.get_input_embeddings().register_forward_hook(
+        lambda module, inputs, output: embedded.append(output if output.requires_grad else output.requires_grad_())
+    )
+    states, restore = random_states(), engine.train if engine.module.training else engine.eval
+    engine.train()
+    try:
+        with torch.enable_grad(), engine.rehearsing():
+            numbers = forward()
+            loss = torch.where(mask, numbers, 0.0).square().sum()
+            (gradient,) = torch.autograd.grad(loss, embedded[:1])
+    finally:
+        handle.remove()
+    restore()
+    set_random_states(states)
+    return numbers.detach(), gradient.float().norm()
 
 
 @torch.no_grad()
@@ -146,6 +219,8 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
     padded = last_scores(engine(F.pad(input_ids, (3, 2), value=pad_id), padded_mask), padded_mask)
     _require_close("scores with padding", "those without", padded, scores, every, engine, size)
     check_modes(engine, "scores", attention_mask, lambda: engine(input_ids, attention_mask))
+    ids, seen = ragged_rows(F.pad(input_ids, (3, 2), value=pad_id), padded_mask)
+    check_attention_parity(engine, "scores", seen, lambda: engine(ids, seen), size)
 
 
 def _own_scores(classifier: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

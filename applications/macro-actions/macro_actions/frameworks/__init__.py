@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from macro_actions.conditions import fixed, parsing, ppl, randomized
+from macro_actions.conditions import fixed, make_row_seeds, parsing, ppl, randomized
 from macro_actions.estimators import macro_gae
 from macro_actions.segments import MEANS, macro_logprobs, pool_rewards, segment, value_weights
-from macro_actions.termination import make_row_seeds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -88,7 +88,7 @@ class PreparedFolder:
     @property
     def applied_chat_template(self) -> bool:
         """Whether prompts of plain text were written as messages (`--apply_chat_template`)."""
-        return bool(self.info) and bool(self.info["arguments"]["keys"].get("apply_chat_template"))
+        return bool(self.info) and bool(self.info["arguments"]["keys"]["apply_chat_template"])
 
     @property
     def tokenizer_name(self) -> str:
@@ -126,6 +126,7 @@ def open_prepared(path: str | Path) -> PreparedFolder | None:
             info = json.loads((folder / INFO).read_text(encoding="utf-8"))
             stage, kind, splits = info["stage"], info["format"], list(info["kept"])
             info["tokenizer"]["fingerprint"], info["template"]["fingerprint"], info["end_id"], info["mask_prompt"]
+            info["arguments"]["keys"]["apply_chat_template"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(

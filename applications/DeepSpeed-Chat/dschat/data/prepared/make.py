@@ -102,7 +102,6 @@ def prepare(
         raise UserError(f"--data_path {path}: no training row is left of {read['train']} ({reasons}); loosen a limit.")
     arguments = {name: getattr(options, name) for name in ARGUMENTS}
     info = {
-        "version": 1,
         "stage": options.stage,
         "format": options.format,
         "mask_prompt": options.mask_prompt,

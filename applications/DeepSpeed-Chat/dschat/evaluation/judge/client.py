@@ -26,7 +26,7 @@ from dschat.common.chat_servers import (
 from dschat.common.journal import make_writable
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Spending, estimated_tokens
-from dschat.evaluation.judge.rubrics import Form, Question, Stopped, TextRefused
+from dschat.evaluation.judge.rubrics import Form, JudgeQuestion, JudgingStopped, TextRefused
 
 # What fails before a request is sent.
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
@@ -49,7 +49,7 @@ class CountingHttpClient(openai.DefaultHttpxClient):
         size, longest = len(request.content), self._endpoint.max_tokens
         with self._spending.reserve(size, longest):  # no token is shorter than a byte
             if self._stop.is_set():
-                raise Stopped
+                raise JudgingStopped
             try:
                 response = super().send(request, **options)
                 if response.is_success:
@@ -87,7 +87,7 @@ def _tokens_used(response: httpx2.Response, size: int, endpoint: Endpoint) -> tu
 class JudgeClient:
     """Asks a judge model from several threads at once."""
 
-    def __init__(self, endpoint: Endpoint, cache: ReplyCache, spending: Spending, control: Question) -> None:
+    def __init__(self, endpoint: Endpoint, cache: ReplyCache, spending: Spending, control: JudgeQuestion) -> None:
         """Opens the client; nothing is sent. Raises UserError where cache or address cannot be used.
 
         `control` is a harmless question. It is asked where one question fails before any other has been answered: is
@@ -101,7 +101,7 @@ class JudgeClient:
         self._form: Form | None = None  # in which the server has answered
         self._lock, self._checking = threading.Lock(), threading.Lock()
 
-    def ask(self, question: Question) -> Reply:
+    def ask(self, question: JudgeQuestion) -> Reply:
         """The answer to a question.
 
         Raises:
@@ -122,7 +122,7 @@ class JudgeClient:
             raise
         return reply
 
-    def _answer(self, question: Question) -> Reply:
+    def _answer(self, question: JudgeQuestion) -> Reply:
         answers_before = self._spending.requests
         try:
             return self._in_a_form(question)
@@ -144,7 +144,7 @@ class JudgeClient:
             except (Unanswered, FormRefused, TextRefused) as error:
                 raise UserError(reason) from error
 
-    def _in_a_form(self, question: Question, repeat: bool = True) -> Reply:
+    def _in_a_form(self, question: JudgeQuestion, repeat: bool = True) -> Reply:
         """Sends in the form that was answered before; before the first answer, in one after the other.
 
         A refusal is a TextRefused once a question was answered in the form, and a FormRefused after the last form.

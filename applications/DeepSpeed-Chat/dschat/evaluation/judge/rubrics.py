@@ -42,7 +42,7 @@ class Rubric:
 
 
 @dataclass(frozen=True)
-class Question:
+class JudgeQuestion:
     """The messages of a chat, and the JSON schema of the answer."""
 
     messages: tuple[Mapping[str, str], ...]
@@ -63,7 +63,7 @@ class Form:
     limit: str = "max_tokens"  # the field that bounds the answer
     temperature: bool = True  # whether temperature 0 is asked for
 
-    def body(self, endpoint: Endpoint, question: Question) -> dict[str, Any]:
+    def body(self, endpoint: Endpoint, question: JudgeQuestion) -> dict[str, Any]:
         """The request: arguments of `chat.completions.create`."""
         body: dict[str, Any] = {"model": endpoint.model, "messages": list(question.messages)}
         body[self.limit] = endpoint.max_tokens
@@ -91,7 +91,7 @@ class TextRefused(Exception):
     """The server answers, but does not take this text."""
 
 
-class Stopped(Exception):
+class JudgingStopped(Exception):
     """The run is being ended; nothing more is sent."""
 
 
@@ -178,9 +178,9 @@ def messages_of(rubric: Rubric, prompt: str, first: str, second: str) -> list[di
     return [{"role": "system", "content": "\n\n".join(parts)}, {"role": "user", "content": "\n\n".join(blocks)}]
 
 
-def question_of(rubric: Rubric, prompt: str, first: str, second: str) -> Question:
+def question_of(rubric: Rubric, prompt: str, first: str, second: str) -> JudgeQuestion:
     """What is asked about two responses to a prompt, shown in this order."""
-    return Question(tuple(messages_of(rubric, prompt, first, second)), answer_schema(rubric))
+    return JudgeQuestion(tuple(messages_of(rubric, prompt, first, second)), answer_schema(rubric))
 
 
 def answer_form(rubric: Rubric) -> str:

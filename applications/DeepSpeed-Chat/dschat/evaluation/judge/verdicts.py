@@ -19,9 +19,9 @@ from dschat.errors import UserError
 from dschat.evaluation.judge.rubrics import (
     PLACES,
     VERDICT_KEYS,
-    Question,
+    JudgeQuestion,
+    JudgingStopped,
     Rubric,
-    Stopped,
     TextRefused,
     answer_form,
     question_of,
@@ -46,7 +46,7 @@ VERDICT_LINE = re.compile(
 )
 OBJECT_START = re.compile(r"\{\s*\"")
 QUOTED = 2000  # characters of an unreadable answer that go into the repair request
-Ask = Callable[[Question], Reply]
+Ask = Callable[[JudgeQuestion], Reply]
 
 
 class UnreadableAnswer(ValueError):
@@ -158,7 +158,7 @@ class Setup:
     seed: int  # of that chance
 
 
-def questions_of(pair: Pair, setup: Setup) -> dict[Side, Question]:
+def questions_of(pair: Pair, setup: Setup) -> dict[Side, JudgeQuestion]:
     """Whose response is shown first → the question: one per order, none about responses that are the same text.
 
     The chance of a single order follows from the seed and the texts: exchanging the models, or the rows of a file,
@@ -167,7 +167,7 @@ def questions_of(pair: Pair, setup: Setup) -> dict[Side, Question]:
     a, b = pair.a.response, pair.b.response
     if a == b:
         return {}
-    questions: dict[Side, Question] = {
+    questions: dict[Side, JudgeQuestion] = {
         "A": question_of(setup.rubric, pair.prompt, a, b),
         "B": question_of(setup.rubric, pair.prompt, b, a),
     }
@@ -220,7 +220,7 @@ def judge_pairs(
             for done in as_completed(waiting):
                 try:
                     row = done.result().to_row()
-                except Stopped:
+                except JudgingStopped:
                     continue
                 except Unanswered as error:
                     unanswered.append((waiting[done], error))
@@ -245,7 +245,7 @@ def judge_pairs(
     return ordered
 
 
-def _judge_order(question: Question, first: Side, rubric: Rubric, ask: Ask) -> dict[str, Any]:
+def _judge_order(question: JudgeQuestion, first: Side, rubric: Rubric, ask: Ask) -> dict[str, Any]:
     """The verdict in one order; invalid if neither the answer nor its repair can be read."""
     order: dict[str, Any] = {"first": first, "verdict": "invalid", "aspects": {}, "reason": "", "repaired": False}
     reply, criteria = None, rubric.criteria if rubric.separate else ()
@@ -274,7 +274,7 @@ def _read(reply: Reply, criteria: Iterable[str] = ()) -> Reading:
     return read_answer(reply.text, criteria)
 
 
-def _repair(question: Question, reply: Reply, problem: UnreadableAnswer, rubric: Rubric) -> Question:
+def _repair(question: JudgeQuestion, reply: Reply, problem: UnreadableAnswer, rubric: Rubric) -> JudgeQuestion:
     """The same question, the answer, and the wish for one that can be read."""
     wish = (
         f"Your answer cannot be read as a verdict: {problem}. Answer once more, briefly, with only this JSON object: "
@@ -282,4 +282,4 @@ def _repair(question: Question, reply: Reply, problem: UnreadableAnswer, rubric:
     )
     said = (reply.text or reply.refusal)[:QUOTED].strip() or "(no answer)"
     added = ({"role": "assistant", "content": said}, {"role": "user", "content": wish})
-    return Question((*question.messages, *added), question.schema)
+    return JudgeQuestion((*question.messages, *added), question.schema)

@@ -32,7 +32,7 @@ DEEPEST = 20  # list items and quotes inside one another that are followed
 
 
 @dataclass(frozen=True)
-class Line:
+class ProgramLine:
     """A line of the program.
 
     Attributes:
@@ -48,7 +48,7 @@ class Line:
 class Program:
     """A program and where its characters come from."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ProgramLine, ...]
 
     @property
     def text(self) -> str:
@@ -70,7 +70,7 @@ class Block:
     """A fenced block: the words behind its opening fence, and its lines without the indentation of the fence."""
 
     info: str
-    lines: list[Line] = field(default_factory=list)
+    lines: list[ProgramLine] = field(default_factory=list)
 
     @property
     def is_blank(self) -> bool:
@@ -145,7 +145,7 @@ def _places(mark: str, text: str, start: int) -> list[int]:
     return [found.start() for found in re.compile(re.escape(mark)).finditer(text, start)]
 
 
-def _first_thought(lines: Sequence[Line], blocks: Sequence[Block]) -> int | None:
+def _first_thought(lines: Sequence[ProgramLine], blocks: Sequence[Block]) -> int | None:
     """Where the first line outside of the blocks that begins with `<think>` has it."""
     for line in lines:
         text = line.text.lstrip()
@@ -163,9 +163,9 @@ def _in_code_span(text: str, place: int) -> bool:
     return text.count("`", line_start, place) % 2 == 1 and "`" in line_end[0]
 
 
-def _lines(text: str, start: int = 0) -> list[Line]:
+def _lines(text: str, start: int = 0) -> list[ProgramLine]:
     """The lines of a text from a position on."""
-    return [Line(found[0], found.start()) for found in LINE.finditer(text, start)]
+    return [ProgramLine(found[0], found.start()) for found in LINE.finditer(text, start)]
 
 
 def _blocks(response: str, start: int, prompt: str) -> list[Block]:
@@ -188,7 +188,7 @@ def _ends_in_block(prompt: str) -> bool:
 
 def _continued_blocks(response: str, prompt: str) -> list[Block]:
     """The blocks of prompt and response together, of which the response holds something, without the prompt's part."""
-    lines = [Line(line.text, line.start - len(prompt)) for line in _lines(prompt + response)]
+    lines = [ProgramLine(line.text, line.start - len(prompt)) for line in _lines(prompt + response)]
     blocks = []
     for block in fenced_blocks(lines):
         ending_here = [line for line in block.lines if line.start + len(line.text) > 0]
@@ -198,7 +198,7 @@ def _continued_blocks(response: str, prompt: str) -> list[Block]:
     return blocks
 
 
-def _opens_named_block(line: Line) -> bool:
+def _opens_named_block(line: ProgramLine) -> bool:
     opening = OPENING.match(line.text.strip())
     return opening is not None and bool((opening["info"] or opening["tilde_info"] or "").strip())
 
@@ -214,7 +214,7 @@ def names_python(info: str) -> bool:
     return PYTHON.match(info) is not None
 
 
-def fenced_blocks(lines: Sequence[Line]) -> Iterator[Block]:
+def fenced_blocks(lines: Sequence[ProgramLine]) -> Iterator[Block]:
     """The fenced code blocks of a Markdown text, in their order."""
     containers: list[int | None] = []
     block: Block | None = None
@@ -238,12 +238,12 @@ def fenced_blocks(lines: Sequence[Line]) -> Iterator[Block]:
             block = None
         else:
             skipped = _skip(content, cursor, fence_column)
-            block.lines.append(Line(line.text[skipped:], line.start + skipped))
+            block.lines.append(ProgramLine(line.text[skipped:], line.start + skipped))
     if block is not None:
         yield block
 
 
-def without_margin(lines: Sequence[Line]) -> tuple[Line, ...]:
+def without_margin(lines: Sequence[ProgramLine]) -> tuple[ProgramLine, ...]:
     """The lines without the whitespace that all of them begin with, and without any before the first statement.
 
     No Python program begins with an indented line; tokenizers begin texts with a space, and models indent blocks.
@@ -268,8 +268,8 @@ def _common_start(texts: Sequence[str]) -> str:
     return shortest
 
 
-def _cut(line: Line, count: int) -> Line:
-    return Line(line.text[count:], line.start + count)
+def _cut(line: ProgramLine, count: int) -> ProgramLine:
+    return ProgramLine(line.text[count:], line.start + count)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import tempfile
 from functools import cache
 
 from dschat.errors import UserError
-from dschat.scoring.programs.sandbox import LEVELS, Job, Level, SandboxLimits, execute
+from dschat.scoring.programs.sandbox import LEVELS, Level, SandboxJob, SandboxLimits, execute
 
 REMEDIES = {
     "bubblewrap": "install it (apt-get install bubblewrap) and allow unprivileged user namespaces",
@@ -90,7 +90,7 @@ def try_out(level: Level) -> tuple[str, tuple[str, ...]]:
     with socket.create_server(("127.0.0.1", 0)) as server, tempfile.NamedTemporaryFile(mode="w") as secret:
         secret.write("secret")
         secret.flush()
-        job = Job(SEARCH, json.dumps([server.getsockname()[1], secret.name, SandboxLimits().threads, THREADS]))
+        job = SandboxJob(SEARCH, json.dumps([server.getsockname()[1], secret.name, SandboxLimits().threads, THREADS]))
         try:
             execution = execute(job, SandboxLimits(seconds=60.0), level)  # on a machine that is busy, too
         except OSError as error:

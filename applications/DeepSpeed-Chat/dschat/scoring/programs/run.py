@@ -15,7 +15,7 @@ from typing import Literal
 from dschat.common.fingerprints import content_hash
 from dschat.scoring.programs.levels import strongest_level, try_out
 from dschat.scoring.programs.problem import Case, Problem, is_right, parse_problem
-from dschat.scoring.programs.sandbox import Execution, Job, Level, SandboxLimits, execute
+from dschat.scoring.programs.sandbox import Execution, Level, SandboxJob, SandboxLimits, execute
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def run_problem(
 
 def _run_case(program: str, case: Case, limits: SandboxLimits, level: Level) -> tuple[Status, str, float]:
     """What became of one test, why, and the program's seconds."""
-    job = Job(program, case.text, case.function, case.arguments)
+    job = SandboxJob(program, case.text, case.function, case.arguments)
     for _ in range(ATTEMPTS):
         try:
             execution = execute(job, limits, level)

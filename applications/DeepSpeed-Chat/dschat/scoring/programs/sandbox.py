@@ -49,7 +49,7 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True)
-class Job:
+class SandboxJob:
     """What enters a sandbox."""
 
     source: str
@@ -72,7 +72,7 @@ class Execution:
     ran: float  # those of them since the walls stand
 
 
-def execute(job: Job, limits: SandboxLimits, level: Level) -> Execution:
+def execute(job: SandboxJob, limits: SandboxLimits, level: Level) -> Execution:
     """Runs a program once. It can only return data; all its processes are gone afterwards.
 
     Raises:
@@ -181,7 +181,7 @@ def _folder() -> Iterator[str]:
         subprocess.run(["rm", "-rf", "--one-file-system", folder])
 
 
-def _job_file(job: Job, limits: SandboxLimits, level: Level) -> IO[bytes]:
+def _job_file(job: SandboxJob, limits: SandboxLimits, level: Level) -> IO[bytes]:
     content: JobFile = {
         "source": job.source.encode(errors="surrogatepass"),
         "input": job.text.encode(errors="surrogatepass"),

@@ -5,26 +5,36 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from dschat.cli import COMMANDS, main
 from dschat.errors import UserError
 from dschat.plan.models import Configs, find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan, remedies
 from dschat.plan.recommend import recommend
-from dschat.plan.report import Report, choices, counts, find_rows, find_sources
+from dschat.plan.report import PlanReport, choices, counts, find_rows, find_sources
 from dschat.plan.throughput import DEFAULT_MEMORY, expect, named_gpu
+from dschat.settings.common import CommonConfig
 from dschat.settings.parse import resolve
 from dschat.settings.plan import STEPS, PlanOptions
+from dschat.settings.ppo import PPOConfig
 from dschat.settings.presets import find_preset, preset_names
+from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
 # No run starts, so that it does not matter what an output folder holds.
 NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
+CONFIGS: dict[str, type[CommonConfig]] = {
+    "sft": SFTConfig,
+    "reward": RewardConfig,
+    "dpo": DPOConfig,
+    "ppo": PPOConfig,
+    "refuel": RefuelConfig,
+    "refuel-online": RefuelOnlineConfig,
+}
 SHIM = re.compile(r"-m dschat (\S+) --config (\S+)")  # of a training script
 
 
@@ -73,7 +83,7 @@ def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
     return found
 
 
-def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: str | None = None) -> Report:
+def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: str | None = None) -> PlanReport:
     """Plans what a subcommand would train with flags, which win over those of the file or preset.
 
     Raises:
@@ -85,8 +95,8 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
     device_memory = int((options.gpu_memory or of_name or DEFAULT_MEMORY) * GB)
     machine = Machine(options.gpus, device_memory, main_memory, options.gpus_per_node)
     data = [] if file or {"--data_path", "--task.query_dataset"} & {*flags} else ["--data_path", "unnamed"]
-    words, kind = [*flags, *data, *NOWHERE], COMMANDS[step].flags_class()
-    told = resolve(kind, words, command=step, processes=machine.processes, runs_here=False, config=file)
+    words = [*flags, *data, *NOWHERE]
+    told = resolve(CONFIGS[step], words, command=step, processes=machine.processes, runs_here=False, config=file)
     configs = _configs(options.config, told.preset.get("base"))
     found = recommend(told.config, machine, configs) if options.recommend else None
     plan = found.best.plan if found and found.best else None
@@ -99,7 +109,7 @@ def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: 
     title = f"dschat {step}{f' --config {file}' if file else ''}"
     largest = choices(plan) if options.micro_batches else []
     expectation = None if gpu is None else expect(plan, gpu)
-    return Report(title, plan, counted, helps, largest, found, sources or (), expectation)
+    return PlanReport(title, plan, counted, helps, largest, found, sources or (), expectation)
 
 
 def _configs(given: str | None, base: str | None) -> Configs:
@@ -115,7 +125,3 @@ def _configs(given: str | None, base: str | None) -> Configs:
         return found[name]
 
     return find
-
-
-if __name__ == "__main__":
-    sys.exit(main(["plan", *sys.argv[1:]]))

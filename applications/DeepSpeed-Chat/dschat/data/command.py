@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dschat.cli import main
 from dschat.common.atomic import recover_folder
 from dschat.data.options import CheckOptions, PrepareOptions, RowOptions
 from dschat.data.prepared.folder import find_prepared, lock_of, open_prepared, summary_of
 from dschat.data.preview import Settings, preview_report
-from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 from dschat.settings.flags import flags_of
@@ -22,16 +20,24 @@ from dschat.settings.flags import flags_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Describe: TypeAlias = Callable[[str, CheckOptions, Settings], str]
 
-def run(options: RowOptions) -> str:
-    """Looks at each source, or prepares one."""
+
+def run(options: RowOptions, describe_solutions: Describe | None = None) -> str:
+    """Checks, shows or prepares each source.
+
+    Args:
+        options: those of the subcommand; their class says which it is.
+        describe_solutions: runs the reference solutions of a source for --run_solutions; returns lines to print.
+    """
     for number, path in enumerate(options.paths):
-        print("\n" * bool(number) + _report(path, options), flush=True)
+        separator = "\n" if number > 0 else ""
+        print(separator + _report(path, options, describe_solutions), flush=True)
     return ""
 
 
-def _report(path: str, options: Any) -> str:
-    """What the command says of one path."""
+def _report(path: str, options: Any, describe_solutions: Describe | None) -> str:
+    """What the command prints for one path."""
     keys = ColumnFlags(**{name: getattr(options, name) for name in flags_of(ColumnFlags)})
     if isinstance(options, PrepareOptions):
         return _prepare(path, options, keys)
@@ -45,7 +51,9 @@ def _report(path: str, options: Any) -> str:
         if folder is not None:
             return prepared_report(folder, tokenizer)
         report = check_report(path, options.data_split, settings)
-        return report + (_solutions(path, options, settings) if options.run_solutions else "")
+        if options.run_solutions and describe_solutions is not None:
+            report += describe_solutions(path, options, settings)
+        return report
     if folder is not None:
         raise UserError(
             f"preview {path}: a prepared folder, whose rows are encoded already; `dschat data check {path}` "
@@ -69,17 +77,6 @@ def _prepare(path: str, options: PrepareOptions, keys: ColumnFlags) -> str:
     return "\n".join([f"{path} is prepared in {folder}", *(f"  {line}" for line in summary_of(info))])
 
 
-def _solutions(path: str, options: Any, settings: Settings) -> str:
-    """How many reference solutions pass their tests, of the first rows."""
-    from dschat.scoring.programs.run import ProgramPool
-    from dschat.scoring.programs.scores import solutions_report
-
-    source = load_source(path, settings.keys, settings.seed)
-    pool = ProgramPool(options.sandbox_level, workers=os.cpu_count() or 1)
-    lines = solutions_report((source.train + source.eval)[: options.run_solutions], pool)
-    return "\n  ".join([f"\n\nreference solutions, sandbox level {pool.level}", *lines])
-
-
 def _open_tokenizer(options: Any) -> tuple[PreTrainedTokenizerBase, int]:
     """The tokenizer of a model, and the token that ends a response.
 
@@ -94,7 +91,3 @@ def _open_tokenizer(options: Any) -> tuple[PreTrainedTokenizerBase, int]:
             f"--tokenizer {options.tokenizer}: the tokenizer has no eos token; give the model that is to be trained."
         )
     return tokenizer, end_token_id(tokenizer, options.end_of_conversation_token)
-
-
-if __name__ == "__main__":
-    sys.exit(main(["data", *sys.argv[1:]]))

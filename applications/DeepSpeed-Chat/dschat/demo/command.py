@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dschat.cli import main
 from dschat.common.display import HOST, USER, check_address, gradio, visible
 from dschat.demo.models import find_checkpoints
 from dschat.demo.options import PASSWORD, ChatOptions, DemoOptions
@@ -214,7 +213,3 @@ def _stopped_by_ctrl_c(stop: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-if __name__ == "__main__":
-    sys.exit(main(["demo", *sys.argv[1:]]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of the README before there was `dschat`, word for word, in a folder that holds what they name."""
+"""Commands with their usual flags, as a user types them in a folder that holds what they name."""
 
 import json
 import os
@@ -20,13 +20,13 @@ from script_runs import bash
 pytestmark = pytest.mark.slow
 
 DATA = """
-python -m dschat.data check tldr --tokenizer google/gemma-2b
-python -m dschat.data preview tldr --tokenizer google/gemma-2b --step 1
-python -m dschat.data prepare tldr --tokenizer google/gemma-2b --output prepared/sft --stage finetune
-python -m dschat.data check apps --run_solutions 200
+dschat data check tldr --tokenizer google/gemma-2b
+dschat data preview tldr --tokenizer google/gemma-2b --step 1
+dschat data prepare tldr --tokenizer google/gemma-2b --output prepared/sft --stage finetune
+dschat data check apps --run_solutions 200
 """
 MACRO_ACTIONS = r"""
-python -m dschat.show_macro_actions --model google/gemma-2b --text "The quick fox jumped over the lazy dog." \
+dschat macro-actions --model google/gemma-2b --text "The quick fox jumped over the lazy dog." \
     --termination_condition fixed ppl parsing --ngram 1 5 --parser chunker --html macro-actions.html
 """
 SWEEP = r"""
@@ -38,17 +38,17 @@ python inference/inference_with_programs.py --proj-path ${PROJ_PATH} --model ${a
 python evaluation/pass-at-k.py ${PROJ_PATH}/results/apps/temperature=1.0/NAME.jsonl
 """
 TURNS = "python evaluation/winrate_by_turn.py --model_name_a A.jsonl --model_name_b B.jsonl --output A-v.s.-B.jsonl"
-TEXT = "python -m dschat.evaluation.text --checkpoints OUTPUT_DIR --data tldr --num-samples 500 --output text"
+TEXT = "dschat text --checkpoints OUTPUT_DIR --data tldr --num-samples 500 --output text"
 CHAT = (
-    "python -m dschat.demo chat --model runs/quickstart/step3-ma-ppo --other runs/quickstart/step1-sft"
+    "dschat demo chat --model runs/quickstart/step3-ma-ppo --other runs/quickstart/step1-sft"
     " --reward-model runs/quickstart/step2-reward"
 )
 SERVERS = [
-    "python -m dschat.scoring.serve --model FOLDER",
+    "dschat serve --model FOLDER",
 ]
 PLANS = """
-python -m dschat.plan tldr_gemma_2b
-python -m dschat.plan {script} --gpus 4 --gpu_memory 40 --zero_stage 3
+dschat plan tldr_gemma_2b
+dschat plan {script} --gpus 4 --gpu_memory 40 --zero_stage 3
 """
 
 
