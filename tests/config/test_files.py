@@ -100,7 +100,7 @@ def test_a_required_flag_without_a_value(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="own.yaml:2: data_path has no value, and must have one"):
         settings_of("seed: 1\ndata_path:\n", ["--model_name_or_path", "m", "--output_dir", "o"])
-    assert settings_of("data_path: null\n").data_path
+    assert settings_of("data_path: null\n").data.data_path
 
 
 @pytest.mark.parametrize("flag", ["config", "deepspeed_config", "hostfile"])
@@ -127,7 +127,7 @@ def test_one_flag_by_two_names_in_a_file(tmp_path, monkeypatch):
 
 def test_what_yaml_writes_in_its_own_way(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert settings_of("").seed == settings_of("# nothing\n").seed == 1234
+    assert settings_of("").optimisation.seed == settings_of("# nothing\n").optimisation.seed == 1234
     text = (
         "\ufeffseed: 010\nlearning_rate: 1e-6\nself_checks: off\nbf16: yes\nprompt_key: on\nchosen_key: 2026-11-26\n"
     )

@@ -162,7 +162,7 @@ def test_the_steps_of_one_data_set_find_each_other():
     run = "/p/models/rows-gemma-2b"
     sft = preset("sft", "tldr_gemma_2b", **given).config
     reward = preset("reward", "tldr_gemma_2b", **given).config
-    assert (sft.model_name_or_path, sft.output_dir) == ("google/gemma-2b", f"{run}/sft")
+    assert (sft.model.model_name_or_path, sft.output.output_dir) == ("google/gemma-2b", f"{run}/sft")
     assert (reward.model.model_name_or_path, reward.output.output_dir) == (f"{run}/sft", f"{run}/reward")
     for variant in ("vanilla", "ppl", "randomized", "rloo", "grpo", "gspo", "vapo"):
         ppo = preset("ppo", f"tldr_gemma_2b_{variant}", **given).config

@@ -372,7 +372,7 @@ def profiled(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks
     """The kernels of scoring and training, and those of decoding steps for the first number of prompts."""
     work = work_of(settings, settings.prompts[0])
     job = ContenderJob(work, str(folder), str(folder), flags=settings.flags.split())
-    is_compiled = parse(PPOConfig, ours.flags(job)).compile != "off"
+    is_compiled = parse(PPOConfig, ours.flags(job)).engine.compile != "off"
     trace = settings.json_folder / "trace-decoding.json.gz"
     decoding_task = partial(in_process, profile_decoding, work, settings.device, is_compiled, trace)
     return [({}, partial(profile_training, settings, folder)), ({"prompts": work.batch}, decoding_task)]

@@ -23,8 +23,8 @@ from dschat.launch import ERROR_FILE, follow_launcher
 from dschat.settings.common import CommonConfig
 
 if TYPE_CHECKING:
-    from dschat.config.batches import BatchPlan
     from dschat.run.output import RunOutput
+    from dschat.settings.batches import BatchPlan
 
 # Errors of gloo and NCCL when the process at the other end of a connection has ended.
 LOST_PEER = re.compile(r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store", re.I)

@@ -162,24 +162,24 @@ class FlagTable:
 
 
 @dataclass(frozen=True)
-class Group:
+class FlagGroup:
     """A group of a command."""
 
     holder: tuple[str, ...]
-    type: type
+    type: Any  # its dataclass
     table: FlagTable | None = None
 
 
-def groups_of(command: type) -> tuple[Group, ...]:
+def groups_of(command: type) -> tuple[FlagGroup, ...]:
     """The groups of a command, its own before those of its base; a plain dataclass of flags is its own only group."""
     return _groups_of(command)
 
 
 @cache
-def _groups_of(command: Any) -> tuple[Group, ...]:
+def _groups_of(command: Any) -> tuple[FlagGroup, ...]:
     if is_dataclass(command):
-        return (Group((), command), *_parts_of((), command))
-    groups: list[Group] = []
+        return (FlagGroup((), command), *_parts_of((), command))
+    groups: list[FlagGroup] = []
     hints = get_type_hints(command, include_extras=True)
     for base in command.__mro__:
         for name in inspect.get_annotations(base):
@@ -188,17 +188,17 @@ def _groups_of(command: Any) -> tuple[Group, ...]:
             if get_origin(kind) is Annotated:
                 kind, *tables = get_args(kind)
             if is_dataclass(kind):
-                groups.append(Group((name,), kind, *tables))
+                groups.append(FlagGroup((name,), kind, *tables))
                 groups += _parts_of((name,), kind)
     return tuple(groups)
 
 
-def _parts_of(holder: tuple[str, ...], group: Any) -> list[Group]:
+def _parts_of(holder: tuple[str, ...], group: Any) -> list[FlagGroup]:
     """The groups that a group holds."""
-    found: list[Group] = []
+    found: list[FlagGroup] = []
     for one in fields(group):
         if PARTS in one.metadata:
-            found += [Group((*holder, one.name, name), part) for name, part in one.metadata[PARTS]().items()]
+            found += [FlagGroup((*holder, one.name, name), part) for name, part in one.metadata[PARTS]().items()]
     return found
 
 
@@ -230,7 +230,7 @@ def _flags_of(command: Any) -> Mapping[str, Flag]:
     return flags
 
 
-def _flags_of_group(group: Group) -> list[Flag]:
+def _flags_of_group(group: FlagGroup) -> list[Flag]:
     hints = get_type_hints(group.type, include_extras=True)
     section = getattr(group.type, "section", None) if group.table is None else group.table.section
     flags: list[Flag] = []
