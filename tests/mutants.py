@@ -139,6 +139,8 @@ FAMILY = "test_every_family_is_drawn_as_by_hand[gemma2]"
 FIXED = "test_fixed_by_hand"
 LASTS = "test_a_decoder_lasts_as_long_as_weights_stay_in_place"
 LEFT = "test_what_a_row_left_in_its_slot_does_not_reach_the_next_one[Decoder]"
+LAYOUTS = "models/test_side_by_side::test_layouts_that_differ_are_not_one"
+NEIGHBOURS = "models/test_side_by_side::test_neighbours_of_one_input_are_one_product"
 ONE_TOKEN = "rollouts/test_attention::test_one_token_by_hand"
 STATIC_LEFT = "test_what_a_row_left_in_its_slot_does_not_reach_the_next_one[StaticDecoder]"
 WAITS = "test_a_model_that_makes_the_host_wait_is_launched_as_before[nonzero]"
@@ -737,6 +739,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a static step's mask shows what is not there yet", "StepMasks.of_static_step", "_a <= _b", "_a <= _b + 1",
      FAMILY),
     ("a static step's sliding window is too wide", "StepMasks.of_static_step", "_a - _b", "_a - _b - 1", FAMILY),
+    ("linear layers of several layouts are merged", "have_one_layout", "len(layouts) == 1", "True", LAYOUTS),
+    ("weights with a gap between them are merged", "neighbours",
+     "_a and linear.start == before.start + before.weight.numel()", "_a", NEIGHBOURS),
+    ("a merged layer loses its bias", "merge_run", "linear.bias is not None", "False", NEIGHBOURS),
     ("one token's attention: no scale", "attend_by_products", "_a.float() * scale", "_a.float()", ONE_TOKEN),
     ("one token's attention: no cap", "attend_by_products", "softcap * torch.tanh(_a / softcap)", "_a", ONE_TOKEN),
     ("one token's attention: the mask is left out", "attend_by_products", "_a + attention_mask.float()", "_a",

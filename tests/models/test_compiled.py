@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from closeness import assert_near
+from compiler_state import fresh_compiler
 from dschat.models import compiled
 from dschat.models.compiled import Compiler, compile_layers, compiler_of
 from dschat.models.finetuning import enable_gradient_checkpointing
@@ -56,16 +57,9 @@ def counting(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
     """No graphs of other tests, and no settings for other tests."""
-    torch._dynamo.reset()
-    counters.clear()
     CALLS.clear()
-    dynamo = {"recompile_limit": 8, "fail_on_recompile_limit_hit": False}
-    lowering = {compiled.EAGER_LOWERING: False} if hasattr(torch._functorch.config, compiled.EAGER_LOWERING) else {}
-    with torch._dynamo.config.patch(**dynamo), torch._functorch.config.patch(**lowering):
-        duck = torch.fx.experimental._config.use_duck_shape
+    with fresh_compiler():
         yield
-        torch.fx.experimental._config.use_duck_shape = duck
-    torch._dynamo.reset()
 
 
 def graphs() -> int:

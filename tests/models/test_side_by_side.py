@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers whose weights are neighbours in memory become one matrix product; others stay as they are."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.debugging import aot_eager
+
+from closeness import assert_near
+from compiler_state import fresh_compiler
+from dschat.models.compiled import compile_layers
+from dschat.models.side_by_side import have_one_layout, lay_side_by_side, merge_linears, merging
+from dschat.rollouts.generate import sample
+from dschat.rollouts.static import StaticDecoder
+from factories import sampling_of
+from rollout_cases import ENDS, model_of, prompts_of, seeds_of
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    with fresh_compiler():
+        yield
+
+
+class ThreeProjections(nn.Module):
+    """Two projections of one input, of which one has a bias, and one of another input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.second = nn.Linear(4, 2, bias=False)
+        self.last = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.second(x), self.first(x), self.last(x.exp())
+
+
+def compiled(module: nn.Module, counts: list[int]) -> Callable[..., Any]:
+    """A module that runs through `merging`, which notes how many layers of each graph were replaced."""
+
+    def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        targets = [node.target for node in graph.graph.nodes]
+        counts.append(targets.count(torch._C._nn.linear))
+        return aot_eager(graph, inputs)
+
+    return torch.compile(module, backend=merging(backend))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("is_laid_out", "products"), [(True, 2), (False, 3)])
+def test_neighbours_of_one_input_are_one_product(is_laid_out: bool, products: int) -> None:
+    torch.manual_seed(0)
+    module = ThreeProjections()
+    x = torch.randn(2, 7, 4)
+    expected = module(x)
+    if is_laid_out:
+        lay_side_by_side([module])
+        assert module.second.weight.storage_offset() == 12
+    counts: list[int] = []
+    for ours, theirs in zip(compiled(module, counts)(x), expected, strict=True):
+        assert_near(ours, theirs, 2**4)
+    assert counts == [products]
+
+
+def test_matrices_are_moved_without_a_change() -> None:
+    module = ThreeProjections()
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    objects = dict(module.named_parameters())
+    lay_side_by_side([module])
+    assert all(objects[name] is parameter for name, parameter in module.named_parameters())
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, before[name])
+    # Elements 0–11, 12–19 and 20–39 of the buffer, by hand.
+    assert [matrix.storage_offset() for matrix in module.parameters() if matrix.ndim == 2] == [0, 12, 20]
+
+
+def test_layouts_that_differ_are_not_one() -> None:
+    layers = [ThreeProjections(), ThreeProjections()]
+    assert not have_one_layout(layers)
+    lay_side_by_side(layers)
+    assert have_one_layout(layers)
+    matrices = [layers[1].second, layers[1].first, layers[1].last]
+    buffer = torch.cat([linear.weight.detach().flatten() for linear in matrices])
+    pieces = buffer.split([linear.weight.numel() for linear in matrices])
+    for linear, piece in zip(matrices, pieces, strict=True):
+        linear.weight.data = piece.view_as(linear.weight)
+    assert not have_one_layout(layers)
+    layers[1].second.weight.data = layers[1].second.weight.clone()
+    assert not have_one_layout(layers)
+
+
+@pytest.mark.parametrize("is_scattered", [False, True], ids=["one layout", "scattered"])
+def test_steps_use_merged_layers_only_where_all_layers_have_one_layout(
+    is_scattered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced: list[int] = []
+
+    def noting(graph: fx.GraphModule) -> int:
+        replaced.append(merge_linears(graph))
+        return replaced[-1]
+
+    monkeypatch.setattr("dschat.models.side_by_side.merge_linears", noting)
+    monkeypatch.setattr("dschat.rollouts.static.COLUMN_STEP", 16)
+    causal_lm = model_of("llama")
+    sampling = sampling_of(12, ENDS)
+    expected = sample(causal_lm, prompts_of(), sampling, seeds_of(8), 5)
+    compile_layers(causal_lm, "aot_eager")
+    if is_scattered:
+        projection = causal_lm.model.layers[1].self_attn.k_proj
+        projection.weight.data = projection.weight.clone()
+    actual = sample(causal_lm, prompts_of(), sampling, seeds_of(8), 5, StaticDecoder)
+    assert actual.rollout.response_rows() == expected.rollout.response_rows()
+    assert_near(actual.logprobs, expected.logprobs, 2**9)
+    assert set(replaced) == (set() if is_scattered else {5})  # query, key, value, gate and up

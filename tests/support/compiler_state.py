@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.compile as a process has it at its start: its graphs and settings belong to the whole process."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._dynamo.utils import counters
+
+from dschat.models import compiled
+
+
+@contextmanager
+def fresh_compiler() -> Iterator[None]:
+    """Inside, there are no graphs of other tests; settings that were made inside end with it."""
+    torch._dynamo.reset()
+    counters.clear()
+    dynamo = {"recompile_limit": 8, "fail_on_recompile_limit_hit": False}
+    lowering = {compiled.EAGER_LOWERING: False} if hasattr(torch._functorch.config, compiled.EAGER_LOWERING) else {}
+    with torch._dynamo.config.patch(**dynamo), torch._functorch.config.patch(**lowering):
+        duck = torch.fx.experimental._config.use_duck_shape
+        yield
+        torch.fx.experimental._config.use_duck_shape = duck
+    torch._dynamo.reset()
