@@ -38,6 +38,14 @@ class ThreeProjections(nn.Module):
         return self.second(x), self.first(x), self.last(x.exp())
 
 
+def lay_out(linears: list[nn.Linear]) -> None:
+    """Puts weights into one buffer in this order."""
+    buffer = torch.cat([linear.weight.detach().flatten() for linear in linears])
+    pieces = buffer.split([linear.weight.numel() for linear in linears])
+    for linear, piece in zip(linears, pieces, strict=True):
+        linear.weight.data = piece.view_as(linear.weight)
+
+
 def compiled(module: nn.Module, counts: list[int]) -> Callable[..., Any]:
     """A module that runs through `merging`, which notes how many layers of each graph were replaced."""
 
@@ -50,15 +58,22 @@ def compiled(module: nn.Module, counts: list[int]) -> Callable[..., Any]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("is_laid_out", "products"), [(True, 2), (False, 3)])
-def test_neighbours_of_one_input_are_one_product(is_laid_out: bool, products: int) -> None:
+@pytest.mark.parametrize(
+    ("order", "products"),
+    [
+        (["first", "second", "last"], 2),
+        (["last", "second", "first"], 2),
+        (["first", "last", "second"], 3),  # a weight that reads another input is between the two
+        ([], 3),
+    ],
+)
+def test_neighbours_of_one_input_are_one_product(order: list[str], products: int) -> None:
     torch.manual_seed(0)
     module = ThreeProjections()
     x = torch.randn(2, 7, 4)
     expected = module(x)
-    if is_laid_out:
-        lay_side_by_side([module])
-        assert module.second.weight.storage_offset() == 12
+    if order:
+        lay_out([getattr(module, name) for name in order])
     counts: list[int] = []
     for ours, theirs in zip(compiled(module, counts)(x), expected, strict=True):
         assert_near(ours, theirs, 2**4)
@@ -82,11 +97,7 @@ def test_layouts_that_differ_are_not_one() -> None:
     assert not have_one_layout(layers)
     lay_side_by_side(layers)
     assert have_one_layout(layers)
-    matrices = [layers[1].second, layers[1].first, layers[1].last]
-    buffer = torch.cat([linear.weight.detach().flatten() for linear in matrices])
-    pieces = buffer.split([linear.weight.numel() for linear in matrices])
-    for linear, piece in zip(matrices, pieces, strict=True):
-        linear.weight.data = piece.view_as(linear.weight)
+    lay_out([layers[1].second, layers[1].first, layers[1].last])
     assert not have_one_layout(layers)
     layers[1].second.weight.data = layers[1].second.weight.clone()
     assert not have_one_layout(layers)
