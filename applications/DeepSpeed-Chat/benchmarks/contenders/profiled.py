@@ -68,7 +68,11 @@ def profile_decoding(work: IterationWork, device: str, is_compiled: bool, trace:
     draw(work.response)
     kernels = [kernel for kernel in read_kernels(trace) if kernel.part == DECODING_PART]
     times = times_of_parts(with_decoding_heads(kernels, DECODING_PART))
-    return [{"part": part} | part_times.row() for part, part_times in times.items()]
+    rows: list[Figures] = []
+    for part, part_times in times.items():
+        label: Figures = {"part": part}
+        rows.append(label | part_times.row())
+    return rows
 
 
 def start_tracing() -> None:
