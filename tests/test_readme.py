@@ -5,7 +5,6 @@ import importlib.util
 import re
 import shlex
 import tempfile
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import pytest
 
 from cli_runs import run_forked
 from dschat.cli import COMMANDS
-from dschat.config.parser import FlagParser
-from dschat.config.ppo import PPOConfig
-from dschat.config.rules import default_of
 from dschat.reference import page
+from dschat.settings.flags import default_of
+from dschat.settings.parser import FlagParser
+from dschat.settings.ppo import PPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -141,7 +140,7 @@ def check_python(rest: list[str], folder: Path) -> None:
         return
     if not (folder / rest[0]).is_file():
         raise Mistake(f"python {rest[0]}: no such file")
-    check_flags(folder / rest[0], rest[1:])
+    check_values(folder / rest[0], rest[1:])
 
 
 def check_script(rest: list[str], folder: Path) -> None:
@@ -149,7 +148,7 @@ def check_script(rest: list[str], folder: Path) -> None:
         raise Mistake(f"bash {rest[0]}: no such file")
     main = (folder / rest[0]).resolve().parent.parent / "main.py"
     if rest[1:] and main.is_file():
-        check_flags(main, rest[1:])
+        check_values(main, rest[1:])
 
 
 def check_dschat(rest: list[str]) -> None:
@@ -165,7 +164,7 @@ def check_dschat(rest: list[str]) -> None:
             raise Mistake(f"dschat {name} knows no {word}")
 
 
-def check_flags(program: Path, words: list[str]) -> None:
+def check_values(program: Path, words: list[str]) -> None:
     """Raises Mistake for a flag that a program does not know."""
     for word in words:
         if word.startswith("--") and spelled(word.partition("=")[0]) not in known_flags(program.resolve()):
@@ -270,7 +269,7 @@ def test_python_blocks_compile(document):
 
 def test_tables_of_a_flags_values_call_its_default_so():
     """A table headed by a flag has a row for each value; the word default stands in one row, that of the default."""
-    checked, known = set(), {field.name for field in fields(PPOConfig)}
+    checked, known = set(), flags_of(PPOConfig).keys()
     for document in DOCUMENTS:
         tables = re.findall(r"^\| `--(\w+)` \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", document.read_text("utf-8"), re.MULTILINE)
         for flag, rows in [table for table in tables if table[0] in known]:

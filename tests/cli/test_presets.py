@@ -9,8 +9,8 @@ import pytest
 
 from cli_runs import STEPS, arguments, run_forked, training_rows
 from data_fixtures import EVAL_SPLITS, MAKERS, write_rows
-from dschat.config.presets import preset_names
 from dschat.errors import UserError
+from dschat.settings.presets import preset_names
 from real_size import as_large_as
 from script_runs import GEMMA, PRESETS, SCRIPTS, SHIM, called, preset
 
@@ -156,15 +156,15 @@ def test_a_preset_has_the_published_settings(step, name, gpus, tmp_path):
     """On any number of GPUs: the update stays the published one."""
     found = preset(step, name, processes=gpus, PROJ_PATH=str(tmp_path))
     config, settings = found.config, settings_of(step, name)
-    assert {key for key, value in settings.items() if getattr(config, key) != value} == set()
+    assert {key for key, value in settings.items() if config.flat()[key] != value} == set()
     model, data, variant = row_of(name)
-    assert config.data_path == [data] and found.preset["base"] == model
+    assert config.data.data_path == [data] and found.preset["base"] == model
     plan = config.plan_batches(gpus)
     assert plan.global_batch == settings["global_batch_size"] == plan.micro_batch * plan.accumulation * gpus
-    assert config.save_steps > 0
+    assert config.output.save_steps > 0
     if step == "ppo":
         assert plan.global_responses == plan.global_batch and plan.updates_per_rollout == 1
-        assert config.per_device_generation_batch_size * config.samples_per_prompt <= 32
+        assert config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt <= 32
     check_folders(step, name, config, tmp_path / "models")
     if gpus == 8 and variant != "two_nodes":
         check_memory(step, model, config)
@@ -178,16 +178,18 @@ def check_memory(step, model, config):
     """
     size = next(size for size in ("27b", "7b", "2b") if f"-{size}" in model)
     stages = {"27b": 3, "7b": 3 if step == "ppo" else 2, "2b": 2}
-    assert config.zero_stage == stages[size]
-    assert config.offload == (size == "27b") and config.dtype == ("bf16" if size == "27b" else None)
-    micro = config.per_device_training_batch_size if step == "ppo" else config.per_device_train_batch_size
-    assert micro == min(8 if config.zero_stage == 3 else 4, config.plan_batches(8).update_per_rank)
+    assert config.engine.zero_stage == stages[size]
+    assert config.engine.offload == (size == "27b") and config.engine.dtype == ("bf16" if size == "27b" else None)
+    micro = (
+        config.rollouts.per_device_training_batch_size if step == "ppo" else config.model.per_device_train_batch_size
+    )
+    assert micro == min(8 if config.engine.zero_stage == 3 else 4, config.plan_batches(8).update_per_rank)
     again = size != "2b"
     if step == "ppo":
-        assert config.actor_gradient_checkpointing == config.critic_gradient_checkpointing == again
-        assert config.offload_reference_model == (size == "27b")
+        assert config.memory.actor_gradient_checkpointing == config.memory.critic_gradient_checkpointing == again
+        assert config.memory.offload_reference_model == (size == "27b")
     else:
-        assert config.gradient_checkpointing == again
+        assert config.engine.gradient_checkpointing == again
 
 
 def check_folders(step, name, config, models):
@@ -195,16 +197,16 @@ def check_folders(step, name, config, models):
     model, data, variant = row_of(name)
     models /= VARIANT.sub("", name).replace("_", "-")
     if step == "ppo":
-        assert config.actor_model_name_or_path == str(models / "sft")
+        assert config.models.actor_model_name_or_path == str(models / "sft")
         reward = None if data == APPS else str(models / "reward")
-        assert config.reward_model_name_or_path == reward
-        assert config.critic_model_name_or_path == (reward if config.needs.critic else None)
-        assert config.reward_source == ("programs" if data == APPS else None)
+        assert config.rewards.reward_model_name_or_path == reward
+        assert config.models.critic_model_name_or_path == (reward if config.advantages.needs.critic else None)
+        assert config.rewards.reward_source == ("programs" if data == APPS else None)
         own = "" if variant in ("", "two_nodes") else f"-{variant}"
-        assert config.output_dir == str(models / f"ppo{own}")
+        assert config.output.output_dir == str(models / f"ppo{own}")
     else:
-        assert config.model_name_or_path == (model if step == "sft" else str(models / "sft"))
-        assert config.output_dir == str(models / step)
+        assert config.model.model_name_or_path == (model if step == "sft" else str(models / "sft"))
+        assert config.output.output_dir == str(models / step)
 
 
 @every_preset
@@ -267,6 +269,13 @@ def test_two_updates(step, name, inputs, sft, reward, tmp_path):
 
 def test_the_parser_is_chosen_by_variables():
     config = preset("ppo", "hh_gemma_2b_parsing").config
-    assert (config.termination_condition, config.parsing_cutoff, config.parser) == ("parsing", 5, "benepar")
+    assert (
+        config.termination.termination_condition,
+        config.termination.conditions["parsing"].parsing_cutoff,
+        config.termination.conditions["parsing"].parser,
+    ) == ("parsing", 5, "benepar")
     config = preset("ppo", "hh_gemma_2b_parsing", PARSER="chunker", PARSER_MODEL="a b").config
-    assert (config.parser, config.parser_model) == ("chunker", "a b")
+    assert (
+        config.termination.conditions["parsing"].parser,
+        config.termination.conditions["parsing"].parser_model,
+    ) == ("chunker", "a b")

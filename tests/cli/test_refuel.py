@@ -176,16 +176,20 @@ def test_the_published_settings(gpus, tmp_path):
     """They are written down here once more."""
     assert called(SCRIPT) == ("refuel", "llama_3_8b_it")
     config = preset("refuel", "llama_3_8b_it", processes=gpus, PROJ_PATH=str(tmp_path)).config
-    assert {name: getattr(config, name) for name in PUBLISHED} == PUBLISHED
+    assert {name: config.flat()[name] for name in PUBLISHED} == PUBLISHED
     assert config.plan_batches(gpus).global_batch == 128
-    assert config.total_iterations(500, 128) == 500 and config.cluster is None
-    assert config.data_path == [str(tmp_path / "data" / "refuel" / "llama-3-8b-it" / "pairs")]
+    assert config.total_iterations(500, 128) == 500 and config.pairs.cluster is None
+    assert config.data.data_path == [str(tmp_path / "data" / "refuel" / "llama-3-8b-it" / "pairs")]
 
 
 def test_variables_and_flags_win():
     config = preset("refuel", "llama_3_8b_it", ["--lr", "1e-6"], MODEL="mine", DATA="pairs", CLUSTER="h100").config
-    assert (config.model_name_or_path, config.data_path, config.cluster) == ("mine", ["pairs"], "h100")
-    assert config.learning_rate == 1e-6
+    assert (config.model.model_name_or_path, config.data.data_path, config.pairs.cluster) == (
+        "mine",
+        ["pairs"],
+        "h100",
+    )
+    assert config.model.learning_rate == 1e-6
 
 
 @pytest.mark.slow

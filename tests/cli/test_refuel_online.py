@@ -149,8 +149,8 @@ def test_the_training_script_has_the_published_settings(gpus):
     """Llama-3-8B-it on HH: 32 pairs a round whatever the number of GPUs; all else is as in flags.txt."""
     assert called(PRESET) == ("refuel-online", "hh_llama3_8b_online")
     config = preset("refuel-online", "hh_llama3_8b_online", ["--seed", "7"], gpus).config
-    defaults = config_of("online", f"--data_path {config.data_path[0]} --output_dir {config.output_dir}")
-    changed = {name: value for name, value in vars(config).items() if value != vars(defaults)[name]}
+    defaults = config_of("online", f"--data_path {config.data.data_path[0]} --output_dir {config.output.output_dir}")
+    changed = {name: value for name, value in config.flat().items() if value != defaults.flat()[name]}
     assert changed == {
         "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct",
         "reward_model_name_or_path": "sfairXC/FsfairX-LLaMA3-RM-v0.1",

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dschat.common.glossary import BEST, HEADLINES, METRICS, RUNS, metrics_of, page
-from dschat.config.rewards import METRIC_NAMES
 from dschat.reports.run_data import EVAL_NAMES
+from dschat.settings.rewards import METRIC_NAMES
 from dschat.trainers import alarms
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -85,7 +85,7 @@ def test_units_of_the_text(condition, text, expected, tmp_path):
     rollout = make_rollout([([5], ids), ([5], ids[:1])])
     whole = replace(trajectory_of([len(ids), 1], len(ids), 0), rollout=rollout)
     config = ppo_config(tmp_path, termination_condition=condition)
-    ends = TerminationCondition(config, tokenizer, tokenizer.eos_token_id, 0)(whole, 0).ends
+    ends = TerminationCondition(config.termination, tokenizer, tokenizer.eos_token_id, 0)(whole, 0).ends
     macro = segment(ends, rollout.response_mask)
     assert macro.lengths[0][macro.mask[0]].tolist() == [*(len(unit.encode()) for unit in expected), 1]
 
@@ -124,7 +124,9 @@ def test_a_users_own(tmp_path):
     config = ppo_config(tmp_path, termination_condition=write_condition(tmp_path, body))
     ends = condition_of(config, "tokenizer")(TRAJECTORY, 0).ends
     assert lengths_of(ends) == [[4, 3], [1], [4, 4, 4], []]
-    isolated = ppo_config(tmp_path, termination_condition=config.termination_condition, isolate_last_token=True)
+    isolated = ppo_config(
+        tmp_path, termination_condition=config.termination.termination_condition, isolate_last_token=True
+    )
     assert lengths_of(condition_of(isolated, "tokenizer")(TRAJECTORY, 0).ends) == [[4, 2, 1], [1], [4, 4, 3, 1], []]
 
 

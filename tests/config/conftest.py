@@ -43,7 +43,7 @@ FILES = {
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: None)  # vLLM is not installed
+    monkeypatch.setattr("dschat.settings.rollouts.find_spec", lambda name: None)  # vLLM is not installed
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     return tmp_path

@@ -3,10 +3,10 @@
 
 import pytest
 
-from dschat.config.batches import BatchPlan
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.errors import UserError
+from dschat.settings.batches import BatchPlan
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.supervised import RewardConfig, SFTConfig
 
 
 def _supervised(config_class, **sizes):

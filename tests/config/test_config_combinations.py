@@ -121,15 +121,15 @@ def test_macro_actions_that_nothing_reads_are_warned_of(flag, caplog):
 @pytest.mark.parametrize("source", ["--reward_function score.py:f", "--reward_source programs"])
 def test_other_sources_of_the_score_without_a_critic(source):
     config = config_of("ppo", source, RLOO)
-    assert not config.needs.critic and config.model_paths == ["a"]
+    assert not config.advantages.needs.critic and config.model_paths == ["a"]
 
 
 def test_a_critic_that_is_named_is_the_reward_model(caplog):
     config = config_of("ppo", "--critic_model_name_or_path c", RLOO)
-    assert (config.critic_model_name_or_path, config.reward_model_name_or_path) == (None, "c")
+    assert (config.models.critic_model_name_or_path, config.rewards.reward_model_name_or_path) == (None, "c")
     assert "--critic_model_name_or_path: --advantage_estimator rloo has no critic" in caplog.text
     config = config_of("ppo", "--critic_model_name_or_path c", SCORED)
-    assert (config.critic_model_name_or_path, config.reward_model_name_or_path) == (None, "r")
+    assert (config.models.critic_model_name_or_path, config.rewards.reward_model_name_or_path) == (None, "r")
 
 
 def test_macro_actions_that_change_nothing_are_said(caplog):
@@ -147,6 +147,6 @@ def test_flags_without_a_meaning_in_refuel_warn_once_and_say_why(caplog):
 
 def test_the_parsers_are_those_of_the_package():
     from constituent_treelib.parsing import NAMES
-    from dschat.config.macro_actions import PARSERS
+    from dschat.settings.conditions import PARSERS
 
     assert PARSERS == NAMES

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dschat.config.ppo import PPOConfig
-from dschat.config.rules import flags_on_resume
+from dschat.settings.flags import flags_on_resume
+from dschat.settings.ppo import PPOConfig
 from flag_cases import ACTOR, FAMILIES, config_of
 
 
@@ -29,12 +29,16 @@ def test_defaults_of_refuel_are_the_published_run():
     config = config_of("refuel")
     assert config.plan_batches(8).global_batch == 128
     assert config.total_iterations(per_epoch=499, size=128) == 500
-    assert (config.warmup_ratio, config.gradient_accumulation_steps, config.weight_decay) == (0.1, 16, 1e-6)
+    assert (
+        config.optimisation.warmup_ratio,
+        config.optimisation.gradient_accumulation_steps,
+        config.model.weight_decay,
+    ) == (0.1, 16, 1e-6)
 
 
 def test_what_follows_from_refuels_flags():
-    assert config_of("refuel", "--optimizer adam").weight_decay == 0
-    assert config_of("refuel", "--num_warmup_steps 3").warmup_ratio is None
+    assert config_of("refuel", "--optimizer adam").model.weight_decay == 0
+    assert config_of("refuel", "--num_warmup_steps 3").optimisation.warmup_ratio is None
     assert config_of("refuel", "--global_batch_size 6").plan_batches(2).accumulation == 3
     epochs = config_of("refuel", "--total_episodes 0 --num_train_epochs 3")
     assert epochs.total_iterations(per_epoch=7, size=10) == 21
@@ -48,19 +52,19 @@ def test_a_round_of_refuel_is_one_batch():
 
 def test_evaluations_of_refuel_are_counted_in_rounds():
     words = "--print_sample_output_freq 200"
-    assert config_of("online", words).eval_interval == 800
-    assert config_of("online", f"{words} --noptepochs 1").eval_interval == 200
+    assert config_of("online", words).output.eval_interval == 800
+    assert config_of("online", f"{words} --noptepochs 1").output.eval_interval == 200
 
 
 def test_values_that_follow_from_other_flags():
     config = config_of("ppo", "--bf16")
-    assert (config.dtype, config.reward_model_name_or_path) == ("bf16", "c")
-    assert config.tensorboard_path == "out/tensorboard"
-    assert config_of("ppo", "--bf16 --dtype bf16").dtype == "bf16"
+    assert (config.engine.dtype, config.rewards.reward_model_name_or_path) == ("bf16", "c")
+    assert config.output.tensorboard_path == "out/tensorboard"
+    assert config_of("ppo", "--bf16 --dtype bf16").engine.dtype == "bf16"
     base = {"data_path": ["a"], "output_dir": "o", "actor_model_name_or_path": "a"}
     config = PPOConfig(**base, zero_stage=2, lora_dim=8, critic_zero_stage=0, actor_lora_dim=4)
-    assert (config.actor_zero_stage, config.critic_zero_stage) == (2, 0)
-    assert (config.actor_lora_dim, config.critic_lora_dim) == (4, 8)
+    assert (config.memory.actor_zero_stage, config.memory.critic_zero_stage) == (2, 0)
+    assert (config.memory.actor_lora_dim, config.memory.critic_lora_dim) == (4, 8)
 
 
 @pytest.mark.parametrize(
@@ -75,23 +79,23 @@ def test_values_that_follow_from_other_flags():
 )
 def test_gradient_checkpointing_is_that_of_both_models_unless_one_has_its_own(flags, actor, critic):
     config = config_of("ppo", flags)
-    assert (config.actor_gradient_checkpointing, config.critic_gradient_checkpointing) == (actor, critic)
+    assert (config.memory.actor_gradient_checkpointing, config.memory.critic_gradient_checkpointing) == (actor, critic)
 
 
 def test_reward_function_needs_neither_critic_nor_reward_model():
     config = config_of("ppo", "--reward_function score.py:f", ACTOR)
-    assert (config.critic_model_name_or_path, config.reward_model_name_or_path) == (None, None)
+    assert (config.models.critic_model_name_or_path, config.rewards.reward_model_name_or_path) == (None, None)
 
 
 def test_ngram_is_a_number_or_infinite():
-    lengths = [config_of("ppo", f"--ngram {text}").ngram for text in ("1", "10", "inf")]
+    lengths = [config_of("ppo", f"--ngram {text}").termination.ngram for text in ("1", "10", "inf")]
     assert lengths == [1, 10, math.inf]
     assert isinstance(lengths[1], int)
 
 
 def test_metric_name_is_the_name_of_the_function():
-    assert config_of("ppo").metric_name is None
-    assert config_of("ppo", "--metric_function score.py:f").metric_name == "f"
+    assert config_of("ppo").rewards.metric_name is None
+    assert config_of("ppo", "--metric_function score.py:f").rewards.metric_name == "f"
 
 
 def test_warmup_updates():

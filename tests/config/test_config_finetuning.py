@@ -10,7 +10,7 @@ from flag_cases import config_of
 def test_what_a_mode_trains(step):
     def of(flags):
         config = config_of(step, flags)
-        return [config.finetuning(rank) for rank in config.lora_ranks]
+        return [config.finetuning.options(rank) for rank in config.lora_ranks]
 
     both = 2 if step == "ppo" else 1
     assert of("") == of("--finetune_mode all") == [(False, 0, None, None, 0.0)] * both
@@ -26,4 +26,4 @@ def test_one_model_of_step_3_with_adapters_leaves_the_other_whole():
 
 @pytest.mark.parametrize("step", ["sft", "reward", "dpo"])
 def test_dropout_in_steps_1_and_2(step):
-    assert config_of(step, "--lora_dim 4 --lora_dropout 0.1").finetuning(4)[-1] == 0.1
+    assert config_of(step, "--lora_dim 4 --lora_dropout 0.1").finetuning.options(4)[-1] == 0.1

@@ -2,20 +2,20 @@
 """The texts that a configuration gives: --help and the JSON copy."""
 
 import ast
-import dataclasses
 import json
 import math
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import dschat
-from dschat.config.parse import parse, to_json
-from dschat.config.parser import INERT_FLAGS
-from dschat.config.ppo import PPOConfig
+from dschat.settings.flags import flags_of, groups_of
+from dschat.settings.parse import parse, to_json
+from dschat.settings.parser import INERT_FLAGS
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.supervised import DPOFlags, RewardConfig, SFTConfig, SFTFlags
 from flag_cases import FAMILIES
 
 
@@ -23,7 +23,7 @@ def test_help_is_complete_and_loads_neither_torch_nor_deepspeed():
     names = [(config_class.__module__, config_class.__name__) for config_class in FAMILIES.values()]
     code = (
         "import importlib, sys\n"
-        "from dschat.config.parse import parse\n"
+        "from dschat.settings.parse import parse\n"
         f"for module, name in {names}:\n"
         "    print('HELP OF', name)\n"
         "    try: parse(getattr(importlib.import_module(module), name), ['--help'])\n"
@@ -36,7 +36,7 @@ def test_help_is_complete_and_loads_neither_torch_nor_deepspeed():
     _, *helps = done.stdout.split("HELP OF ")
     for config_class, text in zip(FAMILIES.values(), helps, strict=True):
         assert text.startswith(config_class.__name__)
-        for name in [*(field.name for field in dataclasses.fields(config_class)), *INERT_FLAGS]:
+        for name in [*flags_of(config_class), *INERT_FLAGS]:
             assert f"  --{name}" in text, name
         assert "None" not in text
         assert "--data-path" not in text  # each flag is listed once, by its documented name
@@ -60,26 +60,47 @@ def test_help_shows_sections_defaults_and_aliases(capsys):
         assert part in text, part
 
 
-def test_the_name_of_a_flag_is_declared_once():
-    """All other classes with a flag of the name take it from there (`like`), or inherit it."""
-    package = Path(dschat.__file__).parent
-    classes = [
-        node
-        for file in package.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text("utf-8")))
-        if isinstance(node, ast.ClassDef)
-    ]
-    declared = Counter(
-        field.target.id
-        for node in classes
-        for field in node.body
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(field.value, ast.Call)
-        and ast.unparse(field.value.func) == "flag"
-    )
-    assert len(declared) > 200
-    assert {name for name, times in declared.items() if times > 1} == set()
+def test_groups_inherit_nothing_and_no_class_has_two_bases():
+    """A group is held, not inherited, so that what a function reads is the group itself."""
+    for file in (Path(dschat.__file__).parent / "settings").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                assert len(node.bases) <= 1, f"{file.name}: {node.name}"
+    groups = {group.type for config_class in FAMILIES.values() for group in groups_of(config_class)}
+    assert len(groups) > 25
+    assert [group.__name__ for group in groups if group.__mro__[1:] != (object,)] == []
+
+
+def test_two_groups_of_a_command_cannot_have_a_flag_of_one_name():
+    class Twice(RewardConfig):
+        dpo: DPOFlags
+        sft: SFTFlags
+
+    with pytest.raises(TypeError, match="two groups have a flag label_smoothing"):
+        flags_of(Twice)
+
+
+def test_a_command_changes_only_flags_that_it_has():
+    class Typo(RewardConfig):
+        defaults = {"learning_rat": 1e-5}
+
+    with pytest.raises(TypeError, match="there is no flag learning_rat"):
+        flags_of(Typo)
+
+
+def test_a_configuration_made_in_code_takes_flags_alone():
+    with pytest.raises(TypeError, match="SFTConfig has no flag learning_rat"):
+        SFTConfig(learning_rat=1.0)
+    with pytest.raises(TypeError, match="output_dir"):
+        SFTConfig(data_path=["a"], model_name_or_path="m")
+
+
+def test_a_flag_is_set_in_its_group():
+    config = SFTConfig(data_path=["a"], output_dir="o", model_name_or_path="m")
+    config.optimisation.seed = 3
+    assert config.flat()["seed"] == 3
+    with pytest.raises(AttributeError, match="SFTConfig: set optimisation.seed"):
+        config.seed = 3
 
 
 def test_saved_json_holds_every_field_and_the_plan():
@@ -87,9 +108,9 @@ def test_saved_json_holds_every_field_and_the_plan():
     config = PPOConfig(**required, ngram=math.inf, generation_batches=4)
     content = json.loads(to_json(config, config.plan_batches(1)))
     plan = content.pop("batch_plan")
-    assert set(content) == {field.name for field in dataclasses.fields(PPOConfig)}
+    assert set(content) == flags_of(PPOConfig).keys()
     assert (content["ngram"], content["ngram_lengths"], content["clip_reward_value"]) == ("inf", [2, 3, 5, 10], None)
-    assert json.loads(to_json(dataclasses.replace(config, ngram=7), config.plan_batches(1)))["ngram"] == 7
+    assert json.loads(to_json(config.changed(ngram=7), config.plan_batches(1)))["ngram"] == 7
     assert plan == {
         "world_size": 1,
         "micro_batch": 16,

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from dschat.config.parse import parse, resolve
-from dschat.config.parser import INERT_FLAGS
-from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
+from dschat.settings.flags import flags_of
+from dschat.settings.parse import parse, resolve
+from dschat.settings.parser import INERT_FLAGS
+from dschat.settings.ppo import PPOConfig
 from flag_cases import FAMILIES, REQUIRED, config_of
 
 LINE = re.compile(r"([\w.]+): (.+) \(([a-z ]+)\)(?: \| (.*) \| (.*))?")
@@ -29,34 +30,34 @@ EXAMPLES = [key for key, (declared, _, _) in TABLE.items() if declared != "inert
 ALL_STEPS = pytest.mark.parametrize("step", FAMILIES)
 
 
-def declared(field) -> str:
+def declared(flag) -> str:
     """A flag's default and further spellings."""
-    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    shown = "required" if default is dataclasses.MISSING else repr(default)
-    return " ".join([shown, *field.metadata["aliases"]])
+    shown = "required" if flag.default is dataclasses.MISSING else repr(flag.default)
+    return " ".join([shown, *flag.aliases])
 
 
 @ALL_STEPS
 def test_the_table_of_flags_and_defaults(step):
-    fields = {field.name: declared(field) for field in dataclasses.fields(FAMILIES[step])}
-    fields |= dict.fromkeys([*INERT_FLAGS, *FAMILIES[step].own_inert_flags], "inert")
-    assert fields == {name: line[0] for (of, name), line in TABLE.items() if of == step}
-    assert all(len(field.metadata["help"]) > 10 for field in dataclasses.fields(FAMILIES[step]))
+    flags = flags_of(FAMILIES[step])
+    shown = {name: declared(flag) for name, flag in flags.items()}
+    shown |= dict.fromkeys([*INERT_FLAGS, *FAMILIES[step].own_inert_flags], "inert")
+    assert shown == {name: line[0] for (of, name), line in TABLE.items() if of == step}
+    assert all(len(flag.help) > 10 for flag in flags.values())
 
 
 @pytest.mark.parametrize(("step", "name"), EXAMPLES)
 def test_each_flag_sets_its_field_by_each_spelling(step, name, monkeypatch):
-    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: object())  # as if vLLM were installed
+    monkeypatch.setattr("dschat.settings.rollouts.find_spec", lambda name: object())  # as if vLLM were installed
     shown, words, value = TABLE[step, name]
     # A function stands in the place of the online form's reward model.
     required = REQUIRED[step][:-2] if (step, name) == ("online", "reward_function") else None
     for flag in [f"--{name}", *re.findall(r"--[\w.]+", shown)]:
-        assert repr(getattr(config_of(step, f"{flag} {words}", required), name)) == value, flag
+        assert repr(config_of(step, f"{flag} {words}", required).flat()[name]) == value, flag
 
 
 def test_other_spellings():
     config = config_of("ppo", "--kl-coef=0.3 --no-self-checks --local_rank=0")
-    assert (config.kl_coef, config.self_checks, config.local_rank) == (0.3, False, 0)
+    assert (config.kl.kl_coef, config.engine.self_checks, config.engine.local_rank) == (0.3, False, 0)
 
 
 @ALL_STEPS
@@ -104,7 +105,7 @@ def test_missing_flags_are_named(capsys):
 def test_arguments_come_from_the_process_by_default(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["main.py", *REQUIRED["sft"], "--seed", "7"])
     Path("main.args").write_text("--seed 8")  # only the command line counts
-    assert parse(FAMILIES["sft"]).seed == 7
+    assert parse(FAMILIES["sft"]).optimisation.seed == 7
 
 
 def test_none_takes_a_number_of_a_preset_away():
@@ -114,7 +115,7 @@ def test_none_takes_a_number_of_a_preset_away():
     with pytest.raises(UserError, match="--lam_alpha none takes that of a preset away"):
         resolve(PPOConfig, words, command="ppo", processes=8, environ=environ)
     config = resolve(PPOConfig, [*words, "--lam_alpha", "none"], command="ppo", processes=8, environ=environ).config
-    assert (config.lam, config.lam_alpha) == (0.99, None)
+    assert (config.estimator.lam, config.estimator.lam_alpha) == (0.99, None)
 
 
 def test_what_is_printed_is_checked(capsys):

@@ -3,9 +3,9 @@
 
 import pytest
 
-from dschat.config.batches import BatchPlan
-from dschat.config.presets import batch_sizes
 from dschat.errors import UserError
+from dschat.settings.batches import BatchPlan
+from dschat.settings.presets import batch_sizes
 from flag_cases import REQUIRED, SCORED, config_of
 
 

@@ -282,7 +282,7 @@ REFUSALS = [
         "ppo",
         "--termination_condition words",
         "--termination_condition words",
-        "fixed, randomized, parsing, ppl, sentence",
+        "fixed, randomized, parsing, ppl, surprise, sentence",
     ),
     ("ppo", "--parser stanford", "--parser stanford is unknown", "chunker, tree-sitter or module.py:function"),
     ("ppo", "--parser_device gpu", "--parser_device gpu", "cpu, cuda or cuda:0"),
@@ -377,7 +377,7 @@ def test_refusals(step, flags, words):
 )
 def test_names_bound_at_the_top_of_a_module_are_found_without_running_it(name):
     file = "star.py" if name == "by_a_star" else "score.py"
-    assert config_of("ppo", f"--metric_function {file}:{name}").metric_name == name
+    assert config_of("ppo", f"--metric_function {file}:{name}").rewards.metric_name == name
 
 
 def test_a_run_is_not_overwritten_unasked(tmp_path):
@@ -396,7 +396,7 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
     message = refusal("sft")
     assert "--output_dir out holds a run" in message
     assert "--overwrite_output_dir" in message
-    assert config_of("sft", "--overwrite_output_dir").overwrite_output_dir
+    assert config_of("sft", "--overwrite_output_dir").output.overwrite_output_dir
 
 
 @pytest.mark.parametrize("used", ["out", "out/actor", "out/models/step-2/actor"])

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """YAML that is no file of flags is refused with file, line and remedy; `~` and variables in paths of any origin."""
 
-import dataclasses
 import re
 from pathlib import Path
 
 import pytest
 
 from dschat.cli import COMMANDS
-from dschat.config.parse import resolve
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import SFTConfig
-from dschat.config.words import is_path
 from dschat.errors import UserError
 from dschat.quickstart.options import QuickstartOptions
+from dschat.settings.flags import flags_of
+from dschat.settings.parse import resolve
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.supervised import SFTConfig
+from dschat.settings.words import is_path
 from flag_cases import REQUIRED
 
 SFT = REQUIRED["sft"]
@@ -100,7 +100,7 @@ def test_a_required_flag_without_a_value(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="own.yaml:2: data_path has no value, and must have one"):
         settings_of("seed: 1\ndata_path:\n", ["--model_name_or_path", "m", "--output_dir", "o"])
-    assert settings_of("data_path: null\n").data_path
+    assert settings_of("data_path: null\n").data.data_path
 
 
 @pytest.mark.parametrize("flag", ["config", "deepspeed_config", "hostfile"])
@@ -122,21 +122,32 @@ def test_one_flag_by_two_names_in_a_file(tmp_path, monkeypatch):
         Path(f"{name}.yaml").write_text(text)
     Path("c.yaml").write_text("extends: b.yaml\nkl_coef: 0.3\n")
     found = resolve(PPOConfig, [*REQUIRED["ppo"], "--config", "c.yaml"], command="ppo")
-    assert (found.config.kl_coef, found.origins["kl_coef"]) == (0.3, "c.yaml:2")
+    assert (found.config.kl.kl_coef, found.origins["kl_coef"]) == (0.3, "c.yaml:2")
 
 
 def test_what_yaml_writes_in_its_own_way(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert settings_of("").seed == settings_of("# nothing\n").seed == 1234
+    assert settings_of("").optimisation.seed == settings_of("# nothing\n").optimisation.seed == 1234
     text = (
         "\ufeffseed: 010\nlearning_rate: 1e-6\nself_checks: off\nbf16: yes\nprompt_key: on\nchosen_key: 2026-11-26\n"
     )
     config = settings_of(text + "response_key: 12:30:00\nrejected_key: '--x'\nlora_module_name: [--q, -1]\n")
-    assert (config.seed, config.learning_rate, config.self_checks, config.bf16) == (10, 1e-6, False, True)
-    assert (config.prompt_key, config.chosen_key, config.response_key) == ("on", "2026-11-26", "12:30:00")
-    assert (config.rejected_key, config.lora_module_name) == ("--x", ["--q", "-1"])
+    assert (config.optimisation.seed, config.model.learning_rate, config.engine.self_checks, config.engine.bf16) == (
+        10,
+        1e-6,
+        False,
+        True,
+    )
+    assert (config.columns.prompt_key, config.columns.chosen_key, config.columns.response_key) == (
+        "on",
+        "2026-11-26",
+        "12:30:00",
+    )
+    assert (config.columns.rejected_key, config.finetuning.lora_module_name) == ("--x", ["--q", "-1"])
     Path("ppo.yaml").write_text("ngram: .inf\n")
-    assert resolve(PPOConfig, [*REQUIRED["ppo"], "--config", "ppo.yaml"], command="ppo").config.ngram == float("inf")
+    assert resolve(
+        PPOConfig, [*REQUIRED["ppo"], "--config", "ppo.yaml"], command="ppo"
+    ).config.termination.ngram == float("inf")
 
 
 @pytest.mark.parametrize("origin", ["file", "flag", "two words"])
@@ -170,7 +181,11 @@ def test_paths_wherever_they_are_written(written, path, origin, tmp_path, monkey
     else:
         words = ["--data_path", "rows", written, "--output_dir", written, "--model_name_or_path", written]
         config = resolve(SFTConfig, words).config
-    assert (config.data_path, config.output_dir, config.model_name_or_path) == (["rows", path], path, path)
+    assert (config.data.data_path, config.output.output_dir, config.model.model_name_or_path) == (
+        ["rows", path],
+        path,
+        path,
+    )
 
 
 def test_paths_of_other_kinds(tmp_path, monkeypatch):
@@ -183,11 +198,11 @@ def test_paths_of_other_kinds(tmp_path, monkeypatch):
     assert resolve(QuickstartOptions, ["--output_dir=~/q"]).config.output_dir == tmp_path / "home" / "q"
     Path("own.yaml").write_text("extends: ~/base.yaml\n")
     found = resolve(SFTConfig, [*SFT, "--config", "own.yaml"]).config
-    assert (found.seed, found.hostfile) == (7, str(tmp_path / "home" / "hosts"))
-    assert resolve(SFTConfig, [*SFT, "--config=$HOME/base.yaml"]).config.seed == 7
+    assert (found.optimisation.seed, found.launch.hostfile) == (7, str(tmp_path / "home" / "hosts"))
+    assert resolve(SFTConfig, [*SFT, "--config=$HOME/base.yaml"]).config.optimisation.seed == 7
     environ = {"PROJ_PATH": "~/p", "HOME": str(tmp_path / "home")}
     preset = resolve(SFTConfig, ["--config", "tldr_gemma_2b"], command="sft", processes=8, environ=environ).config
-    assert preset.output_dir == str(tmp_path / "home" / "p" / "models" / "tldr-gemma-2b" / "sft")
+    assert preset.output.output_dir == str(tmp_path / "home" / "p" / "models" / "tldr-gemma-2b" / "sft")
     with pytest.raises(UserError, match=r"--output_dir: the variable NO_SUCH is not set; .*\$\$ for a literal \$"):
         resolve(SFTConfig, [*SFT, "--output_dir=$NO_SUCH/x"])
 
@@ -199,6 +214,6 @@ def test_every_path_is_known_as_one():
     exempt = {"name", "dataset", "margin_key", "termination_condition", "parser"}
     for command in COMMANDS.values():
         flags = command.flags_class()
-        for one in dataclasses.fields(flags):
-            if "str" in str(one.type) and speaks.search(one.metadata["help"]) and one.name not in exempt:
-                assert is_path(flags, one.name), (command.summary, one.name)
+        for name, flag in flags_of(flags).items():
+            if "str" in str(flag.type) and speaks.search(flag.help) and name not in exempt:
+                assert is_path(flags, name), (command.summary, name)

@@ -7,10 +7,10 @@ import pytest
 
 from cli_runs import ROOT
 from dschat.cli import COMMANDS, main
-from dschat.config.other_names import OTHER_COMMANDS, OTHER_NAMES, page
-from dschat.config.parse import resolve
-from dschat.config.parser import FlagParser
 from dschat.errors import UserError
+from dschat.settings.other_names import OTHER_COMMANDS, OTHER_NAMES, page
+from dschat.settings.parse import resolve
+from dschat.settings.parser import FlagParser
 from flag_cases import FAMILIES, REQUIRED, config_of, refusal
 
 AXOLOTL = """\
@@ -96,8 +96,8 @@ def test_no_tracker(step):
 
 
 def test_the_page_has_the_table():
-    """Made anew by `python -m dschat.config.other_names`, between the lines that say so."""
+    """Made anew by `python -m dschat.settings.other_names`, between the lines that say so."""
     text = (ROOT / "docs" / "coming-from-trl.md").read_text("utf-8")
-    begin, end = "<!-- made by python -m dschat.config.other_names -->\n\n", "\n<!-- end -->"
+    begin, end = "<!-- made by python -m dschat.settings.other_names -->\n\n", "\n<!-- end -->"
     assert text.partition(begin)[2].partition(end)[0] == page()
     assert "coming-from-trl.md" in Path(ROOT / "mkdocs.yml").read_text("utf-8")

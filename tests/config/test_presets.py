@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dschat.config.parse import resolve, to_yaml
-from dschat.config.ppo import PPOConfig
-from dschat.config.presets import batch_sizes, find_preset, preset_names, variables
-from dschat.config.supervised import SFTConfig
 from dschat.data.options import PrepareOptions
 from dschat.errors import UserError
+from dschat.settings.parse import resolve, to_yaml
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.presets import batch_sizes, find_preset, preset_names, variables
+from dschat.settings.supervised import SFTConfig
 from flag_cases import FAMILIES, REQUIRED, config_of
 from script_runs import preset
 
@@ -35,8 +35,17 @@ def test_flags_win_over_the_file_and_that_over_what_it_extends(monkeypatch):
     words = [*REQUIRED["ppo"][2:], "--gamma", "0.9", "--config", file]
     found = resolve(PPOConfig, words, command="ppo")
     config = found.config
-    assert (config.seed, config.kl_coef, config.ngram, config.gamma) == (5, 0.2, 7, 0.9)
-    assert (config.decode_graphs, config.actor_learning_rate, config.data_path) == ("on", 1e-5, ["a", "b"])
+    assert (config.optimisation.seed, config.kl.kl_coef, config.termination.ngram, config.estimator.gamma) == (
+        5,
+        0.2,
+        7,
+        0.9,
+    )
+    assert (config.sampling.decode_graphs, config.optimizers.actor_learning_rate, config.data.data_path) == (
+        "on",
+        1e-5,
+        ["a", "b"],
+    )
     names = ("seed", "kl_coef", "ngram", "gamma", "data_path", "num_gpus")
     places = ["base.yaml:1", "base.yaml:2", "own.yaml:2", "--gamma", "own.yaml:4", "$NUM_GPUS"]
     assert [found.origins[name] for name in names] == places and "lam" not in found.origins
@@ -77,7 +86,11 @@ def test_variables_stand_in_values(monkeypatch):
     monkeypatch.setenv("EMPTY", "")
     file = write("v.yaml", "data_path: ['${ROWS}/a', b]\nseed: ${SEED:-7}\nlora_alpha: ${EMPTY:-}\n")
     config = resolve(SFTConfig, [*REQUIRED["sft"][2:], "--config", file], command="sft").config
-    assert (config.data_path, config.seed, config.lora_alpha) == (["/data/a", "b"], 7, None)
+    assert (config.data.data_path, config.optimisation.seed, config.finetuning.lora_alpha) == (
+        ["/data/a", "b"],
+        7,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +130,7 @@ def test_the_file_of_a_run_says_all_of_its_flags(step):
         with pytest.raises(UserError, match="empty.yaml:1: argument --ngram_lengths"):
             resolve(FAMILIES[step], ["--config", empty], command=step, runs_here=False)
     moved = resolve(FAMILIES[step], ["--config", file, "--output_dir", "new"], command=step, runs_here=False).config
-    assert moved.tensorboard_path == "new/tensorboard"
+    assert moved.output.tensorboard_path == "new/tensorboard"
 
 
 @pytest.mark.parametrize(
@@ -149,12 +162,12 @@ def test_the_steps_of_one_data_set_find_each_other():
     run = "/p/models/rows-gemma-2b"
     sft = preset("sft", "tldr_gemma_2b", **given).config
     reward = preset("reward", "tldr_gemma_2b", **given).config
-    assert (sft.model_name_or_path, sft.output_dir) == ("google/gemma-2b", f"{run}/sft")
-    assert (reward.model_name_or_path, reward.output_dir) == (f"{run}/sft", f"{run}/reward")
+    assert (sft.model.model_name_or_path, sft.output.output_dir) == ("google/gemma-2b", f"{run}/sft")
+    assert (reward.model.model_name_or_path, reward.output.output_dir) == (f"{run}/sft", f"{run}/reward")
     for variant in ("vanilla", "ppl", "randomized", "rloo", "grpo", "gspo", "vapo"):
         ppo = preset("ppo", f"tldr_gemma_2b_{variant}", **given).config
-        assert ppo.actor_model_name_or_path == f"{run}/sft" and ppo.output_dir == f"{run}/ppo-{variant}"
-        assert ppo.reward_model_name_or_path == f"{run}/reward"
+        assert ppo.models.actor_model_name_or_path == f"{run}/sft" and ppo.output.output_dir == f"{run}/ppo-{variant}"
+        assert ppo.rewards.reward_model_name_or_path == f"{run}/reward"
 
 
 def test_presets_are_found_by_name():
@@ -177,7 +190,7 @@ def test_a_rollout_is_the_batch_of_one_update(gpus, flags, expected):
     """However many GPUs there are and however many prompts each generates at once."""
     config = preset("ppo", "tldr_gemma_2b", flags.split(), gpus).config
     rollout = config.plan_batches(gpus).rollout_per_rank * gpus
-    assert (config.per_device_generation_batch_size, config.generation_batches, rollout) == expected
+    assert (config.sampling.per_device_generation_batch_size, config.rollouts.generation_batches, rollout) == expected
 
 
 def test_another_global_batch_for_another_number_of_gpus():
@@ -211,4 +224,4 @@ def test_a_batch_that_is_none_is_refused_by_its_own_rule(flag, value):
 def test_a_file_may_take_the_batch_of_a_preset_back():
     file = write("own.yaml", "extends: tldr_gemma_2b\nglobal_batch_size: null\n")
     config = preset("sft", file, processes=2).config
-    assert config.global_batch_size is None and config.learning_rate == 5e-5
+    assert config.optimisation.global_batch_size is None and config.model.learning_rate == 5e-5

@@ -5,19 +5,19 @@ processes, and what the config.yaml of a run says.
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dschat.cli import COMMANDS
-from dschat.config.files import ConfigFile, read_file
-from dschat.config.parse import _merge, as_yaml, resolve, to_yaml
-from dschat.config.parser import FlagParser
-from dschat.config.words import as_words, default_value, kind_of, notes_of
+from dschat.settings.files import ConfigFile, read_file
+from dschat.settings.flags import Flag, flags_of
+from dschat.settings.parse import _merge, as_yaml, resolve, to_yaml
+from dschat.settings.parser import FlagParser
+from dschat.settings.words import as_words, kind_of
 from flag_cases import FAMILIES, REQUIRED, config_of
 
 NASTY = [
@@ -84,10 +84,10 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
-def values_of(one: Any, hint: Any) -> st.SearchStrategy[Any]:
-    """Values that a command line can give a field."""
-    kind, several, convert = kind_of(hint)
-    choices = one.metadata.get("choices") or (get_args(kind) if get_origin(kind) is Literal else ())
+def values_of(flag: Flag) -> st.SearchStrategy[Any]:
+    """Values that a command line can give a flag."""
+    kind, several, convert = kind_of(flag.type)
+    choices = flag.options.get("choices") or (get_args(kind) if get_origin(kind) is Literal else ())
     if choices:
         values = st.sampled_from([convert(str(choice)) for choice in choices])
     elif kind in PLAIN and convert is kind or kind is bool:
@@ -96,22 +96,21 @@ def values_of(one: Any, hint: Any) -> st.SearchStrategy[Any]:
         values = st.sampled_from(["1", "7", "none"] if convert.__name__ == kind.__name__ else ["1", "7"]).map(convert)
     else:
         values = TEXTS.map(convert)
-    if notes_of(one).path and default_value(one) is None:
+    if flag.path and flag.default is None:
         values = values.filter(bool)  # a path may be left out, and not be empty
     if several:
-        empty = one.metadata.get("nargs") == "*" or default_value(one) == []
+        empty = flag.options.get("nargs") == "*" or flag.default == []
         return st.lists(values, min_size=0 if empty else 1, max_size=4)
     return values
 
 
 def all_values(flags: type, positional: bool) -> st.SearchStrategy[dict[str, Any]]:
     """Some of the flags of a command, each with a value."""
-    hints = get_type_hints(flags, include_extras=True)
-    own = [one for one in fields(flags) if positional or not notes_of(one).positional]
-    values = {one.name: values_of(one, hints[one.name]) for one in own}
+    own = [flag for flag in flags_of(flags).values() if positional or not flag.positional]
+    values = {flag.name: values_of(flag) for flag in own}
     if not values:
         return st.just({})
-    required = {one.name for one in own if notes_of(one).positional}
+    required = {flag.name for flag in own if flag.positional}
     for name in required:  # two dashes alone are what ends the flags
         values[name] = values[name].filter(lambda value: value != "--")
     names = st.sets(st.sampled_from(sorted(values)), min_size=1, max_size=6)
@@ -120,13 +119,13 @@ def all_values(flags: type, positional: bool) -> st.SearchStrategy[dict[str, Any
 
 def comparable(flags: type, values: dict[str, Any]) -> dict[str, Any]:
     """Lists as lists, and without what says None where that is the default: it need not be said."""
-    unset = {one.name for one in fields(flags) if default_value(one) is None}
+    unset = {name for name, flag in flags_of(flags).items() if flag.default is None}
     given_values = {name: value for name, value in values.items() if not (value is None and name in unset)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given_values.items()}
 
 
 def takes_bare_words(flags: type) -> bool:
-    return any(notes_of(one).positional for one in fields(flags)) or hasattr(flags, "rest")
+    return any(flag.positional for flag in flags_of(flags).values()) or hasattr(flags, "rest")
 
 
 def checked(flags: type, values: st.SearchStrategy[dict[str, Any]], check: Callable[[dict[str, Any]], None]) -> None:
@@ -137,7 +136,9 @@ def checked(flags: type, values: st.SearchStrategy[dict[str, Any]], check: Calla
 def test_a_command_line_says_any_values(command):
     flags = COMMANDS[command].flags_class()
     # Beside words without dashes a flag has no value: one that is off by default is off when it is not given.
-    off = {one.name for one in fields(flags) if default_value(one) is False} if takes_bare_words(flags) else set()
+    off = (
+        {name for name, flag in flags_of(flags).items() if flag.default is False} if takes_bare_words(flags) else set()
+    )
 
     parser = FlagParser(flags)
 
@@ -174,7 +175,7 @@ def test_the_words_for_a_launchers_processes(step, tmp_path, monkeypatch):
         ["--end_of_conversation_token=<|im_end|>", "--no_self_checks", "--chosen_key=--x", "--prompt_key= "],
     ):
         config = config_of(step, flags)
-        config.data_path = odd if flags else config.data_path
+        config.data.data_path = odd if flags else config.data.data_path
         Path("config.yaml").write_text(to_yaml(config), encoding="utf-8")
         told = resolve(FAMILIES[step], ["--config", "config.yaml"], runs_here=False)
         assert told.config == config and "--report_to" in told.words()
@@ -184,6 +185,6 @@ def test_the_words_for_a_launchers_processes(step, tmp_path, monkeypatch):
 def test_a_default_that_a_file_takes_back():
     """64000 pairs unless a file says otherwise: none is no number of pairs, and not the default."""
     config = config_of("refuel", "--total_episodes none")
-    assert config.total_episodes is None and "total_episodes: none\n" in to_yaml(config)
+    assert config.regression.total_episodes is None and "total_episodes: none\n" in to_yaml(config)
     told = resolve(FAMILIES["refuel"], [*REQUIRED["refuel"], "--total_episodes", "none"])
     assert resolve(FAMILIES["refuel"], told.words()).config == told.config

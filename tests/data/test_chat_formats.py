@@ -9,11 +9,12 @@ import pytest
 from cli_runs import write_jsonl
 from data_cases import error_of
 from dschat.data.formats import format_of, parse_row, unread_columns
-from dschat.data.rows import DataKeys, Row
+from dschat.data.rows import Row
 from dschat.data.sources import load_source
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
-KEYS = DataKeys()
+KEYS = ColumnFlags()
 
 
 def spoken(*pairs: tuple[str, str]) -> list[dict[str, str]]:
@@ -26,7 +27,7 @@ def messages(*pairs: tuple[str, str]) -> list[dict[str, str]]:
     return [{"role": role, "content": text} for role, text in pairs]
 
 
-def parsed(raw: dict[str, Any], keys: DataKeys = KEYS) -> Row:
+def parsed(raw: dict[str, Any], keys: ColumnFlags = KEYS) -> Row:
     row = parse_row(raw, keys, "rows:1")
     assert row is not None and row.extra == raw, "reward functions get the row as it was read"
     return row
@@ -233,7 +234,7 @@ def test_alpaca_is_read_as_a_conversation(raw, said, responses) -> None:
         ({"prompt": "p", "instruction": "i", "output": "o"}, KEYS, ("p", None)),
         (
             {"instruction": "i", "input": "x", "output": "o"},
-            DataKeys(prompt="instruction", response="output"),
+            ColumnFlags(prompt_key="instruction", response_key="output"),
             ("i", "o"),
         ),
         ({"prompt": "p", "response": "r", "conversations": spoken(("human", "h"))}, KEYS, ("p", "r")),

@@ -14,8 +14,8 @@ from data_cases import word_tokenizer
 from data_fixtures import write_set
 from dschat.data.check import bin_width, check_report, describe_columns, summary, text_histogram
 from dschat.data.preview import Settings, preview_report
-from dschat.data.rows import DataKeys
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_check_counts_skipped_rows(tmp_path):
 
 def test_check_of_conversations(tmp_path):
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    report = check(write(tmp_path / "rows.jsonl", [{"talk": talk}] * 40), keys=DataKeys(messages="talk"))
+    report = check(write(tmp_path / "rows.jsonl", [{"talk": talk}] * 40), keys=ColumnFlags(messages_key="talk"))
     assert "format     conversation: 40" in report and "responses  one: 40" in report
     assert "1 different ones in 38 training rows, 1 in 2 evaluation rows" in report
     assert "talk[].role     text 80" in report

@@ -17,6 +17,7 @@ from data_cases import error_of
 from data_fixtures import BIG, EVAL_SPLITS, make_rows, write_rows
 from dschat.data import hub as registry
 from dschat.data.sources import load_share, load_source
+from dschat.settings.supervised import RewardConfig
 
 
 @pytest.fixture(autouse=True)
@@ -102,10 +103,7 @@ def test_another_set_is_loaded_plainly(hub):
 
 def test_a_share_records_the_data_set(hub, small_sets):
     hub.answer = answer_for("hh")
-    keys = {f"{name}_key": name for name in ("prompt", "chosen", "rejected", "response", "messages")}
-    config = SimpleNamespace(
-        data_path=["hh"], data_split="2,4,4", step=2, seed=1234, apply_chat_template=False, **keys
-    )
+    config = RewardConfig(data_path=["hh"], data_split="2,4,4", output_dir="out", model_name_or_path="m")
     share = load_share(config)
     assert share.files == () and (len(share.train), len(share.eval)) == (5, 2)
     (described,) = json.loads(json.dumps(share.sources))

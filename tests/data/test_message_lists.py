@@ -11,9 +11,9 @@ from dialogue_cases import bot, dialogue, user
 from dschat.data.check import check_report
 from dschat.data.examples import pair_examples, preference_examples, prompt_examples, sft_examples
 from dschat.data.preview import Settings, preview_report
-from dschat.data.rows import DataKeys
 from dschat.data.sources import load_source
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 from factories import make_tokenizer
 
 EOS = 2
@@ -74,11 +74,11 @@ def test_a_prompt_alone(tmp_path):
 
 
 def test_renamed_columns(tmp_path):
-    keys = DataKeys(prompt="ask", chosen="good", rejected="bad")
+    keys = ColumnFlags(prompt_key="ask", chosen_key="good", rejected_key="bad")
     assert read(tmp_path, {"ask": TALK, "good": [bot("yes")], "bad": [bot("no")]}, keys) == (None, TALK, "yes", "no")
     # a prompt that says something else is passed over with a name that no column has
     row = {"prompt": "elsewhere", "chosen": [*TALK, bot("yes")], "rejected": [*TALK, bot("no")]}
-    assert read(tmp_path, row, DataKeys(prompt="none")) == (None, TALK, "yes", "no")
+    assert read(tmp_path, row, ColumnFlags(prompt_key="none")) == (None, TALK, "yes", "no")
 
 
 def test_parquet_with_empty_columns(tmp_path):
@@ -97,7 +97,12 @@ def test_completion_is_the_response_where_there_is_none(tmp_path):
     assert read(tmp_path, {"prompt": "Q", "response": None, "completion": "A"}) == ("Q", None, "A", None)
     assert read(tmp_path, {"prompt": "Q", "response": "R", "completion": "A"}) == ("Q", None, "R", None)
     assert read(tmp_path, {"prompt": "Q", "chosen": "C", "completion": "A"}) == ("Q", None, "C", None)
-    assert read(tmp_path, {"prompt": "Q", "completion": "A"}, DataKeys(response="answer")) == ("Q", None, None, None)
+    assert read(tmp_path, {"prompt": "Q", "completion": "A"}, ColumnFlags(response_key="answer")) == (
+        "Q",
+        None,
+        None,
+        None,
+    )
     with pytest.raises(UserError, match="rows.jsonl:1: column 'completion' must be text, .* --response_key"):
         read(tmp_path, {"prompt": "Q", "completion": 3})
 

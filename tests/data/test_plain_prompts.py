@@ -13,8 +13,9 @@ from data_cases import look_at_data as main
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.data.formats import parse_row
 from dschat.data.plain_prompts import plain_prompt_note
-from dschat.data.rows import DataKeys
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
+from dschat.settings.ppo import PPOConfig
 from factories import make_tokenizer
 
 CHATML = (
@@ -82,7 +83,7 @@ def test_the_flag_needs_a_template() -> None:
 
 
 def test_the_flag_makes_messages_of_every_format_of_texts() -> None:
-    keys = DataKeys(apply_chat_template=True)
+    keys = ColumnFlags(apply_chat_template=True)
     tldr = {"info": {"post": "P", "subreddit": "s"}, "summaries": [{"text": "a"}, {"text": "b"}], "choice": 1}
     for raw, text in (
         ({"prompt": "q", "chosen": "b", "rejected": "a"}, "q"),
@@ -92,7 +93,7 @@ def test_the_flag_makes_messages_of_every_format_of_texts() -> None:
         assert row is not None and row.prompt is None
         assert row.messages == [{"role": "user", "content": text}] and (row.chosen, row.rejected) == ("b", "a")
     talk = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
-    assert parse_row(talk, keys, "rows:1") == parse_row(talk, DataKeys(), "rows:1")
+    assert parse_row(talk, keys, "rows:1") == parse_row(talk, ColumnFlags(), "rows:1")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,8 +172,7 @@ def test_problems_of_programs_are_said_too(tmp_path, caplog) -> None:
     rows = [{"question": f"q{i}", "solutions": "", "input_output": tests} for i in range(60)]
     file = write_jsonl(tmp_path / "rows.jsonl", rows)
     make = data_cases.make_of(PromptExample, chat_tokenizer(), 100)
-    flags = flags_of(file, step=3, data_split="0,0,1")
-    flags.drop_unsolvable = False
-    flags.program_block = "last"
-    load_problems(flags, make, no_pool, lambda rows: None)
+    names = {"actor_model_name_or_path": "a", "output_dir": "out"}
+    config = PPOConfig(data_path=[str(file)], data_split="0,0,1", **names)
+    load_problems(config, make, no_pool, lambda rows: None)
     assert caplog.text.count("are plain text") == 1

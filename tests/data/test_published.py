@@ -8,11 +8,11 @@ import pytest
 from data_fixtures import BIG, apps_row, hh_row, tldr_row, webgpt_row, write_set
 from dschat.data.examples import prompt_examples, sft_examples
 from dschat.data.formats import format_of, parse_row, without_citations
-from dschat.data.rows import DataKeys
 from dschat.data.sources import load_source
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
-KEYS = DataKeys()
+KEYS = ColumnFlags()
 SUMMARIES = [{"text": " first ", "policy": "a", "note": None}, {"text": "second", "policy": "b", "note": None}]
 
 
@@ -203,5 +203,5 @@ def test_formats():
     published = ["TL;DR comparison", "WebGPT comparison", "APPS problem"]
     found = [format_of(row, KEYS) for row in rows]
     assert found == [*published, "prompt and responses", "conversation", "conversation"]
-    keys = DataKeys(prompt="q", response="a")
+    keys = ColumnFlags(prompt_key="q", response_key="a")
     assert format_of({"q": "a", "a": "b", "messages": []}, keys) == "prompt and responses"

@@ -14,7 +14,6 @@ from pyarrow import parquet
 
 from cli_runs import write_jsonl as write
 from data_cases import error_of, flags_of
-from dschat.data.rows import DataKeys
 from dschat.data.sources import (
     is_published,
     load_share,
@@ -26,6 +25,7 @@ from dschat.data.sources import (
     split_part,
 )
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
 PAIR = {"prompt": "Q", "chosen": " a", "rejected": " b"}
 
@@ -58,7 +58,7 @@ def test_response_and_prompt_only(tmp_path):
 
 
 def test_renamed_columns(tmp_path):
-    keys = DataKeys(prompt="q", chosen="good", rejected="bad", response="a", messages="talk")
+    keys = ColumnFlags(prompt_key="q", chosen_key="good", rejected_key="bad", response_key="a", messages_key="talk")
     row = only_row(tmp_path, {"q": "Q", "good": "A", "bad": "B"}, keys)
     assert (row.prompt, row.chosen, row.rejected) == ("Q", "A", "B")
     assert only_row(tmp_path, {"q": "Q", "a": "A"}, keys).chosen == "A"
@@ -164,7 +164,7 @@ def test_json_lines_called_json_and_line_numbers(tmp_path):
 
 
 def test_absent_path(tmp_path):
-    message = error_of(tmp_path / "no.jsonl", DataKeys(prompt="q"))
+    message = error_of(tmp_path / "no.jsonl", ColumnFlags(prompt_key="q"))
     assert "--data_path" in message and "no.jsonl" in message and "no such file" in message
     assert "train*.jsonl" in message and "columns q, chosen, rejected" in message
     for name in ("tldr", "hh", "webgpt", "apps"):

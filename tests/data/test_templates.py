@@ -34,11 +34,11 @@ from dschat.data.examples import (
     sft_examples,
 )
 from dschat.data.preview import Settings, preview_report
-from dschat.data.rows import DataKeys
 from dschat.data.sources import load_share, load_source
 from dschat.data.template_notes import template_notes, warn_of_dialogues, warn_of_template
 from dschat.data.tokenised import row_of, row_text
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
 EOS = 2
 TALK = dialogue("Who?", "me.", "And why?", "so it is.")
@@ -416,7 +416,7 @@ def test_turns_of_weight_0_are_not_trained_on(tmp_path):
 @pytest.mark.parametrize("column", ["input", "context", "history"])
 def test_a_column_that_belongs_to_an_instruction_is_a_warning_where_it_is_left_out(column, tmp_path, caplog):
     """With --prompt_key instruction an Alpaca row's input is read by nobody."""
-    keys = DataKeys(prompt="instruction", response="output")
+    keys = ColumnFlags(prompt_key="instruction", response_key="output")
     row = {"instruction": "Sum up.", column: "A long text.", "output": "Short.", "id": 7}
     warn_of_template(byte_tokenizer("chatml"), read(tmp_path, row, keys=keys), EOS, keys)
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -456,7 +456,7 @@ def test_every_step_names_it_once(kind, tmp_path, caplog):
     flags = flags_of(write_jsonl(tmp_path / "rows.jsonl", [row] * 20))
     tokenizer = byte_tokenizer("zephyr")
     loader = loader_of(kind, flags, 999, tokenizer=tokenizer)
-    loader._validate = partial(warn_of_template, tokenizer, end_id=EOS, keys=DataKeys())
+    loader._validate = partial(warn_of_template, tokenizer, end_id=EOS, keys=ColumnFlags())
     with caplog.at_level(logging.INFO, logger="dschat"):
         loader.read(show=True)
     count = len(load_share(flags).train)
@@ -476,7 +476,7 @@ def test_columns_that_rows_of_texts_do_not_read(tmp_path, caplog):
 
 def test_dialogues_that_are_played_again_say_what_they_leave_out(tmp_path, caplog):
     rows = read(tmp_path, {"messages": [user("a") | {"name": "Ann"}, bot("b")], "tools": [TOOL]})
-    warn_of_dialogues(byte_tokenizer("qwen-2.5"), rows, DataKeys())
+    warn_of_dialogues(byte_tokenizer("qwen-2.5"), rows, ColumnFlags())
     assert "leave out: column 'tools': 1, 'name' of earlier user messages: 1" in caplog.text
 
 

@@ -7,13 +7,13 @@ import pytest
 
 from closeness import near
 from demo_cases import PROMPT, QUESTION, ids_of, make_session, save_endless, save_reward, save_taught, text_tokenizer
-from dschat.config.parse import parse
 from dschat.demo.actions import Stops, answer_html, status_html, summary_html, text_html
 from dschat.demo.options import ChatOptions, DemoOptions, SummaryOptions
 from dschat.demo.session import Chat, SamplingChoice, ShownAnswer, chat_prompt, summary_prompt
 from dschat.errors import UserError
 from dschat.quickstart.synthetic_dialogues import CHAT_TEMPLATE
 from dschat.reports.macro_actions import MacroToken
+from dschat.settings.parse import parse
 from factories import hf_logprobs, hf_score
 
 GREEDY = SamplingChoice(do_sample=False, max_new_tokens=20)
@@ -133,12 +133,16 @@ def test_the_flags_of_macro_actions_are_those_of_step_3():
         ["chat", "--model", "m", "--termination_condition", "ppl", "--ppl_mode", "token", "--isolate_last_token"]
     )
     termination = options.termination
-    assert (options.task, options.model, options.host, options.sides) == ("chat", "m", "127.0.0.1", 1)
-    assert (termination.termination_condition, termination.ppl_mode) == ("ppl", "token")
+    assert (options.task, options.demo.model, options.demo.host, options.demo.sides) == ("chat", "m", "127.0.0.1", 1)
+    assert (termination.termination_condition, termination.conditions["ppl"].ppl_mode) == ("ppl", "token")
     assert termination.isolate_last_token and termination.ngram == 5
     options = parse_options(["summary", "--other", "o", "--ngram", "inf", "--ngram_lengths", "2", "4"])
     termination = options.termination
-    assert options.sides == 2 and termination.ngram == float("inf") and termination.ngram_lengths == [2, 4]
+    assert (
+        options.demo.sides == 2
+        and termination.ngram == float("inf")
+        and termination.conditions["randomized"].ngram_lengths == [2, 4]
+    )
 
 
 @pytest.mark.parametrize("mode", ["token", "prefix"])

@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.builders.engines import RunPlan
 from dschat.builders.ppo import build_ppo_models
-from dschat.config.ppo import PPOConfig
 from dschat.engine.engine import AdaptersOff
 from dschat.errors import UserError
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
+from dschat.settings.ppo import PPOConfig
 from factories import (
     engine_of,
     hf_logprobs,

@@ -12,14 +12,14 @@ import torch
 from transformers import GemmaConfig
 
 from cli_runs import STEPS
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import SFTConfig
 from dschat.errors import UserError
 from dschat.models.tiny import make_model
 from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
 from dschat.quickstart.synthetic import make_rows, row_texts
 from dschat.run import preflight as looks
 from dschat.run.preflight import ProcessReport, check_reports, preflight
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.supervised import SFTConfig
 from launches import launch
 
 FOLDER = Path("runs/ppo")
@@ -184,8 +184,8 @@ sys.argv = [sys.argv[0], "--data_path", "unused", "--model_name_or_path", "unuse
 def train(config, stage):
     raise AssertionError("went on")
 
-from dschat.config.supervised import SFTConfig
-from dschat.config.parse import parse
+from dschat.settings.supervised import SFTConfig
+from dschat.settings.parse import parse
 from dschat.main import run_main
 from dschat.run import preflight
 

@@ -26,8 +26,8 @@ STOPPED = f"{MOMENTS['learning']}|{signal.SIGSTOP.value}"
 LIGHT = """
 import os, signal, sys
 import torch
-from dschat.config.supervised import SFTConfig
-from dschat.config.parse import parse
+from dschat.settings.supervised import SFTConfig
+from dschat.settings.parse import parse
 from dschat.main import run_main
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.state import Progress

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from cli_runs import read_jsonl
-from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.zero3 import placement_of
 from dschat.models.compiled import compile_layers
@@ -19,6 +18,7 @@ from dschat.rollouts.generate import ContinuousEngine, generate, sample
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import StaticDecoder
 from dschat.scoring.function import FunctionScores
+from dschat.settings.batches import plan_batches
 from dschat.trainers.ppo_models import PPOModels
 from factories import (
     KINDS,

@@ -9,11 +9,11 @@ import pytest
 
 from cli_runs import ROOT, arguments, read_jsonl, run_command
 from closeness import near
-from dschat.config.parse import parse as parse_flags
 from dschat.errors import UserError
 from dschat.inference import prompts, scored
 from dschat.inference.options import BestOfOptions
 from dschat.inference.scored import run_best_of_n, run_inference
+from dschat.settings.parse import parse as parse_flags
 from kills import kill_when, rows_kept
 
 SHORT = {"best_of": (2, 3), "temperatures": (0.5, 1.2), "single_temperatures": (0.0, 0.5), "num_samples": 7}

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from cli_runs import ROOT, message_of, run_command
-from dschat.config.parse import parse as parse_flags
-from dschat.data.rows import DataKeys
 from dschat.errors import UserError
 from dschat.inference.options import (
     BestOfOptions,
@@ -22,6 +20,8 @@ from dschat.inference.options import (
 from dschat.inference.policy import choose_device
 from dschat.inference.refuel import GenerateOptions, MaskOptions, RankOptions
 from dschat.models.opening import choose_dtype
+from dschat.settings.common import ColumnFlags
+from dschat.settings.parse import parse as parse_flags
 
 PROJECT = {"proj_path": Path("P"), "model": "M"}
 SCORED = PROJECT | {"dataset": "hh-rlhf", "reward_model": "R"}
@@ -51,7 +51,7 @@ def test_the_flags_defaults_are_the_protocols(monkeypatch):
     assert (parsed.seed, parsed.num_return, parsed.max_prompt_len, parsed.samples) == (1234, 1, None, 2000)
     assert make(dataset="webgpt").samples is None
     assert make(dataset="webgpt", num_samples=7).samples == 7
-    assert parsed.keys == DataKeys("prompt", "chosen", "rejected", "response", "messages")
+    assert parsed.keys == ColumnFlags()
 
 
 GIVEN = {
@@ -73,7 +73,9 @@ def test_every_flag_in_both_spellings(field):
 
 def test_columns_have_the_names_that_are_told():
     names = {name: value for name, value in GIVEN.items() if name.endswith("_key")}
-    assert make(**names).keys == DataKeys(prompt="Q", chosen="C", rejected="R", response="A", messages="T")
+    assert make(**names).keys == ColumnFlags(
+        prompt_key="Q", chosen_key="C", rejected_key="R", response_key="A", messages_key="T"
+    )
 
 
 def test_proj_path_may_come_from_the_environment(monkeypatch):

@@ -6,8 +6,6 @@ import torch
 from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 
 from cli_runs import write_jsonl
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import SFTConfig
 from dschat.data.sources import source_line
 from dschat.models.finetuning import Finetuning
 from dschat.plan.models import roles_of
@@ -25,6 +23,8 @@ from dschat.plan.phases import GB, Machine, Texts, engines, host_of
 from dschat.plan.plan import changed, make_plan, minimum_memory, smaller
 from dschat.plan.report import counts, find_rows, find_sources, operations
 from dschat.plan.states import Weights, Zero, averaging, gathering, passing, reducing, states, stepping
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.supervised import SFTConfig
 
 # Gemma, vocabulary 10, hidden 8, MLP 12, 2 layers, 4 heads of width 2, 1 key-value head. By hand:
 # embedding 10 · 8 = 80; a layer: q and o 2 · 8 · 8 = 128, k and v 2 · 8 · 2 = 32, MLP 3 · 8 · 12 = 288, 2 norms of 8

@@ -154,7 +154,7 @@ def test_a_gpu_that_is_too_small(model, capsys):
 )
 def test_an_actor_that_no_gpu_holds_whole(gpus, flags, model, capsys, monkeypatch):
     """Its 0.7 MB and CUDA's 2.5 GB are more than 2.5005 GB, wherever the weights lie between rollouts."""
-    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: None)  # vLLM is not installed
+    monkeypatch.setattr("dschat.settings.rollouts.find_spec", lambda name: None)  # vLLM is not installed
     words = ["--step", "3", *ppo_flags(model), "--zero_stage", "3", "--gpus", gpus, "--prompts", "9999", *flags]
     assert main([*words, "--gpu_memory", "2.5005"]) == 1
     out = capsys.readouterr().out

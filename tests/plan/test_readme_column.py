@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from dschat.config.plan import PlanOptions, step_name
-from dschat.config.ppo import PPOConfig
 from dschat.plan.command import plan_step
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan
+from dschat.settings.plan import PlanOptions, step_name
+from dschat.settings.ppo import PPOConfig
 from script_runs import SCRIPTS
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -64,11 +64,11 @@ def test_the_column(name):
     plans = {step: plan_step(step_name(str(step)), PlanOptions(), file=name).plan for step in steps}
     assert all(plan.fits for plan in plans.values())
     peaks = " / ".join(f"{plan.peak / GB:.0f}" for plan in plans.values())
-    assert memory.startswith(f"{peaks} GB, ZeRO {plans[1].config.zero_stage}")
+    assert memory.startswith(f"{peaks} GB, ZeRO {plans[1].config.engine.zero_stage}")
     last = max(steps)
-    differs = plans[last].config.zero_stage != plans[1].config.zero_stage
-    assert (f"in step {last} ZeRO {plans[last].config.zero_stage}" in memory) == differs
+    differs = plans[last].config.engine.zero_stage != plans[1].config.engine.zero_stage
+    assert (f"in step {last} ZeRO {plans[last].config.engine.zero_stage}" in memory) == differs
     offloaded = re.search(r"main memory: ([\d.]+) / ([\d.]+) / ([\d.]+) TB", memory)
-    assert (offloaded is not None) == plans[1].config.offload
+    assert (offloaded is not None) == plans[1].config.engine.offload
     if offloaded:
         assert list(offloaded.groups()) == [f"{plan.main_memory / 1e12:.1f}" for plan in plans.values()]

@@ -9,14 +9,14 @@ from transformers import LlamaConfig
 
 from cli_runs import STEPS
 from dschat.cli import main as dschat
-from dschat.config.parse import parse
-from dschat.config.plan import PlanOptions
-from dschat.config.ppo import PPOConfig
-from dschat.config.presets import find_preset
 from dschat.plan.command import plan_step
 from dschat.plan.models import find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.recommend import Recommendation, recommend
+from dschat.settings.parse import parse
+from dschat.settings.plan import PlanOptions
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.presets import find_preset
 
 
 def main(words):
@@ -171,6 +171,6 @@ def test_the_scripts_with_tensor_parallelism(script, processes, parts):
     line = next((line for line in head.splitlines() if "--vllm_tensor_parallel" in line), "")
     flags = line[line.index("--") :].split() if line else []
     plan = plan_step("ppo", PlanOptions(gpus=processes), flags, script).plan
-    assert plan.fits and plan.config.vllm_tensor_parallel == parts and plan.worst.name == "generate"
+    assert plan.fits and plan.config.vllm.vllm_tensor_parallel == parts and plan.worst.name == "generate"
     assert not flags or f"with {plan.peak / GB:.0f} GB of each" in head
     assert flags or f"machines of {plan.main_memory / 1e12 + 0.05:.1f} TB" in head

@@ -9,16 +9,16 @@ import torch
 from transformers import GemmaConfig, LlamaConfig
 
 from dschat.cli import main as dschat
-from dschat.config.common import CommonConfig
-from dschat.config.parse import parse
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.errors import UserError
 from dschat.plan import shares
 from dschat.plan.passes import Model, training_pass
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import Plan, make_plan
 from dschat.plan.throughput import Expectation, expect, expectation_text, named_gpu
+from dschat.settings.common import CommonConfig
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.supervised import RewardConfig, SFTConfig
 
 # 2 layers; q and o 64 · 64 each, k and v 64 · 32 each, gate, up and down 64 · 128 each; attention of a layer takes
 # 2 operations with the query and 2 with the value of each key, in 4 heads of width 16.

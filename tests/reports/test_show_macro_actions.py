@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dschat macro-actions`: in the terminal and as a page."""
 
-import dataclasses
 import json
 import re
 import sys
@@ -11,10 +10,11 @@ import torch
 
 from cli_runs import run_command, write_jsonl
 from dschat.cli import main
-from dschat.config.macro_actions import MacroActionsOptions
-from dschat.config.ppo import PPOConfig
 from dschat.models.tiny import train_tokenizer
 from dschat.reports.macro_actions import MacroToken, macro_text
+from dschat.settings.flags import flags_of
+from dschat.settings.macro_actions import MacroActionsOptions
+from dschat.settings.ppo import PPOConfig
 from factories import TEXTS, hf_logprobs, make_causal_lm, save_folder
 
 TEXT = "the quick brown fox. a cat sat on a mat"
@@ -102,12 +102,10 @@ def test_rows_of_a_file_and_a_page_without_live_text(model, tmp_path, capsys):
 
 def test_the_flags_of_a_condition_have_the_defaults_of_step_3():
     args = vars(MacroActionsOptions(model="m", text=["a"]))
-    fields = {field.name: field for field in dataclasses.fields(PPOConfig)}
-    shared = args.keys() & fields.keys()
+    shared = args.keys() & flags_of(PPOConfig).keys()
     assert len(shared) == 13
     for name in shared:
-        field = fields[name]
-        default = field.default_factory() if field.default is dataclasses.MISSING else field.default
+        default = flags_of(PPOConfig)[name].default
         assert args[name] in (default, [default]), name
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near, near
-from dschat.config.needs import NEEDS
+from dschat.settings.estimators import NEEDS
 from macro_actions.conditions import fixed
 from macro_actions.estimators import ESTIMATORS, gae
 from macro_actions.groups import rloo

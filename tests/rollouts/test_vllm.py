@@ -255,7 +255,9 @@ def test_ten_ppo_iterations(name, clip, rows, group, tokenizer, tmp_path):
         actor_learning_rate=1e-2,
         num_train_epochs=5,
     )
-    engine = VllmEngine(folder, config.max_prompt_seq_len + config.max_answer_seq_len, config.vllm_gpu_memory)
+    engine = VllmEngine(
+        folder, config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len, config.vllm.vllm_gpu_memory
+    )
     models = {"actor": causal_lm_of(name, **options), "reference": causal_lm_of(name, **options)}
     models |= {"critic": make_classifier(initializer_range=0.05)}
     prompts = make_prompts(16)

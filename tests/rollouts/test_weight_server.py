@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dschat.config.commands import ServeVllmOptions
 from dschat.errors import UserError
 from dschat.rollouts import vllm_client, vllm_server
 from dschat.rollouts.serve import command
@@ -21,6 +20,7 @@ from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
 from dschat.rollouts.vllm_weights import plain_weights
 from dschat.run import stop
 from dschat.run.stop import Stopped, stop_signals
+from dschat.settings.commands import ServeVllmOptions
 from factories import engine_of, make_causal_lm, sampling_of
 from score_server import StandIn
 from weight_server import WeightServer

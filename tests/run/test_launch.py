@@ -12,10 +12,15 @@ import psutil
 import pytest
 
 from dschat import launch
-from dschat.config.processes import LaunchFlags
 from dschat.errors import UserError
-from dschat.launch import LauncherSignals, is_worker, plan_launch, worker_environment
+from dschat.launch import (
+    LauncherSignals,
+    is_worker,
+    plan_launch,
+    worker_environment,
+)
 from dschat.launch import _launcher_variables as launcher_variables
+from dschat.settings.processes import LaunchFlags
 
 NVIDIA_SMI = """#!/bin/sh
 cat <<'END'

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from dschat import remote
-from dschat.config.processes import LaunchFlags
 from dschat.errors import UserError
 from dschat.launch import LaunchPlan, launch, plan_launch
 from dschat.remote import delivered, pack, receive, split_variables
+from dschat.settings.processes import LaunchFlags
 
 # In the place of ssh and pdsh: they note their own words, as `ps` would show them, and hand the command to a shell.
 SSH = """#!/bin/bash

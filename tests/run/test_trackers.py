@@ -8,12 +8,12 @@ import math
 import pytest
 
 from cli_runs import read_jsonl
-from dschat.config.parse import parse
-from dschat.config.rules import flags_on_resume
-from dschat.config.supervised import SFTConfig
 from dschat.errors import UserError
 from dschat.run.metrics import MetricsLog
 from dschat.run.trackers import TensorBoard, Trackers, wandb_problem
+from dschat.settings.flags import flags_on_resume
+from dschat.settings.parse import parse
+from dschat.settings.supervised import SFTConfig
 from factories import ppo_config, run_of
 from wandb_file import history_of, ids_of
 
@@ -147,7 +147,7 @@ def test_flags(command, monkeypatch):
     assert parse(SFTConfig, command[:-1]).trackers == ()
     with pytest.raises(UserError, match="--report_to mlflow: there is no such tracker; give tensorboard or wandb"):
         parse(SFTConfig, [*command, "mlflow"])
-    monkeypatch.setattr("dschat.config.common.find_spec", lambda name: None)
+    monkeypatch.setattr("dschat.settings.common.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"--report_to wandb: the package .* pip install 'ma-rlhf\[wandb\]'"):
         parse(SFTConfig, [*command, "wandb"])
     with pytest.raises(UserError, match="--push_to_hub model: give the repository as owner/name"):

@@ -19,7 +19,6 @@ from peft import AutoPeftModelForSequenceClassification
 from cli_runs import environment
 from closeness import EPS, FORWARD, assert_near, near
 from dialogue_cases import chat_tokenizer
-from dschat.config.commands import ServeOptions
 from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
@@ -29,6 +28,7 @@ from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenize
 from dschat.scoring.serve import LARGEST_REQUEST, BadRequest, Scorer, ScoreRequest, ScoreServer, application
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
+from dschat.settings.commands import ServeOptions
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, make_prompt, make_rollout, save_folder
 from shared_base_runs import write_adapter
 

@@ -2,12 +2,10 @@
 """Rows of data in a line each, a tokenizer of one token per word, and the loaders of every kind of example."""
 
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dschat.config.supervised import SFTConfig
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -19,9 +17,11 @@ from dschat.data.examples import (
     sft_examples,
 )
 from dschat.data.loading import ExampleLoader
-from dschat.data.rows import DataKeys, Row
+from dschat.data.rows import Row
 from dschat.data.sources import load_source
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
+from dschat.settings.supervised import SFTConfig
 from factories import EOS, make_tokenizer, put_before_texts
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e", "<end>"]  # ids 0 to 8
@@ -49,7 +49,7 @@ def talk_row(messages: list[dict[str, str]], response: str | None = None, line: 
     return Row(None, messages, response, None, {}, f"rows.jsonl:{line}")
 
 
-def error_of(path: Any, keys: DataKeys | None = None) -> str:
+def error_of(path: Any, keys: ColumnFlags | None = None) -> str:
     """What somebody reads whose data cannot be loaded: one line."""
     with pytest.raises(UserError) as caught:
         load_source(path, keys)
@@ -61,7 +61,8 @@ def flags_of(*paths: Any, step: int = 1, **flags: Any) -> Any:
     """What decides which rows a step reads; the shares of the steps are 2, 4 and 4 tenths by default."""
     flags = {"data_split": "2,4,4"} | flags
     config = SFTConfig(data_path=list(map(str, paths)), output_dir="out", model_name_or_path="model", **flags)
-    return SimpleNamespace(**vars(config) | {"step": step})
+    config.step = step  # type: ignore[misc]
+    return config
 
 
 def make_of(kind: type, tokenizer: Any, limit: int, eos_id: int = EOS, **more: Any) -> partial[Any]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from dschat.config.macro_actions import TerminationFlags
 from dschat.demo.options import DemoOptions
 from dschat.demo.session import Session
 from dschat.models.tiny import make_gemma, train_tokenizer
+from dschat.settings.macro_actions import termination_of
 from factories import TEXTS, make_causal_lm, make_classifier, save_folder
 
 QUESTION = "how are you?"
@@ -85,7 +85,7 @@ def make_session(
 ) -> Session:
     """A session on the CPU whose models are loaded; macro actions are of three tokens unless told."""
     given = DemoOptions(model=None if model is None else str(model), device="cpu", **options)
-    session = Session(given, TerminationFlags(**(termination or {"ngram": 3})), task)
-    for side in range(given.sides):
+    session = Session(given, termination_of(**(termination or {"ngram": 3})), task)
+    for side in range(given.demo.sides):
         session.load_named(side)
     return session

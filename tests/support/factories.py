@@ -257,8 +257,8 @@ def score(rollout: Any, scores: Any, actor: Any, reference: Any, critic: Any, te
 
 
 def _plan(micro: int, accumulation: int) -> Any:
-    from dschat.config.batches import plan_batches
     from dschat.run.distributed import world_size
+    from dschat.settings.batches import plan_batches
 
     return plan_batches("per_device_train_batch_size", micro, accumulation, None, world_size())
 
@@ -272,7 +272,7 @@ def run_of(step: str, config: Any) -> Any:
     from dschat.run.distributed import is_main, world_size
     from dschat.run.output import RunOutput
 
-    place = Path(config.output_dir).resolve()
+    place = Path(config.output.output_dir).resolve()
     if is_main() and place in _RUNS:
         _RUNS.pop(place)._lock.close()
     run = _RUNS[place] = RunOutput(step, config, config.plan_batches(world_size()))
@@ -324,8 +324,8 @@ def supervised_loop_of(engine: Any, task: Any, config: Any, run: Any) -> Any:
 
 def supervised_config(step: str, folder: Path, **overrides: Any) -> Any:
     """The flags of a task (sft, reward, dpo or refuel) whose loop gets its engine handed in; paths lead nowhere."""
-    from dschat.config.refuel import RefuelConfig
-    from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
+    from dschat.settings.refuel import RefuelConfig
+    from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
     configs = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "refuel": RefuelConfig}
     flags: dict[str, Any] = {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
@@ -349,8 +349,8 @@ def supervised_loop(
     run = run_of(step, config)
     if engine is None:
         model = model or (make_classifier() if step == "reward" else make_causal_lm())
-        options = {"learning_rate": config.learning_rate, "zero_stage": config.zero_stage}
-        options["gradient_checkpointing"] = config.gradient_checkpointing
+        options = {"learning_rate": config.model.learning_rate, "zero_stage": config.engine.zero_stage}
+        options["gradient_checkpointing"] = config.engine.gradient_checkpointing
         engine = engine_of(model, run.plan.micro_batch, run.plan.accumulation, **options)
     return supervised_loop_of(engine, _task_of(step, train, held_out, config, run), config, run)
 
@@ -362,15 +362,17 @@ def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any
     from dschat.trainers.sft import SFTTask
 
     if step == "sft":
-        width = config.max_seq_len if config.packing else None
-        by_tokens = config.max_tokens_per_micro_batch is not None
-        return SFTTask(train, held_out, PAD, config.sft_on_prompt, config.label_smoothing, width, by_tokens)
+        width = config.model.max_seq_len if config.sft.packing else None
+        by_tokens = config.optimisation.max_tokens_per_micro_batch is not None
+        return SFTTask(train, held_out, PAD, config.sft.sft_on_prompt, config.sft.label_smoothing, width, by_tokens)
     if step == "reward":
-        return RewardTask(train, held_out, PAD, config.reward_loss, config.center_rewards_coefficient)
+        return RewardTask(
+            train, held_out, PAD, config.preferences.reward_loss, config.preferences.center_rewards_coefficient
+        )
     if step == "dpo":
         return DPOTask(train, held_out, PAD, config, run, "the model")
     reference = kept_reference(config, PAD, "the model", run.folder)
-    return RefuelTask(train, held_out, PAD, config.eta, config.temperature, reference)
+    return RefuelTask(train, held_out, PAD, config.regression.eta, config.sampling.temperature, reference)
 
 
 def make_prompts(count: int, **extra: Any) -> list[Any]:
@@ -409,7 +411,7 @@ def ppo_loop(
 
     plan = config.plan_batches(world_size())
     given = {"actor": actor or make_causal_lm(), "reference": reference or make_causal_lm()}
-    if config.needs.critic:
+    if config.advantages.needs.critic:
         given["critic"] = critic or make_classifier()
     engines: dict[str, Any] = {"critic": None}
     for name, model in given.items():
@@ -421,9 +423,11 @@ def ppo_loop(
             own = {"learning_rate": getattr(config, f"{name}_learning_rate")} | options
             engines[name] = engine_of(model, plan.micro_batch, plan.accumulation, **own)
     source = reward if hasattr(reward, "model") else FunctionScores(reward, "--reward_function")
-    rollouts = rollouts or ContinuousEngine(config.per_device_generation_batch_size * config.samples_per_prompt)
+    rollouts = rollouts or ContinuousEngine(
+        config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt
+    )
     models = PPOModels(**engines, reward=source, rollouts=rollouts)
-    average = MovingAverage(models.actor) if config.enable_ema else None
+    average = MovingAverage(models.actor) if config.memory.enable_ema else None
     return ppo_trainer_of(models, prompts, held_out, make_tokenizer(), config, estimator, average)
 
 
@@ -484,7 +488,7 @@ def condition_of(config: Any, tokenizer: Any) -> Any:
     """The termination condition of a configuration."""
     from dschat.conditions.termination import TerminationCondition
 
-    return TerminationCondition(config, tokenizer, EOS, config.seed)
+    return TerminationCondition(config.termination, tokenizer, EOS, config.optimisation.seed)
 
 
 def weights_of(engine: Any) -> dict[str, torch.Tensor]:
@@ -518,7 +522,7 @@ def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.T
 
 def ppo_config(folder: Path, **overrides: Any) -> Any:
     """A PPOConfig for trainers that get their engines handed in; paths in it lead nowhere."""
-    from dschat.config.ppo import PPOConfig
+    from dschat.settings.ppo import PPOConfig
 
     flags: dict[str, Any] = {
         "data_path": ["unused"],
@@ -534,6 +538,17 @@ def ppo_config(folder: Path, **overrides: Any) -> Any:
         "self_checks": True,
     }
     return PPOConfig(**(flags | overrides))
+
+
+def update_flags(
+    update_size: int, micro_batch: int, ppo_epochs: int, max_tokens: int | None = None, **flags: Any
+) -> tuple[Any, Any]:
+    """The flags of updates on a rollout of this rank alone, and the batch sizes."""
+    from dschat.settings.batches import BatchPlan
+
+    accumulation = update_size // micro_batch
+    plan = BatchPlan(1, micro_batch, accumulation, update_size, update_size, max_tokens=max_tokens)
+    return ppo_config(Path("unused"), ppo_epochs=ppo_epochs, **flags), plan
 
 
 def replace_in_builders(monkeypatch: Any, name: str, value: Any) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dschat.config.parse import parse
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
-from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.errors import UserError
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
 FAMILIES: dict[str, type[Any]] = {
     "sft": SFTConfig,

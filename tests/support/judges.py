@@ -208,9 +208,9 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 def judged(server: FakeJudge, folder: Path, *words: Any, output: str = OUTPUT, models: Sequence[str] = "ab") -> str:
     """A run of the judge on two files of a folder, by default those of `two_files`; the line it prints."""
-    from dschat.config.parse import parse
     from dschat.evaluation.judge.run import run_judge
     from dschat.evaluation.options import JudgeOptions
+    from dschat.settings.parse import parse
 
     a, b = (folder / f"{name}.jsonl" for name in models)
     if not a.exists():

@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from adapter_cases import HEADS, add_filled_lora, write_head_adapter
-from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.engine.zero3 import placement_of
@@ -26,6 +25,7 @@ from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.run.distributed import barrier, is_main, world_size
+from dschat.settings.batches import plan_batches
 from factories import (
     TEXTS,
     engine_of,

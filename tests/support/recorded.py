@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from dschat.config.batches import plan_batches
 from dschat.data.collate import update_batches
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import rank, world_size
+from dschat.settings.batches import plan_batches
 from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.loop import Loop
-from dschat.trainers.ppo_update import UpdateSettings, ppo_update
+from dschat.trainers.ppo_update import ppo_update
 from factories import (
     engine_of,
     make_causal_lm,
@@ -25,6 +25,7 @@ from factories import (
     ragged_rows,
     score,
     supervised_loop,
+    update_flags,
     whole_state,
 )
 from macro_actions.conditions import fixed
@@ -158,8 +159,8 @@ def ppo_updates(
 ) -> dict[str, float]:
     """Update `number` of actor and critic, on this process's rows."""
     share = GLOBAL_BATCH // world_size()
-    settings = UpdateSettings(share, share // accumulation, 1, 0.2, 0.2, 1.0, max_tokens=tokens)
-    return ppo_update(actor, critic, batch, settings, seed=number)
+    settings = update_flags(share, share // accumulation, 1, tokens)
+    return ppo_update(actor, critic, batch, *settings, seed=number)
 
 
 def run_case(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:

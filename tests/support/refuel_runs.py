@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.dialogues import DialogueExample
 from dschat.data.encoding import turn_end
 from dschat.data.rows import Row
@@ -17,6 +16,7 @@ from dschat.models.lora import add_lora
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import world_size
 from dschat.scoring.function import FunctionDialogueScores
+from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.trainers.refuel import Refuel
 from dschat.trainers.refuel_models import RefuelModels
 from factories import (
@@ -107,11 +107,11 @@ def trainer_of(
         with torch.random.fork_rng():
             torch.manual_seed(0)
             add_lora(trained, lora_dim, None, "base")
-    options = {"learning_rate": config.learning_rate} | (engine or {})
+    options = {"learning_rate": config.model.learning_rate} | (engine or {})
     policy = engine_of(trained, plan.micro_batch, plan.accumulation, **options)
     reference: Any = AdaptersOff(policy) if lora_dim else frozen_engine_of(talker(initializer_range=initializer_range))
     scores = FunctionDialogueScores(reward, "--reward_function")
-    models = RefuelModels(policy, reference if config.kl_coef else None, scores, ContinuousEngine(4))
+    models = RefuelModels(policy, reference if config.kl.kl_coef else None, scores, ContinuousEngine(4))
     run = run_of("refuel_online", config)
     examples = examples_of(count)
     algorithm = Refuel(models, examples, examples[:5], tokenizer, config, run)

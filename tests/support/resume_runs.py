@@ -187,7 +187,7 @@ def ppo(
     }
     config = ppo_config(folder, **(PPO | sizes | flags))
     actor = setup.engine(make_causal_lm())
-    critic = setup.engine(make_classifier()) if config.needs.critic else None
+    critic = setup.engine(make_classifier()) if config.advantages.needs.critic else None
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
     prompts = make_prompts(18)
     engine = rollouts or ContinuousEngine(4)

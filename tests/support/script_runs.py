@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 from cli_runs import STEPS, TIMEOUT, TRAINING, Result, environment, run_command
 from dschat.cli import COMMANDS
-from dschat.config.parse import Resolved, resolve
-from dschat.config.presets import preset_names
+from dschat.settings.parse import Resolved, resolve
+from dschat.settings.presets import preset_names
 
 SCRIPTS = sorted(TRAINING.glob("*/training_scripts/*.sh"))
 GEMMA = {step: folder / "training_scripts" / "run_gemma.sh" for step, folder in STEPS.items()}

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dschat.config.ppo import PPOConfig
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.engine.engine import AdaptersOff, frozen_engine
 from dschat.engine.zero3 import parameter_offload
@@ -19,6 +18,7 @@ from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import gather_objects, rank
 from dschat.run.model_folders import ModelFolders, SavedModel
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.ppo_models import MovingAverage
 from factories import (
     BOS,

@@ -5,6 +5,7 @@ import pytest
 
 from cli_runs import read_jsonl
 from dschat.errors import UserError
+from dschat.settings.ppo_loss import AlarmFlags
 from dschat.trainers.alarms import (
     Alarms,
     critic_alarm,
@@ -48,7 +49,7 @@ def lines_of(caplog):
 
 
 def alarms(max_kl=10.0, stops=False, interval=4, rows=32):
-    return Alarms(max_kl, stops, interval, rows)
+    return Alarms(AlarmFlags(max_kl=max_kl, kl_action="stop" if stops else "warn"), interval, rows)
 
 
 def test_without_a_critic_there_is_none_to_warn_of(caplog):
@@ -140,7 +141,8 @@ def test_high_scores_of_a_trained_policy_may_be_alike(caplog):
 def test_where_the_scale_does_not_matter_nothing_is_said(flags, matters, caplog, tmp_path):
     config = ppo_config(tmp_path, per_device_generation_batch_size=32, per_device_training_batch_size=32, **flags)
     caplog.clear()
-    Alarms.from_config(config, config.plan_batches(1)).check(HEALTHY | {"objective/scores_std": 0.0}, 1)
+    found = Alarms(config.alarms, 4, 32, checks_scale=not config.scores_are_rescaled)
+    found.check(HEALTHY | {"objective/scores_std": 0.0}, 1)
     assert bool(lines_of(caplog)) == matters
 
 

@@ -23,9 +23,9 @@ from dschat.models.scalar import ScalarModel
 from dschat.run.metrics import Means
 from dschat.trainers import ppo_update as ppo_updates
 from dschat.trainers.credit import whiten_advantages
-from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings
+from dschat.trainers.ppo_update import FusedCredit, PendingBatch
 from dschat.trainers.rollout_metrics import rollout_metrics
-from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score
+from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score, update_flags
 from macro_actions.conditions import fixed, make_row_seeds, ppl
 from macro_actions.estimators import EstimatorSettings, gae_batch
 from macro_actions.types import ScoredRollout
@@ -34,7 +34,6 @@ from rl_cases import credit_of
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
 LENGTHS = Lengths(np.array([2, 5, 9, 1]), np.array([7, 1, 4, 3]))
 GPU = torch.device("meta")
-SETTINGS = UpdateSettings(4, 2, 1, cliprange=0.2, cliprange_value=0.2, temperature=0.8)
 
 
 class FakeEngine:
@@ -141,8 +140,9 @@ def test_ends_are_found_on_the_device(trajectory):
 
 def one_update(gpu, batch, ratio):
     """Two micro-batches, forward and backward; lengths are known on the host."""
-    settings, means = replace(SETTINGS, policy_ratio=ratio), Means()
-    ppo_updates._one_update(gpu.actor, gpu.critic, batch, np.arange(4), LENGTHS, settings, means)
+    config, plan = update_flags(4, 2, 1, temperature=0.8, policy_ratio=ratio)
+    means = Means()
+    ppo_updates._one_update(gpu.actor, gpu.critic, batch, np.arange(4), LENGTHS, config, plan, 0.0, means)
     for engine in (gpu.actor, gpu.critic):
         assert all(p.grad is None or p.grad.device == GPU for p in engine.module.parameters())
     assert {"loss/policy", "loss/value", "policy/entropy"} <= set(means._sums)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from closeness import UPDATE, assert_near, near
-from dschat.trainers.ppo_update import UpdateSettings, ppo_update
+from dschat.trainers.ppo_update import ppo_update
 from factories import (
     engine_of,
     largest_difference,
@@ -16,6 +16,7 @@ from factories import (
     make_rollout,
     ragged_rows,
     score,
+    update_flags,
     weights_of_all,
 )
 from macro_actions.segments import segment
@@ -72,7 +73,7 @@ def test_rows_without_a_token_change_nothing_for_the_others(flags, group, tmp_pa
         )
         batches_of.append(select_rows(batch, torch.tensor(places)))
         actor, critic = engine_of(make_causal_lm(), len(case), 1), engine_of(make_classifier(seed=2), len(case), 1)
-        stats.append(ppo_update(actor, critic, batch, UpdateSettings(len(case), len(case), 1, 0.2, 0.2, 1.0), seed=0))
+        stats.append(ppo_update(actor, critic, batch, *update_flags(len(case), len(case), 1), seed=0))
     for name in ("advantages", "returns", "rewards"):
         numbers, others = (getattr(batch, name) for batch in batches_of)
         assert_near(others, numbers, UPDATE, scale=0.1)

@@ -13,14 +13,14 @@ from dschat.builders import ppo as builders
 from dschat.builders.data import check_lengths
 from dschat.builders.engines import RunPlan, build_policy, build_reward_model, engine_settings, frozen_settings
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
-from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.engine.engine import OptimizerSettings
 from dschat.errors import UserError
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm_server import ServerNeeds
 from dschat.run.distributed import device
+from dschat.settings.supervised import RewardConfig, SFTConfig
 from dschat.trainers.credit import assign_credit
-from dschat.trainers.ppo_update import UpdateSettings
+from dschat.trainers.ppo_models import actor_sampling
 from factories import (
     BOS,
     EOS,
@@ -48,7 +48,7 @@ def advantages(tmp_path, finished=True, **flags):
     trajectory = to_device(Trajectory(rollout, logprobs, ref, torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([3.0])))
     macro = segment(torch.tensor([[False, True, True]], device=device()), trajectory.response_mask)
     config = ppo_config(tmp_path / "out", **{"kl_coef": 0.5, "gamma": 1.0, "lam": 1.0} | flags)
-    return assign_credit(trajectory, macro, config.kl_coef, config).advantages[0].to(CPU).tolist()
+    return assign_credit(trajectory, macro, config.kl.kl_coef, config).advantages[0].to(CPU).tolist()
 
 
 # Worked by hand. Token rewards −0.1, 0, −0.2 + 3; macro rewards −0.1 and 2.8; macro values 1.5 (mean of 1, 2) and 4.
@@ -80,15 +80,6 @@ def test_credit_flags(name, tmp_path):
     assert advantages(tmp_path, **flags) == near(expected)
 
 
-def test_update_flags(tmp_path):
-    flags = {"ppo_epochs": 3, "cliprange": 0.3, "cliprange_value": 0.4, "policy_ratio": "macro_mean"}
-    flags |= {"rollout_is_clip": 2.0, "vf_coef": 0.1}
-    config = ppo_config(tmp_path, temperature=0.7, per_device_training_batch_size=2, global_batch_size=4, **flags)
-    settings = UpdateSettings.from_config(config, config.plan_batches(1))
-    assert {name: getattr(settings, name) for name in flags} == flags
-    assert (settings.update_size, settings.micro_batch, settings.temperature) == (4, 2, 0.7)
-
-
 def test_heads_that_vllm_cannot_divide(tmp_path):
     path = save_folder(tmp_path / "model", make_causal_lm("llama"), make_tokenizer(100))
     config = ppo_config(tmp_path, actor_model_name_or_path=path, rollout_engine="vllm", vllm_tensor_parallel=3)
@@ -118,9 +109,9 @@ def test_vllm_flags(flags, expected, group, tmp_path, monkeypatch):
 
 def test_importance_weights_are_on_ahead(tmp_path):
     flags = {"rollout_engine": "vllm", "vllm_url": ["http://a"]}
-    clips = [ppo_config(tmp_path, **flags, **more).rollout_is_clip for more in ({}, {"rollouts_ahead": 1})]
+    clips = [ppo_config(tmp_path, **flags, **more).vllm.rollout_is_clip for more in ({}, {"rollouts_ahead": 1})]
     assert clips == [None, 2.0]
-    assert ppo_config(tmp_path, **flags, rollouts_ahead=1, rollout_is_clip=5.0).rollout_is_clip == 5.0
+    assert ppo_config(tmp_path, **flags, rollouts_ahead=1, rollout_is_clip=5.0).vllm.rollout_is_clip == 5.0
 
 
 @pytest.fixture
@@ -156,7 +147,7 @@ def test_whether_layers_are_compiled_is_decided_beside_the_flag(
     assert plan.compiles is compiles and plan.updates == updates
     assert engine_settings(config, plan, False, 0).compile is compiles
     assert frozen_settings(config, plan).compile is compiles
-    assert config.compile == "auto"
+    assert config.engine.compile == "auto"
 
 
 SHARED = {"lr_scheduler_type": "cosine", "gradient_clipping": 0.5}
@@ -204,9 +195,9 @@ def test_new_rows_of_actor_and_reference_are_the_same(group, tmp_path):
 def test_a_models_own_end_tokens_end_responses_but_padding_does_not(tokenizer, tmp_path):
     """As of Qwen, whose generation config names the token that it pads with, too."""
     config = ppo_config(tmp_path, temperature=0.8, top_k=50, top_p=0.9, max_answer_seq_len=17)
-    assert Sampling.from_config(config, tokenizer) == Sampling(17, (EOS,), PAD, BOS, 0.8, 50, 0.9)
+    assert actor_sampling(config, tokenizer) == Sampling(17, (EOS,), PAD, BOS, 0.8, 50, 0.9)
     config = ppo_config(tmp_path, end_of_conversation_token="a")
     (own,) = tokenizer.encode("a", add_special_tokens=False)
-    sampling = Sampling.from_config(config, tokenizer, [EOS, 50, PAD])
+    sampling = actor_sampling(config, tokenizer, [EOS, 50, PAD])
     assert sampling.end_ids == tuple(sorted({EOS, 50, own})) and PAD in sampling.forbidden
-    assert Sampling.from_config(config, tokenizer).end_ids == tuple(sorted({EOS, own}))
+    assert actor_sampling(config, tokenizer).end_ids == tuple(sorted({EOS, own}))

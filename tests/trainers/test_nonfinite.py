@@ -15,7 +15,7 @@ from cli_runs import read_jsonl
 from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
 from dschat.trainers.nonfinite import bad_rows
-from dschat.trainers.ppo_update import UpdateProgress, UpdateSettings, ppo_update
+from dschat.trainers.ppo_update import UpdateProgress, ppo_update
 from factories import (
     collected,
     engine_of,
@@ -24,6 +24,7 @@ from factories import (
     make_classifier,
     ragged_rows,
     supervised_loop,
+    update_flags,
     weights_of,
     weights_of_all,
 )
@@ -93,7 +94,7 @@ def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
     """The first of two updates: weights and statistics are those of the second alone."""
     trainer = trainer_for(tmp_path)
     batch = collected(trainer, batches(0)).batch
-    settings = UpdateSettings(8, 4, 2, 0.2, 0.2, 1.0)
+    settings = update_flags(8, 4, 2)
 
     def engines():
         return engine_of(make_causal_lm(), 4, 2), engine_of(make_classifier(seed=2), 4, 2)
@@ -109,9 +110,9 @@ def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
             hook.remove()
         return (actor.nonfinite, critic.nonfinite) == ("gradients", "gradients")
 
-    stats = ppo_update(actor, critic, batch, settings, 3, left_out=left_out)
+    stats = ppo_update(actor, critic, batch, *settings, 3, left_out=left_out)
     others = engines()
-    alone = ppo_update(*others, batch, settings, 3, UpdateProgress(done=1, skipped=Counter({"skipped/nonfinite": 1})))
+    alone = ppo_update(*others, batch, *settings, 3, UpdateProgress(done=1, skipped=Counter({"skipped/nonfinite": 1})))
     assert stats == alone and stats["skipped/nonfinite"] == 1
     weights = weights_of_all(actor=actor, critic=critic)
     assert largest_difference(weights, weights_of_all(actor=others[0], critic=others[1])) == 0

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from closeness import FORMULA, UPDATE, near
-from dschat.config.parse import parse
-from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers import credit
 from dschat.trainers.credit import assign_credit, with_scores
 from factories import EOS, make_rollout, ppo_config, to_device
@@ -153,7 +153,7 @@ def test_refused(words, said):
 
 def test_spellings(caplog):
     def over(*words):
-        return parse(PPOConfig, [*PPO, *words]).normalized_over
+        return parse(PPOConfig, [*PPO, *words]).advantages.normalized_over
 
     assert over(*CRITIC) is None and over(*CRITIC, "--normalize_advantages", "row") == "row"
     assert over(*CRITIC, "--whiten_advantages", "--normalize_advantages", "batch") == "batch"

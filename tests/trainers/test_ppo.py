@@ -43,7 +43,7 @@ def make_trainer(folder, num_prompts=32, reward=share_of_a, spread=0.02, **overr
     config = ppo_config(folder, **overrides)
     make = partial(make_causal_lm, initializer_range=spread)
     models = {"actor": make(), "reference": make(), "critic": make_classifier(initializer_range=spread)}
-    options = {"gradient_clipping": config.gradient_clipping}
+    options = {"gradient_clipping": config.optimisation.gradient_clipping}
     return ppo_loop(config, reward, make_prompts(num_prompts), make_prompts(6), **models, **options)
 
 

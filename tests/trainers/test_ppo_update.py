@@ -11,7 +11,7 @@ from cli_runs import read_jsonl
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.errors import UserError
 from dschat.trainers.credit import whiten_advantages
-from dschat.trainers.ppo_update import PendingBatch, UpdateSettings, ppo_update
+from dschat.trainers.ppo_update import PendingBatch, ppo_update
 from factories import (
     collected,
     engine_of,
@@ -21,6 +21,7 @@ from factories import (
     make_classifier,
     taken_up,
     to_device,
+    update_flags,
     weights_of_all,
 )
 from macro_actions.losses import loss_weights
@@ -42,9 +43,8 @@ def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5,
     if batch.returns is not None:
         engines["critic"] = engine_of(make_classifier(seed=2), *sizes, learning_rate=learning_rate)
     mean = MEANS[options.get("policy_ratio", "token")]
-    settings = {"cliprange": 0.2, "cliprange_value": 0.2, "temperature": 1.0, "loss_mean": mean} | options
-    settings = UpdateSettings(update_size, micro, epochs, **settings)
-    stats = ppo_update(engines["actor"], engines.get("critic"), batch, settings, seed)
+    settings = update_flags(update_size, micro, epochs, **{"loss_mean": mean} | options)
+    stats = ppo_update(engines["actor"], engines.get("critic"), batch, *settings, seed)
     return weights_of_all(**engines), stats
 
 
@@ -147,7 +147,7 @@ def test_importance_weights_are_of_what_the_ratio_is_of(policy_ratio, power, bat
 @pytest.mark.parametrize("loss_mean", ["token", "response", "length"])
 def test_statistics_are_means_whatever_the_loss_is(loss_mean, group):
     """The weights have not moved: every ratio is 1, also where the loss is divided by a constant length."""
-    _, stats = updated(to_device(scored_batch(drift=0.0)), 2, loss_mean=loss_mean, longest=100)
+    _, stats = updated(to_device(scored_batch(drift=0.0)), 2, loss_mean=loss_mean, max_answer_seq_len=100)
     assert stats["val/ratio"] == near(1.0, UPDATE) and stats["policy/clipfrac"] == 0
 
 

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from cli_runs import read_jsonl
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.data.dialogues import state
 from dschat.errors import UserError
+from dschat.settings.batches import BatchPlan
 from dschat.trainers.ppo_update import UpdateProgress
-from dschat.trainers.refuel import RefuelSettings, check_pairs, pair_metrics, refuel_update
+from dschat.trainers.refuel import check_pairs, pair_metrics, refuel_update
 from dschat.trainers.refuel_models import drawn_turn
 from factories import (
     BOS,
@@ -27,7 +29,7 @@ from factories import (
     make_causal_lm,
     weights_of,
 )
-from refuel_runs import examples_of, pair_batch, paired_rows, share_of_early, talker, trainer_of
+from refuel_runs import config_of, examples_of, pair_batch, paired_rows, share_of_early, talker, trainer_of
 
 # -- drawing
 
@@ -133,8 +135,10 @@ def test_the_kl_coefficient_is_steered(group, tmp_path):
 # -- the regression
 
 
-def settings_of(count, micro, updates=1, eta=2.0, temperature=1.0):
-    return RefuelSettings(updates, count, micro, eta, temperature)
+def settings_of(count, micro, updates=1, **flags):
+    """The flags of updates on so many pairs, and the batch sizes."""
+    config = config_of(Path("unused"), **{"eta": 2.0, "temperature": 1.0} | flags)
+    return config, BatchPlan(1, micro, count // micro, count, count, count, updates)
 
 
 def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(group, tmp_path):
@@ -155,12 +159,12 @@ def test_the_self_check_leaves_rewards_that_are_not_finite_to_the_run(group, tmp
         differences = batch.reward_differences.masked_fill(torch.tensor(broken), math.nan)
         found = replace(batch, rewards=torch.cat([differences, torch.zeros_like(differences)]))
         assert found.reward_differences.isnan().tolist() == broken
-        check_pairs(trainer.algorithm.models.policy, found, trainer.algorithm.settings)
+        check_pairs(trainer.algorithm.models.policy, found, trainer.algorithm.config, trainer.algorithm.plan)
     with torch.no_grad():
         next(trainer.algorithm.models.policy.module.parameters()).mul_(2)
     found = replace(batch, rewards=batch.rewards.masked_fill(torch.tensor([True, False, False, False]), math.nan))
     with pytest.raises(UserError, match="self-check"):  # by the pair that is left
-        check_pairs(trainer.algorithm.models.policy, found, trainer.algorithm.settings)
+        check_pairs(trainer.algorithm.models.policy, found, trainer.algorithm.config, trainer.algorithm.plan)
 
 
 def test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd(group):
@@ -181,7 +185,7 @@ def test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd(group):
     loss = loss.detach()
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     engine = engine_of(make_causal_lm(), 3, 1, gradient_clipping=0.0)
-    metrics = refuel_update(engine, batch, settings_of(3, 3), UpdateProgress())
+    metrics = refuel_update(engine, batch, *settings_of(3, 3), UpdateProgress())
     assert metrics["loss/refuel"] == near(float(loss), UPDATE)
     assert metrics["grad_norm"] == near(float(norm), UPDATE)
 
@@ -190,7 +194,7 @@ def test_micro_batches_and_accumulation_change_nothing(group):
     batch, weights, metrics = pair_batch(paired_rows(8)), [], []
     for micro in (8, 4, 1):
         engine = engine_of(make_causal_lm(), micro, 8 // micro, learning_rate=1e-3)
-        metrics.append(refuel_update(engine, batch, settings_of(8, micro, updates=3), UpdateProgress()))
+        metrics.append(refuel_update(engine, batch, *settings_of(8, micro, updates=3), UpdateProgress()))
         weights.append(weights_of(engine))
     assert (
         largest_difference(weights[0], weights[1]) < WEIGHT_GAP
@@ -210,7 +214,7 @@ def test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss(group, tm
     losses = []
     engine = engine_of(make_causal_lm(), 8, 1, learning_rate=1e-3)
     for _ in range(3):
-        losses.append(refuel_update(engine, batch, settings_of(8, 8, updates=4), UpdateProgress())["loss/refuel"])
+        losses.append(refuel_update(engine, batch, *settings_of(8, 8, updates=4), UpdateProgress())["loss/refuel"])
     assert losses[0] > losses[1] > losses[2]
 
 

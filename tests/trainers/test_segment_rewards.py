@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from closeness import UPDATE, assert_near
-from dschat.config.parse import parse
-from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import Weighted, WeightedScores
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
 from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop, weights_of
 from macro_actions.types import PPOBatch
 

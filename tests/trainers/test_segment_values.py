@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from closeness import FORMULA, assert_near
-from dschat.config.parse import parse
-from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import Weighted, WeightedScores
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.iteration import Clock
 from dschat.trainers.ppo_models import ActorSampler
 from dschat.trainers.segment_values import SegmentValues, _checksum

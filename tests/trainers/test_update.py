@@ -17,7 +17,7 @@ from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo_models import MovingAverage, PPOModels
-from dschat.trainers.ppo_update import UpdateSettings, ppo_update
+from dschat.trainers.ppo_update import ppo_update
 from factories import (
     EOS,
     make_prompt,
@@ -28,6 +28,7 @@ from factories import (
     supervised_config,
     supervised_loop_of,
     to_device,
+    update_flags,
 )
 from macro_actions.conditions import fixed
 from macro_actions.segments import segment
@@ -103,8 +104,8 @@ def test_losses_are_means_over_the_rows_of_their_update(policy_ratio: str) -> No
     actor, critic = StandIn(-1 + math.log(1.1)), StandIn(1.0)
     mean = "macro" if policy_ratio == "macro" else "token"
     clips = {"cliprange": 0.15, "cliprange_value": 0.5}
-    settings = UpdateSettings(2, 1, 2, **clips, temperature=0.7, policy_ratio=policy_ratio, loss_mean=mean)
-    stats = ppo_update(actor, critic, batch_of(), settings, seed=0)
+    settings = update_flags(2, 1, 2, **clips, temperature=0.7, policy_ratio=policy_ratio, loss_mean=mean)
+    stats = ppo_update(actor, critic, batch_of(), *settings, seed=0)
     expected = []
     assert len(actor.lengths) == 2 * 2 * 2  # PPO epochs, updates, rows
     for update in range(4):
@@ -123,8 +124,8 @@ def test_the_seed_shuffles_the_rows() -> None:
     orders = []
     for seed in (0, 1, 2):
         actor = StandIn(-1.0)
-        settings = UpdateSettings(1, 1, 1, cliprange=0.2, cliprange_value=0.2, temperature=1.0)
-        ppo_update(actor, StandIn(0.0), batch_of(tuple(range(1, 9))), settings, seed)
+        settings = update_flags(1, 1, 1)
+        ppo_update(actor, StandIn(0.0), batch_of(tuple(range(1, 9))), *settings, seed)
         orders.append(tuple(actor.lengths))
     assert len(set(orders)) == 3
 
@@ -132,8 +133,8 @@ def test_the_seed_shuffles_the_rows() -> None:
 def test_an_update_that_fp16_left_out_is_counted_and_has_no_norm() -> None:
     actor, critic = StandIn(-1.0), StandIn(0.0)
     actor.skipped = True
-    settings = UpdateSettings(2, 2, 1, cliprange=0.2, cliprange_value=0.2, temperature=1.0)
-    stats = ppo_update(actor, critic, batch_of(), settings, seed=0)
+    settings = update_flags(2, 2, 1)
+    stats = ppo_update(actor, critic, batch_of(), *settings, seed=0)
     assert stats["skipped/actor"] == 2 and "grad_norm/actor" not in stats and stats["grad_norm/critic"] == 3.0
 
 
@@ -162,7 +163,9 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
             rollout = to_device(make_rollout([(prompt, RESPONSE) for prompt in prompts]))
             return Generation(rollout, -1.0 * rollout.response_mask, torch.zeros_like(rollout.finished))
 
-        def update(actor: Any, critic: Any, batch: PPOBatch, settings: Any, seed: int, *_: Any) -> dict[str, float]:
+        def update(
+            actor: Any, critic: Any, batch: PPOBatch, config: Any, plan: Any, seed: int, *_: Any
+        ) -> dict[str, float]:
             notes.batches.append(batch)
             notes.shuffles.append(seed)
             actor.weight = 1.0
@@ -203,7 +206,9 @@ def test_every_response_is_drawn_with_a_seed_of_its_own(trainer_of: Any, monkeyp
             assert len(notes.draws) == draws, use
             seeds += notes.draws
             if use == "self_check":
-                assert not {row_seed(trainer.config.seed, SeedKind.TRAINING, 0, i) for i in range(2)} & {*notes.draws}
+                assert not {row_seed(trainer.config.optimisation.seed, SeedKind.TRAINING, 0, i) for i in range(2)} & {
+                    *notes.draws
+                }
     assert len(set(seeds)) == 2 * (16 + 6) + 2
 
 

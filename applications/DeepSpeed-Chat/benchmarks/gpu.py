@@ -62,13 +62,13 @@ from contenders.work import SIZES, IterationWork, make_actor, make_files
 from dschat.common.atomic import write_file
 from dschat.common.jsonl import json_lines
 from dschat.common.subcommands import TRAINING
-from dschat.config.parse import parse
-from dschat.config.ppo import PPOConfig
 from dschat.models.load import open_config
 from dschat.models.operations import Peaks
 from dschat.plan.phases import CUDA_BYTES, Machine
 from dschat.plan.plan import make_plan
 from dschat.reports.run_summary import trailing_mean, window_of
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
 from harness import GB, MB, in_process, origin, report, report_of, settings_parser, table, write_section
 
 Tasks = list[tuple[Figures, Task]]  # how rows begin, and what measures them
@@ -372,7 +372,7 @@ def profiled(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks
     """The kernels of scoring and training, and those of decoding steps for the first number of prompts."""
     work = work_of(settings, settings.prompts[0])
     job = ContenderJob(work, str(folder), str(folder), flags=settings.flags.split())
-    is_compiled = parse(PPOConfig, ours.flags(job)).compile != "off"
+    is_compiled = parse(PPOConfig, ours.flags(job)).engine.compile != "off"
     trace = settings.json_folder / "trace-decoding.json.gz"
     decoding_task = partial(in_process, profile_decoding, work, settings.device, is_compiled, trace)
     return [({}, partial(profile_training, settings, folder)), ({"prompts": work.batch}, decoding_task)]

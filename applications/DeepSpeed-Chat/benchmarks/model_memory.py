@@ -25,7 +25,6 @@ import torch
 from transformers import GemmaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from contenders.work import make_tokenizer
-from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import AdaptersOff, Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import process_group
@@ -37,6 +36,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.models.tiny import make_gemma
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, world_size
+from dschat.settings.batches import plan_batches
 from dschat.trainers.ppo_models import MovingAverage
 from harness import GB, SampledPeak, give_back_at_once, own_bytes, report, settings_parser
 

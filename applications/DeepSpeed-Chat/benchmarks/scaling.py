@@ -21,14 +21,14 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from dschat.common.atomic import write_file
-from dschat.config.parse import parse
-from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
 from dschat.plan.models import published_config
 from dschat.plan.passes import shape_of
 from dschat.plan.phases import Machine
 from dschat.plan.plan import Plan, make_plan
 from dschat.plan.states import Weights
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
 from harness import GB, origin, report_of, settings_parser, table, write_section
 
 LLAMA_70B = {"vocab_size": 128_256, "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80}

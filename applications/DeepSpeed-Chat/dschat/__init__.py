@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dschat.cli import train
-    from dschat.config.ppo import PPOConfig
-    from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
-    from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
+    from dschat.settings.ppo import PPOConfig
+    from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
+    from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
 __all__ = ["DPOConfig", "PPOConfig", "RefuelConfig", "RefuelOnlineConfig", "RewardConfig", "SFTConfig", "train"]
 _PLACES = {
@@ -33,5 +33,5 @@ def __getattr__(name: str) -> object:
     if name == "train":
         return import_module("dschat.cli").train
     if name in _PLACES:
-        return getattr(import_module(f"dschat.config.{_PLACES[name]}"), name)
+        return getattr(import_module(f"dschat.settings.{_PLACES[name]}"), name)
     raise AttributeError(f"module 'dschat' has no attribute {name!r}")

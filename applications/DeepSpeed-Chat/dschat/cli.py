@@ -17,12 +17,13 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from dschat.config.common import CommonConfig
-from dschat.config.other_names import OTHER_COMMANDS
-from dschat.config.parse import PRINTS, Resolved, resolve
 from dschat.errors import UserError
 from dschat.launch import LAUNCH_ONLY_FLAGS, is_worker, launch, plan_launch, worker_environment
 from dschat.main import run_main, run_script, run_training
+from dschat.settings.common import CommonConfig
+from dschat.settings.other_names import OTHER_COMMANDS
+from dschat.settings.parse import PRINTS, Resolved, resolve
+from dschat.settings.processes import LaunchFlags
 
 
 @dataclass(frozen=True)
@@ -56,23 +57,27 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
-    "sft": Command("step 1: supervised fine-tuning", "config.supervised:SFTConfig", "builders.steps:train_sft", "sft"),
+    "sft": Command(
+        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "builders.steps:train_sft", "sft"
+    ),
     "reward": Command(
-        "step 2: a reward model", "config.supervised:RewardConfig", "builders.steps:train_reward", "reward"
+        "step 2: a reward model", "settings.supervised:RewardConfig", "builders.steps:train_reward", "reward"
     ),
     "dpo": Command(
         "instead of steps 2 and 3: direct preference optimisation",
-        "config.supervised:DPOConfig",
+        "settings.supervised:DPOConfig",
         "builders.steps:train_dpo",
         "dpo",
     ),
-    "ppo": Command("step 3: PPO with macro actions, RLOO", "config.ppo:PPOConfig", "builders.steps:train_ppo", "ppo"),
+    "ppo": Command(
+        "step 3: PPO with macro actions, RLOO", "settings.ppo:PPOConfig", "builders.steps:train_ppo", "ppo"
+    ),
     "refuel": Command(
-        "REFUEL on pairs of dialogues", "config.refuel:RefuelConfig", "builders.steps:train_refuel", "refuel"
+        "REFUEL on pairs of dialogues", "settings.refuel:RefuelConfig", "builders.steps:train_refuel", "refuel"
     ),
     "refuel-online": Command(
         "REFUEL with the users of the data",
-        "config.refuel:RefuelOnlineConfig",
+        "settings.refuel:RefuelOnlineConfig",
         "builders.steps:train_refuel_online",
         "refuel_online",
     ),
@@ -94,7 +99,7 @@ COMMANDS: dict[str, Command] = {
     "data preview": Command("rows as training sees them", "data.options:PreviewOptions", "data.command:run"),
     "data prepare": Command("filter and encode data once", "data.options:PrepareOptions", "data.command:run"),
     "plan": Command(
-        "memory, updates and flags that fit, before anything runs", "config.plan:PlanOptions", "plan.command:run"
+        "memory, updates and flags that fit, before anything runs", "settings.plan:PlanOptions", "plan.command:run"
     ),
     "generate": Command(
         "responses of a model, with rewards",
@@ -148,14 +153,14 @@ COMMANDS: dict[str, Command] = {
     "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.command:run"),
     "macro-actions": Command(
         "where termination conditions cut responses",
-        "config.macro_actions:MacroActionsOptions",
+        "settings.macro_actions:MacroActionsOptions",
         "show_macro_actions:run",
     ),
-    "serve": Command("a reward model for --reward_url", "config.commands:ServeOptions", "scoring.serve:serve"),
-    "serve-vllm": Command("vLLM for --vllm_url", "config.commands:ServeVllmOptions", "rollouts.serve:serve"),
-    "push": Command("a model to the Hugging Face hub", "config.commands:PushOptions", "run.hub:run_push"),
+    "serve": Command("a reward model for --reward_url", "settings.commands:ServeOptions", "scoring.serve:serve"),
+    "serve-vllm": Command("vLLM for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.serve:serve"),
+    "push": Command("a model to the Hugging Face hub", "settings.commands:PushOptions", "run.hub:run_push"),
     "env": Command(
-        "versions, GPUs and memory, for a report of a bug", "config.commands:EnvOptions", "run.environment:describe"
+        "versions, GPUs and memory, for a report of a bug", "settings.commands:EnvOptions", "run.environment:describe"
     ),
     "quickstart": Command(
         "the whole pipeline on this machine, in minutes",
@@ -172,7 +177,7 @@ COMMANDS: dict[str, Command] = {
         "the losses of step 2 side by side", "quickstart.options:RewardLossesOptions", "quickstart.reward_losses:run"
     ),
     "completion": Command(
-        "what a shell needs to complete these", "config.commands:CompletionOptions", "reference:completion"
+        "what a shell needs to complete these", "settings.commands:CompletionOptions", "reference:completion"
     ),
 }
 
@@ -303,14 +308,14 @@ def read_config(
     return resolved
 
 
-def _read_launch_flags(name: str, words: Sequence[str]) -> CommonConfig:
-    """The flags before the number of processes is known, of which only those of the launch may be used.
+def _read_launch_flags(name: str, words: Sequence[str]) -> LaunchFlags:
+    """The flags of the launch, before the number of processes is known.
 
     They are not checked, and --print_config is left for `read_config`, which prints batch sizes for all processes.
     """
     quiet_words = [word for word in words if word not in PRINTS]
     flags_class: type[CommonConfig] = COMMANDS[name].flags_class()
-    return resolve(flags_class, quiet_words, command=name, processes=1, checks=False).config
+    return resolve(flags_class, quiet_words, command=name, processes=1, checks=False).config.launch
 
 
 # -- help

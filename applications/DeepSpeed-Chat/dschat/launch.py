@@ -19,17 +19,17 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from types import FrameType, TracebackType
 
 import psutil
 
-from dschat.config.processes import LaunchFlags
-from dschat.config.rules import check_flags
 from dschat.errors import UserError
 from dschat.remote import VARIABLES, check_paths, check_programs, delivered, pack, split_variables
+from dschat.settings.flags import check_values, flags_of
+from dschat.settings.processes import LaunchFlags
 
 WORKER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")  # set by every launcher
 LAUNCHER = "MA_RLHF_LAUNCHER"  # host name and process id of the process that called `launch`
@@ -82,7 +82,7 @@ def worker_environment() -> dict[str, str]:
     The variables of `LaunchFlags` are left out: MASTER_ADDR, for instance, is set by the launcher for its workers, and
     is no flag of the user's.
     """
-    launch_variables = {field.metadata["notes"].environment for field in fields(LaunchFlags)}
+    launch_variables = {flag.environment for flag in flags_of(LaunchFlags).values()}
     return {name: value for name, value in os.environ.items() if name not in launch_variables}
 
 
@@ -121,7 +121,7 @@ def plan_launch(flags: LaunchFlags) -> LaunchPlan:
     Raises:
         UserError: a flag is out of range, or flags, list of machines and CUDA_VISIBLE_DEVICES contradict each other.
     """
-    check_flags(flags)
+    check_values(flags)
     port = ["--master_port", str(flags.master_port)]
     if flags.hostfile or flags.node_rank is not None or flags.num_nodes > 1:
         return _plan_machines(flags, port)

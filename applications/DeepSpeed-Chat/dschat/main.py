@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from dschat.common.atomic import NO_ROOM
 from dschat.common.lock import close_all
 from dschat.common.progress import LinesAboveBars
-from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.launch import ERROR_FILE, follow_launcher
+from dschat.settings.common import CommonConfig
 
 if TYPE_CHECKING:
-    from dschat.config.batches import BatchPlan
     from dschat.run.output import RunOutput
+    from dschat.settings.batches import BatchPlan
 
 # Errors of gloo and NCCL when the process at the other end of a connection has ended.
 LOST_PEER = re.compile(r"Connection (reset|closed) by peer|remote process exited|Connection refused.*store", re.I)
@@ -138,7 +138,7 @@ class TrainingProcess(Generic[C]):
         from dschat.run.stop import Stopped
 
         _quieten_libraries()
-        with process_group(config.ddp_timeout):
+        with process_group(config.engine.ddp_timeout):
             try:
                 metrics = self._train_in_group(config, plan)
                 uploads = is_main()
@@ -152,8 +152,8 @@ class TrainingProcess(Generic[C]):
                     # The launcher ends them when this process is gone.
                     _leave_at_once(report_error(error, self.saved_models))
                 raise
-        if config.push_to_hub and uploads:  # outside of the group: no other rank waits by now
-            push_after_training(config.output_dir, config.push_to_hub)
+        if config.tracking.push_to_hub and uploads:  # outside of the group: no other rank waits by now
+            push_after_training(config.output.output_dir, config.tracking.push_to_hub)
         return TrainingResult(0, metrics)
 
     def _train_in_group(self, config: C, plan: BatchPlan) -> dict[str, float]:
@@ -165,7 +165,9 @@ class TrainingProcess(Generic[C]):
         from dschat.run.preflight import preflight
 
         preflight(config)
-        torch.manual_seed(config.seed)  # for new adapters and embedding rows; sampling has seeds of its own
+        torch.manual_seed(
+            config.optimisation.seed
+        )  # for new adapters and embedding rows; sampling has seeds of its own
         if not is_main():
             logging.getLogger().setLevel(logging.WARNING)
         output = RunOutput(self._step, config, plan)
@@ -182,7 +184,7 @@ class TrainingProcess(Generic[C]):
 
     def _how_to_continue(self, config: C) -> str:
         """What to do after a signal."""
-        if self._output is not None and self._output.folder != Path(config.output_dir):
+        if self._output is not None and self._output.folder != Path(config.output.output_dir):
             # The earlier run in the output folder has not been replaced yet.
             return "nothing was saved yet: start the same command again"
         return "to go on, add --resume_from_checkpoint to the command"
@@ -197,7 +199,7 @@ def _disk_errors_reported(config: CommonConfig) -> Iterator[None]:
         if error.errno not in NO_ROOM:
             raise
         raise UserError(
-            f"--output_dir {error.filename or config.output_dir} could not be written: {error.strerror}. "
+            f"--output_dir {error.filename or config.output.output_dir} could not be written: {error.strerror}. "
             f"{config.full_disk_remedy}"
         ) from error
 

@@ -6,12 +6,12 @@ python -m dschat.reference > docs/flags.md
 
 from argparse import SUPPRESS, Action
 from collections.abc import Iterator
-from dataclasses import fields
 
 from dschat.cli import COMMANDS, Command
-from dschat.config.commands import CompletionOptions
-from dschat.config.parser import FlagParser
-from dschat.config.presets import preset_names
+from dschat.settings.commands import CompletionOptions
+from dschat.settings.flags import flags_of
+from dschat.settings.parser import FlagParser
+from dschat.settings.presets import preset_names
 
 BASH = """_dschat() {
     local IFS=$'\\n' current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} words=""
@@ -85,9 +85,8 @@ def completion(options: CompletionOptions) -> str:
 def _actions(command: Command) -> list[Action]:
     """The flags of a subcommand as its parser has them, those of DeepSpeed-Chat without effect left out."""
     kind = command.flags_class()
-    known = {field.name for field in fields(kind)}
     actions = FlagParser(kind)._actions
-    return [action for action in actions if action.dest in known and action.help != SUPPRESS]
+    return [action for action in actions if action.dest in flags_of(kind) and action.help != SUPPRESS]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.atomic import reporting, write_file
 from dschat.conditions.termination import TerminationCondition
-from dschat.config.macro_actions import READ, MacroActionsOptions, TerminationFlags, reads_logprobs
 from dschat.data.collate import pad
 from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.rows import Row
@@ -23,6 +22,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.reports.macro_actions import MacroToken, macro_text
 from dschat.reports.report import Example, MacroPanel, Report, Section
+from dschat.settings.macro_actions import MacroActionsOptions, TerminationFlags, termination_of
 from dschat.trainers.rollout_metrics import token_texts
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory, select_rows
@@ -81,23 +81,29 @@ def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
 
 def _titled_flags(condition: str, options: MacroActionsOptions) -> list[tuple[str, TerminationFlags]]:
     """The title and the flags of each panel: `fixed` once per length, `parsing` once per parser."""
-    read = {name: getattr(options, name) for name in READ.get(condition, ())}
+    common = {"termination_condition": condition, **options.values_of(condition)}
     if condition == "fixed":
-        return [(f"fixed, n = {n:g}", TerminationFlags(ngram=n)) for n in options.ngram]
-    if condition != "parsing":
-        title = f"perplexity, {options.ppl_mode}" if condition == "ppl" else condition
-        return [(title, TerminationFlags(termination_condition=condition, **read))]
-    models = [None if model == "-" else model for model in options.parser_model or ["-"] * len(options.parser)]
+        panels = [common | {"ngram": length} for length in options.ngram]
+    elif condition == "parsing":
+        panels = [common | parser for parser in _parsers(options)]
+    else:
+        panels = [common]
+    titled = []
+    for values in panels:
+        flags = termination_of(**values)
+        titled.append((flags.title, flags))
+    return titled
+
+
+def _parsers(options: MacroActionsOptions) -> list[dict[str, str | None]]:
+    """The flags of each parser: its name and its model, of which - is the default."""
+    models = options.parser_model or ["-"] * len(options.parser)
     if len(models) != len(options.parser):
         raise UserError(
             f"--parser_model: give one for each of {len(options.parser)} parsers; - is a parser's default."
         )
-    titles = [f"{name}, cutoff {options.parsing_cutoff}" for name in options.parser]
-    flags = [
-        TerminationFlags(termination_condition=condition, parser=name, parser_model=model, **read)
-        for name, model in zip(options.parser, models, strict=True)
-    ]
-    return list(zip(titles, flags, strict=True))
+    pairs = zip(options.parser, models, strict=True)
+    return [{"parser": name, "parser_model": None if model == "-" else model} for name, model in pairs]
 
 
 def _texts(options: MacroActionsOptions) -> list[tuple[str, str]]:
@@ -119,7 +125,9 @@ def _trajectory(
     ids, attention = torch.cat([left, right], 1), torch.cat([before, mask], 1)
     rollout = Rollout(ids, attention, mask, torch.arange(len(ids)), torch.ones(len(ids)).bool())
     blank = torch.zeros(mask.shape)
-    reads_them = any(map(reads_logprobs, options.termination_condition))
+    reads_them = any(
+        termination_of(termination_condition=name).reads_logprobs for name in options.termination_condition
+    )
     logprobs = _logprobs(options, rollout, tokenizer) if reads_them else blank
     return Trajectory(rollout, logprobs, logprobs, blank, torch.zeros(len(ids)))
 

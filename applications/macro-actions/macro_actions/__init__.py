@@ -11,10 +11,35 @@ Its functions read no file, no flag and no clock, draw nothing from the global r
 Shapes: B rows, P prompt positions, R response positions, M macro actions.
 """
 
-from macro_actions.conditions import fixed, parsing, ppl, randomized, surprise
-from macro_actions.estimators import gae, macro_gae
-from macro_actions.groups import dr_grpo, grpo, prefix_values, rloo
-from macro_actions.segments import macro_logprobs, pool_rewards, pool_values, segment, to_tokens, value_weights
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from macro_actions.conditions import fixed, parsing, ppl, randomized, surprise
+    from macro_actions.estimators import gae, macro_gae
+    from macro_actions.groups import dr_grpo, grpo, prefix_values, rloo
+    from macro_actions.segments import macro_logprobs, pool_rewards, pool_values, segment, to_tokens, value_weights
+
+# Name → the module that defines it, imported when the name is first used: `macro_actions.settings` loads no torch.
+_MODULES = {
+    "dr_grpo": "groups",
+    "fixed": "conditions",
+    "gae": "estimators",
+    "grpo": "groups",
+    "macro_gae": "estimators",
+    "macro_logprobs": "segments",
+    "parsing": "conditions",
+    "pool_rewards": "segments",
+    "pool_values": "segments",
+    "ppl": "conditions",
+    "prefix_values": "groups",
+    "randomized": "conditions",
+    "rloo": "groups",
+    "segment": "segments",
+    "surprise": "conditions",
+    "to_tokens": "segments",
+    "value_weights": "segments",
+}
 
 __all__ = [
     "dr_grpo",
@@ -35,3 +60,10 @@ __all__ = [
     "to_tokens",
     "value_weights",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A function of this package."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

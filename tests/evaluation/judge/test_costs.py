@@ -10,11 +10,11 @@ import pytest
 
 from cli_runs import write_jsonl
 from dschat.common.chat_servers import Endpoint
-from dschat.config.parse import parse
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Prices, Spending, estimated_tokens
 from dschat.evaluation.judge.run import run_judge
 from dschat.evaluation.options import JudgeOptions
+from dschat.settings.parse import parse
 from judges import GOOD_B, client_of, judged, question, rows_of, two_files, verdicts
 
 

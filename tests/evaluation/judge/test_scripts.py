@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cli_runs import message_of, read_jsonl, run_command
-from dschat.config.parse import parse
 from dschat.evaluation.judge.run import run_judge
 from dschat.evaluation.options import JudgeOptions
+from dschat.settings.parse import parse
 from judges import EVALUATION, WAIT, start, two_files, until
 
 KEY = "sk-proj-Zq7x_0123456789-abcdefghij"

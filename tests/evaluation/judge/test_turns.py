@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from cli_runs import read_jsonl, write_jsonl
-from dschat.config.parse import parse
 from dschat.errors import UserError
 from dschat.evaluation.options import TurnOptions
 from dschat.reports.evaluations import run_turns
+from dschat.settings.parse import parse
 from judges import EVALUATION, shown_in, start, until
 
 # By `more_good`, which counts in all that is shown: dialogue 0 A, A; 1 B, tie; 2 the same text at turn 1, then B.

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from cli_runs import ROOT, read_jsonl, run_command, write_jsonl
-from dschat.config.parse import parse
 from dschat.errors import UserError
 from dschat.evaluation.options import TurnOptions
 from dschat.evaluation.turns import PUBLISHED, rates_by_turn, turn_pairs
 from dschat.reports.evaluations import run_turns, turns_report
+from dschat.settings.parse import parse
 
 # Scores of three dialogues; by hand: turn 1 A, tie, B; turn 2 A, A; turn 3 B.
 SCORES_A = {7: [2.0, 1.0, 0.0], 3: [1.0, 5.0], 5: [0.0]}

@@ -106,7 +106,7 @@ def read_kernels(trace: Path) -> list[Kernel]:
     if not device_events:
         kernels = [kernel_of(event, launch) for event, launch in operators]
     else:
-        unknown = Launch(-1.0, ())
+        unknown = Launch(-1.0, (f"{REST}#0",))
         kernels = [
             kernel_of(event, launches.get(event["args"].get("correlation"), unknown)) for event in device_events
         ]

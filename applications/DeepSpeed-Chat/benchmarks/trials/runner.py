@@ -17,11 +17,11 @@ from torch import Tensor
 from dschat.builders.engines import RunPlan
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.conditions.termination import Ends, TerminationCondition
-from dschat.config.ppo import PPOConfig
 from dschat.data.examples import prompt_examples
 from dschat.run.metrics import MetricsLog
 from dschat.run.output import Run, new_record
 from dschat.scoring.source import ResponseTexts, Scores, ScoreSource, scores_of
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.ppo import PPO
 from dschat.trainers.ppo_models import ActorSampler
 from macro_actions import estimators
@@ -58,19 +58,21 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
         config, RunPlan(plan, spec.updates * plan.updates_per_rollout, compiles=False), tokenizer
     )
     assert models.metric is not None
-    product = estimators.ESTIMATORS[config.advantage_estimator]
+    product = estimators.ESTIMATORS[config.advantages.advantage_estimator]
     gold, noting = GoldByLength(models.metric), Noting(ESTIMATORS.get(spec.estimator, product))
     reward = Standardised(models.reward, start) if spec.scores == "gold" else models.reward
     models = replace(models, reward=reward, metric=gold)
-    size = config.per_device_generation_batch_size  # prompts of a rollout, of BATCH responses in all
+    size = config.sampling.per_device_generation_batch_size  # prompts of a rollout, of BATCH responses in all
     prompts, _ = prompt_examples(task.rows(spec.updates * size, spec.seed, "ppo"), tokenizer, task.max_prompt)
-    condition = TerminationCondition(config, tokenizer, tokenizer.eos_token_id, spec.seed)
+    condition = TerminationCondition(config.termination, tokenizer, tokenizer.eos_token_id, spec.seed)
     if spec.condition == "high_entropy":  # asks the reference: more than a user's function is handed
         condition = cast(TerminationCondition, lambda known, epoch: Ends(high_entropy(known, models.reference)))
     # What a trainer needs of its run.
     bare = SimpleNamespace(plan=plan, folder=folder, record=new_record("ppo", [], 0, 1), metrics=MetricsLog(folder))
     ppo = PPO(models, prompts, [], tokenizer, condition, config, cast(Run, bare), estimator=noting)
-    ppo.sample = ActorSampler(models.actor, tokenizer, sampling(task, tokenizer), config.seed, models.rollouts)
+    ppo.sample = ActorSampler(
+        models.actor, tokenizer, sampling(task, tokenizer), config.optimisation.seed, models.rollouts
+    )
     curves: dict[str, list[float]] = {}
     for i in range(spec.updates):
         metrics = ppo.iterate([list(range(i * size, (i + 1) * size))], iteration=i)
@@ -112,7 +114,7 @@ def configure(spec: Spec, task: LearningTask, start: Start, starts: Starts) -> P
         flags["critic_model_name_or_path"] = starts.scalar(spec.critic, task, spec.seed)
     if spec.condition not in ("product", "high_entropy"):
         flags["termination_condition"] = f"{HERE / 'variants.py'}:{spec.condition}"
-    return PPOConfig(**flags | dict(spec.flags))  # type: ignore[arg-type]
+    return PPOConfig(**flags | dict(spec.flags))
 
 
 @dataclass

@@ -15,19 +15,19 @@ from typing import TypeVar
 from dschat.builders.engines import ACTOR, BASE, CRITIC
 from dschat.builders.ppo import check_heads
 from dschat.builders.shared_base import check_shared_base, is_on_base
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import OneModelConfig
 from dschat.data.examples import PromptExample
 from dschat.data.loading import ExampleLoader, Make, StepData, Validate
 from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.rows import Row
-from dschat.data.sources import ShareFlags, load_share
+from dschat.data.sources import load_share
 from dschat.models.limits import check_length
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, rank, world_size
 from dschat.scoring.programs.blocks import ProgramBlock
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.scores import has_tests, run_solutions
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.supervised import OneModelConfig
 
 E = TypeVar("E")
 # Why a row is left out.
@@ -36,14 +36,14 @@ UNSOLVED = "its own solution fails its tests"
 
 
 def load_step_data(
-    flags: ShareFlags, kind: type[E], make: Make[E], validate: Validate | None = None, on_prompt: bool | None = None
+    config: CommonConfig, kind: type[E], make: Make[E], validate: Validate | None = None, on_prompt: bool | None = None
 ) -> StepData[E]:
     """The examples of a step; for `make` and `validate` see `dschat.data.loading.ExampleLoader`. Every rank must call
     it.
 
     `on_prompt`: in step 1, prompts are learnt from, too. Raises UserError: no data, a bad row, or no example is left.
     """
-    loader = ExampleLoader(flags, kind, make, validate, on_prompt)
+    loader = ExampleLoader(config, kind, make, validate, on_prompt)
     if broadcast_object(loader.is_small):
         return loader.read(show=is_main())
     key = broadcast_object(loader.key if is_main() else "")
@@ -65,13 +65,16 @@ def load_step_data(
 def check_lengths(config: CommonConfig) -> None:
     """Refuses texts longer than a model can read, before anything is loaded. Raises UserError."""
     if isinstance(config, OneModelConfig):
-        check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")
+        check_length(config.model.model_name_or_path, BASE, config.model.max_seq_len, "--max_seq_len")
     elif isinstance(config, PPOConfig):
-        tokens = config.max_prompt_seq_len + config.max_answer_seq_len
+        tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
         check_shared_base(config)
         check_heads(config)
         # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
-        for flag, path in ((ACTOR, config.actor_model_name_or_path), (CRITIC, config.critic_model_name_or_path)):
+        for flag, path in (
+            (ACTOR, config.models.actor_model_name_or_path),
+            (CRITIC, config.models.critic_model_name_or_path),
+        ):
             if path and not is_on_base(config, path):
                 check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
 
@@ -89,9 +92,11 @@ def load_problems(
     share = load_share(config, show=is_main())
     if is_main():
         validate(share.train)
-        warn_of_plain_prompts(share.train, make.keywords["tokenizer"], config.apply_chat_template)
-    rows, left_out = rows_with_tests(share.train, pool, config.drop_unsolvable, config.program_block)
-    held_out_rows, left_out_eval = rows_with_tests(share.eval, pool, config.drop_unsolvable, config.program_block)
+        warn_of_plain_prompts(share.train, make.keywords["tokenizer"], config.columns.apply_chat_template)
+    rows, left_out = rows_with_tests(share.train, pool, config.programs.drop_unsolvable, config.programs.program_block)
+    held_out_rows, left_out_eval = rows_with_tests(
+        share.eval, pool, config.programs.drop_unsolvable, config.programs.program_block
+    )
     prompts, dropped = make(rows)
     held_out, dropped_eval = make(held_out_rows, held_out=True)
     counts = {"train": left_out + dropped, "eval": left_out_eval + dropped_eval}

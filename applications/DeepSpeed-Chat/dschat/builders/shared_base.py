@@ -25,8 +25,6 @@ from transformers import PreTrainedModel
 
 from dschat.builders.engines import ACTOR, CRITIC, REWARD
 from dschat.common.fingerprints import model_hash
-from dschat.config.batches import BatchPlan
-from dschat.config.ppo import PPOConfig
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.errors import UserError
@@ -35,6 +33,8 @@ from dschat.models.load import classifier_class, drop_eos_as_pad, open_config
 from dschat.models.lora import adapter_settings, find_adapter, load_adapter
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.scoring.reward_model import RewardModelScores
+from dschat.settings.batches import BatchPlan
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.iteration import pass_size
 
 logger = logging.getLogger(__name__)
@@ -44,12 +44,12 @@ def check_shared_base(config: PPOConfig) -> None:
     """Looks at the folders of --share_base before anything is loaded. Raises UserError where the critic is a whole
     model or of another rank, or the reward model neither whole nor over the base.
     """
-    if not config.share_base:
+    if not config.memory.share_base:
         return
     actor, critic, reward = (
-        config.actor_model_name_or_path,
-        config.critic_model_name_or_path,
-        config.reward_model_name_or_path,
+        config.models.actor_model_name_or_path,
+        config.models.critic_model_name_or_path,
+        config.rewards.reward_model_name_or_path,
     )
     if critic is not None:
         folder = find_adapter(critic)
@@ -60,19 +60,19 @@ def check_shared_base(config: PPOConfig) -> None:
                 "base with a value head of zeros."
             )
         rank = adapter_settings(folder)["r"]
-        if rank != config.critic_lora_dim:
+        if rank != config.memory.critic_lora_dim:
             raise UserError(
-                f"--critic_lora_dim {config.critic_lora_dim}: the critic starts from the adapter {folder}, which has "
-                f"rank {rank}. Give --critic_lora_dim {rank}."
+                f"--critic_lora_dim {config.memory.critic_lora_dim}: the critic starts from the adapter {folder},"
+                f" which has rank {rank}. Give --critic_lora_dim {rank}."
             )
     if reward is None:
         return
     if is_on_base(config, reward):
-        if config.rm_template:
+        if config.rewards.rm_template:
             raise UserError(
                 f"--rm_template: with --share_base, {REWARD} {reward} reads the actor's own ids. Drop one of the two."
             )
-        if config.offload_reference_model:
+        if config.memory.offload_reference_model:
             raise UserError(
                 "--offload_reference_model: with --share_base, reference and reward model are the actor's base, which "
                 "stays where the actor is. Drop the flag."
@@ -88,8 +88,8 @@ def check_shared_base(config: PPOConfig) -> None:
 
 def is_on_base(config: PPOConfig, path: str | None) -> bool:
     """Whether a model of --share_base is an adapter over the actor's base, and not a whole model of its own."""
-    folder = find_adapter(path) if config.share_base else None
-    return folder is not None and _is_base(adapter_settings(folder), config.actor_model_name_or_path)
+    folder = find_adapter(path) if config.memory.share_base else None
+    return folder is not None and _is_base(adapter_settings(folder), config.models.actor_model_name_or_path)
 
 
 def _is_base(settings: dict[str, object], actor: str) -> bool:
@@ -111,14 +111,14 @@ def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedM
     not, or what is a whole model. A critic that starts from no adapter has none yet. `check_shared_base` has accepted
     the flags.
     """
-    base, critic, reward = config.actor_model_name_or_path, None, None
-    if config.needs.critic:
+    base, critic, reward = config.models.actor_model_name_or_path, None, None
+    if config.advantages.needs.critic:
         critic = classifier_beside(actor, CRITIC)
-        folder = find_adapter(config.critic_model_name_or_path)
+        folder = find_adapter(config.models.critic_model_name_or_path)
         if folder is not None:
             load_adapter(critic, folder, CRITIC, base)
-    if is_on_base(config, config.reward_model_name_or_path):
-        folder = find_adapter(config.reward_model_name_or_path)
+    if is_on_base(config, config.rewards.reward_model_name_or_path):
+        folder = find_adapter(config.rewards.reward_model_name_or_path)
         assert folder is not None  # it is on the base
         reward = classifier_beside(actor, REWARD)
         load_adapter(reward, folder, REWARD, base)

@@ -12,10 +12,6 @@ from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.builders.scores import build_dialogue_scores, build_program_pool
 from dschat.common.fingerprints import model_hash
 from dschat.conditions.termination import TerminationCondition
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
-from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.data.dialogue_pairs import load_regression_data
 from dschat.data.dialogues import DialogueLimits, dialogue_examples
 from dschat.data.encoding import turn_end
@@ -31,7 +27,6 @@ from dschat.data.examples import (
 )
 from dschat.data.loading import StepData
 from dschat.data.messages import WEIGHT
-from dschat.data.rows import keys_of
 from dschat.data.sources import load_share, source_line
 from dschat.data.template_notes import warn_of_dialogues, warn_of_template
 from dschat.engine.process_group import training_dtype
@@ -44,6 +39,10 @@ from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.run.peaks import measure_own_gpu
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.trainers.dpo import DPOTask
 from dschat.trainers.loop import loop_of, total_updates
 from dschat.trainers.ppo import PPO
@@ -62,26 +61,31 @@ MODEL = "--model_name_or_path"
 
 def train_sft(config: SFTConfig, run: RunOutput) -> None:
     """Step 1: supervised fine-tuning."""
-    base = config.model_name_or_path
+    base = config.model.model_name_or_path
     check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL, end_token=config.end_of_conversation_token)
-    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
+    end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     make = partial(
         sft_examples,
         tokenizer=tokenizer,
-        max_seq_len=config.max_seq_len,
+        max_seq_len=config.model.max_seq_len,
         eos_id=end_id,
-        all_turns=config.train_on == "all",
+        all_turns=config.sft.train_on == "all",
     )
-    reads = () if config.sft_on_prompt else (WEIGHT,)  # with prompts, every token is trained on
-    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config), reads=reads)
-    data = load_step_data(config, SFTExample, make, validate, config.sft_on_prompt)
+    reads = () if config.sft.sft_on_prompt else (WEIGHT,)  # with prompts, every token is trained on
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=reads)
+    data = load_step_data(config, SFTExample, make, validate, config.sft.sft_on_prompt)
     plan = _announce(config, run, data)
     warn_without_classifier(base)
     peaks = _peaks(config, run)
     engine = build_policy(config, plan, tokenizer)
-    width = config.max_seq_len if config.packing else None
-    options = (config.sft_on_prompt, config.label_smoothing, width, config.max_tokens_per_micro_batch is not None)
+    width = config.model.max_seq_len if config.sft.packing else None
+    options = (
+        config.sft.sft_on_prompt,
+        config.sft.label_smoothing,
+        width,
+        config.optimisation.max_tokens_per_micro_batch is not None,
+    )
     task = SFTTask(data.train, data.eval, tokenizer.pad_token_id, *options)
     algorithm = Supervised(engine, task, config, run, peaks=peaks)
     loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
@@ -89,37 +93,43 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
 
 def train_reward(config: RewardConfig, run: RunOutput) -> None:
     """Step 2: the reward model."""
-    base = config.model_name_or_path
+    base = config.model.model_name_or_path
     check_lengths(config)
     # Beside an adapter alone no embeddings are saved, which therefore must not grow by a pad token.
-    saves_classifier = config.merge_lora or Finetuning(*config.finetuning(config.lora_dim)).rank == 0
-    tokenizer = load_tokenizer(base, MODEL, saves_classifier, config.end_of_conversation_token)
-    warn_unless_made_by("sft", base, MODEL)
-    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
-    make = partial(
-        pair_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id, margin_key=config.margin_key
+    saves_classifier = (
+        config.finetuning.merge_lora or Finetuning(*config.finetuning.options(config.finetuning.lora_dim)).rank == 0
     )
-    reads = () if config.margin_key is None else (config.margin_key,)
-    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config), reads=reads)
+    tokenizer = load_tokenizer(base, MODEL, saves_classifier, config.data.end_of_conversation_token)
+    warn_unless_made_by("sft", base, MODEL)
+    end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    make = partial(
+        pair_examples,
+        tokenizer=tokenizer,
+        max_seq_len=config.model.max_seq_len,
+        eos_id=end_id,
+        margin_key=config.preferences.margin_key,
+    )
+    reads = () if config.preferences.margin_key is None else (config.preferences.margin_key,)
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=reads)
     data = load_step_data(config, PairExample, make, validate)
     plan = _announce(config, run, data)
     peaks = _peaks(config, run)
     engine = build_reward_model(config, plan, tokenizer)
-    centering = config.center_rewards_coefficient
-    task = RewardTask(data.train, data.eval, tokenizer.pad_token_id, config.reward_loss, centering)
+    centering = config.preferences.center_rewards_coefficient
+    task = RewardTask(data.train, data.eval, tokenizer.pad_token_id, config.preferences.reward_loss, centering)
     algorithm = Supervised(engine, task, config, run, peaks=peaks)
     loop_of(algorithm, {"reward": engine}, [SavedModel(engine, "reward model", base)], tokenizer, config, run).fit()
 
 
 def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     """Step 2 as direct preference optimisation, without a reward model."""
-    base = config.model_name_or_path
+    base = config.model.model_name_or_path
     check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL, end_token=config.end_of_conversation_token)
+    tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
     warn_unless_made_by("sft", base, MODEL)
-    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
-    make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id)
-    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config))
+    end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.model.max_seq_len, eos_id=end_id)
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns)
     data = load_step_data(config, PreferenceExample, make, validate)
     plan = _announce(config, run, data)
     peaks = _peaks(config, run)
@@ -133,12 +143,12 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     """Step 3: PPO with macro actions."""
     check_lengths(config)
     tokenizer = load_ppo_tokenizer(config)
-    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
-    condition = TerminationCondition(config, tokenizer, end_id, config.seed)
+    end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    condition = TerminationCondition(config.termination, tokenizer, end_id, config.optimisation.seed)
     run.record.parser = condition.parser
-    programs = build_program_pool(config) if config.reward_source == "programs" else None
-    make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.max_prompt_seq_len)
-    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=keys_of(config))
+    programs = build_program_pool(config) if config.rewards.reward_source == "programs" else None
+    make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.sampling.max_prompt_seq_len)
+    validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns)
     if programs is not None:
         run.record.sandbox = programs.level
         data = load_problems(config, make, programs, validate)
@@ -147,10 +157,10 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     plan = _announce(config, run, data)
     peaks = _peaks(config, run)
     models = build_ppo_models(config, plan, tokenizer, programs, _decoding(run))
-    average = MovingAverage(models.actor) if config.enable_ema else None
+    average = MovingAverage(models.actor) if config.memory.enable_ema else None
 
-    actor_base = config.actor_model_name_or_path
-    critic_base = config.critic_model_name_or_path or actor_base
+    actor_base = config.models.actor_model_name_or_path
+    critic_base = config.models.critic_model_name_or_path or actor_base
     saved = [SavedModel(models.actor, "policy", actor_base, "actor")]
     if average is not None:
         role = "policy (moving average)"
@@ -164,17 +174,17 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
 
 def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
     """REFUEL on pairs of dialogues that were drawn and scored before."""
-    base = config.model_name_or_path
+    base = config.model.model_name_or_path
     check_lengths(config)
-    tokenizer = load_tokenizer(base, MODEL, end_token=config.end_of_conversation_token)
-    rows = (config.start_idx, config.end_idx)
-    data = load_regression_data(config.data_path, config.max_seq_len, id_count(tokenizer), *rows)
+    tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
+    rows = (config.pairs.start_idx, config.pairs.end_idx)
+    data = load_regression_data(config.data.data_path, config.model.max_seq_len, id_count(tokenizer), *rows)
     plan = _announce(config, run, data)
     peaks = _peaks(config, run)
     engine = build_policy(config, plan, tokenizer)
     pad_id = tokenizer.pad_token_id
     reference = kept_reference(config, pad_id, model_hash(base), run.folder)
-    rest = (config.eta, config.temperature, reference, config.self_checks)
+    rest = (config.regression.eta, config.pairs.temperature, reference, config.engine.self_checks)
     task = RefuelTask(data.train, data.eval, pad_id, *rest)
     algorithm = Supervised(engine, task, config, run, peaks=peaks)
     loop_of(algorithm, {"refuel": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
@@ -183,12 +193,17 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
 def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     """REFUEL online, with the users of the data."""
     check_lengths(config)
-    tokenizer = load_tokenizer(config.model_name_or_path, MODEL, end_token=config.end_of_conversation_token)
+    tokenizer = load_tokenizer(config.model.model_name_or_path, MODEL, end_token=config.data.end_of_conversation_token)
     end_id = turn_end(tokenizer).token_id
     share = load_share(config)
     if is_main():
-        warn_of_dialogues(tokenizer, share.train, keys_of(config))
-    limits = DialogueLimits(config.max_turns, config.max_prompt_seq_len, config.max_answer_seq_len, config.max_seq_len)
+        warn_of_dialogues(tokenizer, share.train, config.columns)
+    limits = DialogueLimits(
+        config.dialogues.max_turns,
+        config.sampling.max_prompt_seq_len,
+        config.sampling.max_answer_seq_len,
+        config.model.max_seq_len,
+    )
     dialogues, dropped = dialogue_examples(share.train, tokenizer, limits)
     held_out, dropped_eval = dialogue_examples(share.eval, tokenizer, limits, held_out=True)
     data = StepData(dialogues, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
@@ -196,7 +211,7 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     peaks = _peaks(config, run)
     reward = build_dialogue_scores(config, device())
     models = build_refuel_models(config, plan, tokenizer, end_id, reward, _decoding(run))
-    saved = [SavedModel(models.policy, "policy", config.model_name_or_path)]
+    saved = [SavedModel(models.policy, "policy", config.model.model_name_or_path)]
     algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run, peaks=peaks)
     loop_of(algorithm, {"policy": models.policy}, saved, tokenizer, config, run).fit()
 
@@ -213,7 +228,7 @@ def _announce(config: CommonConfig, run: RunOutput, data: StepData[E]) -> RunPla
 
 def _peaks(config: CommonConfig, run: RunOutput) -> Peaks | None:
     """Measures this process's GPU while nothing else is on it; None on a CPU."""
-    return measure_own_gpu(training_dtype(config.dtype), run.record)
+    return measure_own_gpu(training_dtype(config.engine.dtype), run.record)
 
 
 def _decoding(run: RunOutput) -> Callable[[str], None]:

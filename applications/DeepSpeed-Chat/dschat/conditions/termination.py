@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From flags to a termination condition: Trajectory → where its macro actions end."""
+"""The functions of the termination conditions: Trajectory → where its macro actions end.
+
+`dschat.settings.conditions` has a row for each, with its flags.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,32 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.user_function import call_function, load_function
-from dschat.config.macro_actions import TerminationFlags
 from dschat.errors import UserError
+from dschat.settings.conditions import (
+    FixedFlags,
+    NoFlags,
+    ParsingFlags,
+    PerplexityFlags,
+    RandomizedFlags,
+    SurpriseFlags,
+)
+from dschat.settings.macro_actions import TerminationFlags
+from macro_actions import conditions as macro
 from macro_actions.conditions import (
     ends_from_lengths,
-    fixed,
     isolate_last_token,
     make_row_seeds,
-    ppl,
-    randomized,
-    surprise,
 )
 from macro_actions.constituents import ParsingCondition
 from macro_actions.token_text import TokenReader
@@ -47,6 +56,22 @@ class Ends:
     totals: Mapping[str, float] = field(default_factory=dict)  # what the parser reports: metric → sum over the rows
 
 
+@dataclass(frozen=True)
+class RunParts:
+    """What a condition may need of a run."""
+
+    tokenizer: PreTrainedTokenizerBase  # the policy's
+    end_id: int  # ends a response beside EOS (--end_of_conversation_token)
+    seed: int  # the run's, for `randomized`
+
+
+class FindEnds(Protocol):
+    """A condition that is ready: called once per rollout."""
+
+    def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        """Where the macro actions of every response end, in a pass over the data set."""
+
+
 class TerminationCondition:
     """The termination condition of a run: called once per rollout."""
 
@@ -55,67 +80,121 @@ class TerminationCondition:
 
         Args:
             flags: --termination_condition and its parameters, checked.
-            tokenizer: of the policy; also handed to a user's own function.
+            tokenizer: the policy's; also handed to a user's own function.
             end_id: ends a response beside EOS (--end_of_conversation_token).
-            seed: of the run, for `randomized`.
+            seed: the run's, for `randomized`.
 
         Raises:
             UserError: a user's function cannot be imported, or the parser cannot be loaded.
         """
-        self._flags, self._seed = flags, seed
-        self._user = self._parsing = self._units = None
-        self.parser: dict[str, str] = {}  # name and version; empty for other conditions than parsing
-        if ":" in flags.termination_condition:
-            self._user = UserCondition(flags.termination_condition, tokenizer)
-        elif flags.termination_condition == "parsing":
-            # Every rank parses its own rows with a parser of its own.
-            backend = load_backend(flags.parser, flags.parser_model, flags.parser_device)
-            self._parsing = ParsingCondition(tokenizer, backend, flags.parsing_cutoff, {end_id})
-            self.parser = {"name": backend.name, "version": backend.version}
-        elif flags.termination_condition in UNITS:
-            if flags.termination_condition == "sentence" and find_spec("constituent_treelib") is None:
-                raise UserError(
-                    f"{FLAG} sentence: the package constituent_treelib is not installed. Run `cd Constituent-Treelib"
-                    " && pip install -e .`, or use another condition."
-                )
-            self._units = UnitCondition(tokenizer, UNITS[flags.termination_condition], {end_id})
+        self._isolates = flags.isolate_last_token
+        condition = flags.condition
+        self._find: FindEnds
+        if condition is None:
+            self._find = UserCondition(flags.termination_condition, tokenizer)
+        else:
+            make = resolve_name(f"dschat.{condition.function}")
+            self._find = make(flags.conditions[condition.name], RunParts(tokenizer, end_id, seed))
+
+    @property
+    def parser(self) -> dict[str, str]:
+        """Name and version of the parser; empty for other conditions than parsing."""
+        found: dict[str, str] = getattr(self._find, "parser", {})
+        return found
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
         """Finds where the macro actions of every response end.
 
         Args:
-            trajectory: of this rank; a scored rollout is enough unless the condition reads the policy's log-probs.
+            trajectory: this rank's; a scored rollout is enough unless the condition reads the policy's log-probs.
             epoch: pass over the data set; `randomized` draws anew in each.
 
         Raises:
             UserError: a user's function fails or returns something else than (B, R) bool.
         """
-        flags, mask = self._flags, trajectory.response_mask
-        totals: dict[str, float] = {}
-        if self._user is not None:
-            assert isinstance(trajectory, Trajectory)  # the caller asked
-            ends = self._user(trajectory)
-        elif self._parsing is not None:
-            found = self._parsing(trajectory.rollout.response_rows())
-            ends = ends_from_lengths(found.lengths, mask)
-            totals = {f"parsing/{name}": getattr(found.counts, name) for name in ("sentences", "parsed", "fell_back")}
-            totals["parsing/seconds"] = found.seconds
-        elif self._units is not None:
-            ends = ends_from_lengths(self._units(trajectory.rollout.response_rows()), mask)
-        elif flags.termination_condition == "surprise":
-            assert isinstance(trajectory, Trajectory)  # the caller asked
-            ends = surprise(mask, trajectory.logprobs, flags.surprise_probability, flags.surprise_count)
-        elif flags.termination_condition == "ppl":
-            ends = ppl(mask, trajectory.ref_logprobs, flags.ppl_mode)
-        elif flags.termination_condition == "randomized":
-            rollout = trajectory.rollout
-            seeds = make_row_seeds(self._seed, rollout.prompt_index, epoch, rollout.sample_index)
-            ends = randomized(mask, flags.ngram_lengths, flags.repeat_times, seeds)
-        elif flags.termination_condition == "fixed":
-            ends = fixed(mask, flags.ngram)
-        else:
-            raise ValueError(f"termination condition {flags.termination_condition} has no branch here")
-        return Ends(isolate_last_token(ends, mask) if flags.isolate_last_token else ends, totals)
+        found = self._find(trajectory, epoch)
+        if not self._isolates:
+            return found
+        return replace(found, ends=isolate_last_token(found.ends, trajectory.response_mask))
+
+
+def fixed(flags: FixedFlags, run: RunParts) -> FindEnds:
+    """A macro action every n tokens."""
+
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        return Ends(macro.fixed(trajectory.response_mask, flags.ngram))
+
+    return find
+
+
+def randomized(flags: RandomizedFlags, run: RunParts) -> FindEnds:
+    """Macro actions of shuffled lengths, shuffled anew for each row and epoch."""
+
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        rollout = trajectory.rollout
+        seeds = make_row_seeds(run.seed, rollout.prompt_index, epoch, rollout.sample_index)
+        return Ends(macro.randomized(trajectory.response_mask, flags.ngram_lengths, flags.repeat_times, seeds))
+
+    return find
+
+
+def perplexity(flags: PerplexityFlags, run: RunParts) -> FindEnds:
+    """Macro actions that end where the reference is surprised."""
+
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        return Ends(macro.ppl(trajectory.response_mask, trajectory.ref_logprobs, flags.ppl_mode))
+
+    return find
+
+
+def surprise(flags: SurpriseFlags, run: RunParts) -> FindEnds:
+    """Macro actions that begin at tokens which were unlikely under the policy."""
+
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        assert isinstance(trajectory, Trajectory)  # the caller asked
+        mask = trajectory.response_mask
+        return Ends(macro.surprise(mask, trajectory.logprobs, flags.surprise_probability, flags.surprise_count))
+
+    return find
+
+
+class Parsing:
+    """Macro actions that are constituents of a parse; every rank parses its own rows with a parser of its own."""
+
+    def __init__(self, flags: ParsingFlags, run: RunParts) -> None:
+        """Loads the parser. Raises UserError where it cannot be loaded."""
+        backend = load_backend(flags.parser, flags.parser_model, flags.parser_device)
+        self._parse = ParsingCondition(run.tokenizer, backend, flags.parsing_cutoff, {run.end_id})
+        self.parser = {"name": backend.name, "version": backend.version}
+
+    def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        """Where constituents end, and how many sentences were parsed."""
+        parsed = self._parse(trajectory.rollout.response_rows())
+        totals = {f"parsing/{name}": getattr(parsed.counts, name) for name in ("sentences", "parsed", "fell_back")}
+        totals["parsing/seconds"] = parsed.seconds
+        return Ends(ends_from_lengths(parsed.lengths, trajectory.response_mask), totals)
+
+
+def sentences(flags: NoFlags, run: RunParts) -> FindEnds:
+    """Each sentence is a macro action. Raises UserError where the package that splits them is missing."""
+    if find_spec("constituent_treelib") is None:
+        raise UserError(
+            f"{FLAG} sentence: the package constituent_treelib is not installed. Run `cd Constituent-Treelib"
+            " && pip install -e .`, or use another condition."
+        )
+    return _of_units(UnitCondition(run.tokenizer, sentence_ends, {run.end_id}))
+
+
+def lines(flags: NoFlags, run: RunParts) -> FindEnds:
+    """Each line is a macro action."""
+    return _of_units(UnitCondition(run.tokenizer, line_ends, {run.end_id}))
+
+
+def _of_units(units: UnitCondition) -> FindEnds:
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        return Ends(ends_from_lengths(units(trajectory.rollout.response_rows()), trajectory.response_mask))
+
+    return find
 
 
 class UserCondition:
@@ -125,12 +204,13 @@ class UserCondition:
         """Imports the function. Raises UserError where it cannot be imported."""
         self._function, self._spec, self._tokenizer = load_function(spec, FLAG), spec, tokenizer
 
-    def __call__(self, trajectory: Trajectory) -> Tensor:
-        """Where macro actions end: (B, R) bool.
+    def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        """Where macro actions end.
 
         Raises:
             UserError: the function fails, or returns something else.
         """
+        assert isinstance(trajectory, Trajectory)  # the caller asked
         ends = call_function(self._function, FLAG, trajectory, self._tokenizer)
         mask = trajectory.response_mask
         if not isinstance(ends, Tensor) or ends.dtype != torch.bool or ends.shape != mask.shape:
@@ -139,7 +219,7 @@ class UserCondition:
                 f"{FLAG} {self._spec}: the function must return a bool tensor of shape (B, R) = {tuple(mask.shape)}, "
                 f"not {got}."
             )
-        return ends.to(mask.device)
+        return Ends(ends.to(mask.device))
 
 
 def sentence_ends(text: str) -> list[int]:
@@ -180,9 +260,6 @@ class UnitCondition:
         ends = self._ends(read.text)[:-1]
         counts = Counter(bisect_right(ends, start) for start, _ in read.spans)
         return [counts[unit] for unit in sorted(counts)] + [trailing] * (trailing > 0)
-
-
-UNITS = {"sentence": sentence_ends, "line": line_ends}
 
 
 def load_backend(parser: str, model: str | None, device: str = "cpu") -> Backend:

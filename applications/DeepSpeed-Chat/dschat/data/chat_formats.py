@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from dschat.data.messages import Messages, check_messages, template_arguments
-from dschat.data.rows import DataKeys, Row, check_text, kind_of
+from dschat.data.rows import Row, check_text, kind_of
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
 SHAREGPT, ALPACA = "ShareGPT conversation", "Alpaca instruction"  # names of the formats
 CONVERSATIONS = "conversations"  # column of a conversation where none has the name of --messages_key
@@ -39,19 +40,19 @@ CALLS = ("function_call", "tool_call")  # speakers whose value is a call of tool
 THOUGHT_END = "</think>"  # a thought may stand before a call
 
 
-def sharegpt_keys(raw: Mapping[str, Any], keys: DataKeys) -> DataKeys:
+def sharegpt_keys(raw: Mapping[str, Any], keys: ColumnFlags) -> ColumnFlags:
     """The column names of a row, with `conversations` as the column of messages where that of the flag is empty."""
-    if raw.get(keys.messages) is None and isinstance(raw.get(CONVERSATIONS), list):
-        return replace(keys, messages=CONVERSATIONS)
+    if raw.get(keys.messages_key) is None and isinstance(raw.get(CONVERSATIONS), list):
+        return replace(keys, messages_key=CONVERSATIONS)
     return keys
 
 
-def is_sharegpt(raw: Mapping[str, Any], keys: DataKeys, response: str) -> bool:
+def is_sharegpt(raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> bool:
     """Whether a column that is read holds messages of `from` and `value`, or one such message.
 
     `response` is the column of the preferred, or only, response.
     """
-    columns = (sharegpt_keys(raw, keys).messages, keys.prompt, response, keys.rejected)
+    columns = (sharegpt_keys(raw, keys).messages_key, keys.prompt_key, response, keys.rejected_key)
     return any(_has_speakers(raw.get(column)) for column in columns)
 
 
@@ -65,8 +66,8 @@ def _has_speakers(value: object) -> bool:
 
 
 def from_sharegpt(
-    raw: Mapping[str, Any], keys: DataKeys, response: str, origin: str
-) -> tuple[dict[str, Any], DataKeys]:
+    raw: Mapping[str, Any], keys: ColumnFlags, response: str, origin: str
+) -> tuple[dict[str, Any], ColumnFlags]:
     """The columns of a ShareGPT row with messages of role and content, and the names of the columns.
 
     A text in column `system` becomes the first message. Where the responses are messages, the conversation before them
@@ -77,13 +78,13 @@ def from_sharegpt(
     """
     keys = sharegpt_keys(raw, keys)
     columns = dict(raw)
-    for column in (keys.messages, keys.prompt, response, keys.rejected):
+    for column in (keys.messages_key, keys.prompt_key, response, keys.rejected_key):
         if _has_speakers(raw.get(column)):
             columns[column] = _with_roles(raw[column], column, origin)
-    responses = [column for column in (response, keys.rejected) if isinstance(columns.get(column), list)]
-    if responses and isinstance(columns.get(keys.messages), list) and columns.get(keys.prompt) is None:
-        columns[keys.prompt] = columns.pop(keys.messages)
-    before = [column for column in (keys.messages, keys.prompt) if isinstance(columns.get(column), list)]
+    responses = [column for column in (response, keys.rejected_key) if isinstance(columns.get(column), list)]
+    if responses and isinstance(columns.get(keys.messages_key), list) and columns.get(keys.prompt_key) is None:
+        columns[keys.prompt_key] = columns.pop(keys.messages_key)
+    before = [column for column in (keys.messages_key, keys.prompt_key) if isinstance(columns.get(column), list)]
     for column in before[:1] or responses:
         columns[column] = _with_system(columns[column], raw, origin)
     return columns, keys
@@ -161,24 +162,24 @@ def _system_message(raw: Mapping[str, Any], origin: str) -> Messages:
     return [{"role": "system", "content": raw[SYSTEM]}]
 
 
-def is_alpaca(raw: Mapping[str, Any], keys: DataKeys) -> bool:
+def is_alpaca(raw: Mapping[str, Any], keys: ColumnFlags) -> bool:
     """Whether a row has an instruction beside an input or output, and neither a prompt nor messages."""
-    has_others = raw.get(keys.prompt) is not None or raw.get(keys.messages) is not None
+    has_others = raw.get(keys.prompt_key) is not None or raw.get(keys.messages_key) is not None
     return not has_others and raw.get(INSTRUCTION) is not None and (INPUT in raw or OUTPUT in raw)
 
 
-def alpaca_response(raw: Mapping[str, Any], keys: DataKeys, response: str) -> str:
+def alpaca_response(raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> str:
     """Column of an Alpaca row's preferred, or only, response.
 
     `response` (as of `is_sharegpt`) where it holds the preferred one or a flag names it, else `output`.
     """
-    is_named = response == keys.chosen or keys.response != DataKeys.response
+    is_named = response == keys.chosen_key or keys.response_key != ColumnFlags.response_key
     if raw.get(OUTPUT) is None or (is_named and raw.get(response) is not None):
         return response
     return OUTPUT
 
 
-def alpaca_row(raw: dict[str, Any], keys: DataKeys, response: str, origin: str) -> Row:
+def alpaca_row(raw: dict[str, Any], keys: ColumnFlags, response: str, origin: str) -> Row:
     """A row of instruction, input, history and system prompt, all texts.
 
     `response` is as of `is_sharegpt`.
@@ -188,11 +189,11 @@ def alpaca_row(raw: dict[str, Any], keys: DataKeys, response: str, origin: str) 
     """
     answered = alpaca_response(raw, keys, response)
     messages = check_messages(alpaca_messages(raw, origin), "instruction", None, origin)
-    for column in (answered, keys.rejected):
+    for column in (answered, keys.rejected_key):
         if raw.get(column) is not None:
             check_text(raw[column], f"column {column!r}", origin)
     arguments = template_arguments(raw, origin)
-    chosen, rejected = raw.get(answered), raw.get(keys.rejected)
+    chosen, rejected = raw.get(answered), raw.get(keys.rejected_key)
     return Row(None, messages, chosen, rejected, raw, origin, template_arguments=arguments)
 
 
@@ -231,9 +232,9 @@ def _history_messages(history: Any, origin: str) -> Messages:
     return messages
 
 
-def read_columns(name: str, raw: Mapping[str, Any], keys: DataKeys, response: str) -> tuple[str, ...]:
+def read_columns(name: str, raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> tuple[str, ...]:
     """The columns of which a row of one of these formats is made; `response` as of `is_sharegpt`."""
     if name == ALPACA:
         answered = alpaca_response(raw, keys, response)
-        return (SYSTEM, HISTORY, INSTRUCTION, INPUT, answered, keys.rejected)
-    return (SYSTEM, CONVERSATIONS, keys.messages, keys.prompt, response, keys.rejected)
+        return (SYSTEM, HISTORY, INSTRUCTION, INPUT, answered, keys.rejected_key)
+    return (SYSTEM, CONVERSATIONS, keys.messages_key, keys.prompt_key, response, keys.rejected_key)

@@ -19,11 +19,12 @@ from dschat.data.prepared.folder import PreparedFolder, summary_of
 from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.prepared.write import lengths_of_parts
 from dschat.data.preview import RowTokens, Settings, examples_of, prompt_notes, row_tokens, special_notes
-from dschat.data.rows import DataKeys, Row, in_words
+from dschat.data.rows import Row, in_words
 from dschat.data.sources import STEPS, Source, load_source, split_for, step_rows
 from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,7 +84,7 @@ def check_report(path: str, data_split: str | None, settings: Settings) -> str:
     return "\n".join(lines)
 
 
-def _describe_rows(path: str, source: Source, keys: DataKeys) -> list[str]:
+def _describe_rows(path: str, source: Source, keys: ColumnFlags) -> list[str]:
     """Where the rows come from, how many there are, what they are, what was skipped."""
     rows = source.train + source.eval
     read = ", ".join(map(str, source.files))

@@ -13,8 +13,9 @@ from dschat.common.atomic import recover_folder
 from dschat.data.options import CheckOptions, PrepareOptions, RowOptions
 from dschat.data.prepared.folder import find_prepared, lock_of, open_prepared, summary_of
 from dschat.data.preview import Settings, preview_report
-from dschat.data.rows import DataKeys, keys_of
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
+from dschat.settings.flags import flags_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,7 +38,7 @@ def run(options: RowOptions, describe_solutions: Describe | None = None) -> str:
 
 def _report(path: str, options: Any, describe_solutions: Describe | None) -> str:
     """What the command prints for one path."""
-    keys = keys_of(options)
+    keys = ColumnFlags(**{name: getattr(options, name) for name in flags_of(ColumnFlags)})
     if isinstance(options, PrepareOptions):
         return _prepare(path, options, keys)
     tokenizer, end_id = _open_tokenizer(options) if options.tokenizer else (None, None)
@@ -62,7 +63,7 @@ def _report(path: str, options: Any, describe_solutions: Describe | None) -> str
     return preview_report(path, options.rows, options.step, colour, settings)
 
 
-def _prepare(path: str, options: PrepareOptions, keys: DataKeys) -> str:
+def _prepare(path: str, options: PrepareOptions, keys: ColumnFlags) -> str:
     """Prepares a source, alone in its folder; what was made of it, in lines."""
     from dschat.data.prepared.make import prepare
 

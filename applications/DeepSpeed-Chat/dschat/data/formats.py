@@ -5,7 +5,7 @@ Two forms of preference data are read alike: `prompt` holds the messages that bo
 `chosen` and `rejected` repeat them (implicit). What both share is the prompt, the last message of each the response.
 
 Prompts and responses of the published sets are those of the published runs, character by character: a reward model
-that was trained on one form scores another one differently. HH-RLHF has the columns of `DataKeys`.
+that was trained on one form scores another one differently. HH-RLHF has the columns of `ColumnFlags`.
 """
 
 import json
@@ -25,8 +25,9 @@ from dschat.data.messages import (
     template_arguments,
     without_nulls,
 )
-from dschat.data.rows import DataKeys, Row, check_text, kind_of
+from dschat.data.rows import Row, check_text, kind_of
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
 CONVERSATION, TEXTS, MESSAGE_LISTS = "conversation", "prompt and responses", "prompt and responses as messages"
 COMPLETION = "completion"  # read as the response where no column has that name
@@ -38,7 +39,7 @@ NO_SOLUTION = "no reference solution"  # why an APPS row has no response
 _CITATIONS = (re.compile(r" [\(\[].*?[\)\]]"), re.compile(r"[\(\[].*?[\)\]]"))
 
 
-def format_of(raw: dict[str, Any], keys: DataKeys) -> str:
+def format_of(raw: dict[str, Any], keys: ColumnFlags) -> str:
     """Name of a row's format, by its columns: the first of PUBLISHED_FORMATS, ShareGPT, Alpaca, or one of those above.
 
     In all but the published ones a column that holds null counts as absent.
@@ -49,27 +50,31 @@ def format_of(raw: dict[str, Any], keys: DataKeys) -> str:
     response = response_column(raw, keys)
     if chat_formats.is_sharegpt(raw, keys, response):
         return SHAREGPT
-    if any(isinstance(raw.get(column), list) for column in (keys.prompt, response, keys.rejected)):
+    if any(isinstance(raw.get(column), list) for column in (keys.prompt_key, response, keys.rejected_key)):
         return MESSAGE_LISTS
     keys = chat_formats.sharegpt_keys(raw, keys)
     if chat_formats.is_alpaca(raw, keys):
         return ALPACA
     has_response = raw.get(response) is not None
-    if raw.get(keys.messages) is not None and not (raw.get(keys.prompt) is not None and has_response):
+    if raw.get(keys.messages_key) is not None and not (raw.get(keys.prompt_key) is not None and has_response):
         return CONVERSATION
     return TEXTS
 
 
-def response_column(raw: dict[str, Any], keys: DataKeys) -> str:
+def response_column(raw: dict[str, Any], keys: ColumnFlags) -> str:
     """Column of the preferred, or only, response: chosen, else response, else `completion` unless it was renamed."""
-    if raw.get(keys.chosen) is not None:
-        return keys.chosen
-    if keys.response == DataKeys.response and raw.get(keys.response) is None and raw.get(COMPLETION) is not None:
+    if raw.get(keys.chosen_key) is not None:
+        return keys.chosen_key
+    if (
+        keys.response_key == ColumnFlags.response_key
+        and raw.get(keys.response_key) is None
+        and raw.get(COMPLETION) is not None
+    ):
         return COMPLETION
-    return keys.response
+    return keys.response_key
 
 
-def parse_row(raw: Any, keys: DataKeys, origin: str, fills_nulls: bool = False) -> Row | None:
+def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = False) -> Row | None:
     """Recognises the format of one row by its columns (see `format_of`); None for a TL;DR row without any text.
 
     Args:
@@ -97,7 +102,7 @@ def parse_row(raw: Any, keys: DataKeys, origin: str, fills_nulls: bool = False) 
     return replace(row, prompt=None, messages=[{"role": "user", "content": row.prompt}], template_arguments=arguments)
 
 
-def _parse_columns(raw: dict[str, Any], keys: DataKeys, origin: str) -> Row | None:
+def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row | None:
     """`parse_row` of an object, with the prompt as the row has it."""
     name = format_of(raw, keys)
     if name in PUBLISHED_FORMATS:
@@ -111,16 +116,16 @@ def _parse_columns(raw: dict[str, Any], keys: DataKeys, origin: str) -> Row | No
     keys = chat_formats.sharegpt_keys(raw, keys)
     if name == MESSAGE_LISTS:
         return message_lists_row(raw, keys, response, origin)
-    chosen = _text(raw, response, "chosen" if response == keys.chosen else "response", origin)
-    rejected = _text(raw, keys.rejected, "rejected", origin)
+    chosen = _text(raw, response, "chosen" if response == keys.chosen_key else "response", origin)
+    rejected = _text(raw, keys.rejected_key, "rejected", origin)
     if name == CONVERSATION:
-        return messages_row(raw[keys.messages], keys, (chosen, rejected), raw, origin)
-    prompt = _text(raw, keys.prompt, "prompt", origin)
-    if prompt is None and keys.prompt in raw:
-        raise UserError(f"{origin}: column {keys.prompt!r} is empty; fill it, or remove the row.")
+        return messages_row(raw[keys.messages_key], keys, (chosen, rejected), raw, origin)
+    prompt = _text(raw, keys.prompt_key, "prompt", origin)
+    if prompt is None and keys.prompt_key in raw:
+        raise UserError(f"{origin}: column {keys.prompt_key!r} is empty; fill it, or remove the row.")
     if prompt is None:
         raise UserError(
-            f"{origin}: no column {keys.prompt!r} among {', '.join(map(repr, raw)) or 'none'}; name the prompt's "
+            f"{origin}: no column {keys.prompt_key!r} among {', '.join(map(repr, raw)) or 'none'}; name the prompt's "
             "column with --prompt_key, or a conversation's with --messages_key."
         )
     return Row(prompt, None, chosen, rejected, raw, origin)
@@ -136,7 +141,7 @@ def _text(raw: dict[str, Any], column: str, name: str, origin: str) -> str | Non
 
 
 def messages_row(
-    messages: Any, keys: DataKeys, texts: tuple[str | None, str | None], raw: dict[str, Any], origin: str
+    messages: Any, keys: ColumnFlags, texts: tuple[str | None, str | None], raw: dict[str, Any], origin: str
 ) -> Row:
     """A conversation in a column of its own: its last message is the response if the assistant wrote it.
 
@@ -146,23 +151,25 @@ def messages_row(
         UserError: it is no list of messages, holds nothing but the response, or there are two responses.
     """
     chosen, rejected = texts
-    checked = check_messages(messages, keys.messages, "--messages_key", origin)
+    checked = check_messages(messages, keys.messages_key, "--messages_key", origin)
     arguments = template_arguments(raw, origin)
     if checked[-1]["role"] != "assistant":
         return Row(None, checked, chosen, rejected, raw, origin, template_arguments=arguments)
     if chosen is not None:
         raise UserError(
-            f"{origin}: two responses, the last message of {keys.messages!r} and another column; remove one of them, "
-            "or name the right columns with --messages_key, --chosen_key and --response_key."
+            f"{origin}: two responses, the last message of {keys.messages_key!r} and another column; remove one of "
+            "them, or name the right columns with --messages_key, --chosen_key and --response_key."
         )
     if len(checked) == 1:
-        raise UserError(f"{origin}: {keys.messages!r} holds only the response; put at least one message before it.")
+        raise UserError(
+            f"{origin}: {keys.messages_key!r} holds only the response; put at least one message before it."
+        )
     text, message = _response(checked[-1])
     before = checked[:-1]
     return Row(None, before, text, rejected, raw, origin, chosen_message=message, template_arguments=arguments)
 
 
-def message_lists_row(raw: dict[str, Any], keys: DataKeys, answered: str, origin: str) -> Row:
+def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, answered: str, origin: str) -> Row:
     """A row in which the prompt, the responses or both are lists of messages.
 
     `answered` is the column of the preferred, or only, response.
@@ -171,27 +178,28 @@ def message_lists_row(raw: dict[str, Any], keys: DataKeys, answered: str, origin
         UserError: a list is no conversation that ends with the assistant, one response is a text and the other a list,
             or the two are no answers to the same messages; names the row, the columns and what differs.
     """
-    prompt: str | Messages | None = raw.get(keys.prompt)
+    prompt: str | Messages | None = raw.get(keys.prompt_key)
     if isinstance(prompt, list):
-        prompt = check_messages(prompt, keys.prompt, "--prompt_key", origin)
+        prompt = check_messages(prompt, keys.prompt_key, "--prompt_key", origin)
     elif prompt is not None:
-        check_text(prompt, f"column {keys.prompt!r}", origin)
+        check_text(prompt, f"column {keys.prompt_key!r}", origin)
     arguments = template_arguments(raw, origin)
-    responses = {column: raw[column] for column in (answered, keys.rejected) if raw.get(column) is not None}
+    responses = {column: raw[column] for column in (answered, keys.rejected_key) if raw.get(column) is not None}
     if len({type(value) for value in responses.values()}) > 1:
         kinds = " and ".join(f"{column!r} {kind_of(value)}" for column, value in responses.items())
         raise UserError(f"{origin}: {kinds}; give both as text or both as lists of messages.")
     if isinstance(prompt, list) and not any(isinstance(value, list) for value in responses.values()):
         if prompt[-1]["role"] == "assistant":
             raise UserError(
-                f"{origin}: the last message of {keys.prompt!r} is the assistant's, so there is nothing to answer; "
-                "end the prompt with a message of the user, or name a whole conversation's column with --messages_key."
+                f"{origin}: the last message of {keys.prompt_key!r} is the assistant's, so there is nothing to "
+                "answer; end the prompt with a message of the user, or name a whole conversation's column with "
+                "--messages_key."
             )
         for column, text in responses.items():
             check_text(text, f"column {column!r}", origin)
-        chosen, rejected = responses.get(answered), responses.get(keys.rejected)
+        chosen, rejected = responses.get(answered), responses.get(keys.rejected_key)
         return Row(None, prompt, chosen, rejected, raw, origin, template_arguments=arguments)
-    flags = {keys.chosen: "--chosen_key", keys.rejected: "--rejected_key"}
+    flags = {keys.chosen_key: "--chosen_key", keys.rejected_key: "--rejected_key"}
     whole = {}
     for column, value in responses.items():
         messages = check_messages(value, column, flags.get(column, "--response_key"), origin)
@@ -199,7 +207,7 @@ def message_lists_row(raw: dict[str, Any], keys: DataKeys, answered: str, origin
     _check_same_prompt(whole, origin)
     last = {column: _response(messages[-1]) for column, messages in whole.items()}
     chosen, chosen_message = last.get(answered, (None, None))
-    rejected, rejected_message = last.get(keys.rejected, (None, None))
+    rejected, rejected_message = last.get(keys.rejected_key, (None, None))
     return Row(
         None, next(iter(whole.values()))[:-1], chosen, rejected, raw, origin,
         chosen_message=chosen_message, rejected_message=rejected_message, template_arguments=arguments,
@@ -212,7 +220,7 @@ def _response(message: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
     return message.get("content", ""), None if is_plain_text else message
 
 
-def unread_columns(row: Row, keys: DataKeys) -> list[str]:
+def unread_columns(row: Row, keys: ColumnFlags) -> list[str]:
     """Columns of a row that hold something and of which neither its texts nor what its chat template reads are made.
 
     Of the published formats none counts.
@@ -221,9 +229,9 @@ def unread_columns(row: Row, keys: DataKeys) -> list[str]:
     name, response = format_of(raw, keys), response_column(raw, keys)
     own_keys = chat_formats.sharegpt_keys(raw, keys)
     columns = {
-        TEXTS: (keys.prompt, response, keys.rejected),
-        MESSAGE_LISTS: (keys.prompt, response, keys.rejected),
-        CONVERSATION: (own_keys.messages, response, keys.rejected),
+        TEXTS: (keys.prompt_key, response, keys.rejected_key),
+        MESSAGE_LISTS: (keys.prompt_key, response, keys.rejected_key),
+        CONVERSATION: (own_keys.messages_key, response, keys.rejected_key),
         SHAREGPT: chat_formats.read_columns(SHAREGPT, raw, keys, response),
         ALPACA: chat_formats.read_columns(ALPACA, raw, keys, response),
     }.get(name)
@@ -234,7 +242,7 @@ def unread_columns(row: Row, keys: DataKeys) -> list[str]:
     return [column for column, value in raw.items() if value is not None and column not in read]
 
 
-def _whole(prompt: str | Messages | None, messages: Messages, column: str, keys: DataKeys, origin: str) -> Messages:
+def _whole(prompt: str | Messages | None, messages: Messages, column: str, keys: ColumnFlags, origin: str) -> Messages:
     """The conversation that ends with a response: the prompt's messages, unless the column repeats them, and its own.
 
     Raises:
@@ -243,7 +251,7 @@ def _whole(prompt: str | Messages | None, messages: Messages, column: str, keys:
     if isinstance(prompt, list):
         repeats = len(messages) > len(prompt) and _said(messages[: len(prompt)]) == _said(prompt)
         if not repeats and messages[0]["role"] in (prompt[-1]["role"], "system"):
-            other = f"{column!r} begins with other messages than {keys.prompt!r} holds ({_quoted(messages[0])})"
+            other = f"{column!r} begins with other messages than {keys.prompt_key!r} holds ({_quoted(messages[0])})"
             raise UserError(f"{origin}: {other}; {_without_prompt(column)}.")
         messages = messages if repeats else [*prompt, *messages]
     elif prompt is not None and messages[0]["role"] == "assistant":
@@ -251,7 +259,7 @@ def _whole(prompt: str | Messages | None, messages: Messages, column: str, keys:
     elif prompt is not None:
         asked = [message_text(message) for message in messages[:-1] if message["role"] == "user"]
         if not any(text.strip() == prompt.strip() for text in asked):
-            other = f"no message of the user in {column!r} says what column {keys.prompt!r} says"
+            other = f"no message of the user in {column!r} says what column {keys.prompt_key!r} says"
             raise UserError(f"{origin}: {other} ({prompt[:QUOTED]!r}); {_without_prompt(column)}.")
     if messages[-1]["role"] != "assistant":
         raise UserError(
@@ -261,7 +269,7 @@ def _whole(prompt: str | Messages | None, messages: Messages, column: str, keys:
     if len(messages) == 1:
         raise UserError(
             f"{origin}: {column!r} holds only the response; put the messages that it answers before it, or into column"
-            f" {keys.prompt!r}."
+            f" {keys.prompt_key!r}."
         )
     return messages
 

@@ -24,10 +24,11 @@ from dschat.data.examples import PromptExample, SFTExample, empty_responses
 from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import check_folder, from_prepared, prepared_share
-from dschat.data.rows import RawSource, keys_of
-from dschat.data.sources import Share, ShareFlags, load_share, open_source, split_for
+from dschat.data.rows import RawSource
+from dschat.data.sources import Share, load_share, open_source, split_for
 from dschat.data.tokenised import Examples, NotStorable, encode_rows, workers_for
 from dschat.errors import UserError
+from dschat.settings.common import CommonConfig
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class ExampleLoader(Generic[E]):
 
     def __init__(
         self,
-        flags: ShareFlags,
+        config: CommonConfig,
         kind: type[E],
         make: Make[E],
         validate: Validate | None = None,
@@ -67,7 +68,7 @@ class ExampleLoader(Generic[E]):
         """Finds which files there are; reads the data of none.
 
         Args:
-            flags: which rows the step reads.
+            config: the flags that say which rows the step reads.
             kind: of the examples.
             make: one of `dschat.data.examples` with everything but the rows and `held_out`, by name: the tokenizer
                 as `tokenizer`, and settings that are numbers or texts.
@@ -77,12 +78,12 @@ class ExampleLoader(Generic[E]):
         Raises:
             UserError: there is nothing to read, or a prepared folder is of another tokenizer.
         """
-        self._flags, self._kind, self._make, self._validate = flags, kind, make, validate
+        self._config, self._kind, self._make, self._validate = config, kind, make, validate
         self._tokenizer = make.keywords["tokenizer"]
-        self._prepared = find_prepared(flags.data_path)
+        self._prepared = find_prepared(config.data.data_path)
         for folder in self._prepared:
             check_folder(folder, self._tokenizer, make.keywords.get("eos_id"), on_prompt, kind)
-            if flags.apply_chat_template and not folder.applied_chat_template:
+            if config.columns.apply_chat_template and not folder.applied_chat_template:
                 raise UserError(
                     f"--apply_chat_template: the rows of {folder.path} were prepared without it and are encoded "
                     "already. Drop the flag, or give it to `dschat data prepare`."
@@ -94,7 +95,7 @@ class ExampleLoader(Generic[E]):
                 for folder in self._prepared
             ]
         else:
-            self._sources = [open_source(path, keys_of(flags)) for path in flags.data_path]
+            self._sources = [open_source(path, config.columns) for path in config.data.data_path]
 
     @property
     def is_small(self) -> bool:
@@ -104,13 +105,14 @@ class ExampleLoader(Generic[E]):
     @cached_property
     def key(self) -> str:
         """The name of these examples in the cache: reads every file."""
-        flags, tokenizer = self._flags, self._tokenizer
+        config, tokenizer = self._config, self._tokenizer
+        data = config.data
         settings = {name: value for name, value in self._make.keywords.items() if name not in ("kind", "tokenizer")}
-        splits = [split_for(path, flags.data_split) for path in flags.data_path]
+        splits = [split_for(path, data.data_split) for path in data.data_path]
         return key_of(
             {
                 "sources": [[[str(f), file_hash(f)] for f in source.files] + [source.hub] for source in self._sources],
-                "share": [flags.data_path, splits, flags.step, flags.seed, asdict(keys_of(flags))],
+                "share": [data.data_path, splits, config.step, config.optimisation.seed, asdict(config.columns)],
                 "examples": [self._kind.__name__, self._make.func.__qualname__, settings],
                 "validate": None
                 if self._validate is None
@@ -187,7 +189,7 @@ class ExampleLoader(Generic[E]):
     def _share(self, show: bool) -> Share[Any]:
         if self._prepared:
             return prepared_share(self._prepared, self._tokenizer)
-        return load_share(self._flags, show)
+        return load_share(self._config, show)
 
     def _validate_rows(self, share: Share[Any]) -> None:
         """Warns of empty responses and plain-text prompts, and gives `validate` the training rows.
@@ -202,7 +204,7 @@ class ExampleLoader(Generic[E]):
             logger.info("%s.", date)
         if empty:
             logger.warning("%s; remove these rows if that is not meant", empty)
-        warn_of_plain_prompts(share.train, self._tokenizer, self._flags.apply_chat_template)
+        warn_of_plain_prompts(share.train, self._tokenizer, self._config.columns.apply_chat_template)
         if self._validate is not None:
             self._validate(share.train)
 

@@ -4,24 +4,24 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dschat.config.commands import ResultFlags
-from dschat.config.common import DataFlags, OptimisationFlags
-from dschat.config.macro_actions import MacroActionsOptions
-from dschat.config.plan import PlanOptions
-from dschat.config.rewards import ProgramFlags, SandboxLevel
-from dschat.config.rollouts import SamplingFlags
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, REQUIRED, Rule, check_flags, flag, like
-from dschat.config.supervised import OneModelConfig, SFTConfig
 from dschat.data.hub import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.prepared.folder import SKIPPED
 from dschat.errors import UserError
+from dschat.settings.commands import ResultFlags
+from dschat.settings.common import ColumnFlags, DataFlags, OptimisationFlags
+from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, BELOW_1, REQUIRED, Range, check_values, flag, like
+from dschat.settings.macro_actions import MacroActionsOptions
+from dschat.settings.plan import PlanOptions
+from dschat.settings.rewards import ProgramFlags, SandboxLevel
+from dschat.settings.rollouts import SamplingFlags
+from dschat.settings.supervised import ModelFlags, SFTFlags
 
 PATH_HELP = (
     "a .jsonl, .json, .csv (each also as .gz) or .parquet file, a folder with train* files or from save_to_disk, "
     + ", ".join(known.name for known in KNOWN_SETS)
     + f" (from ${DATA_VARIABLE} or the hub), or a data set of the Hugging Face hub"
 )
-AT_LEAST_2: Rule = (lambda number: number >= 2, "a whole number of at least 2")
+AT_LEAST_2: Range = (lambda number: number >= 2, "a whole number of at least 2")
 
 
 @dataclass(kw_only=True)
@@ -31,17 +31,17 @@ class RowOptions:
     paths: list[str] = flag(PATH_HELP, positional=True, path=True)
     tokenizer: str | None = flag("folder or hub id of the model, for lengths in tokens", None, path=True)
     end_of_conversation_token: str | None = like(DataFlags, "end_of_conversation_token")
-    prompt_key: str = like(DataFlags, "prompt_key")
-    chosen_key: str = like(DataFlags, "chosen_key")
-    rejected_key: str = like(DataFlags, "rejected_key")
-    response_key: str = like(DataFlags, "response_key")
-    messages_key: str = like(DataFlags, "messages_key")
-    apply_chat_template: bool = like(DataFlags, "apply_chat_template")
+    prompt_key: str = like(ColumnFlags, "prompt_key")
+    chosen_key: str = like(ColumnFlags, "chosen_key")
+    rejected_key: str = like(ColumnFlags, "rejected_key")
+    response_key: str = like(ColumnFlags, "response_key")
+    messages_key: str = like(ColumnFlags, "messages_key")
+    apply_chat_template: bool = like(ColumnFlags, "apply_chat_template")
     seed: int = like(OptimisationFlags, "seed", help="seed of the splits")
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing. Raises UserError, which names the flag."""
-        check_flags(self)
+        check_values(self)
         token = self.end_of_conversation_token
         if token is not None and self.tokenizer is None:
             raise UserError(f"--end_of_conversation_token {token}: give the model's --tokenizer, too.")
@@ -51,9 +51,9 @@ class RowOptions:
 class LookOptions(RowOptions):
     """Those of check and preview."""
 
-    max_seq_len: int = like(OneModelConfig, "max_seq_len", help="longest prompt and response (steps 1, 2)")
+    max_seq_len: int = like(ModelFlags, "max_seq_len", help="longest prompt and response (steps 1, 2)")
     max_prompt_seq_len: int = like(SamplingFlags, "max_prompt_seq_len", help="longest prompt (step 3)")
-    train_on: Literal["all", "last"] = like(SFTConfig, "train_on")
+    train_on: Literal["all", "last"] = like(SFTFlags, "train_on")
 
 
 @dataclass(kw_only=True)

@@ -28,10 +28,11 @@ from dschat.data.examples import (
 )
 from dschat.data.messages import WEIGHT, message_text
 from dschat.data.plain_prompts import plain_prompt_note
-from dschat.data.rows import DataKeys, Row
+from dschat.data.rows import Row
 from dschat.data.sources import load_source
 from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ Examples = Sequence[SFTExample] | Sequence[PairExample] | Sequence[PromptExample
 class Settings:
     """What training would be told."""
 
-    keys: DataKeys = DataKeys()  # column names
+    keys: ColumnFlags = ColumnFlags()  # column names
     seed: int = 1234  # seed of the splits
     tokenizer: PreTrainedTokenizerBase | None = None  # of the model to train; without one nothing is encoded
     max_seq_len: int = 1024  # longest prompt and response, in tokens (steps 1 and 2)
@@ -316,7 +317,7 @@ def special_notes(
     return notes
 
 
-def prompt_notes(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, keys: DataKeys) -> list[str]:
+def prompt_notes(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, keys: ColumnFlags) -> list[str]:
     """What somebody should know of rows and the chat template, a line each; none where all is well."""
     plain = plain_prompt_note(rows, tokenizer, keys.apply_chat_template)
     date = date_note(tokenizer) if any(row.messages is not None for row in rows) else None

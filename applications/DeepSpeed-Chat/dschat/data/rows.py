@@ -4,46 +4,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from dschat.errors import UserError
 
 COLUMNAR = (".parquet", ".arrow")  # suffixes of files that hold columns, not rows
-
-
-@dataclass(frozen=True)
-class DataKeys:
-    """How columns are read. Field `x` is what the flag `--x_key` sets, `apply_chat_template` that of its own name."""
-
-    prompt: str = "prompt"
-    chosen: str = "chosen"
-    rejected: str = "rejected"
-    response: str = "response"
-    messages: str = "messages"
-    apply_chat_template: bool = False  # a prompt of plain text is the user's message, its response the assistant's
-
-
-class KeyFlags(Protocol):
-    """The flags that say how columns are read."""
-
-    prompt_key: str
-    chosen_key: str
-    rejected_key: str
-    response_key: str
-    messages_key: str
-    apply_chat_template: bool
-
-
-def keys_of(flags: KeyFlags) -> DataKeys:
-    """How the flags say that columns are read."""
-    return DataKeys(
-        prompt=flags.prompt_key,
-        chosen=flags.chosen_key,
-        rejected=flags.rejected_key,
-        response=flags.response_key,
-        messages=flags.messages_key,
-        apply_chat_template=flags.apply_chat_template,
-    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -25,8 +25,9 @@ from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, open_local, suffix_of
 from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
 from dschat.data.prepared.folder import find_prepared
-from dschat.data.rows import DataKeys, KeyFlags, RawSource, Row, in_words, keys_of
+from dschat.data.rows import RawSource, Row, in_words
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags, CommonConfig
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +53,14 @@ class Source:
     hub: dict[str, Any] | None = None
 
 
-def open_source(path: str | Path, keys: DataKeys | None = None) -> RawSource:
+def open_source(path: str | Path, keys: ColumnFlags | None = None) -> RawSource:
     """One source before its rows are read. Raises UserError where there is nothing to read."""
-    return _open(path, keys or DataKeys())[0]
+    return _open(path, keys or ColumnFlags())[0]
 
 
-def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None = 1234, show: bool = False) -> Source:
+def load_source(
+    path: str | Path, keys: ColumnFlags | None = None, seed: int | None = 1234, show: bool = False
+) -> Source:
     """Reads one source. Nothing of a data set is executed.
 
     Args:
@@ -67,7 +70,7 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
             - a local file or folder (see `dschat.data.files`);
             - a published set by hub id: as by short name;
             - owner/name of another data set on the hub.
-        keys: column names; the defaults of `DataKeys` if None.
+        keys: column names; the defaults of `ColumnFlags` if None.
         seed: seed of the split, 95 to 5, of a source without evaluation rows; None = the last rows are held out.
         show: whether to show progress.
 
@@ -77,7 +80,7 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
     Raises:
         UserError: nothing to read, a file that cannot be read, or a bad row, named by file and line.
     """
-    keys = keys or DataKeys()
+    keys = keys or ColumnFlags()
     raw, copied = _open(path, keys)
     train, skipped = _parse(raw, raw.train, keys, show)
     held_out, skipped_eval = _parse(raw, raw.eval, keys, show) if raw.eval is not None else (None, 0)
@@ -110,7 +113,7 @@ def _is_short_name(path: str | Path) -> bool:
     return isinstance(path, str) and "/" not in path and find_known(path) is not None
 
 
-def _open(path: str | Path, keys: DataKeys) -> tuple[RawSource, KnownSet | None]:
+def _open(path: str | Path, keys: ColumnFlags) -> tuple[RawSource, KnownSet | None]:
     """What a path names; and the published set of which that is a local copy, if it is one."""
     root, known = Path(path), find_known(str(path))
     if root.exists() and not _is_short_name(path):
@@ -128,13 +131,13 @@ def _open(path: str | Path, keys: DataKeys) -> tuple[RawSource, KnownSet | None]
     published = ", ".join(f"{known.name} ({known.hub_id})" for known in KNOWN_SETS)
     raise UserError(
         f"--data_path {path}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, or a folder"
-        f" with files {TRAIN_PREFIX}*.jsonl, {TRAIN_PREFIX}*.parquet and so on, with the columns {keys.prompt},"
-        f" {keys.chosen}, {keys.rejected} (or {keys.prompt}, {keys.response}; or {keys.messages}), or a published data"
-        f" set: {published}."
+        f" with files {TRAIN_PREFIX}*.jsonl, {TRAIN_PREFIX}*.parquet and so on, with the columns {keys.prompt_key},"
+        f" {keys.chosen_key}, {keys.rejected_key} (or {keys.prompt_key}, {keys.response_key}; or {keys.messages_key}),"
+        f" or a published data set: {published}."
     )
 
 
-def _parse(source: RawSource, raws: Iterable[tuple[str, Any]], keys: DataKeys, show: bool) -> tuple[list[Row], int]:
+def _parse(source: RawSource, raws: Iterable[tuple[str, Any]], keys: ColumnFlags, show: bool) -> tuple[list[Row], int]:
     """Rows of a source, and the number of those that were skipped; `raws` are its training or evaluation rows."""
     shown = progress(desc=f"reading {source.name}", unit="row", disable=not show, iterable=raws)
     parsed = [parse_row(raw, keys, origin, source.fills_nulls) for origin, raw in shown]
@@ -239,15 +242,6 @@ def parse_fractions(data_split: str) -> list[float]:
     return fractions
 
 
-class ShareFlags(KeyFlags, Protocol):
-    """What decides which rows a step reads; every configuration of a step holds these flags."""
-
-    data_path: list[str]
-    data_split: str | None
-    seed: int
-    step: ClassVar[int]  # of the pipeline, 1, 2 or 3: which part of `data_split` it uses
-
-
 @dataclass(frozen=True)
 class Share(Generic[R_co]):
     """Rows of one step, the sources one after another, and what run.json says of each (see `described`)."""
@@ -300,18 +294,19 @@ def source_line(source: Mapping[str, Any]) -> str:
     return f"{source['name']}: {counts}{skipped}{part}"
 
 
-def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:
+def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
     """Reads every source and takes the step's training and evaluation rows (``--data_split``).
 
     Raises:
         UserError: see `load_source`; or ``--data_split`` has no part for this step.
     """
-    for folder in find_prepared(flags.data_path):
+    for folder in find_prepared(config.data.data_path):
         raise UserError(
             f"--data_path {folder.path}: a prepared folder serves steps 1, 2, 3 and DPO; this run needs the rows of"
             " the source itself: give that."
         )
-    return read_share(flags.data_path, keys_of(flags), flags.data_split, flags.step, flags.seed, show)
+    data = config.data
+    return read_share(data.data_path, config.columns, data.data_split, config.step, config.optimisation.seed, show)
 
 
 def split_for(path: str | Path, data_split: str | None, published_split: str = PUBLISHED_SPLIT) -> str | None:
@@ -339,7 +334,7 @@ def step_rows(rows: Sequence[T], split: str | None, step: int, seed: int | None)
 
 def read_share(
     paths: Sequence[str],
-    keys: DataKeys,
+    keys: ColumnFlags,
     data_split: str | None,
     step: int,
     seed: int | None,

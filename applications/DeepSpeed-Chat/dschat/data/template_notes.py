@@ -32,8 +32,9 @@ from dschat.data.encoding import (
 )
 from dschat.data.formats import unread_columns
 from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS
-from dschat.data.rows import DataKeys, Row, in_words
+from dschat.data.rows import Row, in_words
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,13 +56,13 @@ def warn_of_template(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Row],
     end_id: int | None = None,
-    keys: DataKeys | None = None,
+    keys: ColumnFlags | None = None,
     reads: Sequence[str] = (),
 ) -> None:
     """Warns of what `template_notes` finds; columns that nobody expects in a prompt are information alone."""
     for note in template_notes(tokenizer, rows, end_id, reads):
         logger.warning("%s", note)
-    _say_columns(unread_column_counts(rows, keys or DataKeys(), reads))
+    _say_columns(unread_column_counts(rows, keys or ColumnFlags(), reads))
 
 
 def _say_columns(columns: Mapping[str, int]) -> None:
@@ -130,7 +131,7 @@ def _note_of_second_thoughts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[
     )
 
 
-def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], keys: DataKeys) -> None:
+def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], keys: ColumnFlags) -> None:
     """Warns of what dialogues that are played again leave out: they keep role and content of messages alone."""
     unread = Counter(
         part.name for row in rows if row.messages is not None for part in _parts(row, ()) if part.field != "content"
@@ -143,7 +144,7 @@ def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], k
     _say_columns(unread_column_counts(rows, keys))
 
 
-def unread_column_counts(rows: Iterable[Row], keys: DataKeys, reads: Sequence[str] = ()) -> Counter[str]:
+def unread_column_counts(rows: Iterable[Row], keys: ColumnFlags, reads: Sequence[str] = ()) -> Counter[str]:
     """Column → number of rows whose prompt and responses are not made of it though it holds something."""
     return Counter(column for row in rows for column in unread_columns(row, keys) if column not in reads)
 

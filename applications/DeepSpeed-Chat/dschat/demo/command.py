@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dschat.common.display import HOST, USER, check_address, gradio, visible
-from dschat.config.commands import require_token
 from dschat.demo.models import find_checkpoints
 from dschat.demo.options import PASSWORD, ChatOptions, DemoOptions
 from dschat.errors import UserError
 from dschat.reports.macro_actions import macro_text
+from dschat.settings.commands import require_token
 
 if TYPE_CHECKING:
     from dschat.demo.session import Session, ShownAnswer
@@ -33,13 +33,13 @@ def run(options: DemoOptions) -> str:
 
     What cannot work is refused before a model is opened.
     """
-    in_terminal = isinstance(options, ChatOptions) and options.terminal
-    for place in filter(None, (options.model, options.other)):
+    in_terminal = isinstance(options, ChatOptions) and options.chat.terminal
+    for place in filter(None, (options.demo.model, options.demo.other)):
         find_checkpoints(place)
     if not in_terminal:
-        check_address(options.host, options.port)
+        check_address(options.demo.host, options.demo.port)
         use = f", which the page asks for with the name {USER}"
-        require_token(options.host, PASSWORD, "open any model of this machine", use)
+        require_token(options.demo.host, PASSWORD, "open any model of this machine", use)
         gradio(f"dschat demo {options.task}")
 
     from transformers.utils.logging import disable_progress_bar
@@ -49,7 +49,7 @@ def run(options: DemoOptions) -> str:
     disable_progress_bar()
 
     session = Session(options, options.termination, options.task)
-    for side in range(options.sides):
+    for side in range(options.demo.sides):
         session.load_named(side)
     if in_terminal:
         chat_here(session, options)
@@ -66,7 +66,7 @@ def chat_here(session: Session, options: DemoOptions) -> None:
     def ask() -> str:
         return input("> " if sys.stdin.isatty() else "")
 
-    TerminalChat(session, ask, write, sys.stdout.isatty(), options.model or "").run()
+    TerminalChat(session, ask, write, sys.stdout.isatty(), options.demo.model or "").run()
 
 
 def serve_page(session: Session) -> str:
@@ -75,9 +75,11 @@ def serve_page(session: Session) -> str:
 
     page, address = serve(session)
     where = "in a browser on this machine"
-    if session.options.host != HOST:
+    if session.options.demo.host != HOST:
         where = "in a browser"
-        logger.warning("--host %s: whoever reaches this port may open any model of this machine", session.options.host)
+        logger.warning(
+            "--host %s: whoever reaches this port may open any model of this machine", session.options.demo.host
+        )
     print(f"Open {address} {where}. Ctrl-C ends.", flush=True)
     try:
         threading.Event().wait()
@@ -110,7 +112,7 @@ class TerminalChat:
 
     def run(self) -> None:
         """Asks message after message. Errors are said, and the chat goes on."""
-        for side in range(self._session.options.sides):
+        for side in range(self._session.options.demo.sides):
             self._say(self._session.status(side))
         self._say(COMMANDS)
         while True:
@@ -195,7 +197,7 @@ class TerminalChat:
 
     def _end(self, answer: ShownAnswer) -> None:
         self._write("\n")
-        if self._session.options.sides == 2 and answer.tokens:
+        if self._session.options.demo.sides == 2 and answer.tokens:
             self._say(macro_text(answer.tokens, self._colour))
         self._say(f"[{answer.caption}]")
 

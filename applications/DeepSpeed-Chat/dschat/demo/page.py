@@ -31,7 +31,7 @@ def serve(session: Session) -> tuple[Component, str]:
     page = build(session)
     style = (resources.files("dschat.demo") / "demo.css").read_text(encoding="utf-8")
     password = os.environ.get(PASSWORD)
-    return page, launch(page, f"{STYLE}\n{style}", port=options.port, host=options.host, password=password)
+    return page, launch(page, f"{STYLE}\n{style}", port=options.demo.port, host=options.demo.host, password=password)
 
 
 def build(session: Session) -> Component:
@@ -40,7 +40,7 @@ def build(session: Session) -> Component:
     gr = gradio(f"dschat demo {task}")
     actions = Actions(gr, session)
     with gr.Blocks(title=TITLES[task], analytics_enabled=False, fill_width=True) as blocks:
-        for side in range(session.options.sides):
+        for side in range(session.options.demo.sides):
             _add_chooser(gr, actions, side)
         with gr.Row(elem_id="demo-main"):
             with gr.Column(scale=5, min_width=480):
@@ -49,7 +49,7 @@ def build(session: Session) -> Component:
                 actions.parts["note"] = _html(gr, elem_id="demo-note")
                 if task == "summary":
                     _add_summaries(gr, actions)
-                legend = _html(gr, LEGEND, elem_id="demo-legend", visible=session.options.sides == 2)
+                legend = _html(gr, LEGEND, elem_id="demo-legend", visible=session.options.demo.sides == 2)
             with gr.Column(scale=1, min_width=220, elem_id="demo-panel"):
                 draw = _add_panel(gr, actions)
                 draw.change(lambda drawn: gr.update(visible=drawn), inputs=draw, outputs=legend, queue=False, **QUIET)
@@ -64,13 +64,13 @@ def build(session: Session) -> Component:
 def _add_chooser(gr: Any, actions: Actions, side: int) -> None:
     """Where a model is chosen: run folder and checkpoint, and what is loaded."""
     session, key = actions.session, ("model", "other")[side]
-    place = (session.options.model, session.options.other)[side] or ""
+    place = (session.options.demo.model, session.options.demo.other)[side] or ""
     try:
         found = [(one.name, one.path) for one in find_checkpoints(place)] if place else []
     except UserError:
         found = []
     with gr.Row(equal_height=True, elem_classes="demo-chooser"):
-        name = NAMES[side] if session.options.sides == 2 else "Model"
+        name = NAMES[side] if session.options.demo.sides == 2 else "Model"
         folder = gr.Textbox(
             place, label=f"{name}: run folder", placeholder="runs/…/step3-ppo", elem_id=f"demo-{key}-run", scale=4
         )
@@ -89,7 +89,7 @@ def _add_chooser(gr: Any, actions: Actions, side: int) -> None:
 
 def _add_chat(gr: Any, actions: Actions) -> list[Component]:
     """The conversations, side by side, and the box of the next message; returns what an answer reads."""
-    sides = actions.session.options.sides
+    sides = actions.session.options.demo.sides
     with gr.Row():
         for side in range(sides):
             with gr.Column(min_width=240):
@@ -130,9 +130,9 @@ def _add_form(gr: Any, actions: Actions) -> list[Component]:
 def _add_summaries(gr: Any, actions: Actions) -> None:
     """Where the summaries stand, side by side."""
     with gr.Row():
-        for side in range(actions.session.options.sides):
+        for side in range(actions.session.options.demo.sides):
             with gr.Column(min_width=240):
-                name = NAMES[side] if actions.session.options.sides == 2 else "TL;DR"
+                name = NAMES[side] if actions.session.options.demo.sides == 2 else "TL;DR"
                 _html(gr, f"<h2>{name}</h2>")
                 actions.answers.append(_html(gr, elem_id=f"demo-summary-{side}"))
 
@@ -170,7 +170,7 @@ def _add_panel(gr: Any, actions: Actions) -> Component:
     actions.parts["source"] = _html(gr, elem_id="demo-source")
     outputs = [*actions.panel.values(), actions.parts["source"]]
     own.click(actions.own_choice, inputs=actions.choosers[0], outputs=outputs, **QUIET)
-    drawn = actions.session.options.sides == 2
+    drawn = actions.session.options.demo.sides == 2
     return gr.Checkbox(drawn, label="Draw macro actions", elem_id="demo-draw")
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.config.macro_actions import TerminationFlags
 from dschat.data.encoding import encode_prompts, prompt_text, reply_contents
 from dschat.data.formats import tldr_prompt
 from dschat.data.rows import Row
@@ -24,6 +23,7 @@ from dschat.reports.macro_actions import MacroToken
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
+from dschat.settings.macro_actions import TerminationFlags
 
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 ORIGIN = "the conversation"
@@ -200,11 +200,11 @@ class Session:
 
     def __post_init__(self) -> None:
         """Chooses the device and opens the reward model. Raises UserError where that is not possible."""
-        self.device = choose_device(device=self.options.device)
-        self.dtype = choose_dtype(self.options.dtype, self.device)
-        self._sides = [_Side() for _ in range(self.options.sides)]
-        if self.options.reward_model is not None:
-            path, template = self.options.reward_model, self.options.rm_template
+        self.device = choose_device(device=self.options.compute.device)
+        self.dtype = choose_dtype(self.options.compute.dtype, self.device)
+        self._sides = [_Side() for _ in range(self.options.demo.sides)]
+        if self.options.demo.reward_model is not None:
+            path, template = self.options.demo.reward_model, self.options.demo.rm_template
             tokenizer = load_reward_tokenizer(path, template)
             self.reader = load_reward_model(path, tokenizer, template, self.device, self.dtype)
 
@@ -223,13 +223,13 @@ class Session:
         What can be refused is refused while the one before is still there. Raises UserError.
         """
         with self._one_at_a_time(threading.Event()):
-            end_token = self.options.end_of_conversation_token
+            end_token = self.options.demo.end_of_conversation_token
             found = find_model(path, FLAGS[side], end_token)
             self._sides[side] = _Side()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             model = open_model(path, found, FLAGS[side], self.device, self.dtype)
-            macro = MacroActionsOf(model, self.termination, self.options.seed)
+            macro = MacroActionsOf(model, self.termination, self.options.demo.seed)
             has_template = model.tokenizer.chat_template is not None
             form = "" if self.task == "summary" else "; chat template" if has_template else "; Human / Assistant form"
             self._sides[side] = _Side(model, macro, f"{model.status}{form}")
@@ -237,7 +237,7 @@ class Session:
 
     def load_named(self, side: int) -> str:
         """Opens what --model or --other names, if it does: the first of a run's models; returns the status line."""
-        place = (self.options.model, self.options.other)[side]
+        place = (self.options.demo.model, self.options.demo.other)[side]
         return self.status(side) if place is None else self.load(side, chosen(find_checkpoints(place), place).path)
 
     def choice(self, path: str | None) -> tuple[SamplingChoice, str]:
@@ -268,7 +268,7 @@ class Session:
             if len(models) < len(self._sides):
                 raise UserError(NOT_LOADED)
             prompts = [make_prompt(number, model) for number, model in enumerate(models)]
-            seed = row_seed(self.options.seed, self._asked)
+            seed = row_seed(self.options.demo.seed, self._asked)
             self._asked += 1
             questions = []
             for model, prompt in zip(models, prompts, strict=True):

@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from dschat.conditions.termination import TerminationCondition
-from dschat.config.macro_actions import TerminationFlags, reads_logprobs
 from dschat.data.encoding import decode_response
 from dschat.demo.models import Opened
 from dschat.errors import UserError
@@ -26,6 +25,7 @@ from dschat.models.policy import PolicyModel
 from dschat.reports.macro_actions import MacroToken
 from dschat.rollouts.generate import CausalLM
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
+from dschat.settings.macro_actions import TerminationFlags
 from dschat.trainers.rollout_metrics import token_texts
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory
@@ -202,7 +202,7 @@ class MacroActionsOf:
         """
         self._model = model
         self._condition = TerminationCondition(flags, model.tokenizer, model.tokenizer.eos_token_id, seed)
-        self._reads_logprobs = reads_logprobs(flags.termination_condition)
+        self._reads_logprobs = flags.reads_logprobs
 
     def __call__(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[MacroToken]:
         """The tokens of an answer, each with the number of its macro action.

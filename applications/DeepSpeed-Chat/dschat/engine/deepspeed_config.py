@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from dschat.config.batches import BatchPlan
-from dschat.config.deepspeed import deepspeed_settings
 from dschat.models.opening import NAMES
+from dschat.settings.batches import BatchPlan
+from dschat.settings.deepspeed import deepspeed_settings
 
 
 @dataclass(frozen=True)

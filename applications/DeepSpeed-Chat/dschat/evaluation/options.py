@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.chat_servers import Endpoint, ReplyCache, checked_address
-from dschat.config.commands import ResultFlags, ServerFlags, ServeVllmOptions
-from dschat.config.common import DataFlags, OptimisationFlags
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, Rule, check_flags, flag, like
 from dschat.data.hub import compared_set
 from dschat.data.options import PrepareOptions
 from dschat.errors import UserError
@@ -17,12 +14,15 @@ from dschat.evaluation.judge.costs import Prices
 from dschat.evaluation.judge.rubrics import Rubric
 from dschat.evaluation.judge.verdicts import Setup, has_verdict
 from dschat.evaluation.pairs import model_names
+from dschat.settings.commands import ResultFlags, ServerFlags, ServeVllmOptions
+from dschat.settings.common import DataFlags, OptimisationFlags
+from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, Range, check_values, flag, like
 
 DEFAULT_JUDGE = "gpt-4o-2024-05-13"
 DEFAULT_SERVER = "https://api.openai.com/v1"
 BY_SCORES = "--by_scores"
-COUNT: Rule = (lambda number: 1 <= number <= 1_000_000, "a whole number of at least 1")
-SECONDS: Rule = (lambda value: 0 < value < math.inf, "a number of seconds above 0")
+COUNT: Range = (lambda number: 1 <= number <= 1_000_000, "a whole number of at least 1")
+SECONDS: Range = (lambda value: 0 < value < math.inf, "a number of seconds above 0")
 
 
 class CheckedFlags:
@@ -30,7 +30,7 @@ class CheckedFlags:
 
     def __post_init__(self) -> None:
         """Looks at each flag by itself; subclasses add what is about several of them."""
-        check_flags(self)
+        check_values(self)
 
 
 @dataclass(kw_only=True)

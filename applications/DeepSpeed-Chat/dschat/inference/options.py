@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.config.commands import ResultFlags, ServeOptions, ServerFlags
-from dschat.config.common import DataFlags, EngineFlags, OptimisationFlags
-from dschat.config.logprobs import LogprobFlags
-from dschat.config.rewards import ProgramBlock, ProgramFlags, RewardFlags, SandboxLevel
-from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import AT_LEAST_1, REQUIRED, Rule, check_function_path, default_of, flag, like
-from dschat.config.supervised import OneModelConfig
 from dschat.data.hub import COMPARED_SETS, compared_set
-from dschat.data.rows import DataKeys, keys_of
 from dschat.errors import UserError
 from dschat.evaluation.best_of import PUBLISHED
 from dschat.evaluation.options import CheckedFlags, ComparedFlags, JudgeOptions, ReportOptions
+from dschat.settings.commands import ResultFlags, ServeOptions, ServerFlags
+from dschat.settings.common import ColumnFlags, DataFlags, EngineFlags, OptimisationFlags
+from dschat.settings.flags import AT_LEAST_1, REQUIRED, Range, default_of, flag, flags_of, like
+from dschat.settings.rewards import ProgramBlock, ProgramFlags, RewardFlags, SandboxLevel
+from dschat.settings.rollouts import RolloutFlags, SamplingFlags
+from dschat.settings.rules import check_function_path
+from dschat.settings.supervised import ModelFlags
 
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets
@@ -37,7 +36,7 @@ def _is_temperature(value: float | str) -> bool:
         return False
 
 
-TEMPERATURE: Rule = (_is_temperature, "0 (greedy) or a positive number, such as 0.8")
+TEMPERATURE: Range = (_is_temperature, "0 (greedy) or a positive number, such as 0.8")
 
 
 class QuietFlags(CheckedFlags):
@@ -80,17 +79,17 @@ class PromptFlags(ComputeFlags):
     num_samples: int | None = like(ResultFlags, "num_samples")
     max_new_tokens: int = flag("longest response in tokens", 512, AT_LEAST_1)
     max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included", None, AT_LEAST_1)
-    prompt_key: str = like(DataFlags, "prompt_key")
-    chosen_key: str = like(DataFlags, "chosen_key")
-    rejected_key: str = like(DataFlags, "rejected_key")
-    response_key: str = like(DataFlags, "response_key")
-    messages_key: str = like(DataFlags, "messages_key")
-    apply_chat_template: bool = like(DataFlags, "apply_chat_template")
+    prompt_key: str = like(ColumnFlags, "prompt_key")
+    chosen_key: str = like(ColumnFlags, "chosen_key")
+    rejected_key: str = like(ColumnFlags, "rejected_key")
+    response_key: str = like(ColumnFlags, "response_key")
+    messages_key: str = like(ColumnFlags, "messages_key")
+    apply_chat_template: bool = like(ColumnFlags, "apply_chat_template")
 
     @property
-    def keys(self) -> DataKeys:
+    def keys(self) -> ColumnFlags:
         """How the data set's columns are read."""
-        return keys_of(self)
+        return ColumnFlags(**{name: getattr(self, name) for name in flags_of(ColumnFlags)})
 
 
 @dataclass(kw_only=True)
@@ -140,7 +139,7 @@ class TemperatureOptions(PolicyOptions):
     """Flags of a command that draws at one temperature."""
 
     # Text: it names a folder.
-    temperature: str = like(LogprobFlags, "temperature", "0.8", "of sampling; 0 = greedy", TEMPERATURE)
+    temperature: str = like(SamplingFlags, "temperature", "0.8", "of sampling; 0 = greedy", TEMPERATURE)
     num_return: int = flag("responses to a prompt", 1, AT_LEAST_1)
 
     def __post_init__(self) -> None:
@@ -352,9 +351,7 @@ class TextOptions(PromptFlags):
     )
     no_rouge: bool = flag("do not answer the prompts, which takes longest", False)
     all_tokens: bool = flag("perplexity of prompts, too, as --sft_on_prompt trains; else of responses alone", False)
-    max_seq_len: int = like(
-        OneModelConfig, "max_seq_len", help="longest text in tokens; the rest is cut, as in training"
-    )
+    max_seq_len: int = like(ModelFlags, "max_seq_len", help="longest text in tokens; the rest is cut, as in training")
     max_new_tokens: int = like(PromptFlags, "max_new_tokens", help="longest response in tokens, for ROUGE")
     end_of_conversation_token: str | None = like(DataFlags, "end_of_conversation_token")
     batch_size: int = like(PromptFlags, "batch_size", help="texts computed at once")

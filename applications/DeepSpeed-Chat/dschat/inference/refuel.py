@@ -4,12 +4,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.config.commands import PushOptions
-from dschat.config.common import OptimisationFlags, OutputFlags
-from dschat.config.logprobs import LogprobFlags
-from dschat.config.refuel import DialogueFlags
-from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, REQUIRED, flag, like
 from dschat.data.options import PrepareOptions
 from dschat.errors import UserError
 from dschat.evaluation.options import AskingOptions
@@ -24,6 +18,11 @@ from dschat.inference.options import (
     QuietFlags,
     ScoredOptions,
 )
+from dschat.settings.commands import PushOptions
+from dschat.settings.common import OptimisationFlags, OutputFlags
+from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, REQUIRED, flag, like
+from dschat.settings.refuel import DialogueFlags
+from dschat.settings.rollouts import RolloutFlags, SamplingFlags
 
 ULTRAINTERACT = "openbmb/UltraInteract_pair"
 LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
@@ -67,7 +66,7 @@ class GenerateOptions(RefuelOutputFlags, ComputeFlags):
     )
     num_data: int = flag("dialogues, 0 = one for each first message", 0, AT_LEAST_0)
     num_turns: int = flag("turns of a dialogue", 5, AT_LEAST_1)
-    temperature: float = like(LogprobFlags, "temperature", 0.8, "of policy and user, 0 = greedy", TEMPERATURE)
+    temperature: float = like(SamplingFlags, "temperature", 0.8, "of policy and user, 0 = greedy", TEMPERATURE)
     top_p: float = like(RolloutFlags, "top_p")
     max_new_tokens: int = like(
         PromptFlags, "max_new_tokens", 1024, "longest reply and longest message of the user, in tokens"

@@ -12,11 +12,28 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
 
 Backend = Callable[[fx.GraphModule, list[Tensor]], Callable[..., object]]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer in a graph."""
+
+    node: fx.Node
+    source: fx.node.Argument  # what it reads
+    weight_node: fx.Node
+    weight: Tensor  # the weight's sizes and place in memory, without numbers
+    bias: fx.node.Argument
+
+    @property
+    def start(self) -> int:
+        """Where the weight begins in its buffer, in elements."""
+        return int(self.weight.storage_offset())
 
 
 def lay_side_by_side(layers: Iterable[nn.Module]) -> None:
@@ -76,58 +93,61 @@ def merge_linears(module: fx.GraphModule) -> int:
     Returns:
         how many linear layers were replaced.
     """
-    by_input: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+    by_input: dict[fx.node.Argument, list[Linear]] = defaultdict(list)
     for node in module.graph.nodes:
-        if node.target is torch._C._nn.linear and _is_weight(node.args[1]):
-            by_input[node.args[0]].append(node)
+        linear = linear_of(node)
+        if linear is not None:
+            by_input[linear.source].append(linear)
     replaced = 0
     for linears in by_input.values():
-        for run in _neighbours(linears):
-            _merge(module.graph, run, first=next(node for node in linears if node in run))
+        for run in neighbours(linears):
+            first = next(linear for linear in linears if linear in run)
+            merge_run(module.graph, run, first)
             replaced += len(run)
     module.graph.lint()
     module.recompile()
     return replaced
 
 
-def _is_weight(node: object) -> bool:
-    if not isinstance(node, fx.Node) or node.op != "placeholder":
-        return False
-    weight = node.meta.get("example_value")
-    return isinstance(weight, Tensor) and weight.is_contiguous()
+def linear_of(node: fx.Node) -> Linear | None:
+    """A node as a linear layer; None of other nodes, and of weights that are computed."""
+    if node.target is not torch._C._nn.linear:
+        return None
+    source, weight_node, *bias = node.args
+    if not isinstance(weight_node, fx.Node) or weight_node.op != "placeholder":
+        return None
+    weight = weight_node.meta.get("example_value")
+    if not isinstance(weight, Tensor) or not weight.is_contiguous():
+        return None
+    return Linear(node, source, weight_node, weight, bias[0] if bias else node.kwargs.get("bias"))
 
 
-def _neighbours(linears: list[fx.Node]) -> list[list[fx.Node]]:
+def neighbours(linears: list[Linear]) -> list[list[Linear]]:
     """Runs of at least two linear layers, each of whose weights begins where the one before it ends."""
-    weights = {node: node.args[1].meta["example_value"] for node in linears}
-    ordered = sorted(linears, key=lambda node: int(weights[node].storage_offset()))
+    ordered = sorted(linears, key=lambda linear: linear.start)
     runs = [ordered[:1]]
-    for before, node in zip(ordered, ordered[1:], strict=False):
-        end = weights[before].storage_offset() + weights[before].numel()
-        same_buffer = weights[before].untyped_storage()._cdata == weights[node].untyped_storage()._cdata
-        if same_buffer and weights[node].storage_offset() == end:
-            runs[-1].append(node)
+    for before, linear in zip(ordered, ordered[1:], strict=False):
+        same_buffer = before.weight.untyped_storage()._cdata == linear.weight.untyped_storage()._cdata
+        if same_buffer and linear.start == before.start + before.weight.numel():
+            runs[-1].append(linear)
         else:
-            runs.append([node])
+            runs.append([linear])
     return [run for run in runs if len(run) > 1]
 
 
-def _merge(graph: fx.Graph, run: list[fx.Node], first: fx.Node) -> None:
-    """Computes a run of linear layers before the first of them in the graph's order."""
-    source = run[0].args[0]
-    weights = [node.args[1].meta["example_value"] for node in run]
-    rows = [int(weight.shape[0]) for weight in weights]
-    columns = int(weights[0].shape[1])
-    with graph.inserting_before(first):
+def merge_run(graph: fx.Graph, run: list[Linear], first: Linear) -> None:
+    """Computes a run of linear layers in the place of the one that comes first in the graph."""
+    rows = [int(linear.weight.shape[0]) for linear in run]
+    columns = int(run[0].weight.shape[1])
+    with graph.inserting_before(first.node):
         # Without an offset the view begins where the first weight begins, in every layer that the graph serves.
-        matrix = graph.call_function(torch.as_strided, (run[0].args[1], (sum(rows), columns), (columns, 1)))
-        merged = graph.call_function(torch._C._nn.linear, (source, matrix))
+        matrix = graph.call_function(torch.as_strided, (run[0].weight_node, (sum(rows), columns), (columns, 1)))
+        merged = graph.call_function(torch._C._nn.linear, (run[0].source, matrix))
         pieces = graph.call_function(torch.split, (merged, rows, -1))
-    for number, node in enumerate(run):
-        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-        with graph.inserting_before(node):
+    for number, linear in enumerate(run):
+        with graph.inserting_before(linear.node):
             piece = graph.call_function(operator.getitem, (pieces, number))
-            if bias is not None:
-                piece = graph.call_function(operator.add, (piece, bias))
-        node.replace_all_uses_with(piece)
-        graph.erase_node(node)
+            if linear.bias is not None:
+                piece = graph.call_function(operator.add, (piece, linear.bias))
+        linear.node.replace_all_uses_with(piece)
+        graph.erase_node(linear.node)

@@ -10,13 +10,6 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from dschat.config.common import CommonConfig
-from dschat.config.parse import resolve
-from dschat.config.plan import STEPS, PlanOptions
-from dschat.config.ppo import PPOConfig
-from dschat.config.presets import find_preset, preset_names
-from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
-from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.errors import UserError
 from dschat.plan.models import Configs, find_config
 from dschat.plan.phases import GB, Machine
@@ -24,6 +17,13 @@ from dschat.plan.plan import make_plan, remedies
 from dschat.plan.recommend import recommend
 from dschat.plan.report import PlanReport, choices, counts, find_rows, find_sources
 from dschat.plan.throughput import DEFAULT_MEMORY, expect, named_gpu
+from dschat.settings.common import CommonConfig
+from dschat.settings.parse import resolve
+from dschat.settings.plan import STEPS, PlanOptions
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.presets import find_preset, preset_names
+from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
 # No run starts, so that it does not matter what an output folder holds.
 NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]

@@ -15,12 +15,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.deepspeed import deepspeed_settings
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelOnlineConfig
-from dschat.config.supervised import OneModelConfig, RewardConfig
 from dschat.errors import UserError
 from dschat.models.finetuning import Finetuning
 from dschat.models.limits import open_decoder_config
@@ -29,6 +23,12 @@ from dschat.models.lora import adapter_settings, find_adapter
 from dschat.models.opening import NAMES, choose_dtype
 from dschat.plan.passes import Kind, Model, shape_of
 from dschat.plan.states import FLOAT32, Weights, Zero
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.deepspeed import deepspeed_settings
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.settings.supervised import OneModelConfig, RewardConfig
 
 logger = logging.getLogger(__name__)
 Configs = Callable[[str, str], PreTrainedConfig]  # (path, flag) → a model's config
@@ -100,42 +100,54 @@ def roles_of(config: CommonConfig, batches: BatchPlan, configs: Configs, device:
     Raises:
         UserError: a config cannot be read, or --deepspeed_config contradicts the flags.
     """
-    maker = _Maker(config, batches, configs, choose_dtype(config.dtype, device), device.type == "cuda")
+    maker = _Maker(config, batches, configs, choose_dtype(config.engine.dtype, device), device.type == "cuda")
     if isinstance(config, PPOConfig):
         return _ppo_roles(config, maker)
     assert isinstance(config, OneModelConfig)
-    base, stage, offload = (config.model_name_or_path, "--model_name_or_path"), config.zero_stage, config.offload
-    rank, again = config.lora_dim, config.gradient_checkpointing_every * config.gradient_checkpointing
+    base, stage, offload = (
+        (config.model.model_name_or_path, "--model_name_or_path"),
+        config.engine.zero_stage,
+        config.engine.offload,
+    )
+    rank, again = (
+        config.finetuning.lora_dim,
+        config.engine.gradient_checkpointing_every * config.engine.gradient_checkpointing,
+    )
     if isinstance(config, RewardConfig):
         return [maker.trained("reward model", base, "scalar", stage, rank, again)]
-    layers = config.trained_layers if isinstance(config, RefuelOnlineConfig) else 0
+    layers = config.dialogues.trained_layers if isinstance(config, RefuelOnlineConfig) else 0
     roles = [maker.trained("policy", base, "policy", stage, rank, again, layers)]
     if not isinstance(config, RefuelOnlineConfig):
         return roles
-    if config.kl_coef and not rank:
+    if config.kl.kl_coef and not rank:
         roles.append(maker.frozen("reference", base, "policy", 3 if stage == 3 or offload else 0, offload))
-    if config.reward_model_name_or_path is not None:
-        roles.append(maker.plain("reward model", (config.reward_model_name_or_path, "--reward_model"), offload))
+    if config.dialogues.reward_model_name_or_path is not None:
+        roles.append(
+            maker.plain("reward model", (config.dialogues.reward_model_name_or_path, "--reward_model"), offload)
+        )
     return roles
 
 
 def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
-    actor = (config.actor_model_name_or_path, "--actor_model_name_or_path")
-    critic = (config.critic_model_name_or_path or config.actor_model_name_or_path, "--critic_model_name_or_path")
+    actor = (config.models.actor_model_name_or_path, "--actor_model_name_or_path")
+    critic = (
+        config.models.critic_model_name_or_path or config.models.actor_model_name_or_path,
+        "--critic_model_name_or_path",
+    )
     stages, ranks = config.zero_stages, config.lora_ranks
-    every = config.gradient_checkpointing_every
-    again = every * bool(config.actor_gradient_checkpointing)
+    every = config.engine.gradient_checkpointing_every
+    again = every * bool(config.memory.actor_gradient_checkpointing)
     roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], again)]
-    if config.needs.critic:
-        again = every * bool(config.critic_gradient_checkpointing)
-        base = actor if config.share_base else critic
+    if config.advantages.needs.critic:
+        again = every * bool(config.memory.critic_gradient_checkpointing)
+        base = actor if config.memory.share_base else critic
         made = maker.trained("critic", base, "scalar", stages[1], ranks[1], again)
-        roles.append(_on_base(made, critic[0]) if config.share_base else made)
-    sharded = config.actor_zero_stage == 3 or config.offload_reference_model
-    frozen = (3 if sharded else 0, config.offload_reference_model)
+        roles.append(_on_base(made, critic[0]) if config.memory.share_base else made)
+    sharded = config.memory.actor_zero_stage == 3 or config.memory.offload_reference_model
+    frozen = (3 if sharded else 0, config.memory.offload_reference_model)
     if not ranks[0]:  # with LoRA it is the actor with its adapters off
         roles.append(maker.frozen("reference", actor, "policy", *frozen))
-    path = config.reward_model_name_or_path
+    path = config.rewards.reward_model_name_or_path
     if path is None:
         return roles
     named, rank = (path, "--reward_model_name_or_path"), _rank_on_base(config, path)
@@ -155,10 +167,10 @@ def _rank_on_base(config: PPOConfig, reward: str) -> int | None:
 
     The critic's is its own start, and need not be there yet.
     """
-    if not config.share_base:
+    if not config.memory.share_base:
         return None
-    if reward == config.critic_model_name_or_path:
-        return config.critic_lora_dim
+    if reward == config.models.critic_model_name_or_path:
+        return config.memory.critic_lora_dim
     folder = find_adapter(reward)
     return None if folder is None else int(adapter_settings(folder)["r"])
 
@@ -190,18 +202,18 @@ class _Maker:
         top_layers: int = 0,
     ) -> Role:
         """A model under an optimiser."""
-        finetuning = Finetuning(*self.config.finetuning(rank))
-        attention = self.config.attn_implementation
+        finetuning = Finetuning(*self.config.finetuning.options(rank))
+        attention = self.config.engine.attn_implementation
         made = Model(self.configs(*model), kind, self.dtype, attention, finetuning, top_layers)
         # In half precision stage 1 takes the place of DeepSpeed's 0.
         used = max(stage, 1) if self.dtype.itemsize < FLOAT32 else stage
-        offload, trained = self.config.offload and stage > 0, shape_of(made).trained
+        offload, trained = self.config.engine.offload and stage > 0, shape_of(made).trained
         compiled = self.config.compiles(self.on_gpu)
         return Role(name, model[0], made, self._weights(made, used, offload, trained), recomputed, compiled)
 
     def frozen(self, name: str, model: tuple[str, str], kind: Kind, stage: int, offload: bool) -> Role:
         """A model that never trains, under DeepSpeed."""
-        made = Model(self.configs(*model), kind, self.dtype, self.config.attn_implementation)
+        made = Model(self.configs(*model), kind, self.dtype, self.config.engine.attn_implementation)
         return Role(name, model[0], made, self._weights(made, stage, offload, 0))
 
     def plain(self, name: str, model: tuple[str, str], offload: bool = False) -> Role:
@@ -213,6 +225,6 @@ class _Maker:
         return Role(name, model[0], made, Weights(own.parameters, 0, own.largest, self.dtype.itemsize, zero))
 
     def _weights(self, made: Model, stage: int, offload: bool, trained: int) -> Weights:
-        file, own = self.config.deepspeed_config, shape_of(made)
+        file, own = self.config.engine.deepspeed_config, shape_of(made)
         settings = deepspeed_settings(self.batches, NAMES[self.dtype], stage, offload, file)
         return Weights(own.parameters, trained, own.largest, self.dtype.itemsize, Zero.of(settings, trained > 0))

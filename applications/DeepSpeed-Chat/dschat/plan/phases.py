@@ -8,11 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelOnlineConfig
-from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
 from dschat.models.layout import COLUMN_STEP, PREFILL_TOKENS, SPARE_COLUMNS, PassSize
 from dschat.models.save import FILE_SIZE
@@ -28,6 +23,11 @@ from dschat.plan.passes import (
     training_pass,
 )
 from dschat.plan.states import averaging, gathering, keeps_gradients, passing, reducing, states, stepping
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.settings.supervised import SupervisedConfig
 
 # Of a GPU's memory, what is none of ours: CUDA's context, NCCL's and cuBLAS's work space.
 CUDA_BYTES = 2_500_000_000
@@ -92,11 +92,14 @@ class Texts:
     def of(cls, config: CommonConfig) -> Texts:
         """What the flags say."""
         if isinstance(config, PPOConfig):
-            return cls(config.max_prompt_seq_len + config.max_answer_seq_len, config.max_answer_seq_len)
+            return cls(
+                config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len,
+                config.sampling.max_answer_seq_len,
+            )
         if isinstance(config, RefuelOnlineConfig):
-            return cls(config.max_seq_len, config.max_answer_seq_len, 2)
+            return cls(config.model.max_seq_len, config.sampling.max_answer_seq_len, 2)
         assert isinstance(config, SupervisedConfig)
-        return cls(config.max_seq_len, config.max_seq_len, config.sequences_per_example)
+        return cls(config.model.max_seq_len, config.model.max_seq_len, config.sequences_per_example)
 
     def filling(self, examples: int, budget: int | None) -> tuple[int, int, int]:
         """Rows, tokens of each, and log-probs of the largest micro-batch of so many examples at most.
@@ -150,15 +153,15 @@ def _drawn(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -> t
     """What is there while responses are drawn; and what stays beside the models, the moving average included."""
     weights, kept = actor.weights, 0
     if isinstance(config, PPOConfig):
-        kept += averaging(weights, machine.processes)[0] if config.enable_ema else 0
+        kept += averaging(weights, machine.processes)[0] if config.memory.enable_ema else 0
         if config.runs_vllm and machine.device_memory is None:  # where it never sleeps
-            kept += weights.whole // config.vllm_tensor_parallel + VLLM_CPU_CACHE
-        if config.uses_vllm:
+            kept += weights.whole // config.vllm.vllm_tensor_parallel + VLLM_CPU_CACHE
+        if config.rollouts.uses_vllm:
             return _vllm_parts(config, actor, machine), kept
-    texts, slots = Texts.of(config), config.per_device_generation_batch_size * plan.samples_per_prompt
+    texts, slots = Texts.of(config), config.sampling.per_device_generation_batch_size * plan.samples_per_prompt
     prompt = texts.tokens - 1 if _completes(config) else texts.tokens - texts.scored
     logits = sampling_logits(shape_of(actor.model).head, slots, machine.device)
-    rows = min(slots, max(1, PREFILL_TOKENS // prompt)) if config.rollout_engine == "continuous" else slots
+    rows = min(slots, max(1, PREFILL_TOKENS // prompt)) if _rollout_engine(config) == "continuous" else slots
     parts = {
         "gathered weights": gathering(weights, plan.world_size),
         "KV cache": _kv_cache(config, plan, actor, machine),
@@ -173,27 +176,36 @@ def _drawn(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -> t
 
 def _kv_cache(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -> int:
     """Keys and values of all rows that are drawn together."""
-    slots = config.per_device_generation_batch_size * plan.samples_per_prompt
-    waiting = config.rollout_engine == "continuous" and plan.rollout_per_rank * plan.samples_per_prompt > slots
+    slots = config.sampling.per_device_generation_batch_size * plan.samples_per_prompt
+    waiting = _rollout_engine(config) == "continuous" and plan.rollout_per_rank * plan.samples_per_prompt > slots
     texts = Texts.of(config)
     columns = texts.tokens + SPARE_COLUMNS * waiting
     if _completes(config):
         # The longest text that is completed stands beside a short one, whose response is as long as any.
-        columns = texts.tokens - 1 + texts.scored + SPARE_COLUMNS * (config.rollout_engine == "continuous")
+        columns = texts.tokens - 1 + texts.scored + SPARE_COLUMNS * (_rollout_engine(config) == "continuous")
     if uses_graphs(config, machine):
         columns = -(-columns // COLUMN_STEP) * COLUMN_STEP
     return slots * columns * shape_of(actor.model).cached * actor.weights.width
 
 
+def _rollout_engine(config: Drawing) -> str:
+    """What samples responses."""
+    if isinstance(config, PPOConfig):
+        return config.rollouts.rollout_engine
+    return config.dialogues.rollout_engine
+
+
 def _completes(config: Drawing) -> bool:
     """Whether responses are also drawn from the middle of others."""
-    return isinstance(config, PPOConfig) and config.needs.segment_values
+    return isinstance(config, PPOConfig) and config.advantages.needs.segment_values
 
 
 def uses_graphs(config: Drawing, machine: Machine) -> bool:
     """Whether decoding steps have fixed shapes."""
-    on = config.decode_graphs == "on" or (config.decode_graphs == "auto" and machine.device.type == "cuda")
-    return on and config.rollout_engine == "continuous"
+    on = config.sampling.decode_graphs == "on" or (
+        config.sampling.decode_graphs == "auto" and machine.device.type == "cuda"
+    )
+    return on and _rollout_engine(config) == "continuous"
 
 
 def engines(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine, gpus: int) -> dict[int, int]:
@@ -223,13 +235,13 @@ def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, i
     passed *= 2 if gathering(weights, machine.processes) else 1
     if machine.device_memory is None:
         return {"weights passed on": passed}
-    neighbours, device = config.vllm_tensor_parallel, machine.device_memory
+    neighbours, device = config.vllm.vllm_tensor_parallel, machine.device_memory
     held = -(-weights.whole // neighbours)
-    share = int(config.vllm_gpu_memory * device)
+    share = int(config.vllm.vllm_gpu_memory * device)
     if share < held <= device:
         part = "the actor whole" if neighbours == 1 else f"1/{neighbours} of the actor"
         raise UserError(
-            f"--vllm_gpu_memory {config.vllm_gpu_memory:g}: vLLM would have {share / GB:.1f} GB of a GPU, and"
+            f"--vllm_gpu_memory {config.vllm.vllm_gpu_memory:g}: vLLM would have {share / GB:.1f} GB of a GPU, and"
             f" holds {part}, {held / GB:.1f} GB: give more than {held / device:.2f}, or a larger"
             " --vllm_tensor_parallel."
         )
@@ -242,10 +254,10 @@ def _scored(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.dev
     size = training.without_gradient
     most = size.rows
     if isinstance(config, SupervisedConfig):
-        most = config.per_device_eval_batch_size
+        most = config.output.per_device_eval_batch_size
     elif isinstance(config, RefuelOnlineConfig) and role.name == "reward model":
-        texts, most = replace(texts, per_example=1), config.per_device_eval_batch_size
-    elif isinstance(config, RefuelOnlineConfig) and not config.kl_coef:  # the policy, in the passes of its updates
+        texts, most = replace(texts, per_example=1), config.output.per_device_eval_batch_size
+    elif isinstance(config, RefuelOnlineConfig) and not config.kl.kl_coef:  # the policy, in the passes of its updates
         size, most = training, training.rows
     else:
         drawn, held_out = plan.rollout_per_rank * plan.samples_per_prompt, _held_out(config, plan.world_size)
@@ -262,7 +274,7 @@ def _held_out(config: CommonConfig, processes: int) -> int:
     if isinstance(config, PPOConfig):
         return -(-config.num_eval_prompts(processes) // processes)
     assert isinstance(config, RefuelOnlineConfig)
-    return -(-(config.eval_prompts or 0) * config.max_turns // (2 * processes))
+    return -(-(config.sampling.eval_prompts or 0) * config.dialogues.max_turns // (2 * processes))
 
 
 def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:

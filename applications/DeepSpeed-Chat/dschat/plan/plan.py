@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,16 +10,16 @@ from typing import TypeVar
 
 import torch
 
-from dschat.config.batches import largest_part
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import BOTH_MODELS, PPOConfig
-from dschat.config.rollouts import SamplingFlags
-from dschat.config.supervised import OneModelConfig
 from dschat.errors import UserError
 from dschat.models.limits import open_decoder_config
 from dschat.plan.models import Configs, Role, roles_of
 from dschat.plan.phases import CUDA_BYTES, GB, Host, Machine, Phase, host_of, kept_bytes, phases_of
 from dschat.plan.states import gathering, states
+from dschat.settings.batches import largest_part
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import BOTH_MODELS, PPOConfig
+from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.settings.supervised import OneModelConfig
 
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=CommonConfig)
@@ -61,8 +60,8 @@ class Plan:
         """
         actor, config = self.roles[0].weights, self.config
         if isinstance(config, PPOConfig):
-            return 0 if config.vllm_url else -(-actor.whole // config.vllm_tensor_parallel)
-        return actor.whole if isinstance(config, SamplingFlags) else 0
+            return 0 if config.vllm.vllm_url else -(-actor.whole // config.vllm.vllm_tensor_parallel)
+        return actor.whole if isinstance(config, RefuelOnlineConfig) else 0
 
     @property
     def fits_device(self) -> bool:
@@ -95,7 +94,7 @@ def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
     batches = config.plan_batches(machine.processes)
     roles = roles_of(config, batches, configs, machine.device)
     phases = phases_of(config, batches, roles, machine)
-    average = isinstance(config, PPOConfig) and config.enable_ema
+    average = isinstance(config, PPOConfig) and config.memory.enable_ema
     return Plan(config, machine, tuple(roles), tuple(phases), host_of(roles, machine, average))
 
 
@@ -158,20 +157,20 @@ def _changes(config: CommonConfig) -> Iterator[Change]:
     assert isinstance(config, OneModelConfig)
     yield from _smaller_budget(config)
     yield from recomputation(config)
-    if config.per_device_train_batch_size > 1:
-        yield {"per_device_train_batch_size": _half(config.per_device_train_batch_size)}
-    if isinstance(config, SamplingFlags) and config.per_device_generation_batch_size > 1:
-        yield {"per_device_generation_batch_size": config.per_device_generation_batch_size // 2}
-    if config.zero_stage < 3:
-        yield {"zero_stage": config.zero_stage + 1 if config.zero_stage else 2}
+    if config.model.per_device_train_batch_size > 1:
+        yield {"per_device_train_batch_size": _half(config.model.per_device_train_batch_size)}
+    if isinstance(config, RefuelOnlineConfig) and config.sampling.per_device_generation_batch_size > 1:
+        yield {"per_device_generation_batch_size": config.sampling.per_device_generation_batch_size // 2}
+    if config.engine.zero_stage < 3:
+        yield {"zero_stage": config.engine.zero_stage + 1 if config.engine.zero_stage else 2}
         yield {"zero_stage": 3}
-    if not config.offload:
-        yield {"zero_stage": max(config.zero_stage, 2), "offload": True}
+    if not config.engine.offload:
+        yield {"zero_stage": max(config.engine.zero_stage, 2), "offload": True}
         yield {"zero_stage": 3, "offload": True}
 
 
 def _smaller_budget(config: CommonConfig) -> Iterator[Change]:
-    budget = config.max_tokens_per_micro_batch
+    budget = config.optimisation.max_tokens_per_micro_batch
     if budget is not None and budget // 2 >= config.longest_example[0]:
         yield {"max_tokens_per_micro_batch": budget // 2}
 
@@ -180,9 +179,11 @@ def recomputation(config: CommonConfig) -> list[Change]:
     """Activations computed again, of the models where they are not yet; and of all layers."""
     names = ["gradient_checkpointing"]
     if isinstance(config, PPOConfig):
-        names = [f"{role}_gradient_checkpointing" for role in ("actor", "critic")[: 1 + config.needs.critic]]
-    changes: list[Change] = [{name: True} for name in names if not getattr(config, name)]
-    if config.gradient_checkpointing_every > 1:
+        names = [
+            f"{role}_gradient_checkpointing" for role in ("actor", "critic")[: 1 + config.advantages.needs.critic]
+        ]
+    changes: list[Change] = [{name: True} for name in names if not config.flat()[name]]
+    if config.engine.gradient_checkpointing_every > 1:
         changes.append({"gradient_checkpointing_every": 1})
     return changes
 
@@ -190,14 +191,18 @@ def recomputation(config: CommonConfig) -> list[Change]:
 def smaller(config: PPOConfig) -> Iterator[Change]:
     """Less at a time, of the same rollouts and updates: tokens of a pass, prompts drawn together, rows of a pass."""
     yield from _smaller_budget(config)
-    slots, rows = config.per_device_generation_batch_size, config.per_device_training_batch_size
+    slots, rows = config.sampling.per_device_generation_batch_size, config.rollouts.per_device_training_batch_size
     if slots > 1:
         half = _half(slots)
-        batches = config.generation_batches * slots // half
+        batches = config.rollouts.generation_batches * slots // half
         yield {"per_device_generation_batch_size": half, "generation_batches": batches}
     if rows > 1:
-        half, passes = _half(rows), config.gradient_accumulation_steps
-        more = {} if passes is None and config.global_batch_size else {"gradient_accumulation_steps": passes or 1}
+        half, passes = _half(rows), config.optimisation.gradient_accumulation_steps
+        more = (
+            {}
+            if passes is None and config.optimisation.global_batch_size
+            else {"gradient_accumulation_steps": passes or 1}
+        )
         more = {name: number * rows // half for name, number in more.items()}
         yield {"per_device_training_batch_size": half, **more}
 
@@ -208,9 +213,9 @@ def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
     for stage in (2, 3):
         if min(config.zero_stages) < stage:
             yield {"zero_stage": stage}
-    if not config.offload_reference_model:
+    if not config.memory.offload_reference_model:
         yield {"offload_reference_model": True}
-    if not config.offload:
+    if not config.engine.offload:
         yield {"zero_stage": max(2, *config.zero_stages), "offload": True}
         yield {"zero_stage": 3, "offload": True}
 
@@ -221,9 +226,9 @@ def changed(config: Config, change: Change) -> Config:
     if isinstance(config, PPOConfig):
         for name in {*BOTH_MODELS} & {*change}:
             fields |= {f"{role}_{name}": change[name] for role in ("actor", "critic")}
-    if config.global_batch_size is not None:
+    if config.optimisation.global_batch_size is not None:
         fields = {"gradient_accumulation_steps": None} | fields
-    return dataclasses.replace(config, **fields)  # type: ignore[arg-type]
+    return config.changed(**fields)
 
 
 def _half(size: int) -> int:
@@ -255,7 +260,7 @@ def minimum_memory(
     offloaded = sum(states(role.weights, processes).host for role in roles)
     if device.type == "cpu":
         return MinimumMemory(kept + offloaded, 0)
-    draws = isinstance(config, SamplingFlags) and not (isinstance(config, PPOConfig) and config.uses_vllm)
+    draws = isinstance(config, RefuelOnlineConfig) or (isinstance(config, PPOConfig) and not config.rollouts.uses_vllm)
     return MinimumMemory(offloaded, kept, gathering(roles[0].weights, processes) if draws else 0)
 
 

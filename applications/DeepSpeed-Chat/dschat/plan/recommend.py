@@ -25,13 +25,13 @@ from operator import or_
 from typing import Any
 
 from dschat.common.display import text_table
-from dschat.config.common import DEFAULT_RANK, CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.rules import default_of
 from dschat.errors import UserError
 from dschat.plan.models import Configs, roles_of
 from dschat.plan.phases import CUDA_BYTES, GB, Machine, engines
 from dschat.plan.plan import Change, Plan, changed, in_words, make_plan, minimum_memory, recomputation, smaller
+from dschat.settings.common import DEFAULT_RANK, CommonConfig
+from dschat.settings.flags import default_of
+from dschat.settings.ppo import PPOConfig
 
 MOST = 0.97  # of a GPU's memory
 SHARES = 20  # --vllm_gpu_memory is a multiple of 1/20
@@ -104,8 +104,8 @@ def recommend(config: CommonConfig, machine: Machine, configs: Configs) -> Recom
         raise UserError(
             "--recommend is for step 3 alone: add --step 3, or leave it out; the plan of other steps says what helps."
         )
-    levels: list[Change] = [{}] if config.offload else [{}, {"offload": True}]
-    if not any(config.lora_ranks) and config.finetune_mode is None:
+    levels: list[Change] = [{}] if config.engine.offload else [{}, {"offload": True}]
+    if not any(config.lora_ranks) and config.finetuning.finetune_mode is None:
         levels += [level | {"lora_dim": DEFAULT_RANK} for level in levels]
     kinds = groupby(_ways(config, machine, configs), key=lambda way: way.name)
     outcomes = tuple(_first(list(ways), levels, config, configs) for _, ways in kinds)
@@ -124,16 +124,20 @@ def _first(ways: Sequence[Way], levels: Sequence[Change], config: PPOConfig, con
 
 def _ways(config: PPOConfig, machine: Machine, configs: Configs) -> Iterator[Way]:
     """Our own loop, vLLM's engines by their number of neighbours, and its servers, alone where they are given."""
-    if config.vllm_url:
-        yield Way(SERVERS, {}, machine, servers=len(config.vllm_url))
+    if config.vllm.vllm_url:
+        yield Way(SERVERS, {}, machine, servers=len(config.vllm.vllm_url))
         return
     memory, processes = machine.device_memory or 0, machine.processes
-    own = ("rollout_engine", "vllm_tensor_parallel", "vllm_gpu_memory", "rollout_is_clip") if config.uses_vllm else ()
+    own = (
+        ("rollout_engine", "vllm_tensor_parallel", "vllm_gpu_memory", "rollout_is_clip")
+        if config.rollouts.uses_vllm
+        else ()
+    )
     yield Way(OWN, {name: default_of(PPOConfig, name) for name in own}, machine)
     batches, vllm = config.plan_batches(processes), changed(config, {"rollout_engine": "vllm"})
     actor = roles_of(vllm, batches, configs, machine.device)[0]
     for parts, needed in list(engines(vllm, batches, actor, machine, processes).items())[1:]:
-        share = min(1.0, max(config.vllm_gpu_memory, math.ceil(SHARES * needed / memory) / SHARES))
+        share = min(1.0, max(config.vllm.vllm_gpu_memory, math.ceil(SHARES * needed / memory) / SHARES))
         flags = {"rollout_engine": "vllm", "vllm_tensor_parallel": parts, "vllm_gpu_memory": share}
         yield Way(COLOCATED, flags, machine, parts, engine=int(share * memory))
     if processes % 2 == 0:
@@ -151,15 +155,15 @@ def _served(config: PPOConfig, half: Machine, servers: int) -> Change:
     several = servers > on_each
     place = "SERVER" if nodes > 1 else "127.0.0.1"
     hosts = [f"SERVER{1 + n // on_each}" if several else place for n in range(servers)]
-    passes = config.gradient_accumulation_steps
-    derived = passes is None and config.global_batch_size
-    alone: Change = {"vllm_tensor_parallel": 1} if config.vllm_tensor_parallel > 1 else {}
+    passes = config.optimisation.gradient_accumulation_steps
+    derived = passes is None and config.optimisation.global_batch_size
+    alone: Change = {"vllm_tensor_parallel": 1} if config.vllm.vllm_tensor_parallel > 1 else {}
     return alone | {
         "rollout_engine": "vllm",
         "vllm_url": [f"http://{host}:{8000 + number % on_each}" for number, host in enumerate(hosts)],
-        "per_device_generation_batch_size": config.per_device_generation_batch_size,
-        "generation_batches": 2 * config.generation_batches,
-        "per_device_training_batch_size": config.per_device_training_batch_size,
+        "per_device_generation_batch_size": config.sampling.per_device_generation_batch_size,
+        "generation_batches": 2 * config.rollouts.generation_batches,
+        "per_device_training_batch_size": config.rollouts.per_device_training_batch_size,
         "gradient_accumulation_steps": None if derived else 2 * (passes or 1),
     }
 
@@ -195,14 +199,15 @@ def _search(way: Way, number: int, level: Change, config: PPOConfig, configs: Co
     found = fitting(place) if place < len(batches) else None
     if found is None:
         return Outcome(way, number, {}, None, int(min(needed)))
-    differing = {name: value for name, value in found[0].items() if getattr(start, name) != value}
+    values = start.flat()
+    differing = {name: value for name, value in found[0].items() if values[name] != value}
     return Outcome(way, number, way.change | differing, found[1])
 
 
 def _elsewhere(config: PPOConfig, level: Change) -> Iterator[Change]:
     """Weights and states divided among processes, then frozen models in main memory."""
     lowest = max(2 if level.get("offload") else 0, *config.zero_stages)
-    apart = {*config.zero_stages} != {config.zero_stage}
+    apart = {*config.zero_stages} != {config.engine.zero_stage}
     names = ("actor_zero_stage", "critic_zero_stage") if apart else ("zero_stage",)
     stages = [dict.fromkeys(names, stage) for stage in range(lowest, 4) if stage != 1]
     stages = stages if level.get("offload") and lowest > min(config.zero_stages) else [{}, *stages]

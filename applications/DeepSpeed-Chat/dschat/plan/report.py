@@ -10,11 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dschat.common.display import text_table
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
-from dschat.config.supervised import DPOConfig, SupervisedConfig
 from dschat.data.hub import KnownSet, find_known
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
@@ -22,7 +17,6 @@ from dschat.data.sources import (
     PUBLISHED_SPLIT,
     TRAIN_EVAL_SPLIT,
     described,
-    keys_of,
     parse_fractions,
     read_share,
     source_line,
@@ -35,11 +29,20 @@ from dschat.plan.plan import Change, Plan, in_words, what_else
 from dschat.plan.recommend import Recommendation, advice, advice_json
 from dschat.plan.states import FLOAT32, Weights, states
 from dschat.plan.throughput import Expectation, expectation_text
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.settings.supervised import DPOConfig, SupervisedConfig
 
 # Operations that a GPU can do while a byte comes from its memory: of an H100, whose data sheet says 989 · 10¹² in bf16
 # and 3.35 · 10¹² in a second.
 RIDGE = 300
-STEP_NAMES = {DPOConfig: "dpo", RefuelConfig: "refuel", RefuelOnlineConfig: "refuel_online"}
+STEP_NAMES: dict[type[CommonConfig], str] = {
+    DPOConfig: "dpo",
+    RefuelConfig: "refuel",
+    RefuelOnlineConfig: "refuel_online",
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) 
     if examples < size:
         raise UserError(f"{examples} training rows are fewer than the {size} that are needed at a time.")
     updates = config.total_updates(examples, plan)
-    evaluations = _evaluations(updates, per_size, config.eval_interval) if held_out else 0
+    evaluations = _evaluations(updates, per_size, config.output.eval_interval) if held_out else 0
     at_once = min(held_out, _evaluated_at_once(config, plan) or held_out)
     return Counts(examples, held_out, updates, updates // per_size * size, evaluations, evaluations * at_once)
 
@@ -76,14 +79,14 @@ def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
     """
     if isinstance(config, RefuelConfig):  # of pairs, which are tokens
         return None
-    folders = find_prepared(config.data_path)
+    folders = find_prepared(config.data.data_path)
     if folders:
         return prepared_share(folders).sources
     sources: list[dict[str, Any]] = []
-    for path in config.data_path:
+    for path in config.data.data_path:
         known = find_known(path)
         if Path(path).exists():
-            share = read_share([path], keys_of(config), config.data_split, config.step, config.seed)
+            share = read_share([path], config.columns, config.data.data_split, config.step, config.optimisation.seed)
             sources += share.sources
         elif known is not None:
             sources.append(_published_source(known, config))
@@ -98,7 +101,7 @@ def _published_source(known: KnownSet, config: CommonConfig) -> dict[str, Any]:
     if eval_rows is None:
         bounds = split_bounds(train_rows, parse_fractions(TRAIN_EVAL_SPLIT))
         train_rows, eval_rows = bounds[1], bounds[2] - bounds[1]
-    split = config.data_split or PUBLISHED_SPLIT
+    split = config.data.data_split or PUBLISHED_SPLIT
     train, held_out = range(_share(train_rows, split, config.step)), range(_share(eval_rows, split, config.step))
     return described(known.hub_id, train, held_out, {}, known.counts, split)
 
@@ -126,7 +129,7 @@ def _evaluated_at_once(config: CommonConfig, plan: BatchPlan) -> int:
     if isinstance(config, PPOConfig):
         return config.num_eval_prompts(plan.world_size)
     if isinstance(config, RefuelOnlineConfig):
-        return config.eval_prompts or 0
+        return config.sampling.eval_prompts or 0
     assert isinstance(config, SupervisedConfig)
     return config.num_eval_examples(plan.world_size)
 
@@ -156,7 +159,7 @@ def choices(plan: Plan) -> list[MicroBatchChoice]:
         return []
     most, example = batches.update_per_rank, texts.per_example * texts.tokens
     found = []
-    for recomputed in (0, plan.config.gradient_checkpointing_every):
+    for recomputed in (0, plan.config.engine.gradient_checkpointing_every):
         roles = [replace(role, recomputed=recomputed) if role.weights.trained else role for role in plan.roles]
 
         def peak(examples: int, roles: Sequence[Role] = roles) -> int:
@@ -310,7 +313,7 @@ def _verdict(plan: Plan, remedies: Sequence[tuple[Change, Plan]]) -> str:
 def _servers(plan: Plan) -> str:
     """What --vllm_url asks of other GPUs, which are taken to be as large."""
     config, machine = plan.config, plan.machine
-    if not isinstance(config, PPOConfig) or not config.vllm_url or machine.device_memory is None:
+    if not isinstance(config, PPOConfig) or not config.vllm.vllm_url or machine.device_memory is None:
         return ""
     sizes = engines(config, config.plan_batches(machine.processes), plan.roles[0], machine, machine.gpus_per_node)
     fitting = [k for k, size in sizes.items() if size + CUDA_BYTES <= machine.device_memory]
@@ -344,14 +347,16 @@ def _counts(plan: Plan, counts: Counts | None) -> str:
         return "Updates and samples: give --prompts N, the number of training rows."
     what = evaluated_on = "examples"
     if isinstance(plan.config, PPOConfig):
-        samples = plan.config.samples_per_prompt
+        samples = plan.config.rollouts.samples_per_prompt
         what = evaluated_on = "prompts, one response each"
         what = what if samples == 1 else f"prompts, {samples} responses each"
-        if plan.config.needs.segment_values:
-            completions = plan.config.mc_samples * plan.config.mc_max_segments
+        if plan.config.advantages.needs.segment_values:
+            completions = plan.config.advantages.mc_samples * plan.config.advantages.mc_max_segments
             what += f", each completed {completions} times at most"
-        if plan.config.refill_rounds:
-            what += f", and up to {plan.config.refill_rounds} times as many drawn in the places of equal ones"
+        if plan.config.advantages.refill_rounds:
+            what += (
+                f", and up to {plan.config.advantages.refill_rounds} times as many drawn in the places of equal ones"
+            )
     elif isinstance(plan.config, RefuelOnlineConfig):
         what = evaluated_on = "dialogues"
     trained = f"{counts.examples:,} training rows: {counts.updates:,} updates on {counts.trained:,} {what}"

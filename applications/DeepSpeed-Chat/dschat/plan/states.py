@@ -37,7 +37,7 @@ class Zero:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], trained: bool = True) -> Zero:
-        """Reads what `dschat.config.deepspeed.deepspeed_settings` gives; a model that is not `trained` has no states
+        """Reads what `dschat.settings.deepspeed.deepspeed_settings` gives; a model that is not `trained` has no states
         that could be elsewhere."""
         zero = settings["zero_optimization"]
         stage = zero["stage"]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
 from dschat.models.layout import Integers, Lengths
 from dschat.models.operations import ModelCost, Peaks, decoding_bytes
@@ -19,6 +18,7 @@ from dschat.plan.passes import cost_of_passes
 from dschat.plan.phases import Texts, uses_graphs
 from dschat.plan.plan import Plan
 from dschat.plan.shares import GIGA, GPUS, REACHED_BYTES, REACHED_OPERATIONS, TERA
+from dschat.settings.ppo import PPOConfig
 
 DEFAULT_MEMORY = 80.0  # GB of a GPU that is not named
 
@@ -90,7 +90,7 @@ def expect(plan: Plan, gpu: NamedGpu) -> Expectation:
         plan.machine.processes * float(lengths.sum()) / seconds,
         operations / seconds / gpu.reached.operations_per_second,
     )
-    if isinstance(config, PPOConfig) and config.rollout_engine == "continuous":
+    if isinstance(config, PPOConfig) and config.rollouts.rollout_engine == "continuous":
         return _expect_rollouts(plan, config, gpu, trained)
     return Expectation(gpu.name, trained=trained)
 
@@ -100,7 +100,8 @@ def _why_unknown(plan: Plan) -> str:
     config = plan.config
     if plan.roles[0].model.dtype != torch.bfloat16:
         return "the shares of the peaks were measured in bf16 alone"
-    if 3 in config.zero_stages or config.offload or getattr(config, "offload_reference_model", False):
+    offloads_reference = isinstance(config, PPOConfig) and config.memory.offload_reference_model
+    if 3 in config.zero_stages or config.engine.offload or offloads_reference:
         return "the shares of the peaks were not measured with ZeRO 3 or offloading"
     for role in plan.roles:
         if cost_of_passes(role.model) is None:
@@ -112,9 +113,9 @@ def _expect_rollouts(plan: Plan, config: PPOConfig, gpu: NamedGpu, trained: Toke
     """What sampling and a whole iteration of step 3 come to, beside training."""
     batches = config.plan_batches(plan.machine.processes)
     rows = batches.rollout_per_rank * batches.samples_per_prompt
-    slots = min(rows, config.per_device_generation_batch_size * batches.samples_per_prompt)
-    prompts = np.full(rows, config.max_prompt_seq_len)
-    responses = np.full(rows, config.max_answer_seq_len)
+    slots = min(rows, config.sampling.per_device_generation_batch_size * batches.samples_per_prompt)
+    prompts = np.full(rows, config.sampling.max_prompt_seq_len)
+    responses = np.full(rows, config.sampling.max_answer_seq_len)
     actor = _cost(plan.roles[0])
     read = decoding_bytes(actor, Lengths(prompts, responses), slots)
     if read is None:  # a mixture of experts
@@ -126,11 +127,11 @@ def _expect_rollouts(plan: Plan, config: PPOConfig, gpu: NamedGpu, trained: Toke
     prefill = actor.forward.operations(prompts, rows) / scoring_rate
     tokens = plan.machine.processes * float(responses.sum())
     sampled = TokenRate(tokens / (decoding + prefill), share)
-    if config.needs.segment_values:  # how many completions there are depends on the responses
+    if config.advantages.needs.segment_values:  # how many completions there are depends on the responses
         return Expectation(gpu.name, trained=trained, sampled=sampled)
     targets = int(responses.sum())
     scoring = sum(cost.forward.operations(prompts + responses, targets) for cost in _scoring_costs(plan, config))
-    training = config.ppo_epochs * _training_seconds(plan, prompts + responses, targets, gpu.reached)
+    training = config.rollouts.ppo_epochs * _training_seconds(plan, prompts + responses, targets, gpu.reached)
     iteration = tokens / (decoding + prefill + scoring / scoring_rate + training)
     return Expectation(gpu.name, trained=trained, sampled=sampled, iteration=iteration)
 

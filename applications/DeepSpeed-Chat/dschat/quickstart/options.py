@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.config.common import EngineFlags, OptimisationFlags, OutputFlags
-from dschat.config.processes import LaunchFlags
-from dschat.config.rules import AT_LEAST_1, check_flags, flag, like
+from dschat.settings.common import EngineFlags, OptimisationFlags, OutputFlags
+from dschat.settings.flags import AT_LEAST_1, check_values, flag, like
+from dschat.settings.processes import LaunchFlags
 
 
 @dataclass(kw_only=True)
@@ -20,7 +20,7 @@ class ExampleFlags:
 
     def __post_init__(self) -> None:
         """Raises UserError, which names the flag."""
-        check_flags(self)
+        check_values(self)
 
 
 @dataclass(kw_only=True)

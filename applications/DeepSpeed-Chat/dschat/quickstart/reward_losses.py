@@ -15,9 +15,17 @@ from typing import get_args
 
 from dschat.common.atomic import write_file
 from dschat.common.subcommands import ONE
-from dschat.config.supervised import RewardLoss
-from dschat.quickstart.inputs import COMMON, FULL, SMALL, ReviewScale, make_inputs, train_reward_model, train_sft
+from dschat.quickstart.inputs import (
+    COMMON,
+    FULL,
+    SMALL,
+    ReviewScale,
+    make_inputs,
+    train_reward_model,
+    train_sft,
+)
 from dschat.quickstart.options import RewardLossesOptions
+from dschat.settings.supervised import RewardLoss
 
 END, OWN, MEANS = "eval/end_accuracy", "eval/accuracy", "eval/mean_accuracy"
 LOSSES: tuple[RewardLoss, ...] = get_args(RewardLoss)

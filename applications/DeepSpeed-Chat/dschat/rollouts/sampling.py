@@ -12,13 +12,10 @@ from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
-    PreTrainedTokenizerBase,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from dschat.config.ppo import PPOConfig
-from dschat.models.tokenizer import end_token_id
 from macro_actions.splitmix import random_words, shift_right
 
 BLOCK = 256  # ids that are summed up before the search for the drawn one; any number gives the same draws
@@ -35,25 +32,6 @@ class Sampling:
     temperature: float = 1.0  # 0 = greedy
     top_k: int = 0  # 0 = all
     top_p: float = 1.0
-
-    @classmethod
-    def from_config(
-        cls, config: PPOConfig, tokenizer: PreTrainedTokenizerBase, own_ends: Collection[int] = ()
-    ) -> Sampling:
-        """The sampling of step 3. EOS always ends a response; --end_of_conversation_token and the model's own end
-        tokens do, too.
-        """
-        end_ids = {end_token_id(tokenizer, config.end_of_conversation_token), tokenizer.eos_token_id}
-        end_ids |= set(own_ends) - {tokenizer.pad_token_id}
-        return cls(
-            max_new_tokens=config.max_answer_seq_len,
-            end_ids=tuple(sorted(end_ids)),
-            pad_id=tokenizer.pad_token_id,
-            bos_id=tokenizer.bos_token_id,
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-        )
 
     def limits(self, rows: int, given: Sequence[int] | None) -> Sequence[int]:
         """The most tokens of each of so many responses: those that are given, or `max_new_tokens` of all."""

@@ -14,10 +14,10 @@ from importlib.util import find_spec
 
 import torch
 
-from dschat.config.commands import ServeVllmOptions
 from dschat.errors import UserError
 from dschat.models.lora import base_of
 from dschat.rollouts.vllm import BATCHED_TOKENS
+from dschat.settings.commands import ServeVllmOptions
 
 logger = logging.getLogger("dschat.rollouts.serve")
 

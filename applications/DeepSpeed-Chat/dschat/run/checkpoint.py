@@ -40,7 +40,6 @@ from dschat.common.atomic import WRITING, flush, recover, remove, write_file
 from dschat.common.fingerprints import content_hash, file_hash
 from dschat.common.glossary import BEST
 from dschat.common.jsonl import read_object
-from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, own_part, rank, world_size
@@ -49,6 +48,7 @@ from dschat.run.metrics import rows_problem
 from dschat.run.output import RunOutput
 from dschat.run.state import Json, Progress, set_random_states
 from dschat.run.stop import Stopped, stop_signals
+from dschat.settings.common import CommonConfig
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Checkpoints:
         """Takes what a checkpoint is made of: engines by name, as in "actor", and this rank's parts of the average."""
         self._engines, self._config, self._run, self._identity = engines, config, run, identity
         self._average = average
-        self._place = Path(config.output_dir)
+        self._place = Path(config.output.output_dir)
         self._folder = self._place / "checkpoints"
         self._last: Progress | None = None  # what was saved last
 
@@ -143,7 +143,7 @@ class Checkpoints:
         Those with more updates than the run has now go, too: they are damaged, or the run went back before them.
         """
         assert self._last is not None
-        found, limit = self._newest_first(), self._config.save_total_limit
+        found, limit = self._newest_first(), self._config.output.save_total_limit
         while _update_of(found[0]) > self._last.update:
             logger.warning("removing %s: the run went on from an earlier checkpoint", found[0])
             shutil.rmtree(found.pop(0))
@@ -180,7 +180,7 @@ class Checkpoints:
 
         Raises UserError where the checkpoint is damaged or belongs to another run; it lists the differences.
         """
-        wanted = self._config.resume_from_checkpoint
+        wanted = self._config.output.resume_from_checkpoint
         if wanted is None:
             return None
         folder, manifest = self._choose(wanted)

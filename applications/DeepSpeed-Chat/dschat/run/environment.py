@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 import psutil
 import torch
 
-from dschat.config.commands import EnvOptions
 from dschat.run.output import CHECKOUT, commit_of, new_record
+from dschat.settings.commands import EnvOptions
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

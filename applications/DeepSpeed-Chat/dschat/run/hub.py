@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dschat.config.commands import PushOptions
-from dschat.config.rules import check_repository
 from dschat.errors import UserError
+from dschat.settings.commands import PushOptions
+from dschat.settings.rules import check_repository
 
 logger = logging.getLogger(__name__)
 

@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What two runs must share for one to go on where the other stopped: flags, batches, data, models, tokenizer."""
 
-import dataclasses
 import json
 import math
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import content_hash, model_hash, template_fingerprint, tokenizer_fingerprint
 from dschat.common.template_date import date_read_by
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.rules import FREE, SHARE, flags_on_resume
-from dschat.config.supervised import OneModelConfig
 from dschat.errors import UserError
 from dschat.run.distributed import device, gather_objects
 from dschat.run.state import Json
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.flags import FREE, SHARE, flags_on_resume
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.supervised import OneModelConfig
 
 # What may differ between runs of different numbers of processes; the global sizes may not.
 SHARES = flags_on_resume(PPOConfig, SHARE) | flags_on_resume(OneModelConfig, SHARE)
@@ -36,8 +35,8 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
 
     `data` are sources (with the revision of those from the hub) and file hashes, as `RunRecord.data` holds them.
     """
-    free = flags_on_resume(config, FREE)
-    flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
+    free = flags_on_resume(type(config), FREE)
+    flags = {name: value for name, value in config.flat().items() if name not in free}
     if flags.get("reward_url"):
         flags["reward_url"] = "given"  # where a server runs may change
     sources = [[source["train"], source["eval"], source.get("hub")] for source in data["sources"]]
@@ -58,7 +57,7 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         FILES: json.dumps(data["sha256"] | {one["name"]: one["hub"] for one in data["sources"] if one.get("hub")}),
         TOKENIZER: content_hash(json.dumps([tokenizer_fingerprint(tokenizer), template_fingerprint(tokenizer)])),
         DATE: date_read_by(tokenizer) or "none",
-        **{f"the model of {name}": model_hash(getattr(config, name)) for name in _model_flags(config)},
+        **{f"the model of {name}": model_hash(path) for name, path in _model_paths(config).items()},
         **{
             f"the file of --{name}": content_hash(b"".join(file.read_bytes() for file in found))
             for name, found in files.items()
@@ -110,9 +109,9 @@ def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     return f" ({', '.join([*names[:MOST_NAMED], *['…'] * (len(names) > MOST_NAMED)])})" if names else ""
 
 
-def _model_flags(config: CommonConfig) -> Iterable[str]:
-    names = (field.name for field in dataclasses.fields(config) if field.name.endswith("model_name_or_path"))
-    return [name for name in names if getattr(config, name)]
+def _model_paths(config: CommonConfig) -> dict[str, str]:
+    """Flag → the model that it names."""
+    return {name: path for name, path in config.flat().items() if name.endswith("model_name_or_path") and path}
 
 
 def _text(value: object) -> str:

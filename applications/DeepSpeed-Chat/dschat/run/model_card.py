@@ -10,9 +10,9 @@ from typing import cast
 
 from dschat.common.atomic import write_file
 from dschat.common.jsonl import read_object
-from dschat.config.needs import NEEDS
 from dschat.run.metrics import EVALUATION, ROWS, STANDARD_ERROR, after
 from dschat.run.output import RunRecord
+from dschat.settings.estimators import NEEDS
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.config.common import CommonConfig
-from dschat.config.rules import FREE, flags_on_resume
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.models.lora import lora_config
@@ -30,6 +28,8 @@ from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
 from dschat.run.model_card import CardModel, CardSettings, write_model_card
 from dschat.run.output import RunOutput
+from dschat.settings.common import CommonConfig
+from dschat.settings.flags import FREE, flags_of, flags_on_resume
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class ModelFolders:
     ) -> None:
         """Takes what is saved, the tokenizer with each model, and what the cards say: flags, and the run's record."""
         self._models, self._tokenizer, self._config, self._run = models, tokenizer, config, run
-        self._place = Path(config.output_dir)
+        self._place = Path(config.output.output_dir)
 
     def save_final(self) -> None:
         """Writes the models that the run ends with."""
@@ -112,7 +112,7 @@ class ModelFolders:
 
     def _write_one(self, model: SavedModel, weights: Iterator[tuple[str, Tensor]], place: Path) -> None:
         named = ((name.removeprefix("inner."), tensor) for name, tensor in weights)
-        save_model(model.engine.module.inner, named, self._tokenizer, place, self._config.merge_lora)
+        save_model(model.engine.module.inner, named, self._tokenizer, place, self._config.finetuning.merge_lora)
         self._describe(model, place)
 
     def _describe(self, model: SavedModel, folder: Path) -> None:
@@ -124,23 +124,24 @@ class ModelFolders:
         self._run.record.save(folder)
 
     def _card_model(self, model: SavedModel) -> CardModel:
-        is_pushed = self._config.push_to_hub is not None and model.subfolder in ("", "actor")
+        is_pushed = self._config.tracking.push_to_hub is not None and model.subfolder in ("", "actor")
         return CardModel(
             name=model.subfolder or self._place.resolve().name,
             role=model.role,
             base=model.base,
-            path=str(self._config.push_to_hub) if is_pushed else str(self._place / model.subfolder),
+            path=str(self._config.tracking.push_to_hub) if is_pushed else str(self._place / model.subfolder),
             has_template=bool(self._tokenizer.chat_template),
-            is_adapter=not self._config.merge_lora and lora_config(model.engine.module.inner) is not None,
+            is_adapter=not self._config.finetuning.merge_lora and lora_config(model.engine.module.inner) is not None,
         )
 
     def _settings(self) -> CardSettings:
         """The required flags and those that differ from their defaults; further ones that decide the numbers."""
-        fields = dataclasses.fields(self._config)
-        required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
-        plain = type(self._config)(**{name: getattr(self._config, name) for name in required})
-        values = {f.name: getattr(self._config, f.name) for f in fields}
-        given = {name: value for name, value in values.items() if name in required or value != getattr(plain, name)}
-        rest = values.keys() - given.keys() - (flags_on_resume(self._config, FREE) - {"num_train_epochs"})
+        flags = flags_of(type(self._config))
+        values = self._config.flat()
+        required = {name: values[name] for name, flag in flags.items() if flag.default is dataclasses.MISSING}
+        plain = type(self._config)(**required).flat()
+        given = {name: value for name, value in values.items() if name in required or value != plain[name]}
+        free = flags_on_resume(type(self._config), FREE) - {"num_train_epochs"}
+        rest = values.keys() - given.keys() - free
         defaults = {name: value for name, value in values.items() if name in rest and value is not None}
         return CardSettings(given, defaults)

@@ -32,15 +32,15 @@ from dschat.common.fingerprints import file_hash
 from dschat.common.jsonl import read_object
 from dschat.common.lock import Lock
 from dschat.common.template_date import begin_date
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.parse import to_json, to_yaml
-from dschat.config.rules import RUN_FOLDERS, check_output_dir
 from dschat.errors import UserError
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog, evaluation_line, few_rows_warning
 from dschat.run.state import Json
 from dschat.run.trackers import TensorBoard, Tracker, Trackers, WandB
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.parse import to_json, to_yaml
+from dschat.settings.rules import RUN_FOLDERS, check_output_dir
 
 logger = logging.getLogger("dschat")
 
@@ -115,10 +115,10 @@ def new_record(step: str, command: list[str], seed: int, processes: int) -> RunR
 
 def earlier_date(config: CommonConfig) -> str | None:
     """The date that the chat templates of the run to go on with have read; None where there is no such run."""
-    wanted = config.resume_from_checkpoint
+    wanted = config.output.resume_from_checkpoint
     if wanted is None:
         return None
-    own = Path(config.output_dir) / "run.json"
+    own = Path(config.output.output_dir) / "run.json"
     is_elsewhere = Path(wanted).is_dir() and not own.exists()
     record = read_object(Path(wanted).resolve().parent.parent / "run.json" if is_elsewhere else own)
     return record.get("template_date") or None
@@ -188,20 +188,20 @@ class RunOutput:
 
         Raises UserError, on every rank: another run has the folder, or has left a run there.
         """
-        self.plan, self._config, self._place = plan, config, Path(config.output_dir)
+        self.plan, self._config, self._place = plan, config, Path(config.output.output_dir)
         self._backup = Backup(self._place)  # what an earlier run left, until this one's first save stands in its place
-        self._held = config.resume_from_checkpoint is not None  # until it is clear where the run goes on
+        self._held = config.output.resume_from_checkpoint is not None  # until it is clear where the run goes on
         self._has_begun = False
         self._made: list[Path] = []  # folders that this run made, the innermost first
         self._begun: list[Path] = []  # files, and trackers' folders, that `begin` wrote
         self._lock: Lock | None = None
         if broadcast_object(self._place.exists()):
             self._lock_folder()
-        replaces = config.overwrite_output_dir and not self._held
+        replaces = config.output.overwrite_output_dir and not self._held
         replaces = replaces and broadcast_object((self._place / "run.json").exists())
         self._folder = self._place / UNFINISHED if replaces else self._place
         self._old_boards = set(self._place.glob("tensorboard/*")) if replaces else set()
-        self.record = new_record(step, sys.argv, config.seed, world_size())
+        self.record = new_record(step, sys.argv, config.optimisation.seed, world_size())
         date = broadcast_object(begin_date(earlier_date(config)) if is_main() else None)
         self.record.template_date = begin_date(date)
         self.record.batches = asdict(plan)
@@ -230,7 +230,7 @@ class RunOutput:
                 self._save_record()
         trackers: list[Tracker] = []
         if "tensorboard" in self._config.trackers:
-            trackers.append(TensorBoard(Path(str(self._config.tensorboard_path))))
+            trackers.append(TensorBoard(Path(str(self._config.output.tensorboard_path))))
         if self._wandb is not None:
             trackers.append(self._wandb)
         with reporting(f"--output_dir {self._place}"):
@@ -243,7 +243,7 @@ class RunOutput:
         What else is in the folder stays, such as a batch that an error names, or a reference's log-probs; so does an
         earlier run's folder, which this one was to go on in.
         """
-        resumes_in_place = self._config.resume_from_checkpoint is not None and not self._made
+        resumes_in_place = self._config.output.resume_from_checkpoint is not None and not self._made
         if not is_main() or not self._has_begun or resumes_in_place or self.record.saved:
             return
         assert self._lock is not None
@@ -279,7 +279,7 @@ class RunOutput:
                 with reporting(f"--output_dir {self._place}"):
                     self._lock = Lock(self._place / ".lock", f"--output_dir {self._place}")
                     self._backup.restore()
-                    check_output_dir(str(self._place), self._config.overwrite_output_dir or self._held, [])
+                    check_output_dir(str(self._place), self._config.output.overwrite_output_dir or self._held, [])
         except UserError as error:
             refusal = error
         if refusal := broadcast_object(refusal):
@@ -342,7 +342,7 @@ class RunOutput:
         if plan.max_tokens is not None:
             cut = f"micro-batches of at most {plan.micro_batch} rows and {plan.max_tokens} tokens"
         length = f"{total_updates} updates"
-        if self._config.max_steps is not None:
+        if self._config.optimisation.max_steps is not None:
             iterations_per_pass = num_examples // plan.iteration_size
             passes = total_updates / (iterations_per_pass * plan.updates_per_iteration)
             length += f" by --max_steps, {passes:.2f} passes over the examples"

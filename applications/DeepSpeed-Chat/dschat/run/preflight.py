@@ -16,12 +16,12 @@ import psutil
 import torch
 
 from dschat.common.atomic import missing_folders, remove_empty
-from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
 from dschat.run.hub import push_problem
 from dschat.run.trackers import wandb_problem
+from dschat.settings.common import CommonConfig
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def preflight(config: CommonConfig) -> None:
     """Compares all processes: package versions, output_dir writable and shared, enough memory for the models. Raises
     UserError on every rank, naming the rank that cannot go on.
     """
-    output_dir = Path(config.output_dir)
+    output_dir = Path(config.output.output_dir)
     problem = _folder_problem(output_dir)
     needs = broadcast_object(minimum_memory(config, world_size(), device()) if is_main() else None)
     needs = needs or MinimumMemory(0, 0)
@@ -111,7 +111,7 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
 def _outside_problem(config: CommonConfig) -> str | None:
     """Why W&B or the hub would refuse the run, as far as this machine can tell without asking them."""
     problem = wandb_problem() if "wandb" in config.trackers else None
-    return problem or (config.push_to_hub and push_problem("--push_to_hub")) or None
+    return problem or (config.tracking.push_to_hub and push_problem("--push_to_hub")) or None
 
 
 def _remedy(has_gpu: bool) -> str:

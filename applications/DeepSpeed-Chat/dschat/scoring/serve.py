@@ -24,10 +24,10 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dschat.config.commands import ServeOptions
-from dschat.config.rewards import REWARD_TOKEN
 from dschat.errors import UserError
 from dschat.scoring.score_request import BadRequest, ScoreRequest
+from dschat.settings.commands import ServeOptions
+from dschat.settings.rewards import REWARD_TOKEN
 
 if TYPE_CHECKING:
     from dschat.scoring.reward_reader import RewardReader

@@ -24,11 +24,11 @@ from typing import TypeVar
 import httpx2
 from torch import Tensor
 
-from dschat.config.rewards import REWARD_TOKEN
 from dschat.errors import UserError
 from dschat.run.stop import raise_if_stopped_here, stopping_together
 from dschat.scoring.segments import Numbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments
+from dschat.settings.rewards import REWARD_TOKEN
 from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)

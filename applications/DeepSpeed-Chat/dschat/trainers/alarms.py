@@ -6,11 +6,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from dschat.config.batches import BatchPlan
-from dschat.config.ppo import PPOConfig
 from dschat.run.distributed import is_main
 from dschat.run.metrics import after
 from dschat.run.state import Json
+from dschat.settings.ppo_loss import AlarmFlags
 
 logger = logging.getLogger(__name__)
 
@@ -123,22 +122,21 @@ def scale_alarm(metrics: Metrics, spread: float, rows: int) -> str | None:
 class Alarms:
     """Reads the metrics of every iteration; each alarm is logged at most once in so many updates."""
 
-    def __init__(self, max_kl: float | None, stops: bool, interval: int, rows: int, checks_scale: bool = True) -> None:
-        """Takes --max_kl in nats, whether a KL above it ends the run, updates between two lines of the same alarm, the
-        rows of a rollout on all ranks, and whether the scale of scores matters.
+    def __init__(self, flags: AlarmFlags, interval: int, rows: int, checks_scale: bool = True) -> None:
+        """Takes the flags.
+
+        Args:
+            flags: --max_kl in nats, and what is done above it.
+            interval: updates between two lines of the same alarm.
+            rows: responses of a rollout on all ranks.
+            checks_scale: whether the scale of scores matters.
         """
-        self._max_kl, self._stops, self._interval, self._rows = max_kl, stops, interval, rows
+        self._flags, self._interval, self._rows = flags, interval, rows
         self._checks_scale = checks_scale
         self._spread = 0.0  # largest spread of scores so far
         self._logged: dict[str, int] = {}  # alarm → after how many updates it was logged last
         self._ended = False  # a response has ended with EOS
         self._first_length: float | None = None  # mean length of the first rollout's responses, in tokens
-
-    @classmethod
-    def from_config(cls, config: PPOConfig, plan: BatchPlan) -> Alarms:
-        interval = config.eval_interval or USUAL_INTERVAL
-        stops = config.kl_action == "stop"
-        return cls(config.max_kl, stops, interval, plan.global_responses, not config.scores_are_rescaled)
 
     def check(self, metrics: Metrics, update: int, may_stop: bool = True) -> str | None:
         """Logs what is wrong after so many updates; returns why the run must end, if it must.
@@ -150,7 +148,7 @@ class Alarms:
             return None
         self._spread = max(self._spread, spread_of(metrics))
         found = {
-            "kl": kl_alarm(metrics, self._max_kl),
+            "kl": kl_alarm(metrics, self._flags.max_kl),
             "length": length_alarm(metrics, self._rows),
             "repetition": repetition_alarm(metrics),
             "eos": eos_alarm(metrics, self._ended),
@@ -162,7 +160,7 @@ class Alarms:
         self._ended = self._ended or metrics["response/eos_rate"] > 0
         if self._first_length is None:
             self._first_length = metrics["response/length"]
-        stops = self._stops and may_stop and found["kl"] is not None
+        stops = self._flags.kl_action == "stop" and may_stop and found["kl"] is not None
         for name, sentence in found.items():
             if sentence is not None and not (stops and name == "kl"):
                 self._log(name, f"{after(update)}, {sentence}", update)

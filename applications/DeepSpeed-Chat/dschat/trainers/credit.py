@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dschat.config.ppo import PPOConfig
 from dschat.run.distributed import sum_over_ranks
-from macro_actions.estimators import ESTIMATORS, Estimator, EstimatorSettings, penalised, response_penalty
+from dschat.settings.ppo import PPOConfig
+from macro_actions.estimators import ESTIMATORS, Estimator, penalised, response_penalty
 from macro_actions.groups import are_equal
 from macro_actions.masked import masked_moments, whiten, whiten_rows
 from macro_actions.rewards import ScoreMoments
@@ -55,7 +55,10 @@ def assign_credit(
         moments: of the scores so far, with --normalize_scores.
         estimator: that of --advantage_estimator when None.
     """
-    given, settings = trajectory, estimator_settings(config, kl_coef, samples)
+    given = trajectory
+    # As a term of the loss, the KL is no part of the rewards.
+    in_rewards = kl_coef if config.loss.kl_in == "reward" else 0.0
+    settings = replace(config.estimator, kl_coef=in_rewards, samples=samples)
     if moments is not None:
         own = trajectory.segment_rewards
         trajectory = replace(
@@ -63,33 +66,15 @@ def assign_credit(
             scores=moments.normalised(trajectory.scores),
             segment_rewards=None if own is None else own / moments.deviation,
         )
-    assign = ESTIMATORS[config.advantage_estimator] if estimator is None else estimator
+    assign = ESTIMATORS[config.advantages.advantage_estimator] if estimator is None else estimator
     batch = assign(trajectory, macro, settings)
-    counted = tokens_that_count(batch, samples, config.drop_equal_groups, config.max_token_probability)
-    batch = replace(batch, trajectory=given, counted=counted)
-    if config.needs.kl_apart and estimator is None:
-        return normalise(batch, config.normalized_over, response_penalty(batch.kl, settings.kl_coef))
-    return normalise(batch, config.normalized_over)
-
-
-def estimator_settings(config: PPOConfig, kl_coef: float = 0.0, samples: int = 1) -> EstimatorSettings:
-    """What the flags say."""
-    return EstimatorSettings(
-        kl_coef=kl_coef if config.kl_in == "reward" else 0.0,
-        kl_estimator=config.kl_estimator,
-        clip_reward_value=config.clip_reward_value,
-        missing_eos_penalty=config.missing_eos_penalty,
-        longest=config.max_answer_seq_len,
-        length_buffer=config.length_buffer,
-        length_penalty=config.length_penalty,
-        gamma=config.gamma,
-        lam=config.lam,
-        lam_alpha=config.lam_alpha,
-        lam_critic=config.lam_critic,
-        value_function=config.value_function,
-        macro_reward=config.macro_reward,
-        samples=samples,
+    counted = tokens_that_count(
+        batch, samples, config.advantages.drop_equal_groups, config.advantages.max_token_probability
     )
+    batch = replace(batch, trajectory=given, counted=counted)
+    if config.advantages.needs.kl_apart and estimator is None:
+        return normalise(batch, config.advantages.normalized_over, response_penalty(batch.kl, settings.kl_coef))
+    return normalise(batch, config.advantages.normalized_over)
 
 
 def trained_scores(
@@ -98,7 +83,7 @@ def trained_scores(
     """Scores (B,) as they are trained on: normalised, less penalties, clamped. Finished and lengths are (B,)."""
     if moments is not None:
         scores = moments.normalised(scores)
-    scores, most = penalised(scores, finished, lengths, estimator_settings(config)), config.clip_reward_value
+    scores, most = penalised(scores, finished, lengths, config.estimator), config.estimator.clip_reward_value
     return scores if most is None else scores.clamp(-most, most)
 
 

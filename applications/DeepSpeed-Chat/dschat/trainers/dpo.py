@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dschat.config.supervised import DPOConfig
 from dschat.data.collate import collate_preferences, collate_sft
 from dschat.data.examples import PreferenceExample, SFTExample
 from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device, world_size
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
+from dschat.settings.supervised import DPOConfig
 from dschat.trainers.iteration import eval_size
 from dschat.trainers.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
 from dschat.trainers.selfcheck import check_policy
@@ -43,7 +43,7 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         self._pad_id, self._config, self._run, self._model = pad_id, config, run, model
 
     def prepare(self, engine: TrainedPolicy) -> None:
-        if self._config.reference_free:
+        if self._config.dpo.reference_free:
             return
         held_out = self.eval[: self._config.num_eval_examples(world_size()) or None]
         with stop_signals():
@@ -62,19 +62,21 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         chosen, rejected = self._log_ratios(engine, examples)
-        return dpo_loss(chosen, rejected, self._config.beta, self._config.label_smoothing, count)
+        return dpo_loss(chosen, rejected, self._config.dpo.beta, self._config.dpo.label_smoothing, count)
 
     def row_statistics(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> RowStatistics:
         chosen, rejected = self._log_ratios(engine, examples)
         losses = []
         for better, worse in zip(chosen, rejected, strict=True):
-            losses.append(dpo_loss(better[None], worse[None], self._config.beta, self._config.label_smoothing, 1.0))
+            losses.append(
+                dpo_loss(better[None], worse[None], self._config.dpo.beta, self._config.dpo.label_smoothing, 1.0)
+            )
         return statistics_of_rows(losses, [1] * len(examples))
 
     def _log_ratios(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> tuple[Tensor, Tensor]:
         """Of the chosen and of the rejected responses, (B,) each: log-ratios, or log-probs with --reference_free."""
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, TEMPERATURE)
-        if not self._config.reference_free:
+        if not self._config.dpo.reference_free:
             chosen_ref, rejected_ref = self._reference(examples).unbind(1)
             chosen, rejected = chosen - chosen_ref, rejected - rejected_ref
         return chosen, rejected
@@ -87,7 +89,7 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
 
     def collate(self, examples: Sequence[PreferenceExample]) -> dict[str, Tensor]:
         batch = {name: x.to(device()) for name, x in collate_preferences(examples, self._pad_id).items()}
-        return batch if self._config.reference_free else batch | {"ref_logprobs": self._reference(examples)}
+        return batch if self._config.dpo.reference_free else batch | {"ref_logprobs": self._reference(examples)}
 
     def _with_reference(
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], name: str

@@ -12,13 +12,13 @@ from typing import Generic, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
 from dschat.models.engines import Trained
 from dschat.models.layout import Integers, Lengths, PassSize, group_by_length
 from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.state import Json, Progress
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE
 from macro_actions.types import tensors_of
 
@@ -93,7 +93,7 @@ def pass_size(plan: BatchPlan) -> PassSize:
 
 def eval_size(config: CommonConfig) -> PassSize:
     """Of a forward pass without gradients, of --per_device_eval_batch_size."""
-    size = PassSize(config.per_device_eval_batch_size, config.max_tokens_per_micro_batch)
+    size = PassSize(config.output.per_device_eval_batch_size, config.optimisation.max_tokens_per_micro_batch)
     return replace(size.without_gradient, rows=size.rows)
 
 

@@ -13,8 +13,6 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.jsonl import write_rows
 from dschat.common.progress import Bar, progress
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
 from dschat.data.collate import update_batches
 from dschat.errors import UserError
 from dschat.models.engines import Trained
@@ -24,6 +22,8 @@ from dschat.run.identity import check_same_everywhere, identity_of
 from dschat.run.model_folders import ModelFolders, SavedModel, evaluation_after_saving
 from dschat.run.output import Run, RunOutput, due
 from dschat.run.state import Progress, random_states, set_random_states
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
 from dschat.trainers import rehearsal
 from dschat.trainers.evaluation import Sample
 from dschat.trainers.iteration import Metrics
@@ -103,7 +103,7 @@ class Loop:
     def fit(self) -> Metrics:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         total = total_updates(len(self.algorithm.lengths), self.config, self.run.plan)
-        resumes = self.config.resume_from_checkpoint is not None
+        resumes = self.config.output.resume_from_checkpoint is not None
         self.random = random_states()
         if not resumes:  # a run that is refused writes nothing
             self.self_check()
@@ -114,7 +114,7 @@ class Loop:
         self.load_state_dict(self.checkpoints.load())
         if resumes:  # beside the optimiser states of the checkpoint
             self.rehearse()
-        if self.config.self_checks:
+        if self.config.engine.self_checks:
             for engine in self.checkpoints.engines.values():
                 engine.check_reduction()
         with self.checkpoints.stopping(self.state_dict):
@@ -124,10 +124,10 @@ class Loop:
                 self.evaluate_if_due(total)
                 while self.update < total:
                     self.train_epoch(total, bar)
-            if self.config.save_steps:
+            if self.config.output.save_steps:
                 self.checkpoints.save(self.state_dict())
             self.folders.save_final()
-            with evaluation_after_saving(self.config.output_dir):
+            with evaluation_after_saving(self.config.output.output_dir):
                 if self.algorithm.checks_trained:  # trained weights show more than those at the start
                     self.self_check()
                 result = self.evaluate()
@@ -150,9 +150,9 @@ class Loop:
         bar.set_postfix({label: f"{metrics.get(name, math.nan):.4f}" for label, name in self.algorithm.shown.items()})
         bar.update(self.update - before)
         why_stop = self.algorithm.why_stop(metrics, self.update, may_stop=self.update < total)
-        if why_stop or due(config.save_models, before, self.update):
+        if why_stop or due(config.output.save_models, before, self.update):
             self.folders.save_after(self.update)
-        if (why_stop or due(config.save_steps, before, self.update)) and self.update < total:
+        if (why_stop or due(config.output.save_steps, before, self.update)) and self.update < total:
             self.checkpoints.save(self.state_dict())
         if why_stop:
             raise UserError(why_stop)
@@ -169,7 +169,7 @@ class Loop:
     def evaluate_if_due(self, total: int) -> None:
         """Before the first update, and every --eval_interval; the evaluation of the end is not this one's business."""
         is_due = self.update == 0 or due(
-            self.config.eval_interval, self.update - self.updates_per_iteration, self.update
+            self.config.output.eval_interval, self.update - self.updates_per_iteration, self.update
         )
         if is_due and self.evaluated < self.update < total and not self.algorithm.state_dict().update:
             self.evaluate()
@@ -190,7 +190,7 @@ class Loop:
 
     def self_check(self) -> None:
         """The algorithm's, unless --no_self_checks; it leaves the random states as they were."""
-        if self.config.self_checks:
+        if self.config.engine.self_checks:
             self.algorithm.self_check()
             set_random_states(self.random)
 
@@ -244,7 +244,7 @@ def work_of_epoch(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, e
         algorithm.lengths,
         plan.iteration_size,
         algorithm.work_batch,
-        config.seed,
+        config.optimisation.seed,
         epoch,
         rank=rank(),
         world_size=world_size(),

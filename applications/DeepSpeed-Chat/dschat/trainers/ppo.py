@@ -13,8 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.conditions.termination import Ends, TerminationCondition
-from dschat.config.macro_actions import reads_logprobs
-from dschat.config.ppo import PPOConfig
 from dschat.data.collate import further_examples
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
@@ -23,21 +21,21 @@ from dschat.models.layout import Lengths
 from dschat.models.operations import Peaks
 from dschat.models.tokenizer import end_ids_of
 from dschat.rollouts.engine import Generation
-from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import interleave_over_ranks, is_main, rank, world_size
 from dschat.run.output import Run
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
 from dschat.scoring.segments import Segments
 from dschat.scoring.source import ResponseTexts, scores_of
+from dschat.settings.ppo import PPOConfig
 from dschat.trainers.ahead import RolloutAhead
-from dschat.trainers.alarms import Alarms
+from dschat.trainers.alarms import USUAL_INTERVAL, Alarms
 from dschat.trainers.credit import assign_credit, trained_scores, with_scores
 from dschat.trainers.evaluation import Sample, evaluate_responses, show_samples
 from dschat.trainers.iteration import Clock, Iteration, Metrics, pass_size, state_with
 from dschat.trainers.loop import Algorithm, Work, work_of
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
-from dschat.trainers.ppo_models import ActorSampler, MovingAverage, PPOModels, response_logprobs
-from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update, rows_of_updates
+from dschat.trainers.ppo_models import ActorSampler, MovingAverage, PPOModels, actor_sampling, response_logprobs
+from dschat.trainers.ppo_update import FusedCredit, PendingBatch, ppo_update, rows_of_updates
 from dschat.trainers.rehearsal import decoding_bytes, filled_rollout, rehearsal, rows_of
 from dschat.trainers.rollout_metrics import Collected, Outside, normalised_metrics, outside_metrics, rollout_metrics
 from dschat.trainers.segment_values import SegmentValues
@@ -79,28 +77,33 @@ class PPO(Algorithm):
         self.models, self.prompts, self.condition, self.tokenizer = models, prompts, condition, tokenizer
         self.config, self.plan, self.average, self.estimator = config, run.plan, average, estimator
         self.lengths: Sequence[int] = lengths_of(prompts)
-        self.work_batch = config.per_device_generation_batch_size
+        self.work_batch = config.sampling.per_device_generation_batch_size
         self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
-        remedies = config.score_remedies
-        if config.needs.segment_values:  # which are scores
+        remedies = config.rewards.score_remedies
+        if config.advantages.needs.segment_values:  # which are scores
             remedies = remedies | {"values": " ".join(remedies.values())}
-        self.nonfinite = NonFinite(config.on_nonfinite, run, remedies)
-        self.alarms = Alarms.from_config(config, run.plan)
-        sampling = Sampling.from_config(config, tokenizer, end_ids_of(models.actor.module.inner.generation_config))
-        self.sample = ActorSampler(models.actor, tokenizer, sampling, config.seed, models.rollouts)
+        self.nonfinite = NonFinite(config.optimisation.on_nonfinite, run, remedies)
+        self.alarms = Alarms(
+            config.alarms,
+            config.output.eval_interval or USUAL_INTERVAL,
+            run.plan.global_responses,
+            checks_scale=not config.scores_are_rescaled,
+        )
+        own_ends = end_ids_of(models.actor.module.inner.generation_config)
+        sampling = actor_sampling(config, tokenizer, own_ends)
+        self.sample = ActorSampler(models.actor, tokenizer, sampling, config.optimisation.seed, models.rollouts)
         samples = run.plan.samples_per_prompt
-        self.ahead = RolloutAhead(self.sample, samples) if config.rollouts_ahead else None
-        self.update_settings = UpdateSettings.from_config(config, run.plan)
+        self.ahead = RolloutAhead(self.sample, samples) if config.vllm.rollouts_ahead else None
         self.reader = TokenReader(tokenizer)
-        rows = config.per_device_generation_batch_size * samples
+        rows = config.sampling.per_device_generation_batch_size * samples
         self.segment_values = None
-        if config.needs.segment_values:
-            self.segment_values = SegmentValues(config.mc_samples, rows)
-        self.throughput = Throughput(models.trained.values(), peaks, None if config.uses_vllm else rows)
+        if config.advantages.needs.segment_values:
+            self.segment_values = SegmentValues(config.advantages.mc_samples, rows)
+        self.throughput = Throughput(models.trained.values(), peaks, None if config.rollouts.uses_vllm else rows)
         self.scoring = pass_size(run.plan).without_gradient
         self.current: Iteration[PPOBatch | PendingBatch] | None = None  # under way, from its first update on
-        self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
-        self.moments = ScoreMoments() if config.normalize_scores else None
+        self.kl = kl_controller(config.kl.kl_coef, config.kl.adaptive_kl_target, config.kl.adaptive_kl_horizon)
+        self.moments = ScoreMoments() if config.advantages.normalize_scores else None
 
     def iterate(self, work: Work, iteration: int) -> Metrics:
         """One PPO iteration: collect → credit → update."""
@@ -139,7 +142,7 @@ class PPO(Algorithm):
         epoch = iteration // (len(self.prompts) // plan.global_rollout)
         known, macro, outside = self.judge(drawn, texts, epoch, self.credit_is_fused)
         found = Collected(known, macro, None, drawn.bad_rows, outside, rates, ahead is not None)
-        if self.config.refill_rounds:
+        if self.config.advantages.refill_rounds:
             found, prompts = self.refill(found, work, iteration, epoch, clock)
         known, macro, outside = found.rollout, found.macro, found.outside
         moments = None if self.moments is None else with_scores(self.moments, known)
@@ -162,12 +165,12 @@ class PPO(Algorithm):
         samples, size, filled, tokens = self.plan.samples_per_prompt, self.plan.global_rollout, 0, 0
         taken = interleave_over_ranks([number for rows in work for number in rows])
         numbers, own = taken, slice(rank(), None, world_size())
-        seed = derive_seed(self.config.seed, SeedKind.REFILL, iteration)
+        seed = derive_seed(self.config.optimisation.seed, SeedKind.REFILL, iteration)
 
         def equal_everywhere(collected: Collected) -> Tensor:
             return torch.tensor(interleave_over_ranks(collected.equal_groups(samples).tolist()))
 
-        for part in range(self.config.refill_rounds):
+        for part in range(self.config.advantages.refill_rounds):
             equal = equal_everywhere(found)
             if not equal.any():
                 break
@@ -197,8 +200,8 @@ class PPO(Algorithm):
         With --segment_rewards macro actions come first, since the sources are asked for them: the condition then knows
         no scores and no values.
         """
-        temperature, found, macro, ref_logprobs = self.config.temperature, None, None, None
-        if self.config.segment_rewards is not None:
+        temperature, found, macro, ref_logprobs = self.config.sampling.temperature, None, None, None
+        if self.config.rewards.segment_rewards is not None:
             unscored = self.unscored(drawn)
             found, ref_logprobs = self.ends(unscored, epoch), unscored.ref_logprobs
             macro = segment(found.ends, unscored.response_mask)
@@ -208,7 +211,7 @@ class PPO(Algorithm):
                 texts_of_macro_actions(self.reader, decode, *one)
                 for one in zip(texts.responses, drawn.rollout.response_rows(), lengths, strict=True)
             ]
-            texts = replace(texts, segments=Segments(said, lengths, self.config.segment_rewards == "prefix"))
+            texts = replace(texts, segments=Segments(said, lengths, self.config.rewards.segment_rewards == "prefix"))
         known: Trajectory | ScoredRollout
         known, auxiliary, measured = self.models.score(
             drawn.rollout, texts, temperature, self.scoring, ref_logprobs, macro
@@ -224,7 +227,7 @@ class PPO(Algorithm):
         found = self.condition(known, epoch)
         if self.segment_values is None:
             return found
-        return replace(found, ends=at_most(found.ends, known.response_mask, self.config.mc_max_segments))
+        return replace(found, ends=at_most(found.ends, known.response_mask, self.config.advantages.mc_max_segments))
 
     def with_segment_values(
         self,
@@ -250,9 +253,11 @@ class PPO(Algorithm):
         """What a condition reads before there are scores, which are 0: the reference's log-probs and, if it asks for
         them, the policy's.
         """
-        ref_logprobs = response_logprobs(self.models.reference, drawn.rollout, self.config.temperature, self.scoring)
+        ref_logprobs = response_logprobs(
+            self.models.reference, drawn.rollout, self.config.sampling.temperature, self.scoring
+        )
         scored = ScoredRollout(drawn.rollout, ref_logprobs, ref_logprobs.new_zeros(len(ref_logprobs)))
-        if not reads_logprobs(self.config.termination_condition, of_policy=True):
+        if not self.config.termination.reads_policy:
             return scored
         return self.complete(scored, drawn, replace(self.models, critic=None))
 
@@ -271,14 +276,14 @@ class PPO(Algorithm):
         if self.nonfinite.in_rollout(checked, update, collected.bad_rows, collected.outside.auxiliary):
             return None
         metrics = outside_metrics(collected.outside)
-        size, clip = pass_size(self.plan), self.config.rollout_is_clip
+        size, clip = pass_size(self.plan), self.config.vllm.rollout_is_clip
         metrics |= check_gap(
-            collected.rollout, self.models.actor, self.config.temperature, size, clip, collected.is_stale
+            collected.rollout, self.models.actor, self.config.sampling.temperature, size, clip, collected.is_stale
         )
         if self.ahead is not None:
             metrics["rollout/staleness"] = float(collected.is_stale)
         if isinstance(batch, PPOBatch):
-            metrics |= rollout_metrics(batch, self.config.lam, self.config.lam_alpha)
+            metrics |= rollout_metrics(batch, self.config.estimator.lam, self.config.estimator.lam_alpha)
         clock.lap("scoring")
         self.moments = collected.moments  # not before: a run that is stopped above draws this rollout again
         if clock.draws and self.ahead is None:  # what is sampled ahead takes time elsewhere
@@ -291,7 +296,7 @@ class PPO(Algorithm):
         models, engines, before = self.models, self.models.trained, iteration * self.plan.updates_per_rollout
         for engine in engines.values():
             engine.train()
-        seed = derive_seed(self.config.seed, SeedKind.SHUFFLE, iteration)
+        seed = derive_seed(self.config.optimisation.seed, SeedKind.SHUFFLE, iteration)
         batch = current.batch
         source = batch if isinstance(batch, PPOBatch) else FusedCredit(batch, self.credit)
 
@@ -301,12 +306,19 @@ class PPO(Algorithm):
                 return True
             return self.nonfinite.in_update(engines, before + done, lambda: tensors_of(select_rows(batch, rows)))
 
-        settings = self.update_settings
-        if self.config.kl_in == "loss":
-            settings = replace(settings, kl_coef=self.kl.value)
-        metrics = ppo_update(models.actor, models.critic, source, settings, seed, current.updates, left_out)
+        metrics = ppo_update(
+            models.actor,
+            models.critic,
+            source,
+            self.config,
+            self.plan,
+            seed,
+            current.updates,
+            self.kl_of_loss,
+            left_out,
+        )
         if isinstance(source, FusedCredit) and SKIPPED_NONFINITE not in metrics:
-            metrics |= rollout_metrics(source.batch(), self.config.lam, self.config.lam_alpha)
+            metrics |= rollout_metrics(source.batch(), self.config.estimator.lam, self.config.estimator.lam_alpha)
         if self.average is not None:
             self.average.update()
         return metrics
@@ -314,10 +326,17 @@ class PPO(Algorithm):
     def texts_left(self, current: Iteration[PPOBatch | PendingBatch], iteration: int) -> TrainedTexts:
         """What the updates that are left of an iteration train on."""
         lengths = Lengths.of(current.batch.rollout)
-        seed = derive_seed(self.config.seed, SeedKind.SHUFFLE, iteration)
-        updates = rows_of_updates(len(lengths.totals), self.update_settings, seed)[current.updates.done :]
+        seed = derive_seed(self.config.optimisation.seed, SeedKind.SHUFFLE, iteration)
+        updates = rows_of_updates(
+            len(lengths.totals), self.plan.update_per_rank, self.config.rollouts.ppo_epochs, seed
+        )[current.updates.done :]
         rows = np.concatenate(updates) if updates else np.zeros(0, dtype=np.int64)
         return TrainedTexts(lengths.totals[rows], int(lengths.responses[rows].sum()))
+
+    @property
+    def kl_of_loss(self) -> float:
+        """The coefficient of the KL as a term of the policy's loss."""
+        return self.kl.value if self.config.loss.kl_in == "loss" else 0.0
 
     @property
     def credit_is_fused(self) -> bool:
@@ -329,7 +348,7 @@ class PPO(Algorithm):
         the log-probs already; else it rounds more.
         """
         logprobs = drawn.logprobs if next(self.models.actor.module.parameters()).dtype == torch.float32 else None
-        return (models or self.models).complete(scored, self.config.temperature, self.scoring, logprobs)
+        return (models or self.models).complete(scored, self.config.sampling.temperature, self.scoring, logprobs)
 
     def credit(
         self, trajectory: Trajectory, macro: MacroActions, samples: int = 1, moments: ScoreMoments | None = None
@@ -348,7 +367,7 @@ class PPO(Algorithm):
             sample=lambda examples: self.sample(examples, SeedKind.EVALUATION, draw=0),
             judge=self.judged,
         )
-        if self.config.print_answers and is_main():
+        if self.config.rollouts.print_answers and is_main():
             show_samples(samples)
         return metrics, samples
 
@@ -373,20 +392,22 @@ class PPO(Algorithm):
     def rehearse(self) -> None:
         """A micro-batch of the longest prompt of the data with responses of --max_answer_seq_len tokens."""
         longest = max(range(len(self.prompts)), key=self.lengths.__getitem__)
-        prompt, response = self.lengths[longest], self.config.max_answer_seq_len
+        prompt, response = self.lengths[longest], self.config.sampling.max_answer_seq_len
         rows = rows_of(pass_size(self.plan), prompt + response)
         rollout = filled_rollout(self.prompts[longest].prompt_ids, rows, prompt, response)
         batch = self.unrewarded(rollout)
         source = batch if isinstance(batch, PPOBatch) else FusedCredit(batch, self.credit)
-        settings = replace(self.update_settings, update_size=rows, ppo_epochs=1)
+        config, plan = self.config.changed(ppo_epochs=1), replace(self.plan, update_per_rank=rows)
         models, flag = self.models, "per_device_training_batch_size"
         total = prompt + response
-        if self.config.needs.segment_values:  # completions of prompts and all but the last token of a response
+        if (
+            self.config.advantages.needs.segment_values
+        ):  # completions of prompts and all but the last token of a response
             total += response - 1
         responses = self.plan.rollout_per_rank * self.plan.samples_per_prompt
         memory = decoding_bytes(models.rollouts, models.actor, responses, total)
         with rehearsal(models.trained, rows, prompt + response, flag, memory):
-            ppo_update(models.actor, models.critic, source, settings, seed=0)
+            ppo_update(models.actor, models.critic, source, config, plan, seed=0, kl_coef=self.kl_of_loss)
 
     def unrewarded(self, rollout: Rollout) -> PPOBatch | PendingBatch:
         """A rollout of one macro action in each row, where every log-prob, value and score is 0."""

@@ -3,23 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, PassSize, layouts
+from dschat.models.tokenizer import end_token_id
 from dschat.rollouts.engine import AheadEngine, Draw, Generation, PolicySampler, RolloutEngine
-from dschat.rollouts.sampling import row_seed
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.distributed import largest_over_ranks
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
 from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource, scores_of
+from dschat.settings.ppo import PPOConfig
 from macro_actions.segments import on_last_tokens
 from macro_actions.types import MacroActions, Rollout, ScoredRollout, Trajectory, without_responses
 
@@ -132,6 +135,23 @@ class Rows:
     def prompts(self) -> list[list[int]]:
         """Their ids."""
         return [example.prompt_ids for example in self.examples]
+
+
+def actor_sampling(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, own_ends: Collection[int] = ()) -> Sampling:
+    """How the actor samples. EOS always ends a response; --end_of_conversation_token and the model's own end tokens
+    do, too.
+    """
+    end_ids = {end_token_id(tokenizer, config.data.end_of_conversation_token), tokenizer.eos_token_id}
+    end_ids |= set(own_ends) - {tokenizer.pad_token_id}
+    return Sampling(
+        max_new_tokens=config.sampling.max_answer_seq_len,
+        end_ids=tuple(sorted(end_ids)),
+        pad_id=tokenizer.pad_token_id,
+        bos_id=tokenizer.bos_token_id,
+        temperature=config.sampling.temperature,
+        top_k=config.rollouts.top_k,
+        top_p=config.rollouts.top_p,
+    )
 
 
 class ActorSampler(PolicySampler):

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dschat.config.batches import BatchPlan
-from dschat.config.ppo import PPOConfig
 from dschat.models.engines import TrainedPolicy, TrainedScalar
 from dschat.models.layout import Integers, Layout, Lengths, PassSize, lay_out
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.stop import raise_if_stopped
+from dschat.settings.batches import BatchPlan
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.ppo_loss import LossFlags
 from dschat.trainers.iteration import Metrics, UpdateProgress, micro_batches, run_updates
 from dschat.trainers.ppo_models import trained_engines
 from macro_actions.importance import importance_weights
@@ -26,47 +27,6 @@ from macro_actions.segments import macro_logprobs, sequence_logprobs
 from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
 
 Credit = Callable[[Trajectory, MacroActions], PPOBatch]
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """What the updates depend on."""
-
-    update_size: int  # rows of one update on this rank
-    micro_batch: int  # rows of one forward pass
-    ppo_epochs: int
-    cliprange: float
-    cliprange_value: float
-    temperature: float
-    cliprange_high: float | None = None  # of the policy's ratio above 1; cliprange when None
-    policy_ratio: str = "token"  # token, macro, macro_mean or sequence_mean
-    loss_mean: str = "token"  # see `macro_actions.losses.loss_weights`
-    longest: int = 0  # tokens of a response, the constant of the loss_mean length
-    kl_coef: float = 0.0  # of the KL as a term of the loss
-    kl_estimator: str = "k3"  # of that term
-    rollout_is_clip: float | None = None  # largest importance weight; None = no weights
-    vf_coef: float = 1.0  # multiplies the critic's loss
-    max_tokens: int | None = None  # of one forward pass, padding included; None = any
-
-    @classmethod
-    def from_config(cls, config: PPOConfig, plan: BatchPlan) -> UpdateSettings:
-        return cls(
-            update_size=plan.update_per_rank,
-            micro_batch=plan.micro_batch,
-            ppo_epochs=config.ppo_epochs,
-            cliprange=config.cliprange,
-            cliprange_value=config.cliprange_value,
-            cliprange_high=config.cliprange_high,
-            loss_mean=config.mean_of_loss,
-            longest=config.max_answer_seq_len,
-            kl_coef=config.kl_coef if config.kl_in == "loss" else 0.0,
-            kl_estimator=config.kl_estimator,
-            temperature=config.temperature,
-            policy_ratio=config.policy_ratio,
-            rollout_is_clip=config.rollout_is_clip,
-            vf_coef=config.vf_coef,
-            max_tokens=plan.max_tokens,
-        )
 
 
 @dataclass(frozen=True)
@@ -115,9 +75,11 @@ def ppo_update(
     actor: TrainedPolicy,
     critic: TrainedScalar | None,
     batch: PPOBatch | FusedCredit,
-    settings: UpdateSettings,
+    config: PPOConfig,
+    plan: BatchPlan,
     seed: int,
     progress: UpdateProgress | None = None,
+    kl_coef: float = 0.0,
     left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
 ) -> Metrics:
     """Trains the actor and, where there is one, the critic on one rollout. Both engines are in training mode.
@@ -126,18 +88,19 @@ def ppo_update(
     similar length. Every loss is divided by the count of the whole update over all ranks, so that neither the
     micro-batch size nor the order matters.
 
-    The batch is this rank's rows; a FusedCredit only where they make one update, for a critic. For `progress`,
+    The batch is this rank's rows; a FusedCredit only where they make one update, for a critic. `kl_coef` is the
+    coefficient of the KL as a term of the policy's loss. For `progress`,
     `left_out`, which gets an update's rows (N,), and what is returned see `dschat.trainers.iteration.run_updates`; the
     means are policy/…, loss/… and val/…. Raises Stopped, see `dschat.run.stop`.
     """
     known = batch if isinstance(batch, PPOBatch) else batch.pending
     lengths = Lengths.of(known.rollout)
     progress = progress or UpdateProgress()
-    updates = rows_of_updates(len(lengths.totals), settings, seed)
+    updates = rows_of_updates(len(lengths.totals), plan.update_per_rank, config.rollouts.ppo_epochs, seed)
     device, engines = known.response_mask.device, trained_engines(actor, critic)
 
     def update(rows: Integers, means: Means) -> None:
-        _one_update(actor, critic, batch, rows, lengths, settings, means)
+        _one_update(actor, critic, batch, rows, lengths, config, plan, kl_coef, means)
 
     def is_left_out(done: int, rows: Integers) -> bool:
         return left_out(done, torch.as_tensor(rows, device=device))
@@ -145,12 +108,19 @@ def ppo_update(
     return run_updates(updates, progress, update, is_left_out, engines)
 
 
-def rows_of_updates(count: int, settings: UpdateSettings, seed: int) -> list[Integers]:
-    """Row numbers of each update on this rank, which has so many rows; every rank gives the same seed."""
+def rows_of_updates(count: int, update_size: int, ppo_epochs: int, seed: int) -> list[Integers]:
+    """Row numbers of each update on this rank; every rank gives the same seed.
+
+    Args:
+        count: rows of the rollout.
+        update_size: rows of an update.
+        ppo_epochs: passes over the rollout.
+        seed: of the order of the rows in each pass.
+    """
     shuffle = np.random.RandomState(seed % 2**32)
-    orders = [shuffle.permutation(count) for _ in range(settings.ppo_epochs)]
-    starts = range(0, count, settings.update_size)
-    return [order[start : start + settings.update_size] for order in orders for start in starts]
+    orders = [shuffle.permutation(count) for _ in range(ppo_epochs)]
+    starts = range(0, count, update_size)
+    return [order[start : start + update_size] for order in orders for start in starts]
 
 
 def _one_update(
@@ -159,37 +129,40 @@ def _one_update(
     batch: PPOBatch | FusedCredit,
     rows: Integers,
     lengths: Lengths,
-    settings: UpdateSettings,
+    config: PPOConfig,
+    plan: BatchPlan,
+    kl_coef: float,
     means: Means,
 ) -> None:
     known = batch if isinstance(batch, PPOBatch) else batch.pending
     device = known.response_mask.device
     numbers = torch.as_tensor(rows, device=device)
     counted = (known.policy_mask if isinstance(known, PPOBatch) else known.response_mask)[numbers]
-    count = loss_count(settings.loss_mean, select_rows(known.macro, numbers), counted, settings.longest)
+    loss_mean = config.loss.mean_of_loss
+    count = loss_count(loss_mean, select_rows(known.macro, numbers), counted, config.sampling.max_answer_seq_len)
     own = torch.stack([torch.as_tensor(lengths.responses[rows].sum(), device=device).float(), count])
     num_tokens, count = sum_over_ranks(own).clamp(min=1).unbind()
     # By a constant length, the sum of weights is the number of tokens: what the statistics are means over.
     measured = count
-    if settings.loss_mean == "length":
+    if loss_mean == "length":
         measured = sum_over_ranks(counted.sum().float()).clamp(min=1)
-    size, engines = PassSize(settings.micro_batch, settings.max_tokens), trained_engines(actor, critic)
+    size, engines = PassSize(plan.micro_batch, plan.max_tokens), trained_engines(actor, critic)
     for group in micro_batches(lengths.totals[rows], size, engines.values()):
         raise_if_stopped()
         chosen = lay_out(known.rollout, rows[group], lengths)
         new_values = None
-        new_logprobs, entropy = _logprobs(actor, chosen, settings.temperature)
+        new_logprobs, entropy = _logprobs(actor, chosen, config.sampling.temperature)
         if isinstance(batch, PPOBatch):
             part = trim(select_rows(batch, chosen.rows), chosen.width)
         else:
             assert critic is not None  # credit would not be fused
             new_values = _values(critic, chosen)
             part = batch.part(chosen, new_logprobs, new_values)
-        means.add_sums(_actor_step(actor, part, new_logprobs, count, measured, settings))
+        means.add_sums(_actor_step(actor, part, new_logprobs, count, measured, config, kl_coef))
         means.add_sum("policy/entropy", entropy.sum() / num_tokens)
         if critic is not None:
             new_values = _values(critic, chosen) if new_values is None else new_values
-            means.add_sums(_critic_step(critic, part, new_values, num_tokens, settings))
+            means.add_sums(_critic_step(critic, part, new_values, num_tokens, config.loss))
 
 
 def _logprobs(actor: TrainedPolicy, rows: Layout, temperature: float) -> tuple[Tensor, Tensor]:
@@ -209,24 +182,27 @@ def _actor_step(
     new_logprobs: Tensor,
     count: Tensor,
     measured: Tensor,
-    settings: UpdateSettings,
+    config: PPOConfig,
+    kl_coef: float,
 ) -> dict[str, Tensor]:
     """One micro-batch of the actor; its share of the update's statistics, which are means over what is measured."""
     advantages, drawn, mask = part.advantages, part.rollout.drawn_logprobs, part.policy_mask
-    weights = loss_weights(settings.loss_mean, part.macro, mask)
+    flags = config.loss
+    weights = loss_weights(flags.mean_of_loss, part.macro, mask)
     by_token = new_logprobs
-    new_logprobs, logprobs = (_of_ratio(x, part, settings) for x in (new_logprobs, part.trajectory.logprobs))
-    if settings.rollout_is_clip is not None and drawn is not None:
-        advantages = advantages * importance_weights(
-            logprobs, _of_ratio(drawn, part, settings), settings.rollout_is_clip
-        )
-    clips = settings.cliprange, settings.cliprange_high
-    policy, stats = policy_loss(new_logprobs, logprobs, advantages, mask, clips[0], count, weights, clips[1])
+    new_logprobs = _of_ratio(new_logprobs, part, flags)
+    logprobs = _of_ratio(part.trajectory.logprobs, part, flags)
+    clip = config.vllm.rollout_is_clip
+    if clip is not None and drawn is not None:
+        advantages = advantages * importance_weights(logprobs, _of_ratio(drawn, part, flags), clip)
+    policy, stats = policy_loss(
+        new_logprobs, logprobs, advantages, mask, flags.cliprange, count, weights, flags.cliprange_high
+    )
     loss, extra = policy, {}
-    if settings.kl_coef:
+    if kl_coef:
         own, reference = (torch.where(mask, x, 0.0) for x in (by_token, part.trajectory.ref_logprobs))
-        kl = kl_loss(kl_estimate(own, reference, settings.kl_estimator), mask, count, weights)
-        loss, extra = policy + settings.kl_coef * kl, {"loss/kl": kl}
+        kl = kl_loss(kl_estimate(own, reference, config.estimator.kl_estimator), mask, count, weights)
+        loss, extra = policy + kl_coef * kl, {"loss/kl": kl}
     actor.backward(loss)
     actor.step()
     return extra | {
@@ -237,21 +213,21 @@ def _actor_step(
     }
 
 
-def _of_ratio(logprobs: Tensor, part: PPOBatch, settings: UpdateSettings) -> Tensor:
+def _of_ratio(logprobs: Tensor, part: PPOBatch, flags: LossFlags) -> Tensor:
     """Log-probs (b, R') of what the ratio is of, on each token: the token, its macro action, or the response."""
-    if settings.policy_ratio == "token":
+    if flags.policy_ratio == "token":
         return logprobs
-    if settings.policy_ratio == "sequence_mean":
+    if flags.policy_ratio == "sequence_mean":
         return sequence_logprobs(logprobs, part.response_mask)
-    return macro_logprobs(logprobs, part.macro, settings.policy_ratio == "macro_mean")
+    return macro_logprobs(logprobs, part.macro, flags.policy_ratio == "macro_mean")
 
 
 def _critic_step(
-    critic: TrainedScalar, part: PPOBatch, new_values: Tensor, num_tokens: Tensor, settings: UpdateSettings
+    critic: TrainedScalar, part: PPOBatch, new_values: Tensor, num_tokens: Tensor, flags: LossFlags
 ) -> dict[str, Tensor]:
     values, returns, mask = part.trajectory.values, part.returns, part.response_mask
     assert values is not None and returns is not None  # of a critic
-    loss, stats = value_loss(new_values, values, returns, mask, settings.cliprange_value, num_tokens)
-    critic.backward(settings.vf_coef * loss)
+    loss, stats = value_loss(new_values, values, returns, mask, flags.cliprange_value, num_tokens)
+    critic.backward(flags.vf_coef * loss)
     critic.step()
     return {"loss/value": loss, "val/clipfrac": stats["clipfrac"]}

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.config.batches import BatchPlan
-from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
@@ -25,6 +23,8 @@ from dschat.run.metrics import Means
 from dschat.run.output import Run
 from dschat.run.state import Progress, SeedKind, random_states
 from dschat.run.stop import raise_if_stopped
+from dschat.settings.batches import BatchPlan
+from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.trainers.evaluation import Sample, evaluate_dialogues
 from dschat.trainers.iteration import (
     Clock,
@@ -68,28 +68,6 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class RefuelSettings:
-    """What the updates depend on."""
-
-    updates: int  # on one round
-    num_pairs: int  # of an update, on all processes
-    micro_batch: int  # pairs of one forward pass
-    eta: float
-    temperature: float
-    max_tokens: int | None = None  # of one forward pass, padding included; None = any
-
-    @classmethod
-    def from_config(cls, config: RefuelOnlineConfig, plan: BatchPlan) -> RefuelSettings:
-        sizes = plan.updates_per_rollout, plan.global_batch, plan.micro_batch
-        return cls(*sizes, config.eta, config.temperature, plan.max_tokens)
-
-    @property
-    def size(self) -> PassSize:
-        """Of a forward pass, in pairs."""
-        return PassSize(self.micro_batch, self.max_tokens)
-
-
 class Refuel(Algorithm):
     """Trains a policy on dialogues of its own; everything it needs is handed in."""
 
@@ -111,18 +89,17 @@ class Refuel(Algorithm):
         """Takes the parts of a run; the peaks are those of this process's GPU."""
         self.models, self.dialogues, self.tokenizer = models, dialogues, tokenizer
         self.config, self.plan = config, run.plan
-        flag = "reward_model_name_or_path" if config.reward_function is None else "reward_function"
-        remedies = {"scores": f"--{flag} {getattr(config, flag)} must give finite numbers."}
-        self.nonfinite = NonFinite(config.on_nonfinite, run, remedies)
+        flag = "reward_model_name_or_path" if config.dialogues.reward_function is None else "reward_function"
+        remedies = {"scores": f"--{flag} {config.flat()[flag]} must give finite numbers."}
+        self.nonfinite = NonFinite(config.optimisation.on_nonfinite, run, remedies)
         self.lengths: Sequence[int] = [len(dialogue) for dialogue in dialogues]
         self.work_batch = run.plan.micro_batch
-        self.held_out = held_out[: config.eval_prompts or None]
+        self.held_out = held_out[: config.sampling.eval_prompts or None]
         sampling = dialogue_sampling(config, tokenizer)
-        self.sampler = DialogueSampler(models.policy, tokenizer, sampling, config.seed, models.rollouts)
-        self.settings = RefuelSettings.from_config(config, run.plan)
-        self.throughput = Throughput([models.policy], peaks, config.per_device_generation_batch_size)
+        self.sampler = DialogueSampler(models.policy, tokenizer, sampling, config.optimisation.seed, models.rollouts)
+        self.throughput = Throughput([models.policy], peaks, config.sampling.per_device_generation_batch_size)
         self.current: Iteration[PairBatch] | None = None  # under way, from its first update on
-        self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
+        self.kl = kl_controller(config.kl.kl_coef, config.kl.adaptive_kl_target, config.kl.adaptive_kl_horizon)
 
     def iterate(self, work: Work, iteration: int) -> Metrics:
         """One round: collect → score → update."""
@@ -146,10 +123,10 @@ class Refuel(Algorithm):
 
     def score(self, pairs: Sequence[DrawnPair], examples: Sequence[DialogueExample]) -> PairBatch:
         """Scores of whole dialogues, log-probs of the compared replies, and their rewards."""
-        models, temperature = self.models, self.config.temperature
+        models, temperature = self.models, self.config.sampling.temperature
         replies = [pair.replies[side] for side in (0, 1) for pair in pairs]
         rollout = self.sampler.rollout_of(replies, [example.index for example in examples] * 2)
-        rows = pair_layouts(rollout, self.settings.size)
+        rows = pair_layouts(rollout, pass_size(self.plan))
         talks = [*(pair.first for pair in pairs), *(pair.second for pair in pairs)]
         scores = models.reward([talk.messages for talk in talks], [example.row for example in examples] * 2)
         scores = scores.float().to(device())
@@ -158,7 +135,7 @@ class Refuel(Algorithm):
         ref_logprobs = logprobs
         if models.reference is not None:
             ref_logprobs = reply_logprobs(models.reference, rows, temperature)  # the same passes: KL begins at 0
-        penalty = self.config.penalty_reward_value
+        penalty = self.config.rounds.penalty_reward_value
         rewards = reply_rewards(scores, rollout.finished, logprobs - ref_logprobs, self.kl.value, penalty)
         return PairBatch(rollout, logprobs, ref_logprobs, scores, rewards)
 
@@ -171,7 +148,7 @@ class Refuel(Algorithm):
         if self.nonfinite.in_rows(found, update, lambda: tensors_of(batch)):
             return None
         metrics = pair_metrics(batch, pairs, has_reference=self.models.reference is not None)
-        if self.config.whiten_rewards:
+        if self.config.rounds.whiten_rewards:
             moments = torch.stack(masked_moments(batch.rewards, torch.ones_like(batch.rewards, dtype=torch.bool)))
             count, total, squares = sum_over_ranks(moments).unbind()
             batch = replace(batch, rewards=whiten_rewards(batch.rewards, (count, total, squares)))
@@ -189,11 +166,11 @@ class Refuel(Algorithm):
         def left_out(done: int) -> bool:
             return self.nonfinite.in_update({"policy": policy}, before + done, lambda: tensors_of(batch))
 
-        return refuel_update(policy, batch, self.settings, current.updates, left_out)
+        return refuel_update(policy, batch, self.config, self.plan, current.updates, left_out)
 
     def texts_left(self, current: Iteration[PairBatch]) -> TrainedTexts:
         """What the updates that are left of a round train on: each on all replies with their states."""
-        lengths, left = Lengths.of(current.batch.rollout), self.settings.updates - current.updates.done
+        lengths, left = Lengths.of(current.batch.rollout), self.plan.updates_per_rollout - current.updates.done
         return TrainedTexts(np.tile(lengths.totals, left), left * int(lengths.responses.sum()))
 
     def evaluate(self) -> tuple[Metrics, list[Sample]]:
@@ -201,7 +178,7 @@ class Refuel(Algorithm):
         if not self.held_out:
             return {}, []
         kl = None if self.models.reference is None else self._kl_of_replies
-        temperature = self.config.eval_temperature
+        temperature = self.config.dialogues.eval_temperature
         return evaluate_dialogues(
             self.held_out, lambda examples: self.sampler.answers(examples, temperature), self.models.reward, kl
         )
@@ -212,29 +189,30 @@ class Refuel(Algorithm):
         rollout = self.sampler.rollout_of(replies, [0] * len(replies))
         size = pass_size(self.plan).without_gradient
         rows = list(layouts(rollout, replace(size, rows=2 * size.rows), largest_over_ranks))
-        own = reply_logprobs(self.models.policy, rows, self.config.temperature)
-        return own - reply_logprobs(self.models.reference, rows, self.config.temperature)
+        own = reply_logprobs(self.models.policy, rows, self.config.sampling.temperature)
+        return own - reply_logprobs(self.models.reference, rows, self.config.sampling.temperature)
 
     def self_check(self) -> None:
         """A few forward passes on two dialogues. Raises UserError."""
         examples = self.dialogues[:2]
-        check_drawing(self.models, self.sampler, examples, self.tokenizer, self.config.seed)
-        check_pairs(self.models.policy, self.score(self.sampler.pairs(examples, iteration=0), examples), self.settings)
+        check_drawing(self.models, self.sampler, examples, self.tokenizer, self.config.optimisation.seed)
+        batch = self.score(self.sampler.pairs(examples, iteration=0), examples)
+        check_pairs(self.models.policy, batch, self.config, self.plan)
 
     def rehearse(self) -> None:
         """A micro-batch of pairs of the longest dialogue that the data can come to."""
         longest = max(range(len(self.dialogues)), key=self.lengths.__getitem__)
-        tokens, reply = self.lengths[longest], self.config.max_answer_seq_len
-        size = self.settings.size
+        tokens, reply = self.lengths[longest], self.config.sampling.max_answer_seq_len
+        size = pass_size(self.plan)
         pairs = rows_of(PassSize(size.rows, size.tokens and size.tokens // 2), tokens)
         (ids,) = encode_states(self.tokenizer, [self.dialogues[longest].messages[:1]], "the longest micro-batch")
         nothing = torch.zeros(2 * pairs, device=device())
         batch = PairBatch(filled_rollout(ids, 2 * pairs, tokens - reply, reply), *[nothing] * 4)
-        settings, flag = replace(self.settings, updates=1), "per_device_train_batch_size"
+        plan, flag = replace(self.plan, updates_per_rollout=1), "per_device_train_batch_size"
         policy = self.models.policy
         memory = decoding_bytes(self.models.rollouts, policy, self.plan.rollout_per_rank, tokens)
         with rehearsal({"policy": policy}, 2 * pairs, tokens, flag, memory):
-            refuel_update(self.models.policy, batch, settings, UpdateProgress())
+            refuel_update(policy, batch, self.config, plan, UpdateProgress())
 
     def state_dict(self) -> Progress:
         return state_with({"kl": self.kl.value}, self.current)
@@ -248,7 +226,8 @@ class Refuel(Algorithm):
 def refuel_update(
     policy: TrainedPolicy,
     batch: PairBatch,
-    settings: RefuelSettings,
+    config: RefuelOnlineConfig,
+    plan: BatchPlan,
     progress: UpdateProgress,
     left_out: Callable[[int], bool] = lambda done: False,
 ) -> Metrics:
@@ -260,15 +239,15 @@ def refuel_update(
     For `progress`, `left_out` and what is returned see `dschat.trainers.iteration.run_updates`; the means are
     loss/refuel, policy/… and val/…. Raises Stopped, see `dschat.run.stop`.
     """
-    layouts = pair_layouts(batch.rollout, settings.size)
+    layouts = pair_layouts(batch.rollout, pass_size(plan))
 
     def update(number: int, means: Means) -> None:
-        _one_update(policy, batch, layouts, settings, means)
+        _one_update(policy, batch, layouts, config, plan, means)
 
     def is_left_out(done: int, number: int) -> bool:
         return left_out(done)
 
-    numbers, engines = range(settings.updates), {"policy": policy}
+    numbers, engines = range(plan.updates_per_rollout), {"policy": policy}
     metrics = run_updates(numbers, progress, update, is_left_out, engines, "grad_norm")
     if "val/ratio_variance" in metrics:
         metrics["val/ratio_variance"] -= metrics["val/ratio"] ** 2
@@ -276,16 +255,21 @@ def refuel_update(
 
 
 def _one_update(
-    policy: TrainedPolicy, batch: PairBatch, layouts: Sequence[Layout], settings: RefuelSettings, means: Means
+    policy: TrainedPolicy,
+    batch: PairBatch,
+    layouts: Sequence[Layout],
+    config: RefuelOnlineConfig,
+    plan: BatchPlan,
+    means: Means,
 ) -> None:
-    if settings.max_tokens is not None:
+    if plan.max_tokens is not None:
         policy.begin_update(len(layouts))
     for rows in layouts:
         raise_if_stopped()
-        log_ratios = summed_logprobs(policy, rows, settings.temperature) - batch.logprobs[rows.rows]
+        log_ratios = summed_logprobs(policy, rows, config.sampling.temperature) - batch.logprobs[rows.rows]
         first, second = log_ratios.chunk(2)
         differences = batch.reward_differences[rows.rows[: len(first)]]
-        loss, stats = regression_loss(first, second, differences, settings.eta, settings.num_pairs)
+        loss, stats = regression_loss(first, second, differences, config.regression.eta, plan.global_batch)
         policy.backward(loss)
         policy.step()
         means.add_sum("loss/refuel", loss)
@@ -335,21 +319,23 @@ def check_drawing(
     check_rollout(models.policy, trajectory, sampler.sampling, drawn.logprobs)
 
 
-def check_pairs(policy: TrainedPolicy, batch: PairBatch, settings: RefuelSettings) -> None:
+def check_pairs(policy: TrainedPolicy, batch: PairBatch, config: RefuelOnlineConfig, plan: BatchPlan) -> None:
     """At π = π_t, in evaluation mode, log-ratios of the first pairs are 0 and the loss is the mean of (η ΔR)²; else
     UserError.
     """
-    again = reply_logprobs(policy, pair_layouts(batch.rollout, settings.size), settings.temperature)
+    layouts = pair_layouts(batch.rollout, pass_size(plan))
+    again = reply_logprobs(policy, layouts, config.sampling.temperature)
     first, second = (again - batch.logprobs).chunk(2)
+    eta = config.regression.eta
     finite = batch.reward_differences.isfinite()  # others are met later, as --on_nonfinite says
     if not bool(finite.any()):
         return
     first, second, differences = first[finite], second[finite], batch.reward_differences[finite]
-    loss, _ = regression_loss(first, second, differences, settings.eta)
-    expected = (settings.eta * differences).double().square().mean()
+    loss, _ = regression_loss(first, second, differences, eta)
+    expected = (eta * differences).double().square().mean()
     tolerance = TOLERANCE[next(policy.module.parameters()).dtype] * max(1.0, float(batch.logprobs.abs().max()))
     gap = float((first - second).abs().max())
-    allowed = tolerance * (tolerance + 2 * settings.eta * float(differences.abs().max())) + 1e-6
+    allowed = tolerance * (tolerance + 2 * eta * float(differences.abs().max())) + 1e-6
     if not gap <= tolerance or not abs(float(loss) - float(expected)) <= allowed + 1e-5 * float(expected):
         raise UserError(
             f"self-check: before the first update the log-ratios of a pair differ by {gap:.3g} (rounding explains "

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue, DialogueExample, state
 from dschat.data.encoding import turn_end
@@ -34,6 +33,7 @@ from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
 from dschat.scoring.source import DialogueScores
+from dschat.settings.refuel import RefuelOnlineConfig
 from macro_actions.types import Rollout
 
 FIRST, SECOND, TURN = range(3)  # what a dialogue's seeds of a round are for
@@ -72,14 +72,14 @@ def drawn_turn(seed: int, iteration: int, example: DialogueExample) -> int:
 
 def dialogue_sampling(config: RefuelOnlineConfig, tokenizer: PreTrainedTokenizerBase) -> Sampling:
     """Replies end with the template's end of a turn, with EOS, or with --end_of_conversation_token."""
-    own = end_token_id(tokenizer, config.end_of_conversation_token)
+    own = end_token_id(tokenizer, config.data.end_of_conversation_token)
     end_ids = {turn_end(tokenizer).token_id, tokenizer.eos_token_id, own}
     return Sampling(
-        max_new_tokens=config.max_answer_seq_len,
+        max_new_tokens=config.sampling.max_answer_seq_len,
         end_ids=tuple(sorted(end_ids)),
         pad_id=tokenizer.pad_token_id,
         bos_id=tokenizer.bos_token_id,
-        temperature=config.temperature,
+        temperature=config.sampling.temperature,
     )
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dschat.config.refuel import RefuelConfig
 from dschat.data.collate import collate_preferences
 from dschat.data.dialogue_pairs import RegressionExample
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device
 from dschat.run.stop import raise_if_stopped, stop_signals
+from dschat.settings.refuel import RefuelConfig
 from dschat.trainers.iteration import eval_size
 from dschat.trainers.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
 from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
@@ -142,9 +142,15 @@ def kept_reference(config: RefuelConfig, pad_id: int, model: str, folder: Path) 
     A file keeps its log-probs: with --task.cluster beside the pairs, else in the run's folder.
     """
     file = folder / FOLDER / "logprobs.safetensors"
-    if config.cluster is not None:
-        data = Path(config.data_path[0])
-        place = data if data.is_dir() else data.parent if data.is_file() else Path(config.output_dir).resolve().parent
-        file = place / f"{data.stem if data.is_file() else data.resolve().name}_{config.cluster}.safetensors"
-    temperature, size = config.temperature, eval_size(config)
+    if config.pairs.cluster is not None:
+        data = Path(config.data.data_path[0])
+        place = (
+            data
+            if data.is_dir()
+            else data.parent
+            if data.is_file()
+            else Path(config.output.output_dir).resolve().parent
+        )
+        file = place / f"{data.stem if data.is_file() else data.resolve().name}_{config.pairs.cluster}.safetensors"
+    temperature, size = config.pairs.temperature, eval_size(config)
     return partial(with_reference, pad_id=pad_id, size=size, temperature=temperature, file=file, model=model)

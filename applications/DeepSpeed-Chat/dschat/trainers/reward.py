@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dschat.config.ppo import PPOConfig
 from dschat.data.collate import collate_pairs
 from dschat.data.examples import PairExample
 from dschat.models.engines import TrainedScalar
 from dschat.run.distributed import device, is_main
+from dschat.settings.flags import default_of
+from dschat.settings.kl import KLFlags
 from dschat.trainers.selfcheck import check_scalar
 from dschat.trainers.supervised import RowStatistics, Task, statistics_of_rows
 from macro_actions.reward_losses import Pairs, RewardLoss, reward_loss
@@ -93,7 +94,7 @@ def margin_warning(accuracy: float, margin: float) -> str | None:
         accuracy: share of pairs that are ranked right.
         margin: mean of chosen score − rejected score.
     """
-    coefficient = PPOConfig.kl_coef
+    coefficient: float = default_of(KLFlags, "kl_coef")
     nats = max(0.0, margin / coefficient)
     if nats >= FEWEST_NATS:
         return None

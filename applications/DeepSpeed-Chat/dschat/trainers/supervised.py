@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dschat.config.supervised import SupervisedConfig
 from dschat.data.tokenised import lengths_of
 from dschat.models.engines import Trained
 from dschat.models.operations import Peaks
@@ -20,6 +19,7 @@ from dschat.run.distributed import device, sum_over_ranks, world_size
 from dschat.run.metrics import ROWS, STANDARD_ERROR, Means, RowMeans, with_variances
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped
+from dschat.settings.supervised import SupervisedConfig
 from dschat.trainers.evaluation import Sample, shares
 from dschat.trainers.iteration import Clock, Metrics, eval_size, micro_batches, pass_size
 from dschat.trainers.loop import Algorithm, Work
@@ -114,7 +114,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         task, and the peaks of this process's GPU.
         """
         self.engine, self.task, self.config = engine, task, config
-        self.nonfinite = NonFinite(config.on_nonfinite, run)
+        self.nonfinite = NonFinite(config.optimisation.on_nonfinite, run)
         self.name, self.work_batch = task.name, run.plan.micro_batch
         self.shown: Mapping[str, str] = {"loss": f"loss/{task.name}"}
         self.lengths: Sequence[int] = lengths_of(task.train)

@@ -39,7 +39,7 @@ class MacroGRPOTrainer(GRPOTrainer):
             f"beta={self.beta}: use 0": self.beta != 0,
             "off_policy_mask_threshold: leave it out": getattr(self, "off_policy_mask_threshold", None) is not None,
             "termination_condition ppl, since there is no reference: use another": (
-                macro_actions.conditions_condition == "ppl"
+                macro_actions.termination_condition == "ppl"
             ),
             "value_function and macro_reward, since there is no critic: leave them out": (
                 (macro_actions.value_function, macro_actions.macro_reward) != ("equal", "sum")
@@ -52,7 +52,7 @@ class MacroGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
-        wanted = READS.get(self.macro_actions.conditions_condition)
+        wanted = READS.get(self.macro_actions.termination_condition)
         read: dict[str, Any] = {}
         if wanted == "uids" and all("prompt" in row for row in inputs):
             read[wanted] = [str(row["prompt"]) for row in inputs]

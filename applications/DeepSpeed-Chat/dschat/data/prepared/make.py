@@ -30,11 +30,12 @@ from dschat.data.options import PrepareOptions
 from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_entry
 from dschat.data.prepared.write import write_folder
-from dschat.data.rows import DataKeys, Row, in_words, is_plain
+from dschat.data.rows import Row, in_words, is_plain
 from dschat.data.sources import open_source, read_share
 from dschat.data.template_notes import warn_of_template
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.errors import UserError
+from dschat.settings.common import ColumnFlags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,7 +61,7 @@ Unit = Literal["tokens", "characters"]
 
 
 def prepare(
-    path: str, options: PrepareOptions, keys: DataKeys, tokenizer: PreTrainedTokenizerBase, end_id: int
+    path: str, options: PrepareOptions, keys: ColumnFlags, tokenizer: PreTrainedTokenizerBase, end_id: int
 ) -> dict[str, Any]:
     """Prepares a source; returns what `prepared.json` holds. The folder appears when it is whole.
 
@@ -127,7 +128,7 @@ def prepare(
     return info
 
 
-def _check_output(path: str, options: PrepareOptions, keys: DataKeys) -> None:
+def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None:
     """Refuses to replace what is no prepared folder, or what holds the source. Raises UserError."""
     folder, where = Path(options.output).resolve(), f"--output {options.output}"
     if not folder.exists():

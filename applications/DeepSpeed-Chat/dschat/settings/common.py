@@ -5,29 +5,46 @@ A field is a flag: its name, its one default and its help line. Values that foll
 `--bf16`, the TensorBoard folder, ...) are filled in when the object is made.
 """
 
+from __future__ import annotations
+
 import logging
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from dschat.config import rules
-from dschat.config.batches import BatchPlan
-from dschat.config.processes import LaunchFlags
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, default_of, flag
 from dschat.errors import UserError
+from dschat.settings import rules as checks
+from dschat.settings.batches import BatchPlan
+from dschat.settings.config import Config
+from dschat.settings.flags import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    ATTENTION,
+    BELOW_1,
+    FREE,
+    NOT_EMPTY,
+    SHARE,
+    Range,
+    default_of,
+    flag,
+)
+from dschat.settings.processes import LaunchFlags
+from dschat.settings.rules import Check, Rule, Rules
 
 logger = logging.getLogger(__name__)
 
 Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
 ]
+SEED: Range = (lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295")
 ZeroStage = Literal[0, 1, 2, 3]
 DEFAULT_RANK = 8  # of --finetune_mode lora
 COMPILED_UPDATES = 100  # of the shortest run whose layers are compiled without being told so: the first takes longer
+
 NO_TRACKER = "none"  # a value of --report_to, alone
 # Tracker → what to install where its package is missing.
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'"}
@@ -37,12 +54,12 @@ TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'"}
 class DataFlags:
     """Where the rows come from."""
 
-    _argument_group_name = "data"
+    section = "data"
 
     data_path: list[str] = flag(
         "one or more of: .jsonl, .json, .csv (also .gz) or .parquet files; folders with train* files or from"
         " save_to_disk; tldr, hh, webgpt, apps; data sets of the Hugging Face hub",
-        rule=NOT_EMPTY,
+        range=NOT_EMPTY,
         on_resume=FREE,
         path=True,
     )
@@ -51,6 +68,15 @@ class DataFlags:
         " (tldr, hh, webgpt, apps), and all rows of any other source in every step",
         None,
     )
+    end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
+
+
+@dataclass(kw_only=True, frozen=True)
+class ColumnFlags:
+    """How the columns of the rows are read."""
+
+    section = "data"
+
     prompt_key: str = flag("column of the prompt", "prompt", NOT_EMPTY)
     chosen_key: str = flag("column of the preferred response", "chosen", NOT_EMPTY)
     rejected_key: str = flag("column of the other response", "rejected", NOT_EMPTY)
@@ -60,16 +86,15 @@ class DataFlags:
         "write plain-text prompts as a message of the user, and responses as the assistant's, by the chat template",
         False,
     )
-    end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
 
 
 @dataclass(kw_only=True)
 class OutputFlags:
     """What is written and when; every count is in optimiser updates."""
 
-    _argument_group_name = "output, evaluation and logging"
+    section = "output, evaluation and logging"
 
-    output_dir: str = flag("folder for models, metrics and records", rule=NOT_EMPTY, on_resume=FREE, path=True)
+    output_dir: str = flag("folder for models, metrics and records", range=NOT_EMPTY, on_resume=FREE, path=True)
     overwrite_output_dir: bool = flag(
         "replace a run that output_dir holds, once there are new models", False, on_resume=FREE
     )
@@ -107,7 +132,7 @@ class OutputFlags:
 class TrackingFlags:
     """Where metrics and models go beside the output folder. Nothing is sent anywhere unless a flag here says so."""
 
-    _argument_group_name = "trackers and the hub"
+    section = "trackers and the hub"
 
     report_to: list[str] = flag(
         "also write metrics and samples to: tensorboard, wandb; none for neither", factory=list, on_resume=FREE
@@ -115,15 +140,6 @@ class TrackingFlags:
     push_to_hub: str | None = flag(
         "at the end, upload the model to this private repository, owner/name", None, on_resume=FREE
     )
-
-    def check_tracking(self) -> None:
-        """Check names. Raises UserError."""
-        for name in self.report_to:
-            if name == NO_TRACKER:
-                raise UserError(f"--report_to {' '.join(self.report_to)}: drop {NO_TRACKER} or the others.")
-            if name not in TRACKERS:
-                raise UserError(f"--report_to {name}: there is no such tracker; give {' or '.join(TRACKERS)}.")
-        rules.check_repository("--push_to_hub", self.push_to_hub)
 
     def check_installed(self) -> None:
         """Check that the packages which the flags need are there. Raises UserError, which says what to install."""
@@ -139,12 +155,12 @@ class TrackingFlags:
 class OptimisationFlags:
     """Epochs, batches and the learning-rate schedule."""
 
-    _argument_group_name = "optimisation"
+    section = "optimisation"
 
     seed: int = flag(
         "seed of the data split, order, sampling and initialisation",
         1234,
-        rule=(lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295"),
+        range=SEED,
     )
     num_train_epochs: int = flag("passes over the training rows", 1, AT_LEAST_1, FREE)
     max_steps: int | None = flag(
@@ -180,14 +196,17 @@ class OptimisationFlags:
         "at a NaN or infinity: stop the run, or skip that update or rollout", "stop", on_resume=FREE
     )
 
+    @property
+    def has_warmup(self) -> bool:
+        """Whether the flags ask for a warm-up."""
+        return self.num_warmup_steps > 0 or bool(self.warmup_ratio)
+
 
 @dataclass(kw_only=True)
 class FinetuningFlags:
     """Which weights are trained."""
 
-    _argument_group_name = "what is trained"
-    # Log-probs of an update are compared with earlier ones, which dropout would make differ.
-    compares_logprobs: ClassVar[bool] = False
+    section = "what is trained"
 
     finetune_mode: Literal["all", "last_layer", "lora"] | None = flag(
         "train all weights, the output layer alone (last_layer: of a language model its head, with the input embedding"
@@ -209,25 +228,7 @@ class FinetuningFlags:
     lora_dropout: float = flag("part of the adapters' inputs that is dropped in training; not in step 3", 0.0, BELOW_1)
     merge_lora: bool = flag("with LoRA, save the merged model beside the adapter", True)
 
-    def check_finetuning(self, adapters: bool) -> None:
-        """Checks these flags against each other, where some trained model has adapters or none. Raises UserError."""
-        if self.finetune_mode == "lora" and not adapters:
-            raise UserError("--finetune_mode lora: no model has adapters of a rank above 0; give --lora_dim.")
-        if self.finetune_mode in ("all", "last_layer") and adapters:
-            raise UserError(
-                f"--finetune_mode {self.finetune_mode} and --lora_dim both say what is trained: drop one of them."
-            )
-        if self.lora_dropout and self.compares_logprobs:
-            raise UserError(
-                f"--lora_dropout {self.lora_dropout}: log-probs of an update are compared with those of the policy"
-                " that drew the responses; with dropout they would differ before anything is learnt. Drop the flag."
-            )
-        for name in () if adapters else ("lora_module_name", "lora_alpha", "lora_dropout", "merge_lora"):
-            if getattr(self, name) != default_of(FinetuningFlags, name):
-                shown = "--no_merge_lora" if name == "merge_lora" else f"--{name}"
-                logger.warning("%s does nothing without --lora_dim.", shown)
-
-    def finetuning(self, rank: int) -> tuple[bool, int, tuple[str, ...] | None, int | None, float]:
+    def options(self, rank: int) -> tuple[bool, int, tuple[str, ...] | None, int | None, float]:
         """The fields of a model's `dschat.models.finetuning.Finetuning`; `rank` is that of its adapters."""
         if not rank:
             return self.finetune_mode == "last_layer", 0, None, None, 0.0
@@ -239,7 +240,7 @@ class FinetuningFlags:
 class EngineFlags:
     """Precision, memory and the launcher."""
 
-    _argument_group_name = "precision, memory and launcher"
+    section = "precision, memory and launcher"
 
     dtype: Literal["fp32", "bf16", "fp16"] | None = flag(
         "dtype of weights and activations; bf16 on CUDA and fp32 on a CPU if not given", None
@@ -250,7 +251,7 @@ class EngineFlags:
         " flash_attention_3, flex_attention, or a kernel of the hub (kernels-community/NAME); compared with eager"
         " before the first update",
         "sdpa",
-        rules.ATTENTION,
+        ATTENTION,
     )
     gradient_checkpointing: bool = flag(
         "recompute activations in the backward pass, to save memory", False, on_resume=FREE
@@ -282,71 +283,127 @@ class EngineFlags:
     )
 
 
-@dataclass(kw_only=True)
-class CommonConfig(
-    DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, FinetuningFlags, EngineFlags, LaunchFlags, ABC
-):
-    """The flags of every step."""
+def _check_output_dir(config: CommonConfig) -> None:
+    output = config.output
+    may_hold_run = output.overwrite_output_dir or output.resume_from_checkpoint is not None
+    checks.check_output_dir(output.output_dir, may_hold_run, [*config.model_paths, *config.data.data_path])
+
+
+def _check_trackers(config: CommonConfig) -> None:
+    names = config.tracking.report_to
+    for name in names:
+        if name == NO_TRACKER:
+            raise UserError(f"--report_to {' '.join(names)}: drop {NO_TRACKER} or the others.")
+        if name not in TRACKERS:
+            raise UserError(f"--report_to {name}: there is no such tracker; give {' or '.join(TRACKERS)}.")
+
+
+def _warn_without_adapters(config: CommonConfig) -> None:
+    if any(config.lora_ranks):
+        return
+    for name in ("lora_module_name", "lora_alpha", "lora_dropout", "merge_lora"):
+        if getattr(config.finetuning, name) != default_of(type(config), name):
+            shown = "--no_merge_lora" if name == "merge_lora" else f"--{name}"
+            logger.warning("%s does nothing without --lora_dim.", shown)
+
+
+def _holds_no_example(config: CommonConfig) -> bool:
+    budget = config.optimisation.max_tokens_per_micro_batch
+    return budget is not None and budget < config.longest_example[0]
+
+
+COMMON_RULES: tuple[Rule[CommonConfig] | Check[CommonConfig], ...] = (
+    Check(lambda config: checks.check_data_split(config.data.data_split, config.step)),
+    Check(lambda config: checks.check_json_object("deepspeed_config", config.engine.deepspeed_config)),
+    Check(_check_output_dir),
+    Check(_check_trackers),
+    Check(lambda config: checks.check_repository("--push_to_hub", config.tracking.push_to_hub)),
+    Rule(
+        lambda config: config.engine.bf16 and config.engine.dtype != "bf16",
+        "--bf16 contradicts --dtype {dtype}: drop one of them.",
+    ),
+    Rule(
+        lambda config: config.optimisation.warmup_ratio is not None and config.optimisation.num_warmup_steps > 0,
+        "--num_warmup_steps {num_warmup_steps} and --warmup_ratio {warmup_ratio} both set the warm-up: drop one of"
+        " them.",
+    ),
+    Rule(
+        lambda config: config.optimisation.lr_scheduler_type == "constant" and config.optimisation.has_warmup,
+        "--lr_scheduler_type constant has no warm-up: use constant_with_warmup, or drop --num_warmup_steps and"
+        " --warmup_ratio.",
+    ),
+    Rule(
+        _holds_no_example,
+        "--max_tokens_per_micro_batch {max_tokens_per_micro_batch} does not hold {longest}: give {tokens} or more, or"
+        " lower that.",
+        words=lambda config: {"tokens": config.longest_example[0], "longest": config.longest_example[1]},
+    ),
+    Rule(
+        lambda config: config.engine.offload and 0 in config.zero_stages and config.offload_needs_zero,
+        "--offload needs ZeRO: give --zero_stage 1, 2 or 3 (in step 3 for both actor and critic), or drop it.",
+    ),
+    Rule(
+        lambda config: config.engine.gradient_checkpointing_every > 1 and not config.recomputes,
+        "--gradient_checkpointing_every {gradient_checkpointing_every} does nothing on its own: add"
+        " --gradient_checkpointing, or drop it.",
+    ),
+    Rule(
+        lambda config: config.finetuning.finetune_mode == "lora" and not any(config.lora_ranks),
+        "--finetune_mode lora: no model has adapters of a rank above 0; give --lora_dim.",
+    ),
+    Rule(
+        lambda config: config.finetuning.finetune_mode in ("all", "last_layer") and any(config.lora_ranks),
+        "--finetune_mode {finetune_mode} and --lora_dim both say what is trained: drop one of them.",
+    ),
+    Rule(
+        lambda config: config.finetuning.lora_dropout > 0 and config.compares_logprobs,
+        "--lora_dropout {lora_dropout}: log-probs of an update are compared with those of the policy that drew the"
+        " responses; with dropout they would differ before anything is learnt. Drop the flag.",
+    ),
+    Check(_warn_without_adapters),
+)
+
+
+class CommonConfig(Config):
+    """The flags of every training step."""
 
     step: ClassVar[int]  # of the pipeline: 1, 2 or 3
     too_few_examples: ClassVar[str]  # what is said after their number, with the {size} of an iteration
     # Of the step alone, accepted with a warning that says why they do nothing.
     own_inert_flags: ClassVar[Mapping[str, str]] = {}
+    # Log-probs of an update are compared with earlier ones, which dropout would make differ.
+    compares_logprobs: ClassVar[bool] = False
+    offload_needs_zero: ClassVar[bool] = True
+    rules: ClassVar[Rules] = COMMON_RULES
 
-    def __post_init__(self) -> None:
+    data: DataFlags
+    columns: ColumnFlags
+    output: OutputFlags
+    tracking: TrackingFlags
+    optimisation: OptimisationFlags
+    finetuning: FinetuningFlags
+    engine: EngineFlags
+    launch: LaunchFlags
+
+    def complete(self) -> None:
         """Fill in the values that follow from other flags."""
-        if self.bf16 and self.dtype is None:
-            self.dtype = "bf16"
-        if self.report_to == [NO_TRACKER]:
-            self.report_to = []
-        if self.tensorboard_path is None:
-            self.tensorboard_path = str(Path(self.output_dir) / "tensorboard")
-        if self.finetune_mode == "lora" and self.lora_dim == 0:
-            self.lora_dim = DEFAULT_RANK
+        if self.engine.bf16 and self.engine.dtype is None:
+            self.engine.dtype = "bf16"
+        if self.tracking.report_to == [NO_TRACKER]:
+            self.tracking.report_to = []
+        if self.output.tensorboard_path is None:
+            self.output.tensorboard_path = str(Path(self.output.output_dir) / "tensorboard")
+        if self.finetuning.finetune_mode == "lora" and self.finetuning.lora_dim == 0:
+            self.finetuning.lora_dim = DEFAULT_RANK
 
-    def validate(self) -> None:
-        """Check every flag, alone and against the others.
-
-        Raises:
-            UserError: for the first broken rule; the message names the flag and says what to change.
-        """
-        rules.check_flags(self)
-        if self.data_split is not None:
-            rules.check_data_split(self.data_split, self.step)
-        if self.deepspeed_config is not None:
-            rules.check_json_object("deepspeed_config", self.deepspeed_config)
-        may_hold_run = self.overwrite_output_dir or self.resume_from_checkpoint is not None
-        rules.check_output_dir(self.output_dir, may_hold_run, [*self.model_paths, *self.data_path])
-        self.check_tracking()
-        if self.bf16 and self.dtype != "bf16":
-            raise UserError(f"--bf16 contradicts --dtype {self.dtype}: drop one of them.")
-        if self.warmup_ratio is not None and self.num_warmup_steps > 0:
-            raise UserError(
-                f"--num_warmup_steps {self.num_warmup_steps} and --warmup_ratio {self.warmup_ratio} both set the"
-                " warm-up: drop one of them."
-            )
-        if self.lr_scheduler_type == "constant" and (self.num_warmup_steps > 0 or self.warmup_ratio):
-            raise UserError(
-                "--lr_scheduler_type constant has no warm-up: use constant_with_warmup, or drop --num_warmup_steps and"
-                " --warmup_ratio."
-            )
-        budget, (tokens, flags) = self.max_tokens_per_micro_batch, self.longest_example
-        if budget is not None and budget < tokens:
-            raise UserError(
-                f"--max_tokens_per_micro_batch {budget} does not hold {flags}: give {tokens} or more, or lower that."
-            )
-        self._check_offload()
-        if self.gradient_checkpointing_every > 1 and not self.recomputes:
-            raise UserError(
-                f"--gradient_checkpointing_every {self.gradient_checkpointing_every} does nothing on its own: add"
-                " --gradient_checkpointing, or drop it."
-            )
-        self.check_finetuning(any(self.lora_ranks))
+    def check_installed(self) -> None:
+        """Check that the packages which the flags need are there. Raises UserError, which says what to install."""
+        self.tracking.check_installed()
 
     @property
     def recomputes(self) -> bool:
         """Whether a trained model's activations are recomputed."""
-        return self.gradient_checkpointing
+        return self.engine.gradient_checkpointing
 
     @property
     def shares_process_with_vllm(self) -> bool:
@@ -355,22 +412,19 @@ class CommonConfig(
 
     def compiles(self, on_gpu: bool, updates: int | None = None) -> bool:
         """Whether decoder layers are compiled in a run of so many updates; None: in a long one."""
-        if self.compile != "auto":
-            return self.compile == "on"
+        if self.engine.compile != "auto":
+            return self.engine.compile == "on"
         if self.shares_process_with_vllm:
             return False
         return on_gpu and 3 not in self.zero_stages and (updates is None or updates >= COMPILED_UPDATES)
 
-    def _check_offload(self) -> None:
-        if self.offload and 0 in self.zero_stages:
-            raise UserError(
-                "--offload needs ZeRO: give --zero_stage 1, 2 or 3 (in step 3 for both actor and critic), or drop it."
-            )
-
     @property
     def trackers(self) -> tuple[str, ...]:
         """Those of --report_to and --enable_tensorboard, each once."""
-        return tuple(dict.fromkeys([*self.report_to, *(["tensorboard"] if self.enable_tensorboard else [])]))
+        names = list(self.tracking.report_to)
+        if self.output.enable_tensorboard:
+            names.append("tensorboard")
+        return tuple(dict.fromkeys(names))
 
     @property
     def spreads_lengths(self) -> bool:
@@ -379,37 +433,37 @@ class CommonConfig(
 
     def total_iterations(self, per_epoch: int, size: int) -> int:
         """Iterations of the whole run without --max_steps, of so many in an epoch and examples in each."""
-        return per_epoch * self.num_train_epochs
+        return per_epoch * self.optimisation.num_train_epochs
 
     def total_updates(self, num_examples: int, plan: BatchPlan) -> int:
         """Optimiser updates of the whole run on so many examples, at least one iteration's.
 
         An incomplete last iteration of an epoch is dropped. --max_steps decides over epochs and episodes.
         """
-        if self.max_steps is not None:
-            return self.max_steps
+        if self.optimisation.max_steps is not None:
+            return self.optimisation.max_steps
         size = plan.iteration_size
         return self.total_iterations(num_examples // size, size) * plan.updates_per_iteration
 
     def warmup_updates(self, total_updates: int) -> int:
         """Number of warm-up updates in a run of `total_updates`; a ratio is rounded up."""
-        if self.warmup_ratio is None:
-            return self.num_warmup_steps
-        return math.ceil(self.warmup_ratio * total_updates)
+        if self.optimisation.warmup_ratio is None:
+            return self.optimisation.num_warmup_steps
+        return math.ceil(self.optimisation.warmup_ratio * total_updates)
 
     def warn_of_warmup(self, total_updates: int) -> None:
         """Warn where a run of `total_updates` ends before its warm-up."""
-        if self.num_warmup_steps >= total_updates:
+        if self.optimisation.num_warmup_steps >= total_updates:
             logger.warning(
                 "--num_warmup_steps %d: the run makes %d updates, so its learning rate never reaches its peak.",
-                self.num_warmup_steps,
+                self.optimisation.num_warmup_steps,
                 total_updates,
             )
 
     @property
     def full_disk_remedy(self) -> str:
         """What to do after a run ended because the disk was full."""
-        if self.save_steps or self.resume_from_checkpoint is not None:
+        if self.output.save_steps or self.output.resume_from_checkpoint is not None:
             return "Make room, and go on with --resume_from_checkpoint."
         return "Make room, and start again; with --save_steps, a run can go on."
 

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags of where step 3's scores come from: functions, a reward model, a server, programs, or several of them."""
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
 from dschat.common.glossary import names_under
-from dschat.config import rules
-from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
-from dschat.errors import UserError
+from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 
 OnRewardError = Literal["stop", "retry", "skip"]
 ProgramBlock = Literal["first", "last"]
@@ -31,13 +28,8 @@ MODEL_NAME, URL_NAME, PROGRAMS_NAME = "reward_model", "reward_url", "programs"
 class ProgramFlags:
     """How programs are run and scored."""
 
-    _argument_group_name = "programs"
+    section = "programs"
 
-    reward_source: Literal["programs"] | None = flag(
-        "programs: run the program in each response on the tests of its row (column input_output), in a sandbox,"
-        " instead of a reward model",
-        None,
-    )
     program_reward: Literal["paper", "ratio"] = flag(
         "paper: -1 for a compile error, -0.6 for another error or a time-out, else -0.3 + 1.3 x share of tests passed;"
         " ratio: that share, tests that end in an error not passed",
@@ -63,10 +55,10 @@ class ProgramFlags:
 
 
 @dataclass(kw_only=True)
-class RewardModelFlags:
-    """A reward model, the source of scores that REFUEL's dialogues may have, too."""
+class RewardFlags:
+    """Where the score comes from; several sources are added up."""
 
-    _argument_group_name = "sources of scores"
+    section = "sources of scores"
 
     reward_model_name_or_path: str | None = flag(
         "reward model; that of --critic_model_name_or_path if there is no other source of scores",
@@ -75,14 +67,6 @@ class RewardModelFlags:
         FREE,
         path=True,
     )
-
-
-@dataclass(kw_only=True)
-class RewardFlags(RewardModelFlags, ProgramFlags):
-    """Where the score comes from; several sources are added up."""
-
-    _argument_group_name = "sources of scores"
-
     reward_function: list[str] | None = flag(
         "one or more module.py:function, called with (prompts, responses, rows), that return one score per row",
         None,
@@ -92,11 +76,16 @@ class RewardFlags(RewardModelFlags, ProgramFlags):
         "address of a server of scores, such as `dschat serve`; docs/rewards.md has its request",
         None,
     )
+    reward_source: Literal["programs"] | None = flag(
+        "programs: run the program in each response on the tests of its row (column input_output), in a sandbox,"
+        " instead of a reward model",
+        None,
+    )
     reward_weights: list[float] | None = flag(
         "weights of several sources in the score, in the order: functions, reward model, address, programs; 1 if not"
         " given",
         None,
-        rule=(lambda number: True, "finite numbers"),
+        range=(lambda number: True, "finite numbers"),
     )
     on_reward_error: OnRewardError = flag(
         "where a source fails or gives no number: stop the run, ask it three times more (retry), or leave those"
@@ -138,74 +127,26 @@ class RewardFlags(RewardModelFlags, ProgramFlags):
     def source_names(self) -> list[str]:
         """What the sources of scores are called in metrics and samples, in the order of their weights."""
         names = [spec.rpartition(":")[2] for spec in self.reward_function or []]
-        names += [MODEL_NAME] if self.reward_model_name_or_path is not None else []
-        names += [URL_NAME] if self.reward_url is not None else []
-        return names + ([PROGRAMS_NAME] if self.reward_source is not None else [])
+        if self.reward_model_name_or_path is not None:
+            names.append(MODEL_NAME)
+        if self.reward_url is not None:
+            names.append(URL_NAME)
+        if self.reward_source is not None:
+            names.append(PROGRAMS_NAME)
+        return names
 
     @property
     def score_remedies(self) -> dict[str, str]:
         """What to do about numbers that are not finite, by name: scores where there is one source, else its own."""
         flags = [f"--reward_function {spec}" for spec in self.reward_function or []]
-        others = ("reward_model_name_or_path", "reward_url", "reward_source")
-        flags += [f"--{name} {value}" for name in others if (value := getattr(self, name)) is not None]
-        names = self.source_names if len(flags) > 1 or self.reward_weights is not None else ["scores"]
+        for name in ("reward_model_name_or_path", "reward_url", "reward_source"):
+            value = getattr(self, name)
+            if value is not None:
+                flags.append(f"--{name} {value}")
+        are_named = len(flags) > 1 or self.reward_weights is not None
+        names = self.source_names if are_named else ["scores"]
         skip = "" if self.on_reward_error == "skip" else " --on_reward_error skip leaves such responses out."
         remedies = {name: f"{flag} must give finite numbers.{skip}" for name, flag in zip(names, flags, strict=True)}
-        metric = f"--metric_function {self.metric_function} must give finite numbers."
-        return remedies if self.metric_name is None else remedies | {self.metric_name: metric}
-
-    def check_rewards(self, ddp_timeout: int) -> None:
-        """Check these flags against each other.
-
-        Args:
-            ddp_timeout: seconds that other processes wait for one that asks a server.
-
-        Raises:
-            UserError: a flag is wrong; says what to change.
-        """
-        for spec in self.reward_function or []:
-            rules.check_function_path("reward_function", spec)
-        if self.metric_function is not None:
-            rules.check_function_path("metric_function", self.metric_function)
-        if self.metric_name in METRIC_NAMES:
-            raise UserError(f"--metric_function: a metric is called {self.metric_name} already; rename the function.")
-        self._check_several()
-        self._check_url(ddp_timeout)
-        if self.rm_template and self.reward_model_name_or_path is None:
-            raise UserError(
-                "--rm_template does nothing on its own: add --reward_model_name_or_path, or drop it. For --reward_url"
-                " it is a flag of the server."
-            )
-
-    def _check_several(self) -> None:
-        names = self.source_names
-        weights = self.reward_weights
-        if weights is not None and len(weights) != len(names):
-            raise UserError(
-                f"--reward_weights: {len(weights)} numbers for {len(names)} sources of scores"
-                f" ({', '.join(names)}): give one for each, in this order."
-            )
-        if weights is None and len(names) == 1:
-            return
-        taken = [*METRIC_NAMES, *([] if self.metric_name is None else [self.metric_name])]
-        for number, name in enumerate(names):
-            if name in taken or name in names[:number]:
-                raise UserError(
-                    f"--reward_function: two numbers of a response would be called {name}: rename the function."
-                )
-
-    def _check_url(self, ddp_timeout: int) -> None:
-        url = self.reward_url
-        if url is None:
-            return
-        if not re.match(r"https?://[^/\s@?]+(/[^\s?]*)?$", url):
-            raise UserError(
-                f"--reward_url {url} is no address: give one such as http://127.0.0.1:8500/score, without a user's"
-                " name, password or query."
-            )
-        if self.reward_timeout + self.reward_patience >= ddp_timeout:
-            raise UserError(
-                f"--reward_timeout {self.reward_timeout:g} and --reward_patience {self.reward_patience:g} are"
-                f" together not below --ddp_timeout {ddp_timeout}, after which the other processes stop waiting:"
-                " lower them, or raise it."
-            )
+        if self.metric_name is not None:
+            remedies[self.metric_name] = f"--metric_function {self.metric_function} must give finite numbers."
+        return remedies

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dschat.config.batches import BatchPlan
 from dschat.errors import UserError
+from dschat.settings.batches import BatchPlan
 
 # Keys that flags decide: a file may repeat them, not change them.
 DECIDED_BY_FLAGS = {

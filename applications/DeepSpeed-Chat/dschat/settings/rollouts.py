@@ -1,25 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of sampling: how responses are drawn, by what, and how many for a rollout and its updates."""
 
-import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from dschat.config.logprobs import LogprobFlags
-from dschat.config.rules import (
-    ABOVE_0,
-    AT_LEAST_0,
-    AT_LEAST_1,
-    FREE,
-    NOT_EMPTY,
-    SHARE,
-    UP_TO_1,
-    flag,
-    like,
-)
-from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
+from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, SHARE, UP_TO_1, flag
 
 RolloutEngineName = Literal["continuous", "generate", "vllm"]
 VLLM = "rollout_engine vllm"  # which the flags of vLLM need beside them
@@ -28,11 +15,12 @@ AHEAD_CLIP = 2.0  # of importance weights with --rollouts_ahead and without --ro
 
 
 @dataclass(kw_only=True)
-class SamplingFlags(LogprobFlags):
-    """How responses are drawn, in PPO and in online REFUEL."""
+class SamplingFlags:
+    """How responses are sampled, in PPO and in online REFUEL."""
 
-    _argument_group_name = "rollouts and batches"
+    section = "rollouts and batches"
 
+    temperature: float = flag("sampling temperature, also of all log-probs", 1.0, ABOVE_0)
     per_device_generation_batch_size: int = flag(
         "prompts answered at once on one process, each samples_per_prompt times", 16, AT_LEAST_1, SHARE
     )
@@ -52,10 +40,10 @@ class SamplingFlags(LogprobFlags):
 
 
 @dataclass(kw_only=True)
-class RolloutFlags(SamplingFlags):
+class RolloutFlags:
     """Sampling and the sizes of rollouts and updates."""
 
-    _argument_group_name = "rollouts and batches"
+    section = "rollouts and batches"
 
     rollout_engine: RolloutEngineName = flag(
         "what draws responses: our own continuous batching, which drops rows that have ended and takes in waiting"
@@ -67,12 +55,28 @@ class RolloutFlags(SamplingFlags):
     per_device_training_batch_size: int = flag(
         "responses per forward pass and process in training", 16, AT_LEAST_1, SHARE
     )
-    eval_iters: int | None = like(
-        SupervisedConfig, "eval_iters", None, "batches of an evaluation per process, instead of eval_prompts; 0 = all"
+    eval_iters: int | None = flag(
+        "batches of an evaluation per process, instead of eval_prompts; 0 = all", None, AT_LEAST_0, FREE
     )
     ppo_epochs: int = flag("passes over one rollout", 1, AT_LEAST_1)
     top_k: int = flag("sample among the k likeliest tokens; 0 = all", 0, AT_LEAST_0)
     top_p: float = flag("sample among the likeliest tokens that make up this probability; 1 = all", 1.0, UP_TO_1)
+    print_answers: bool = flag(
+        "show some held-out prompts with their responses at each evaluation", False, on_resume=FREE
+    )
+
+    @property
+    def uses_vllm(self) -> bool:
+        """Whether vLLM samples responses."""
+        return self.rollout_engine == "vllm"
+
+
+@dataclass(kw_only=True)
+class VllmFlags:
+    """vLLM, in the training processes or on servers."""
+
+    section = "rollouts and batches"
+
     vllm_gpu_memory: float = flag(
         "share of a GPU's memory that vLLM uses while it draws: weights and cache", 0.3, UP_TO_1, FREE, only_with=VLLM
     )
@@ -113,63 +117,18 @@ class RolloutFlags(SamplingFlags):
         ABOVE_0,
         only_with=VLLM,
     )
-    print_answers: bool = flag(
-        "show some held-out prompts with their responses at each evaluation", False, on_resume=FREE
-    )
-
-    @property
-    def uses_vllm(self) -> bool:
-        """Whether vLLM draws responses."""
-        return self.rollout_engine == "vllm"
-
-    @property
-    def runs_vllm(self) -> bool:
-        """Whether the training processes run it themselves."""
-        return self.uses_vllm and self.vllm_url is None
-
-    @property
-    def shares_process_with_vllm(self) -> bool:
-        """See `CommonConfig`."""
-        return self.runs_vllm
-
-    def check_vllm(self) -> None:
-        """Raises UserError where the training processes need vLLM, and it is not installed."""
-        if self.runs_vllm and find_spec("vllm") is None:
-            raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
-
-    def check_servers(self, ddp_timeout: int) -> None:
-        """Raises UserError where the servers' flags contradict each other, or --ddp_timeout, in seconds."""
-        if self.vllm_url is None:
-            return
-        for url in self.vllm_url:
-            if not re.match(r"https?://[^/\s@?]+/?$", url):
-                raise UserError(
-                    f"--vllm_url {url} is no address of a server: give one such as http://127.0.0.1:8000, without a"
-                    " path, a user's name or a password."
-                )
-        if len(set(self.vllm_url)) < len(self.vllm_url):
-            raise UserError("--vllm_url: give each server once.")
-        if self.vllm_tensor_parallel > 1:
-            raise UserError(
-                f"--vllm_tensor_parallel {self.vllm_tensor_parallel} with --vllm_url: a server divides the model among"
-                " its own GPUs. Drop the flag here, and give it to dschat serve-vllm."
-            )
-        if self.vllm_timeout >= ddp_timeout:
-            raise UserError(
-                f"--vllm_timeout {self.vllm_timeout:g} is not below --ddp_timeout {ddp_timeout}, after which the"
-                " other processes stop waiting: lower it, or raise that."
-            )
-        if self.vllm_patience >= ddp_timeout:
-            raise UserError(
-                f"--vllm_patience {self.vllm_patience:g} is not below --ddp_timeout {ddp_timeout}, after which the"
-                " other processes stop waiting: lower it, or raise that."
-            )
 
     def check_neighbours(self, world_size: int) -> None:
         """Raises UserError where processes cannot be dealt out to the engines of vLLM."""
         if world_size % self.vllm_tensor_parallel:
+            sizes = [str(size) for size in range(1, world_size + 1) if world_size % size == 0]
             raise UserError(
                 f"--vllm_tensor_parallel {self.vllm_tensor_parallel} does not divide the number of processes,"
-                f" {world_size}: each engine of vLLM takes that many neighbours. Give one of"
-                f" {', '.join(str(k) for k in range(1, world_size + 1) if world_size % k == 0)}."
+                f" {world_size}: each engine of vLLM takes that many neighbours. Give one of {', '.join(sizes)}."
             )
+
+
+def require_vllm() -> None:
+    """Raises UserError where vLLM is not installed."""
+    if find_spec("vllm") is None:
+        raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")

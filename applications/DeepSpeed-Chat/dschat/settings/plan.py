@@ -4,8 +4,8 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dschat.config.commands import ResultFlags
-from dschat.config.rules import ABOVE_0, AT_LEAST_1, check_flags, flag, like
+from dschat.settings.commands import ResultFlags
+from dschat.settings.flags import ABOVE_0, AT_LEAST_1, check_values, flag, like
 
 # Subcommand that is planned → what --step calls it, too.
 STEPS = {"sft": "1", "reward": "2", "dpo": "dpo", "ppo": "3", "refuel": "refuel", "refuel-online": "refuel_online"}
@@ -60,4 +60,4 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         """Raises UserError, which names the flag."""
-        check_flags(self)
+        check_values(self)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.config.common import EngineFlags
-from dschat.config.rewards import REWARD_TOKEN, RewardFlags
-from dschat.config.rollouts import RolloutFlags
-from dschat.config.rules import AT_LEAST_1, check_flags, flag, like
 from dschat.errors import UserError
+from dschat.settings.common import EngineFlags
+from dschat.settings.flags import AT_LEAST_1, check_values, flag, like
+from dschat.settings.rewards import REWARD_TOKEN, RewardFlags
+from dschat.settings.rollouts import VllmFlags
 
 TOKEN = "VLLM_API_KEY"
 PORT = (lambda port: 0 <= port < 2**16, "a port, from 0 to 65535; 0 takes a free one")
@@ -28,7 +28,7 @@ class ServerFlags:
 
     def __post_init__(self) -> None:
         """Raises UserError, which names the flag and what to change."""
-        check_flags(self)
+        check_values(self)
 
 
 @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ class ServeVllmOptions(ServerFlags):
     dtype: Literal["fp32", "bf16", "fp16"] | None = like(
         EngineFlags, "dtype", help="that of the run; bf16 on a GPU and fp32 on a CPU if not given"
     )
-    gpu_memory: float = like(RolloutFlags, "vllm_gpu_memory", 0.9, "share of each GPU's memory that it uses")
+    gpu_memory: float = like(VllmFlags, "vllm_gpu_memory", 0.9, "share of each GPU's memory that it uses")
 
     def __post_init__(self) -> None:
         """Raises UserError, which names the flag and what to change."""

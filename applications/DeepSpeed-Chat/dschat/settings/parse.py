@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a command line and a file to a checked configuration, and back, for every subcommand of `dschat`.
 
-A value comes from the command line, else from the file of `--config` (see `dschat.config.files`), else from the
+A value comes from the command line, else from the file of `--config` (see `dschat.settings.files`), else from the
 environment where its flag names a variable, else from the default.
 """
 
@@ -10,32 +10,33 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import yaml
 
-from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig
-from dschat.config.files import ConfigFile, read_file
-from dschat.config.parser import FlagParser
-from dschat.config.presets import batch_sizes
-from dschat.config.rules import default_of
-from dschat.config.variables import escape_text, expand_path
-from dschat.config.words import as_words, default_value, is_path, notes_of, texts_of
 from dschat.errors import UserError
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.config import Config
+from dschat.settings.files import ConfigFile, read_file
+from dschat.settings.flags import default_of, flags_of
+from dschat.settings.parser import FlagParser
+from dschat.settings.presets import batch_sizes
+from dschat.settings.variables import escape_text, expand_path
+from dschat.settings.words import as_words, is_path, texts_of
 
-Config = TypeVar("Config")
+T = TypeVar("T")
 DEFAULT = "default"
 PRINTS = ("--print_config", "--print-config")
 
 
 @dataclass(frozen=True)
-class Resolved(Generic[Config]):
+class Resolved(Generic[T]):
     """A configuration, and where its values come from."""
 
-    config: Config
+    config: T
     values: dict[str, Any]  # by field, as given: before what follows from other flags is filled in
     origins: dict[str, str]  # of each value that is no default: its flag, FILE:LINE or $VARIABLE
     rest: list[str]  # words that are no flags of it
@@ -53,7 +54,7 @@ class Resolved(Generic[Config]):
 
 
 def resolve(
-    config_class: type[Config],
+    config_class: type[T],
     words: Sequence[str] | None = None,
     *,
     command: str = "",
@@ -63,7 +64,7 @@ def resolve(
     checks: bool = True,
     config: str | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Resolved[Config]:
+) -> Resolved[T]:
     """Reads, converts and checks what a command is told.
 
     Args:
@@ -83,7 +84,8 @@ def resolve(
             and --print_config.
     """
     parser = FlagParser(config_class, f"dschat {command}" if command else None)
-    has_own = "config" in {one.name for one in fields(config_class)}  # type: ignore[arg-type]
+    flags = flags_of(config_class)
+    has_own = "config" in flags
     if not has_own:
         group = parser.add_argument_group("files")
         group.add_argument("--config", metavar="FILE", help="YAML file of flags, or the name of a preset; flags win")
@@ -102,12 +104,12 @@ def resolve(
         for key, size in batch_sizes(most, values, share).items():
             if key not in values:
                 values[key], origins[key] = size, f"preset, {share} processes"
-    for one in fields(config_class):  # type: ignore[arg-type]
-        variable = notes_of(one).environment
-        if one.name not in values and variable and known.get(variable):
-            values |= _with_paths(config_class, parser.value_of(one.name, known[variable], variable), known)
-            origins[one.name] = f"${variable}"
-    defaults = {one.name: default_value(one) for one in fields(config_class)}  # type: ignore[arg-type]
+    for key, flag in flags.items():
+        variable = flag.environment
+        if key not in values and variable and known.get(variable):
+            values |= _with_paths(config_class, parser.value_of(key, known[variable], variable), known)
+            origins[key] = f"${variable}"
+    defaults = {key: flag.default for key, flag in flags.items()}
     missing = [key for key, default in defaults.items() if default is MISSING and key not in values]
     _check_nulls(parser, file, missing)
     parser.require(missing)
@@ -115,16 +117,16 @@ def resolve(
     if prints:
         print(as_yaml(config_class, complete, origins), end="", flush=True)
     made = config_class(**values)
-    if isinstance(made, CommonConfig) and checks:
+    if isinstance(made, Config) and checks:
         made.validate()
-        if runs_here and not prints:
-            made.check_installed()
+    if isinstance(made, CommonConfig) and checks and runs_here and not prints:
+        made.check_installed()
     if prints:
         raise SystemExit(0)
     return Resolved(made, complete, origins, rest, file.preset)
 
 
-def parse(config_class: type[Config], argv: Sequence[str] | None = None, runs_here: bool = True) -> Config:
+def parse(config_class: type[T], argv: Sequence[str] | None = None, runs_here: bool = True) -> T:
     """The configuration of a command line, see `resolve`."""
     return resolve(config_class, argv, runs_here=runs_here).config
 
@@ -133,15 +135,15 @@ def to_json(config: CommonConfig, plan: BatchPlan) -> str:
     """Every flag as JSON, with the batch sizes that follow from them under `batch_plan`. JSON has no infinity: a flag
     of that value is written as the text "inf".
     """
-    flags = {name: "inf" if value == math.inf else value for name, value in dataclasses.asdict(config).items()}
+    flags = {name: "inf" if value == math.inf else value for name, value in config.flat().items()}
     content = flags | {"batch_plan": dataclasses.asdict(plan)}
     return json.dumps(content, indent=2) + "\n"
 
 
 def to_yaml(config: CommonConfig) -> str:
     """Every flag as a file for --config; with another --output_dir it repeats the run."""
-    follows = str(Path(config.output_dir) / "tensorboard")
-    values = {one.name: getattr(config, one.name) for one in fields(config)}
+    values = config.flat()
+    follows = str(Path(values["output_dir"]) / "tensorboard")
     if values["tensorboard_path"] == follows:
         values["tensorboard_path"] = None
     return "".join(f"{name}: {_yaml_value(type(config), name, value)}\n" for name, value in values.items())
@@ -182,8 +184,8 @@ def _merge(
             origins[name] = setting.place
     values |= _with_paths(config_class, given, file.environ)
     origins |= {name: f"--{name}" for name in given}
-    order = [one.name for one in fields(config_class)]
-    return {name: values[name] for name in order if name in values}, {n: origins[n] for n in order if n in origins}
+    in_order = {name: values[name] for name in flags_of(config_class) if name in values}
+    return in_order, {name: origins[name] for name in in_order if name in origins}
 
 
 def _check_nulls(parser: FlagParser, file: ConfigFile, missing: Sequence[str]) -> None:

@@ -3,28 +3,17 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
-from functools import lru_cache
+from dataclasses import MISSING
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from dschat.config.rules import Notes
-from dschat.config.variables import escape_path
+from dschat.settings.flags import Flag, flags_of
+from dschat.settings.variables import escape_path
 
 TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
 APPEND = "+"  # `--data_path=a --data_path+=-b` gives two values, of which the second begins with a dash
-
-
-def notes_of(field: "Field[Any]") -> Notes:
-    """What is declared of a flag beside name, default and help."""
-    notes: Notes = field.metadata["notes"]
-    return notes
-
-
-def default_value(field: "Field[Any]") -> Any:
-    """The default of a flag; MISSING where it must be given."""
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def spellings(name: str) -> list[str]:
@@ -42,28 +31,28 @@ def as_text(value: object) -> str:
 
 
 def as_words(flags: type, values: Mapping[str, Any]) -> list[str]:
-    """A command line that gives the fields of a dataclass these values.
+    """A command line that gives flags these values.
 
     Args:
-        flags: the dataclass.
-        values: values by field; fields that are not in it are left out.
+        flags: the command.
+        values: values by name; flags that are not in it are left out.
     """
     words: list[str] = []
     bare_words: list[str] = []
-    for one in fields(flags):
-        if one.name not in values:
+    for name, flag in flags_of(flags).items():
+        if name not in values:
             continue
-        value = values[one.name]
+        value = values[name]
         if value is None:
-            words += [] if default_value(one) in (None, MISSING) else [f"{spellings(one.name)[0]}=none"]
-        elif notes_of(one).positional:
-            bare_words += texts_of(flags, one.name, value)
+            words += [] if flag.default in (None, MISSING) else [f"{spellings(name)[0]}=none"]
+        elif flag.positional:
+            bare_words += texts_of(flags, name, value)
         elif isinstance(value, bool):
-            words += _switch_words(flags, one, value)
+            words += _switch_words(flags, flag, value)
         elif isinstance(value, list | tuple):
-            words += words_of_several(one.name, texts_of(flags, one.name, value))
+            words += words_of_several(name, texts_of(flags, name, value))
         else:
-            words.append(f"{spellings(one.name)[0]}={texts_of(flags, one.name, value)[0]}")
+            words.append(f"{spellings(name)[0]}={texts_of(flags, name, value)[0]}")
     # Behind `--` a word is no flag, whatever it begins with.
     return [*words, "--", *bare_words] if bare_words else words
 
@@ -71,29 +60,28 @@ def as_words(flags: type, values: Mapping[str, Any]) -> list[str]:
 def texts_of(flags: type, name: str, value: object) -> list[str]:
     """A value, or each of several, as text that reads as the same value again; see `is_path`."""
     values = value if isinstance(value, list | tuple) else [value]
-    texts = [as_text(one) for one in values]
+    texts = [as_text(item) for item in values]
     return [escape_path(text) for text in texts] if is_path(flags, name) else texts
 
 
 def is_path(flags: type, name: str) -> bool:
-    """Whether `~` and variables are expanded in a field's values."""
-    return name in _path_fields(flags)
+    """Whether `~` and variables are expanded in a flag's values."""
+    return name in _path_flags(flags)
 
 
-@lru_cache
-def _path_fields(flags: type) -> frozenset[str]:
-    hints = get_type_hints(flags, include_extras=True)
-    return frozenset(one.name for one in fields(flags) if notes_of(one).path or kind_of(hints[one.name])[0] is Path)
+@cache
+def _path_flags(flags: type) -> frozenset[str]:
+    return frozenset(name for name, flag in flags_of(flags).items() if flag.path or kind_of(flag.type)[0] is Path)
 
 
-def _switch_words(flags: type, field: "Field[Any]", value: bool) -> list[str]:
+def _switch_words(flags: type, flag: Flag, value: bool) -> list[str]:
     """The words that turn a flag on or off."""
     if value:
-        return [f"--{field.name}"]
-    if default_value(field) is True:
-        return [f"--no_{field.name}"]
+        return [f"--{flag.name}"]
+    if flag.default is True:
+        return [f"--no_{flag.name}"]
     # Beside words without dashes a flag takes no value, and is off unless it is given.
-    return [] if takes_bare_words(flags) else [f"--{field.name}=false"]
+    return [] if takes_bare_words(flags) else [f"--{flag.name}=false"]
 
 
 def words_of_several(name: str, texts: Sequence[str]) -> list[str]:
@@ -106,13 +94,14 @@ def words_of_several(name: str, texts: Sequence[str]) -> list[str]:
     return [flag, *texts]
 
 
-def positional_fields(flags: type) -> list[str]:
-    return [one.name for one in fields(flags) if notes_of(one).positional]
+def positional_flags(flags: type) -> list[str]:
+    """The flags that are words without dashes."""
+    return [name for name, flag in flags_of(flags).items() if flag.positional]
 
 
 def takes_bare_words(flags: type) -> bool:
     """Whether a command has words without dashes, which a flag with an optional value would swallow."""
-    return bool(positional_fields(flags)) or hasattr(flags, "rest")
+    return bool(positional_flags(flags)) or hasattr(flags, "rest")
 
 
 def kind_of(hint: Any) -> tuple[Any, bool, Callable[[str], Any]]:

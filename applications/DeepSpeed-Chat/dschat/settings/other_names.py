@@ -3,7 +3,7 @@
 
 Messages about unknown flags use them, and the tables of docs/coming-from-trl.md are made of them:
 
-    python -m dschat.config.other_names
+    python -m dschat.settings.other_names
 """
 
 from collections.abc import Callable

@@ -3,14 +3,14 @@
 
 from dataclasses import dataclass
 
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, FREE, flag
+from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, FREE, flag
 
 
 @dataclass(kw_only=True)
 class LaunchFlags:
     """Processes and machines; under a launcher they do nothing."""
 
-    _argument_group_name = "processes and machines"
+    section = "processes and machines"
 
     num_gpus: int | None = flag(
         "processes on each machine; the GPUs of CUDA_VISIBLE_DEVICES or nvidia-smi, or 1, if not given",

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each advantage estimator of `macro_actions.estimators` needs of a run; a row for each of its ESTIMATORS."""
+"""What each advantage estimator of `macro_actions.estimators` needs of a run, and the flags of their settings.
+
+To add an estimator, write its function and row of ESTIMATORS there, and its row of NEEDS here; a setting of its own is
+a field of `macro_actions.settings.EstimatorSettings` and a row of ESTIMATOR_FLAGS.
+"""
 
 from dataclasses import dataclass
+
+from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, ZERO_TO_ONE, Flag, FlagTable
 
 
 @dataclass(frozen=True)
@@ -84,3 +90,35 @@ NEEDS = {
         segment_values=True,
     ),
 }
+
+# Field of EstimatorSettings → its flag. Its other fields follow from the run.
+ESTIMATOR_FLAGS = FlagTable(
+    "credit assignment",
+    {
+        "value_function": Flag(
+            "weights of the token values in the value of a macro action",
+            options={"choices": ("equal", "unit", "position", "first")},
+        ),
+        "macro_reward": Flag(
+            "how the token rewards of a macro action are pooled", options={"choices": ("sum", "mean")}
+        ),
+        "kl_estimator": Flag("estimator of the KL penalty", options={"choices": ("k1", "k2", "k3")}),
+        "gamma": Flag("discount per macro action", ZERO_TO_ONE),
+        "lam": Flag("lambda of GAE, per macro action", ZERO_TO_ONE),
+        "lam_alpha": Flag(
+            "in the place of lam: 1 - 1 / (this x macro actions of the response); 0.05 in VAPO", ABOVE_0
+        ),
+        "lam_critic": Flag(
+            "lambda of the returns that the critic learns; 1 in VAPO; that of the advantages if not given", ZERO_TO_ONE
+        ),
+        "clip_reward_value": Flag("clamp scores to plus and minus this; off if not given", ABOVE_0),
+        "missing_eos_penalty": Flag("subtracted from the score of a response that was cut", AT_LEAST_0),
+        "length_buffer": Flag(
+            "over the last so many tokens before max_answer_seq_len, length_penalty grows from 0 in a line (DAPO)",
+            AT_LEAST_1,
+        ),
+        "length_penalty": Flag(
+            "subtracted from the score of a response of max_answer_seq_len tokens", ABOVE_0, only_with="length_buffer"
+        ),
+    },
+)

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dschat.config.batches import largest_part
 from dschat.errors import UserError
+from dschat.settings.batches import largest_part
 
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
 STEP_1 = "sft"  # the model that step 1 of the same run wrote

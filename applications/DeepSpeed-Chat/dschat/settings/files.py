@@ -7,7 +7,7 @@
     seed: ${SEED:-1234}
     parser_model: ${PARSER_MODEL:-}   # the flag's default where the variable is not set
 
-Presets have one key more, `preset`, see `dschat.config.presets`.
+Presets have one key more, `preset`, see `dschat.settings.presets`.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
-from dschat.config.other_names import OTHER_VALUES
-from dschat.config.presets import PRESETS, find_preset, preset_names, variables
-from dschat.config.variables import expand_path, expand_text
 from dschat.errors import UserError
+from dschat.settings.other_names import OTHER_VALUES
+from dschat.settings.presets import PRESETS, find_preset, preset_names, variables
+from dschat.settings.variables import expand_path, expand_text
 
 TAG = "tag:yaml.org,2002:"
 NULL = f"{TAG}null"

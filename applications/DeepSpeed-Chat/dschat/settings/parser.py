@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command line's parser from a dataclass whose fields are flags."""
+"""A command line's parser from the flags of a command."""
 
 import argparse
 import difflib
@@ -8,25 +8,24 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from dschat.config.other_names import OTHER_VALUES, suggestion
-from dschat.config.words import (
+from dschat.errors import UserError
+from dschat.settings.flags import Flag, flags_of
+from dschat.settings.other_names import OTHER_VALUES, suggestion
+from dschat.settings.words import (
     APPEND,
     as_text,
-    default_value,
     is_path,
     kind_of,
-    notes_of,
-    positional_fields,
+    positional_flags,
     spellings,
     takes_bare_words,
     truth,
     words_of_several,
 )
-from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +55,14 @@ INERT_FLAGS: dict[str, str] = {
 
 
 class FlagParser(argparse.ArgumentParser):
-    """The flags of a dataclass, in a group per class that has a title, each spelled with underscores and hyphens.
+    """The flags of a command in their sections, each spelled with underscores and hyphens.
 
     Values that are not given are not in the namespace: defaults come later, after files.
     """
 
     def __init__(self, flags: type, prog: str | None = None) -> None:
-        """Adds every field of `flags`, and of a training step the flags without effect."""
-        usage = getattr(flags, "usage", None if positional_fields(flags) else "%(prog)s [flags]")
+        """Adds every flag of a command, and for a training step the flags without effect."""
+        usage = getattr(flags, "usage", None if positional_flags(flags) else "%(prog)s [flags]")
         super().__init__(
             prog,
             usage,
@@ -74,19 +73,14 @@ class FlagParser(argparse.ArgumentParser):
         )
         self._flags = flags
         self._place = ""  # of the file that words come from
-        self._discreet = any(notes_of(one).secret for one in fields(flags))
-        hints = get_type_hints(flags, include_extras=True)
-        groups: dict[str, Any] = {}
-        for field, owner in _in_order(flags):
-            title = getattr(owner, "_argument_group_name", None)
-            if title is not None and title not in groups:
-                groups[title] = self.add_argument_group(title)
-            _add(
-                groups.get(title or "", self),
-                field,
-                hints[field.name],
-                takes_bare_words(flags),
-            )
+        self._declared = flags_of(flags)
+        self._discreet = any(flag.secret for flag in self._declared.values())
+        sections: dict[str, Any] = {}
+        for flag in self._declared.values():
+            title = flag.section
+            if title is not None and title not in sections:
+                sections[title] = self.add_argument_group(title)
+            _add(sections.get(title or "", self), flag, takes_bare_words(flags))
         own: Mapping[str, str] | None = getattr(flags, "own_inert_flags", None)
         if own is not None:
             group = self.add_argument_group("accepted with a warning, without effect")
@@ -107,17 +101,16 @@ class FlagParser(argparse.ArgumentParser):
         return super()._get_values(action, words)
 
     def _may_be_left_out(self, name: str) -> bool:
-        """Whether a field is a path that has a default; those that are required have rules of their own."""
-        optional = {one.name for one in fields(self._flags) if default_value(one) is None}
-        return name in optional and is_path(self._flags, name)
+        """Whether a flag is a path that has a default; those that are required have rules of their own."""
+        flag = self._declared.get(name)
+        return flag is not None and flag.default is None and is_path(self._flags, name)
 
     def has(self, key: str) -> bool:
         """Whether a key of a file is a flag that files may give."""
         action = self._option_string_actions.get(spellings(key)[0])
         if action is None or key.endswith(APPEND):
             return False
-        own = action.dest in {one.name for one in fields(self._flags)}
-        return own or action.dest not in NOT_IN_FILES
+        return action.dest in self._declared or action.dest not in NOT_IN_FILES
 
     def field_of(self, key: str) -> str | None:
         """The field of a key of a file; None of a flag without effect."""
@@ -182,7 +175,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def require(self, missing: Iterable[str]) -> None:
         """Exit as `error` does where fields that need a value have none."""
-        places = positional_fields(self._flags)
+        places = positional_flags(self._flags)
         shown = ", ".join(name.upper() if name in places else f"--{name}" for name in missing)
         if shown:
             self.error(f"the following arguments are required: {shown}")
@@ -208,64 +201,53 @@ def _nearest(unknown: str, options: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _in_order(flags: type) -> list[tuple["Field[Any]", type]]:
-    """Fields with the class that declares each first: its own flags come before those of its bases."""
-    sections = [section for section in flags.__mro__ if section is not object]
-    owned = {
-        field.name: next(s for s in reversed(sections) if field.name in inspect.get_annotations(s))
-        for field in fields(flags)
-    }
-    return sorted(((one, owned[one.name]) for one in fields(flags)), key=lambda pair: sections.index(pair[1]))
-
-
-def _add(parser: Any, field: "Field[Any]", hint: Any, has_positionals: bool) -> None:
-    """Adds a field to a parser or to a group of one."""
-    notes, default = notes_of(field), default_value(field)
-    options = {key: value for key, value in field.metadata.items() if key not in ("help", "aliases", "notes")}
-    options["help"] = _help(field)
-    kind, several, convert = kind_of(hint)
+def _add(parser: Any, flag: Flag, has_positionals: bool) -> None:
+    """Adds a flag to a parser or to a section of one."""
+    options = {**flag.options, "help": _help(flag)}
+    kind, several, convert = kind_of(flag.type)
     if several:
-        options.setdefault("nargs", "*" if default == [] else "+")
-    if notes.positional:
-        options.setdefault("nargs", None if default is MISSING or several else "?")
-        word = parser.add_argument(field.name, type=convert, metavar=field.name.upper(), **options)
+        options.setdefault("nargs", "*" if flag.default == [] else "+")
+    if flag.positional:
+        options.setdefault("nargs", None if flag.default is MISSING or several else "?")
+        word = parser.add_argument(flag.name, type=convert, metavar=flag.name.upper(), **options)
         word.required = False  # a file's values are read without it; `require` asks for it at the end
         return
-    names = [field.name, *(alias.lstrip("-") for alias in field.metadata["aliases"])]
+    names = [flag.name, *(alias.lstrip("-") for alias in flag.aliases)]
     words = [word for name in names for word in spellings(name)]
     if kind is bool:
         value = {"nargs": "?", "const": True, "type": convert, "metavar": "BOOL"}
         if has_positionals:  # which a value of a flag would swallow
             value = {"action": "store_true"}
-        parser.add_argument(*words, dest=field.name, **(options | value))
-        if default is True:
+        parser.add_argument(*words, dest=flag.name, **(options | value))
+        if flag.default is True:
             opposites = dict.fromkeys(word for name in names for word in (f"--no_{name}", f"--no-{name}"))
             opposites |= dict.fromkeys(f"--no-{name.replace('_', '-')}" for name in names)
-            parser.add_argument(*opposites, dest=field.name, action="store_false", help=f"turn --{field.name} off")
+            parser.add_argument(*opposites, dest=flag.name, action="store_false", help=f"turn --{flag.name} off")
         return
     if get_origin(kind) is Literal:
         options.setdefault("choices", get_args(kind))
     options.setdefault("metavar", None if "choices" in options else _metavar(kind))
-    parser.add_argument(*words, dest=field.name, type=convert, **options)
+    parser.add_argument(*words, dest=flag.name, type=convert, **options)
     if several:
         options |= {"action": _AppendAction, "nargs": None, "help": argparse.SUPPRESS}
         longer = [f"{spellings(name)[0]}{APPEND}" for name in names]
-        parser.add_argument(*longer, dest=field.name, type=convert, **options)
+        parser.add_argument(*longer, dest=flag.name, type=convert, **options)
 
 
 def _metavar(kind: Any) -> str:
     return {int: "INT", float: "FLOAT", Path: "PATH"}.get(kind, "TEXT")
 
 
-def _help(field: "Field[Any]") -> str:
+def _help(flag: Flag) -> str:
     """The help line with the default behind it, where there is one to show."""
-    help, default = field.metadata["help"], default_value(field)
+    default = flag.default
     if default is MISSING:
-        return f"{help} (required)" if notes_of(field).environment is None else help
+        return f"{flag.help} (required)" if flag.environment is None else flag.help
     if default is None or default is False or default == [] or default == () or default == "":
-        return str(help)
+        return flag.help
     shown = " ".join(map(as_text, default)) if isinstance(default, list | tuple) else as_text(default)
-    return f"{help} (default: {shown})".replace("%", "%%") if "%" in shown else f"{help} (default: {shown})"
+    text = f"{flag.help} (default: {shown})"
+    return text.replace("%", "%%") if "%" in shown else text
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The termination conditions, which say where macro actions end: name, help, flags and function of each.
+
+To add a condition, write its group of flags and its row of CONDITIONS here, and its function in
+`dschat.conditions.termination`; parser, help, checks and every command that cuts responses take it from this table.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from dschat.errors import UserError
+from dschat.settings.flags import AT_LEAST_1, NOT_EMPTY, flag
+from dschat.settings.rules import check_function_path
+
+PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
+
+
+@dataclass(kw_only=True)
+class NoFlags:
+    """The flags of a condition that has none."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A termination condition.
+
+    Attributes:
+        name: its value of --termination_condition.
+        function: "module:function" in dschat, imported when a run needs it; takes the condition's flags and the
+            `dschat.conditions.termination.RunParts`, and returns a function of (trajectory, epoch) → `Ends`.
+        flags: its group of flags.
+        note: what else --help says of the name.
+        logprobs: whose log-probs it reads, if any.
+        check: raises UserError, or warns, where its flags cannot be used.
+        title: what a panel is called that shows it, from its flags.
+    """
+
+    name: str
+    function: str
+    flags: type = NoFlags
+    note: str = ""
+    logprobs: Literal["reference", "policy"] | None = None
+    check: Callable[[Any], None] = lambda flags: None
+    title: Callable[[Any], str] = field(default=lambda flags: "")
+
+
+def parse_ngram(text: str) -> float:
+    """`5` → 5, `inf` → math.inf. Raises UserError where it is neither a whole number nor inf."""
+    if text == "inf":
+        return math.inf
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(_wrong_ngram(text)) from None
+
+
+@dataclass(kw_only=True)
+class FixedFlags:
+    """Macro actions of one length."""
+
+    section = "macro actions"
+
+    ngram: Annotated[float, parse_ngram] = flag(
+        "fixed: tokens in a macro action; 1 = vanilla PPO, inf = the whole response", 5
+    )
+
+
+@dataclass(kw_only=True)
+class RandomizedFlags:
+    """Macro actions of shuffled lengths."""
+
+    section = "macro actions"
+
+    repeat_times: int = flag("randomized: how often the list of lengths is repeated", 3, AT_LEAST_1)
+    ngram_lengths: list[int] = flag(
+        "randomized: the lengths to shuffle", factory=lambda: [2, 3, 5, 10], range=AT_LEAST_1
+    )
+
+
+@dataclass(kw_only=True)
+class ParsingFlags:
+    """Macro actions that are constituents of a parse."""
+
+    section = "macro actions"
+
+    parsing_cutoff: int = flag(
+        "parsing: a constituent of fewer tokens than this is one macro action; at least 3",
+        5,
+        aliases=["--parser_cutoff"],
+        range=(
+            lambda tokens: tokens >= 3,
+            "a whole number of at least 3: below it, each sentence becomes one macro action",
+        ),
+    )
+    parser: str = flag(
+        "parsing: benepar, link-grammar, chunker, tree-sitter (for programs), or module.py:function with (model) ->"
+        " parser",
+        "benepar",
+    )
+    parser_model: str | None = flag(
+        "parsing: name or path of the parser's model; benepar_en3 for benepar",
+        None,
+        NOT_EMPTY,
+        path=True,
+    )
+    parser_device: str = flag("parsing: where benepar computes: cpu or cuda", "cpu", NOT_EMPTY)
+
+
+@dataclass(kw_only=True)
+class PerplexityFlags:
+    """Macro actions that end where the reference is surprised."""
+
+    section = "macro actions"
+
+    ppl_mode: Literal["chunk", "prefix", "token"] = flag("ppl: which rise in perplexity ends a macro action", "chunk")
+
+
+@dataclass(kw_only=True)
+class SurpriseFlags:
+    """Macro actions that begin at tokens which were unlikely under the policy."""
+
+    section = "macro actions"
+
+    surprise_probability: float = flag(
+        "surprise: a token that the policy gave less than this is unlikely",
+        0.9,
+        (lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+    )
+    surprise_count: int = flag("surprise: every so many unlikely tokens a macro action begins", 5, AT_LEAST_1)
+
+
+def _check_ngram(flags: FixedFlags) -> None:
+    ngram = flags.ngram
+    is_whole = math.isinf(ngram) or ngram == int(ngram)
+    if not (ngram >= 1 and is_whole):
+        raise UserError(_wrong_ngram(f"{ngram:g}"))
+
+
+def _wrong_ngram(text: str) -> str:
+    return f"--ngram {text} is out of range: give a whole number of at least 1 (1 = vanilla PPO), or inf."
+
+
+def _check_parser(flags: ParsingFlags) -> None:
+    if ":" in flags.parser:
+        check_function_path("parser", flags.parser)
+    elif flags.parser not in PARSERS:
+        raise UserError(f"--parser {flags.parser} is unknown: use {', '.join(PARSERS)} or module.py:function.")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", flags.parser_device):
+        raise UserError(f"--parser_device {flags.parser_device}: give cpu, cuda or cuda:0 and the like.")
+
+
+_TABLE = (
+    Condition(
+        "fixed",
+        "conditions.termination:fixed",
+        FixedFlags,
+        check=_check_ngram,
+        title=lambda flags: f"fixed, n = {flags.ngram:g}",
+    ),
+    Condition("randomized", "conditions.termination:randomized", RandomizedFlags),
+    Condition(
+        "parsing",
+        "conditions.termination:Parsing",
+        ParsingFlags,
+        check=_check_parser,
+        title=lambda flags: f"{flags.parser}, cutoff {flags.parsing_cutoff}",
+    ),
+    Condition(
+        "ppl",
+        "conditions.termination:perplexity",
+        PerplexityFlags,
+        note="where the reference is surprised",
+        logprobs="reference",
+        title=lambda flags: f"perplexity, {flags.ppl_mode}",
+    ),
+    Condition(
+        "surprise",
+        "conditions.termination:surprise",
+        SurpriseFlags,
+        note="where the policy was",
+        logprobs="policy",
+    ),
+    Condition("sentence", "conditions.termination:sentences"),
+    Condition("line", "conditions.termination:lines"),
+)
+CONDITIONS: dict[str, Condition] = {condition.name: condition for condition in _TABLE}
+
+
+def groups_of_conditions() -> dict[str, type]:
+    """Condition → its group of flags."""
+    return {name: condition.flags for name, condition in CONDITIONS.items()}
+
+
+def names_with_notes() -> str:
+    """The conditions for --help."""
+    texts = [f"{name} ({one.note})" if one.note else name for name, one in CONDITIONS.items()]
+    return ", ".join(texts)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of where a macro action ends, and of the command that shows it."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from dschat.errors import UserError
+from dschat.settings.commands import ServerFlags
+from dschat.settings.common import OptimisationFlags
+from dschat.settings.conditions import (
+    CONDITIONS,
+    Condition,
+    FixedFlags,
+    ParsingFlags,
+    PerplexityFlags,
+    RandomizedFlags,
+    SurpriseFlags,
+    groups_of_conditions,
+    names_with_notes,
+    parse_ngram,
+)
+from dschat.settings.flags import AT_LEAST_0, check_values, default_of, flag, flags_of, like, make_group, parts
+from dschat.settings.rollouts import SamplingFlags
+from dschat.settings.rules import check_function_path
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class TerminationFlags:
+    """Where a macro action ends: the condition, and the flags of each."""
+
+    section = "macro actions"
+
+    termination_condition: str = flag(
+        f"where a macro action ends: {names_with_notes()}, or module.py:function with (trajectory, tokenizer) -> ends",
+        "fixed",
+    )
+    isolate_last_token: bool = flag("make the last response token a macro action of its own", False)
+    conditions: dict[str, Any] = parts(groups_of_conditions)  # condition → its flags
+
+    @property
+    def condition(self) -> Condition | None:
+        """The condition; None where it is a function of the user's."""
+        return CONDITIONS.get(self.termination_condition)
+
+    @property
+    def title(self) -> str:
+        """What a panel is called that shows it."""
+        condition = self.condition
+        title = "" if condition is None else condition.title(self.conditions[condition.name])
+        return title or self.termination_condition
+
+    @property
+    def ngram(self) -> float:
+        """Tokens in a macro action of the condition `fixed`."""
+        fixed: FixedFlags = self.conditions["fixed"]
+        return fixed.ngram
+
+    @property
+    def reads_logprobs(self) -> bool:
+        """Whether the condition reads log-probs, the reference's or the policy's; a user's function may."""
+        return self.condition is None or self.condition.logprobs is not None
+
+    @property
+    def reads_policy(self) -> bool:
+        """Whether the condition reads the policy's log-probs; a user's function may."""
+        return self.condition is None or self.condition.logprobs == "policy"
+
+    @property
+    def has_single_tokens(self) -> bool:
+        """Whether every token is a macro action."""
+        return self.termination_condition == "fixed" and self.ngram == 1
+
+    def check_termination(self) -> None:
+        """Check these flags, alone and against each other, and warn of those without effect. Raises UserError."""
+        check_values(self)
+        for name, condition in CONDITIONS.items():
+            condition.check(self.conditions[name])
+        chosen = self.termination_condition
+        if ":" in chosen:
+            check_function_path("termination_condition", chosen)
+        elif chosen not in CONDITIONS:
+            known = ", ".join(CONDITIONS)
+            raise UserError(f"--termination_condition {chosen} is unknown: use {known} or module.py:function.")
+        for name in CONDITIONS:
+            changed = [f"--{one}" for one in changed_flags(self.conditions[name])]
+            if changed and chosen != name:
+                logger.warning("%s: of no effect without --termination_condition %s.", ", ".join(changed), name)
+        parsing: ParsingFlags = self.conditions["parsing"]
+        device = parsing.parser_device
+        if chosen == "parsing" and parsing.parser != "benepar" and device != default_of(ParsingFlags, "parser_device"):
+            logger.warning("--parser_device %s: of no effect, only benepar uses it.", device)
+
+
+def termination_of(**values: Any) -> TerminationFlags:
+    """The group with other values of some flags, by name."""
+    group: TerminationFlags = make_group(TerminationFlags, values)
+    return group
+
+
+def changed_flags(group: Any) -> list[str]:
+    """The flags of a group whose value is not the default."""
+    return [name for name, one in flags_of(type(group)).items() if getattr(group, name) != one.default]
+
+
+SEVERAL = ("ngram", "parser", "parser_model")  # flags whose every value gets a panel
+
+
+@dataclass(kw_only=True)
+class MacroActionsOptions:
+    """Show where termination conditions cut responses, side by side; their flags are those of step 3."""
+
+    model: str = like(ServerFlags, "model", help="folder or Hugging Face name; its tokenizer cuts into tokens")
+    text: list[str] | None = flag("responses to cut", None)
+    jsonl: Path | None = flag("file of rows with prompt and response, as inference writes them", None)
+    prompt: str = flag("with --text: the prompt before each (matters for ppl)", "")
+    limit: int = flag("with --jsonl: rows to show; 0 = all", 8, AT_LEAST_0)
+    html: Path | None = flag("also write a page with the conditions side by side", None)
+    colour: bool = flag("colours even where the output is no terminal", False)
+    temperature: float = like(SamplingFlags, "temperature", help="ppl: of the log-probs")
+    seed: int = like(OptimisationFlags, "seed", help="randomized: of the run")
+    termination_condition: list[str] = like(TerminationFlags, "termination_condition", ["fixed"])
+    ngram: list[Annotated[float, parse_ngram]] = like(FixedFlags, "ngram", [5])
+    parser: list[str] = like(ParsingFlags, "parser", ["benepar"])
+    parser_model: list[str] | None = like(
+        ParsingFlags, "parser_model", help="parsing: of each parser; - = its default"
+    )
+    repeat_times: int = like(RandomizedFlags, "repeat_times")
+    ngram_lengths: list[int] = like(RandomizedFlags, "ngram_lengths")
+    parsing_cutoff: int = like(ParsingFlags, "parsing_cutoff")
+    parser_device: str = like(ParsingFlags, "parser_device")
+    ppl_mode: Literal["chunk", "prefix", "token"] = like(PerplexityFlags, "ppl_mode")
+    surprise_probability: float = like(SurpriseFlags, "surprise_probability")
+    surprise_count: int = like(SurpriseFlags, "surprise_count")
+
+    def __post_init__(self) -> None:
+        """Refuses values that mean nothing. Raises UserError, which names the flag."""
+        check_values(self)
+        if (self.text is None) == (self.jsonl is None):
+            raise UserError("give either --text or --jsonl: the responses to cut.")
+
+    def values_of(self, condition: str) -> dict[str, Any]:
+        """The flags of a condition that have one value for all panels."""
+        if condition not in CONDITIONS:
+            return {}
+        names = [name for name in flags_of(CONDITIONS[condition].flags) if name not in SEVERAL]
+        return {name: getattr(self, name) for name in names}

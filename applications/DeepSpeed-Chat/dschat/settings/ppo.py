@@ -1,0 +1,571 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 3, PPO with macro actions: its groups of flags, the rules between them, and what follows from them.
+
+Rules are in the order in which they are checked; warnings come last.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from dschat.errors import UserError
+from dschat.settings.batches import BatchPlan, plan_rollouts
+from dschat.settings.common import COMMON_RULES, CommonConfig
+from dschat.settings.estimators import ESTIMATOR_FLAGS
+from dschat.settings.flags import default_of
+from dschat.settings.kl import KL_RULES, KLFlags
+from dschat.settings.macro_actions import TerminationFlags
+from dschat.settings.ppo_loss import (
+    AdvantageFlags,
+    AlarmFlags,
+    LossFlags,
+    OptimizerFlags,
+    PPOMemoryFlags,
+    PPOModelFlags,
+)
+from dschat.settings.rewards import METRIC_NAMES, ProgramFlags, RewardFlags
+from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
+from dschat.settings.rules import Check, Rule, Rules, check_function_path
+from macro_actions.settings import EstimatorSettings
+
+BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
+
+logger = logging.getLogger(__name__)
+
+URL = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")
+SERVER = re.compile(r"https?://[^/\s@?]+/?")
+ENDS = ("termination_condition", "ngram", "isolate_last_token")  # flags that say where macro actions end
+# What a run without a critic does not read, unless its estimator does.
+CRITIC_FLAGS = (
+    *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
+    *("critic_lora_dim", "value_function", "lam", "lam_alpha", "lam_critic", "cliprange_value", "vf_coef"),
+)
+
+
+def _is_changed(config: PPOConfig, name: str) -> bool:
+    """Whether a flag's value is not its default."""
+    value: object = config.flat()[name]
+    return value != default_of(type(config), name)
+
+
+# Models and evaluation
+
+
+def _check_score_source(config: PPOConfig) -> None:
+    if config.rewards.source_names:
+        return
+    needs_critic = config.advantages.needs.critic and not config.memory.share_base  # which may start from the base
+    wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
+    raise UserError(
+        f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function module.py:function,"
+        " --reward_url or --reward_source programs."
+    )
+
+
+# Normalisation of advantages
+
+
+def _is_one_macro_action(config: PPOConfig) -> bool:
+    termination = config.termination
+    is_fixed = termination.termination_condition == "fixed"
+    return is_fixed and termination.ngram >= config.sampling.max_answer_seq_len
+
+
+NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
+    Rule(
+        lambda config: config.advantages.whiten_advantages and config.advantages.normalize_advantages == "row",
+        "--whiten_advantages contradicts --normalize_advantages row: drop one of them.",
+    ),
+    Rule(
+        lambda config: config.advantages.normalize_advantages == "row" and config.advantages.needs.normalized,
+        "--normalize_advantages row: --advantage_estimator {advantage_estimator} normalises over the batch. Drop the"
+        " flag.",
+    ),
+    Rule(
+        lambda config: config.advantages.normalized_over == "row" and not config.advantages.needs.macro_actions,
+        "--normalize_advantages row: --advantage_estimator {advantage_estimator} gives all tokens of a response the"
+        " same advantage, of which nothing would be left. Use batch.",
+    ),
+    Rule(
+        lambda config: (
+            config.advantages.normalized_over == "row"
+            and config.advantages.needs.segment_values
+            and config.advantages.mc_max_segments == 1
+        ),
+        "--normalize_advantages row with --mc_max_segments 1: a response is one macro action, all with the same"
+        " advantage, of which nothing would be left. Use batch.",
+    ),
+    Rule(
+        lambda config: config.advantages.normalized_over == "row" and _is_one_macro_action(config),
+        "--normalize_advantages row with --ngram {ngram:g}: a response is one macro action, all with the same"
+        " advantage, of which nothing would be left. Use batch.",
+    ),
+)
+
+
+# Sources of scores
+
+
+def _check_functions(config: PPOConfig) -> None:
+    rewards = config.rewards
+    for spec in rewards.reward_function or []:
+        check_function_path("reward_function", spec)
+    if rewards.metric_function is not None:
+        check_function_path("metric_function", rewards.metric_function)
+
+
+def _check_source_names(config: PPOConfig) -> None:
+    rewards = config.rewards
+    names = rewards.source_names
+    if rewards.reward_weights is None and len(names) == 1:
+        return
+    taken = [*METRIC_NAMES]
+    if rewards.metric_name is not None:
+        taken.append(rewards.metric_name)
+    for number, name in enumerate(names):
+        if name in taken or name in names[:number]:
+            raise UserError(
+                f"--reward_function: two numbers of a response would be called {name}: rename the function."
+            )
+
+
+REWARD_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
+    Check(_check_functions),
+    Rule(
+        lambda config: config.rewards.metric_name in METRIC_NAMES,
+        "--metric_function: a metric is called {metric} already; rename the function.",
+        words=lambda config: {"metric": config.rewards.metric_name},
+    ),
+    Rule(
+        lambda config: (
+            config.rewards.reward_weights is not None
+            and len(config.rewards.reward_weights) != len(config.rewards.source_names)
+        ),
+        "--reward_weights: {weights} numbers for {sources} sources of scores ({names}): give one for each, in this"
+        " order.",
+        words=lambda config: {
+            "weights": len(config.rewards.reward_weights or []),
+            "sources": len(config.rewards.source_names),
+            "names": ", ".join(config.rewards.source_names),
+        },
+    ),
+    Check(_check_source_names),
+    Rule(
+        lambda config: config.rewards.reward_url is not None and not URL.fullmatch(config.rewards.reward_url),
+        "--reward_url {reward_url} is no address: give one such as http://127.0.0.1:8500/score, without a user's name,"
+        " password or query.",
+    ),
+    Rule(
+        lambda config: (
+            config.rewards.reward_url is not None
+            and config.rewards.reward_timeout + config.rewards.reward_patience >= config.engine.ddp_timeout
+        ),
+        "--reward_timeout {reward_timeout:g} and --reward_patience {reward_patience:g} are together not below"
+        " --ddp_timeout {ddp_timeout}, after which the other processes stop waiting: lower them, or raise it.",
+    ),
+    Rule(
+        lambda config: config.rewards.rm_template and config.rewards.reward_model_name_or_path is None,
+        "--rm_template does nothing on its own: add --reward_model_name_or_path, or drop it. For --reward_url it is a"
+        " flag of the server.",
+    ),
+)
+
+
+# Servers of vLLM
+
+
+def _check_server_urls(config: PPOConfig) -> None:
+    urls = config.vllm.vllm_url or []
+    for url in urls:
+        if not SERVER.fullmatch(url):
+            raise UserError(
+                f"--vllm_url {url} is no address of a server: give one such as http://127.0.0.1:8000, without a"
+                " path, a user's name or a password."
+            )
+    if len(set(urls)) < len(urls):
+        raise UserError("--vllm_url: give each server once.")
+
+
+SERVER_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
+    Check(_check_server_urls),
+    Rule(
+        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_tensor_parallel > 1,
+        "--vllm_tensor_parallel {vllm_tensor_parallel} with --vllm_url: a server divides the model among its own GPUs."
+        " Drop the flag here, and give it to dschat serve-vllm.",
+    ),
+    Rule(
+        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_timeout >= config.engine.ddp_timeout,
+        "--vllm_timeout {vllm_timeout:g} is not below --ddp_timeout {ddp_timeout}, after which the other processes"
+        " stop waiting: lower it, or raise that.",
+    ),
+    Rule(
+        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_patience >= config.engine.ddp_timeout,
+        "--vllm_patience {vllm_patience:g} is not below --ddp_timeout {ddp_timeout}, after which the other processes"
+        " stop waiting: lower it, or raise that.",
+    ),
+)
+
+
+# Advantages and the loss
+
+
+def _check_unread_rewards(config: PPOConfig) -> None:
+    """Refuse what would change the rewards but is not read."""
+    for name in ("gamma", "macro_reward"):
+        if name not in config.advantages.needs.reads and _is_changed(config, name):
+            raise UserError(
+                f"--{name} {getattr(config.estimator, name)}: --advantage_estimator"
+                f" {config.advantages.advantage_estimator} adds up all rewards of a response as they are. Drop the"
+                " flag."
+            )
+
+
+ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
+    Rule(
+        lambda config: config.advantages.needs.group and config.rollouts.samples_per_prompt < 2,
+        "--advantage_estimator {advantage_estimator} compares responses to the same prompt with each other: give"
+        " --samples_per_prompt of at least 2 (the published runs draw 4).",
+    ),
+    Check(_check_unread_rewards),
+    Rule(
+        lambda config: config.estimator.lam_alpha is not None and _is_changed(config, "lam"),
+        "--lam {lam:g} and --lam_alpha {lam_alpha:g}: drop one of them; --lam_alpha none takes that of a preset away.",
+    ),
+    Rule(
+        lambda config: config.loss.kl_in == "loss" and config.estimator.kl_estimator == "k1",
+        "--kl_in loss with --kl_estimator k1: its gradient is 0 on average. Give --kl_estimator k3 (as GRPO) or k2.",
+    ),
+    Rule(
+        lambda config: config.advantages.drop_equal_groups and config.rollouts.samples_per_prompt < 2,
+        "--drop_equal_groups compares responses to the same prompt: give --samples_per_prompt of at least 2.",
+    ),
+    Rule(
+        lambda config: config.advantages.refill_rounds > 0 and not config.advantages.drop_equal_groups,
+        "--refill_rounds {refill_rounds} takes the places of prompts that --drop_equal_groups leaves out: add"
+        " --drop_equal_groups, or drop it.",
+    ),
+    Rule(
+        lambda config: config.advantages.refill_rounds > 0 and config.vllm.rollouts_ahead > 0,
+        "--refill_rounds with --rollouts_ahead: servers draw the next rollout while places in this one are filled with"
+        " the weights of now. Drop one of them.",
+    ),
+    Rule(
+        lambda config: (
+            config.advantages.max_token_probability is not None and config.loss.policy_ratio in ("macro", "macro_mean")
+        ),
+        "--max_token_probability with --policy_ratio {policy_ratio}: the ratio is of all tokens of a macro action,"
+        " likely ones included. Give --policy_ratio token.",
+    ),
+    Rule(
+        lambda config: (config.estimator.length_buffer or 0) > config.sampling.max_answer_seq_len,
+        "--length_buffer {length_buffer} is longer than a response: give at most --max_answer_seq_len"
+        " {max_answer_seq_len}.",
+    ),
+)
+
+
+# Values and rewards of macro actions
+
+
+def _check_measured_values(config: PPOConfig) -> None:
+    if not config.advantages.needs.segment_values:
+        return
+    values = {"segment_rewards": config.rewards.segment_rewards, "rollouts_ahead": config.vllm.rollouts_ahead}
+    for name, value in values.items():
+        if value:
+            raise UserError(
+                f"--{name} with --advantage_estimator {config.advantages.advantage_estimator}, whose completions are"
+                " drawn with the weights of now, and scored as whole responses: drop it."
+            )
+
+
+SEGMENT_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
+    Rule(
+        lambda config: config.advantages.needs.segment_values and config.termination.isolate_last_token,
+        "--isolate_last_token with --advantage_estimator {advantage_estimator}, which joins macro actions where there"
+        " are more than --mc_max_segments: drop it.",
+    ),
+    Check(_check_measured_values),
+    Rule(
+        lambda config: config.rewards.segment_rewards is not None and config.estimator.macro_reward == "mean",
+        "--segment_rewards with --macro_reward mean divides each reward by the length of its macro action. Give"
+        " --macro_reward sum.",
+    ),
+)
+
+
+# The base that actor and critic share
+
+
+SHARED_BASE_RULES: tuple[Rule[PPOConfig], ...] = (
+    Rule(
+        lambda config: config.memory.share_base and not all(config.lora_ranks),
+        "--share_base keeps the base frozen, so that all trained models need adapters: give --lora_dim, or"
+        " --actor_lora_dim and --critic_lora_dim.",
+    ),
+    Rule(
+        lambda config: config.memory.share_base and 3 in config.zero_stages and set(config.zero_stages) != {3},
+        "--share_base with ZeRO 3 for one of actor and critic alone: their base is either whole or in parts. Give"
+        " --zero_stage 3 for both, or for neither.",
+    ),
+)
+
+
+# What is unwise, or does nothing
+
+
+def _warn_of_critic_flags(config: PPOConfig) -> None:
+    needs = config.advantages.needs
+    if needs.critic:
+        return
+    both = {
+        "critic_gradient_checkpointing": config.engine.gradient_checkpointing,
+        "critic_zero_stage": config.engine.zero_stage,
+        "critic_lora_dim": config.finetuning.lora_dim,
+    }
+    values = config.flat()
+    unread = [name for name in CRITIC_FLAGS if name not in needs.reads]
+    changed = [f"--{name}" for name in unread if values[name] != both.get(name, default_of(type(config), name))]
+    if changed:
+        estimator = config.advantages.advantage_estimator
+        logger.warning("%s: of no effect with --advantage_estimator %s.", ", ".join(changed), estimator)
+
+
+def _warn_of_unread_ends(config: PPOConfig) -> None:
+    if config.advantages.needs.macro_actions or config.loss.is_by_macro_action:
+        return
+    values = config.flat()
+    changed = [f"--{name} {values[name]}" for name in ENDS if _is_changed(config, name)]
+    if changed:
+        logger.warning(
+            "%s: with --advantage_estimator %s macro actions change the training with --policy_ratio macro or"
+            " macro_mean, or --loss_mean macro, alone.",
+            ", ".join(changed),
+            config.advantages.advantage_estimator,
+        )
+
+
+WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
+    Check(_warn_of_critic_flags),
+    Rule(
+        lambda config: config.names_no_critic,
+        "--critic_model_name_or_path: --advantage_estimator {advantage_estimator} has no critic; the model is read as"
+        " the reward model, if no other source of scores is named.",
+        warns=True,
+    ),
+    Check(_warn_of_unread_ends),
+    Rule(
+        lambda config: (
+            config.rewards.segment_rewards is not None and "macro_reward" not in config.advantages.needs.reads
+        ),
+        "--segment_rewards: --advantage_estimator {advantage_estimator} adds up the rewards of a response. Use gae or"
+        " reinforce_pp.",
+        warns=True,
+    ),
+    Rule(
+        lambda config: config.dilutes_score,
+        "--macro_reward mean dilutes the score among the other tokens of the last macro action: add"
+        " --isolate_last_token.",
+        warns=True,
+    ),
+    Rule(
+        lambda config: config.loss.policy_ratio == "sequence_mean" and config.loss.cliprange >= 0.05,
+        "--cliprange {cliprange:g} with --policy_ratio sequence_mean hardly ever clips: the ratio of a whole response"
+        " stays close to 1. GSPO's are --cliprange 3e-4 --cliprange_high 4e-4.",
+        warns=True,
+    ),
+    Rule(
+        lambda config: config.rollouts.top_k > 0 or config.rollouts.top_p < 1,
+        "--top_k {top_k} and --top_p {top_p:g} truncate the sampler, while log-probs are those of all tokens: the KL"
+        " is biased. Use --top_k 0 --top_p 1 for an exact one.",
+        warns=True,
+    ),
+)
+
+PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
+    Check(_check_score_source),
+    Rule(
+        lambda config: config.sampling.eval_prompts is not None and config.rollouts.eval_iters is not None,
+        "--eval_prompts and --eval_iters both say how many prompts to evaluate: drop one of them.",
+    ),
+    *KL_RULES,
+    *NORMALIZATION_RULES,
+    Check(lambda config: config.termination.check_termination()),
+    *REWARD_RULES,
+    *SERVER_RULES,
+    *ADVANTAGE_RULES,
+    *SEGMENT_RULES,
+    *SHARED_BASE_RULES,
+    Rule(
+        lambda config: (
+            config.dilutes_score
+            and config.estimator.value_function == "first"
+            and "value_function" in config.advantages.needs.reads
+        ),
+        "--macro_reward mean with --value_function first gives the score, which sits on the last token, no weight at"
+        " all: add --isolate_last_token.",
+    ),
+    *WARNINGS,
+)
+
+
+class PPOConfig(CommonConfig):
+    """Step 3: PPO over macro actions."""
+
+    step: ClassVar[int] = 3
+    compares_logprobs: ClassVar[bool] = True
+    too_few_examples: ClassVar[str] = (
+        "prompts are fewer than one rollout of {size}. Lower --per_device_generation_batch_size or"
+        " --generation_batches, or give more data (--data_split) or, where prompts were too long, a larger"
+        " --max_prompt_seq_len."
+    )
+    defaults = {"lr_scheduler_type": "linear", "lam": 0.95}
+    helps = {"per_device_eval_batch_size": "prompts per process that one of eval_iters stands for"}
+    rules: ClassVar[Rules] = (*COMMON_RULES, *PPO_RULES)
+
+    models: PPOModelFlags
+    rewards: RewardFlags
+    programs: ProgramFlags
+    sampling: SamplingFlags
+    rollouts: RolloutFlags
+    vllm: VllmFlags
+    termination: TerminationFlags
+    estimator: Annotated[EstimatorSettings, ESTIMATOR_FLAGS]
+    advantages: AdvantageFlags
+    loss: LossFlags
+    optimizers: OptimizerFlags
+    alarms: AlarmFlags
+    kl: KLFlags
+    memory: PPOMemoryFlags
+
+    def complete(self) -> None:
+        """Fill in the values that follow from other flags."""
+        super().complete()
+        self._complete_memory()
+        self.estimator = replace(self.estimator, longest=self.sampling.max_answer_seq_len)
+        if self.sampling.eval_prompts is None and self.rollouts.eval_iters is None:
+            self.sampling.eval_prompts = EVAL_PROMPTS
+        if self.vllm.rollouts_ahead and self.vllm.rollout_is_clip is None:
+            self.vllm.rollout_is_clip = AHEAD_CLIP
+        if not self.rewards.source_names:
+            self.rewards.reward_model_name_or_path = self.models.critic_model_name_or_path or None
+        self._names_no_critic = not self.advantages.needs.critic and self.models.critic_model_name_or_path is not None
+        if self._names_no_critic:
+            self.models.critic_model_name_or_path = None
+
+    def _complete_memory(self) -> None:
+        """Actor and critic have the flags of both models, unless they have their own."""
+        memory = self.memory
+        for role in ("actor", "critic"):
+            if getattr(memory, f"{role}_gradient_checkpointing") is None:
+                setattr(memory, f"{role}_gradient_checkpointing", self.engine.gradient_checkpointing)
+            if getattr(memory, f"{role}_zero_stage") is None:
+                setattr(memory, f"{role}_zero_stage", self.engine.zero_stage)
+            if getattr(memory, f"{role}_lora_dim") is None:
+                setattr(memory, f"{role}_lora_dim", self.finetuning.lora_dim)
+
+    @property
+    def names_no_critic(self) -> bool:
+        """Whether a critic was named that the estimator has no use for."""
+        return self._names_no_critic
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations of actor or critic are recomputed."""
+        return bool(self.memory.actor_gradient_checkpointing or self.memory.critic_gradient_checkpointing)
+
+    @property
+    def runs_vllm(self) -> bool:
+        """Whether the training processes run vLLM themselves."""
+        return self.rollouts.uses_vllm and self.vllm.vllm_url is None
+
+    @property
+    def shares_process_with_vllm(self) -> bool:
+        """See `CommonConfig`."""
+        return self.runs_vllm
+
+    @property
+    def scores_are_rescaled(self) -> bool:
+        """Whether the policy's loss divides scores by their deviation, but not the KL: their scale does not matter."""
+        if self.advantages.advantage_estimator in ("grpo", "tempo"):
+            return True
+        return self.loss.kl_in == "loss" and self.advantages.normalized_over is not None
+
+    @property
+    def dilutes_score(self) -> bool:
+        """Whether the score is averaged with other tokens of its macro action."""
+        if self.estimator.macro_reward != "mean":
+            return False
+        return not (self.termination.isolate_last_token or self.termination.has_single_tokens)
+
+    def check_installed(self) -> None:
+        """Check that the packages which the flags need are there. Raises UserError, which says what to install."""
+        super().check_installed()
+        if self.runs_vllm:
+            require_vllm()
+
+    def credit_is_fused(self, plan: BatchPlan) -> bool:
+        """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.
+
+        Not with several updates, whitening over all tokens of a rollout, or a user's condition: it may read anything.
+        And not where a response's advantage depends on others, which may be in other micro-batches, or where the
+        policy's log-probs say what is counted.
+        """
+        advantages = self.advantages
+        one_update = plan.updates_per_rollout == 1
+        row_by_row = advantages.needs.critic and not advantages.needs.group and advantages.normalized_over != "batch"
+        counts_some = advantages.drop_equal_groups or advantages.max_token_probability is not None
+        return row_by_row and one_update and not self.termination.reads_policy and not counts_some
+
+    @property
+    def longest_example(self) -> tuple[int, str]:
+        """A prompt with its response."""
+        prompt, response = self.sampling.max_prompt_seq_len, self.sampling.max_answer_seq_len
+        return prompt + response, f"--max_prompt_seq_len {prompt} with --max_answer_seq_len {response}"
+
+    @property
+    def zero_stages(self) -> list[int]:
+        """The ZeRO stages of actor and critic, where there is one."""
+        stages: list[int] = [self.memory.actor_zero_stage or 0, self.memory.critic_zero_stage or 0]
+        return stages[: 1 + self.advantages.needs.critic]
+
+    @property
+    def lora_ranks(self) -> list[int]:
+        """The LoRA ranks of actor and critic, where there is one."""
+        ranks = [self.memory.actor_lora_dim or 0, self.memory.critic_lora_dim or 0]
+        return ranks[: 1 + self.advantages.needs.critic]
+
+    @property
+    def model_paths(self) -> list[str]:
+        """What actor, critic and reward model are loaded from."""
+        paths = [
+            self.models.actor_model_name_or_path,
+            self.models.critic_model_name_or_path,
+            self.rewards.reward_model_name_or_path,
+        ]
+        return [path for path in paths if path]
+
+    def num_eval_prompts(self, world_size: int) -> int:
+        """How many held-out prompts an evaluation answers on all processes together; 0 = all."""
+        if self.rollouts.eval_iters is None:
+            return self.sampling.eval_prompts or 0
+        return self.rollouts.eval_iters * self.output.per_device_eval_batch_size * world_size
+
+    def plan_batches(self, world_size: int) -> BatchPlan:
+        """Work out the batch sizes; raises UserError when updates do not divide the rollout or cannot be reached."""
+        self.vllm.check_neighbours(world_size)
+        plan = plan_rollouts(
+            self.rollouts.per_device_training_batch_size,
+            self.optimisation.gradient_accumulation_steps,
+            self.optimisation.global_batch_size,
+            world_size,
+            self.sampling.per_device_generation_batch_size * self.rollouts.generation_batches,
+            self.rollouts.ppo_epochs,
+            self.rollouts.samples_per_prompt,
+            self.optimisation.max_tokens_per_micro_batch,
+        )
+        plan.check_max_steps(self.optimisation.max_steps)
+        return plan

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules between flags, as rows of a table, and the checks that several commands share.
+
+    RULES = (
+        Rule(lambda config: config.engine.bf16 and config.engine.dtype != "bf16",
+             "--bf16 contradicts --dtype {dtype}: drop one of them."),
+    )
+
+A message names the flag, its value and the remedy; `{name}` in it stands for the value of a flag.
+"""
+
+import ast
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from dschat.common.jsonl import read_object
+from dschat.errors import UserError
+from dschat.settings.flags import flags_of, value_of
+
+C = TypeVar("C")
+logger = logging.getLogger(__name__)
+
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+# Folders that a run writes below its output folder.
+RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples", "nonfinite", "reference")
+
+
+@dataclass(frozen=True)
+class Rule(Generic[C]):
+    """A combination of flags that is refused or, as a warning, unwise.
+
+    Attributes:
+        when: whether a configuration breaks the rule.
+        message: what to say; `{name}` stands for the value of a flag.
+        words: values of further placeholders, from the configuration.
+        warns: log a warning instead of raising.
+    """
+
+    when: Callable[[C], bool]
+    message: str
+    words: Callable[[C], dict[str, Any]] = lambda config: {}
+    warns: bool = False
+
+    def check(self, config: C) -> None:
+        """Raise UserError, or log a warning, if the configuration breaks the rule."""
+        if not self.when(config):
+            return
+        values = {name: value_of(config, flag) for name, flag in flags_of(type(config)).items()}
+        text = self.message.format_map(values | self.words(config))
+        if not self.warns:
+            raise UserError(text)
+        logger.warning("%s", text)
+
+
+@dataclass(frozen=True)
+class Check(Generic[C]):
+    """A rule that a predicate and a message cannot say: a function that raises UserError or warns."""
+
+    check: Callable[[C], None]
+
+
+Rules = Sequence[Rule[Any] | Check[Any]]
+
+
+def check_rules(config: Any, rules: Rules) -> None:
+    """Check a configuration by each row in turn.
+
+    Raises:
+        UserError: for the first rule that it breaks.
+    """
+    for rule in rules:
+        rule.check(config)
+
+
+def check_function_path(name: str, value: str) -> None:
+    """Check that `value` is `module.py:function`, that the file exists and that it defines the function.
+
+    The file is parsed, never executed.
+
+    Args:
+        name: the flag, without its dashes.
+        value: what the user gave.
+
+    Raises:
+        UserError: when the form, the file, its syntax or the function's name is wrong.
+    """
+    file_name, colon, function = value.rpartition(":")
+    if not colon or not file_name.endswith(".py") or not function.isidentifier():
+        raise UserError(f"--{name} {value} is not of the form module.py:function: give a Python file and a function.")
+    path = Path(file_name)
+    if not path.is_file():
+        raise UserError(f"--{name} {value}: there is no file {file_name}; give its path from {Path.cwd()}.")
+    try:
+        tree = ast.parse(path.read_bytes(), filename=file_name)
+        names = _bound_names(tree)
+    except (SyntaxError, ValueError, OSError) as error:
+        raise UserError(f"--{name} {value}: cannot read {file_name} as Python ({error}); correct the file.") from error
+    if function not in names and "*" not in names:
+        found = ", ".join(sorted(names)) or "nothing"
+        raise UserError(
+            f"--{name} {value}: {file_name} does not define {function}; give one of what it does: {found}."
+        )
+    last = [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name == function][-1:]
+    if last and isinstance(last[0], ast.AsyncFunctionDef):
+        raise UserError(f"--{name} {value}: {function} is an async function; give a plain one (def).")
+
+
+def _bound_names(tree: ast.AST) -> set[str]:
+    """Names that a module binds at its top level, blocks included; "*" stands for a star import."""
+    names: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, FUNCTIONS | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        else:
+            names |= _bound_names(node)
+    return names
+
+
+def check_json_object(name: str, value: str | None) -> None:
+    """Check that `value` is the path of a file that holds one JSON object; None passes.
+
+    Raises:
+        UserError: when the file is missing or holds anything else.
+    """
+    if value is None:
+        return
+    path = Path(value)
+    if not path.is_file():
+        raise UserError(f"--{name} {value}: there is no such file; give the path of a JSON file.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"--{name} {value} is not JSON ({error}); correct the file.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"--{name} {value} must hold a JSON object, like {{...}}; correct the file.")
+
+
+def check_output_dir(output_dir: str, overwrite: bool, inputs: Sequence[str]) -> None:
+    """Refuse an output folder that is a file or an input, or that holds a run unless `overwrite`.
+
+    Args:
+        output_dir: the folder; it need not exist.
+        overwrite: replace a run that is there.
+        inputs: models and data, as the flags name them.
+
+    Raises:
+        UserError: naming the folder and the flag that changes the decision.
+    """
+    folder = Path(output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output_dir {output_dir} is a file: give a folder.")
+    for name in inputs:
+        if Path(name).exists() and _would_replace(folder.resolve(), Path(name).resolve()):
+            raise UserError(
+                f"--output_dir {output_dir}: the run reads {name}, which its own models would replace. Give another"
+                " folder."
+            )
+    if overwrite or not _holds_run(folder):
+        return
+    raise UserError(
+        f"--output_dir {output_dir} holds a run: add --resume_from_checkpoint to go on with it, or"
+        " --overwrite_output_dir to replace it as soon as there are new models, or give another folder."
+    )
+
+
+def _would_replace(folder: Path, used: Path) -> bool:
+    """Whether a run that writes into `folder` replaces what lies at `used`."""
+    return used == folder or (folder in used.parents and used.relative_to(folder).parts[0] in RUN_FOLDERS)
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a run left more in a folder than its beginning."""
+    record, metrics = read_object(folder / "run.json"), folder / "metrics.jsonl"
+    return (folder / "run.json").is_file() and (
+        record.get("finished") is True or (metrics.is_file() and metrics.stat().st_size > 0)
+    )
+
+
+def check_data_split(data_split: str | None, step: int) -> None:
+    """Check that a split has three fractions and leaves rows for this step; None passes.
+
+    Args:
+        data_split: for example "2,4,4"; fractions for steps 1, 2 and 3, of any sum.
+        step: 1, 2 or 3.
+
+    Raises:
+        UserError: when there are not three fractions, or the one of this step is zero.
+    """
+    if data_split is None:
+        return
+    try:
+        fractions = [float(part) for part in data_split.split(",")]
+    except ValueError:
+        fractions = []
+    if len(fractions) != 3 or not all(math.isfinite(part) and part >= 0 for part in fractions):
+        raise UserError(
+            f"--data_split {data_split} is not a split: give three numbers of at least 0, one per step, as in 2,4,4."
+        )
+    if fractions[step - 1] == 0:
+        raise UserError(f"--data_split {data_split} leaves no rows for step {step}: make number {step} larger than 0.")
+
+
+def check_repository(flag_name: str, repository: str | None) -> None:
+    """Raises UserError unless a repository is named owner/name; None passes."""
+    if repository is not None and not REPOSITORY.fullmatch(repository):
+        raise UserError(f"{flag_name} {repository}: give the repository as owner/name, such as you/my-model.")

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of steps 1 and 2, and of every step that trains one model."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dschat.settings.batches import BatchPlan, plan_batches
+from dschat.settings.common import COMMON_RULES, CommonConfig
+from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, flag
+from dschat.settings.rules import Rule, Rules
+
+PACKABLE = ("auto", "sdpa", "eager", "flex_attention")  # attention that keeps the examples of a row apart
+RewardLoss = Literal["end", "last_token", "per_sample", "average"]
+
+
+@dataclass(kw_only=True)
+class ModelFlags:
+    """The model, its batches and its optimiser."""
+
+    section = "model and batches"
+
+    model_name_or_path: str = flag(
+        "model to start from: a folder or a Hugging Face name",
+        range=NOT_EMPTY,
+        on_resume=FREE,
+        path=True,
+    )
+    max_seq_len: int = flag("longest text in tokens, prompt and response together; the rest is cut", 1024, AT_LEAST_1)
+    per_device_train_batch_size: int = flag("examples per forward pass and process in training", 16, AT_LEAST_1, SHARE)
+    learning_rate: float = flag("peak learning rate", range=AT_LEAST_0)  # the default is each step's own
+    weight_decay: float = flag("weight decay of AdamW", range=AT_LEAST_0)
+
+
+@dataclass(kw_only=True)
+class HeldOutFlags:
+    """The size of evaluations."""
+
+    section = "model and batches"
+
+    eval_iters: int = flag("batches per process in an evaluation; 0 = all held-out rows", 100, AT_LEAST_0, FREE)
+
+
+@dataclass(kw_only=True)
+class SFTFlags:
+    """What step 1 learns from."""
+
+    section = "supervised fine-tuning"
+
+    sft_on_prompt: bool = flag("train on the prompt tokens too", False)
+    label_smoothing: float = flag(
+        "weight of all tokens alike in the targets of training, from 0 to below 1", 0.0, BELOW_1
+    )
+    train_on: Literal["all", "last"] = flag(
+        "turns of the assistant in a conversation that are trained on: all, or the last", "last"
+    )
+    packing: bool = flag(
+        "put several examples into a row of max_seq_len tokens; they do not see each other, and batch sizes go on to"
+        " count examples",
+        False,
+    )
+
+
+@dataclass(kw_only=True)
+class PreferenceFlags:
+    """The loss of step 2's reward model."""
+
+    section = "reward model"
+
+    reward_loss: RewardLoss = flag(
+        "numbers of a pair that are compared: at the last tokens (end), one token earlier (last_token), at every token"
+        " from the first difference on (per_sample), or their means up to one token before the last (average)",
+        "end",
+    )
+    margin_key: str | None = flag("column with how much the chosen response shall win by, 0 or more", None, NOT_EMPTY)
+    center_rewards_coefficient: float = flag(
+        "weight of (chosen score + rejected score)², which keeps the scores around 0", 0.0, AT_LEAST_0
+    )
+    reward_gain: bool = flag(
+        "learn one factor of all scores beside the head; it goes into the head's weights when the model is saved",
+        False,
+    )
+
+
+@dataclass(kw_only=True)
+class DPOFlags:
+    """The loss of direct preference optimisation."""
+
+    section = "direct preference optimisation"
+
+    beta: float = flag(
+        "how close the policy stays to the one before training; a small one lets it go further", 0.1, ABOVE_0
+    )
+    label_smoothing: float = flag(
+        "probability that a pair's label is wrong (conservative DPO)",
+        0.0,
+        (lambda number: 0 <= number < 0.5, "a number of at least 0 and below 0.5"),
+    )
+    reference_free: bool = flag("compare log-probs themselves, not with those of the policy before training", False)
+
+
+class OneModelConfig(CommonConfig):
+    """A step that trains one model."""
+
+    sequences_per_example: ClassVar[int] = 1  # that the model reads of an example: two of a pair
+
+    model: ModelFlags
+
+    @property
+    def longest_example(self) -> tuple[int, str]:
+        """One of --max_seq_len, or a pair of them."""
+        number, length = self.sequences_per_example, self.model.max_seq_len
+        return number * length, f"a {'pair' if number == 2 else 'text'} of --max_seq_len {length}"
+
+    @property
+    def zero_stages(self) -> list[int]:
+        """The model's ZeRO stage."""
+        return [self.engine.zero_stage]
+
+    @property
+    def lora_ranks(self) -> list[int]:
+        """The model's LoRA rank."""
+        return [self.finetuning.lora_dim]
+
+    @property
+    def model_paths(self) -> list[str]:
+        """What the model is loaded from."""
+        return [self.model.model_name_or_path]
+
+    def plan_batches(self, world_size: int) -> BatchPlan:
+        """Work out the batch sizes; raises UserError when `global_batch_size` cannot be reached."""
+        return plan_batches(
+            "per_device_train_batch_size",
+            self.model.per_device_train_batch_size,
+            self.optimisation.gradient_accumulation_steps,
+            self.optimisation.global_batch_size,
+            world_size,
+            self.optimisation.max_tokens_per_micro_batch,
+        )
+
+
+class SupervisedConfig(OneModelConfig):
+    """What steps 1 and 2 share: one model trained on whole texts."""
+
+    too_few_examples: ClassVar[str] = (
+        "training examples are fewer than one global batch of {size}. Lower --global_batch_size (or"
+        " --per_device_train_batch_size and --gradient_accumulation_steps), or give more data; --data_split says which"
+        " part of them this step gets."
+    )
+
+    held_out: HeldOutFlags
+
+    def num_eval_examples(self, world_size: int) -> int:
+        """Most held-out examples of one evaluation; 0 = all."""
+        return self.held_out.eval_iters * self.output.per_device_eval_batch_size * world_size
+
+
+SFT_RULES: "tuple[Rule[SFTConfig], ...]" = (
+    Rule(
+        lambda config: config.sft.sft_on_prompt and config.sft.train_on == "all",
+        "--train_on all: --sft_on_prompt trains on every token anyway; leave one of the two out.",
+    ),
+    Rule(
+        lambda config: config.sft.packing and config.optimisation.max_tokens_per_micro_batch is not None,
+        "--max_tokens_per_micro_batch: with --packing, rows have --max_seq_len tokens anyway. Drop one of the two;"
+        " --per_device_train_batch_size says how many examples they hold together.",
+    ),
+    Rule(
+        lambda config: config.sft.packing and config.engine.attn_implementation not in PACKABLE,
+        "--packing works with --attn_implementation sdpa, eager and flex_attention: give one of them.",
+    ),
+)
+
+
+class SFTConfig(SupervisedConfig):
+    """Step 1: cross-entropy on the response tokens of demonstrations."""
+
+    step: ClassVar[int] = 1
+    defaults = {"learning_rate": 2e-5, "weight_decay": 0.01}
+    rules: ClassVar[Rules] = (*COMMON_RULES, *SFT_RULES)
+
+    sft: SFTFlags
+
+    @property
+    def spreads_lengths(self) -> bool:
+        """Whether a micro-batch holds examples of all lengths: packed, they leave no room."""
+        return self.sft.packing
+
+
+REWARD_RULES: "tuple[Rule[RewardConfig], ...]" = (
+    Rule(
+        lambda config: config.preferences.reward_loss in ("last_token", "average"),
+        "--reward_loss {reward_loss} does not train the number at the last token, which step 3 and inference read as"
+        " the score: watch eval/end_accuracy, its accuracy. With end and per_sample the two are one.",
+        warns=True,
+    ),
+)
+
+
+class RewardConfig(SupervisedConfig):
+    """Step 2: a scalar head trained on pairs of chosen and rejected responses."""
+
+    step: ClassVar[int] = 2
+    sequences_per_example: ClassVar[int] = 2
+    defaults = {"learning_rate": 1e-5, "weight_decay": 0.1}
+    rules: ClassVar[Rules] = (*COMMON_RULES, *REWARD_RULES)
+
+    preferences: PreferenceFlags
+
+
+class DPOConfig(SupervisedConfig):
+    """Step 2 without a reward model: the policy itself is trained on the pairs."""
+
+    step: ClassVar[int] = 2
+    sequences_per_example: ClassVar[int] = 2
+    defaults = {"learning_rate": 5e-7, "weight_decay": 0.1}
+
+    dpo: DPOFlags
