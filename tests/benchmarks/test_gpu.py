@@ -270,5 +270,7 @@ def test_pieces_on_a_cpu(tmp_path: Path) -> None:
     for row in [*training, *iterations, *zero3]:
         assert 0 < row["scoring_of_limit"] < 1 and 0 < row["training_of_limit"] < 1
     for row in [*iterations, *zero3]:
-        # What passes between two phases, on a busy machine the longer, belongs to none of them.
-        assert 0.9 < sum(row[f"{phase}_share"] for phase in PHASES) < 1 + 1e-6
+        # What passes between two phases, on a busy machine the longer, belongs to none of them. Four phases and their
+        # total are rounded to 0.0001 s.
+        rounding = 5 * 0.00005 / row["seconds"]
+        assert 0.9 < sum(row[f"{phase}_share"] for phase in PHASES) < 1 + rounding
