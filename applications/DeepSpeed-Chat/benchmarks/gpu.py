@@ -76,6 +76,8 @@ MOST_SECONDS = 480  # of a piece
 LENGTHS = {"tiny": (4, 16, 16)}  # tokens: the shortest and the longest prompt, every response
 GPU_LENGTHS = (64, 512, 512)
 TRAINED = 64  # prompts of the piece training
+# A run whose plan took 149 of 150 GB ended of memory: what is allocated does not fill all gaps.
+USABLE_MEMORY = 0.93
 PROFILED_MICRO_BATCHES = 2  # of the piece profile
 NOTHING_FITS = "no micro-batch would fit"
 ROOT = Path(__file__).resolve().parents[3]
@@ -226,7 +228,7 @@ def planned_memory(job: ContenderJob, without: Sequence[str] = ()) -> tuple[int,
     memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     phases = make_plan(parse(PPOConfig, ours.flags(job)), Machine(1, memory), open_config).phases
     planned = max(phase.total for phase in phases if phase.name not in without)
-    return planned, memory is None or planned + CUDA_BYTES <= memory
+    return planned, memory is None or planned + CUDA_BYTES <= USABLE_MEMORY * memory
 
 
 def fits(job: ContenderJob, without: Sequence[str] = ()) -> bool:
