@@ -38,13 +38,13 @@ def train(config, run):
     checkpoints = Checkpoints({}, config, run, {})
     progress = checkpoints.load()
     if progress is None:
-        weight = torch.tensor([float(os.getpid() if config.overwrite_output_dir else 0)], dtype=torch.float64)
+        weight = torch.tensor([float(os.getpid() if config.output.overwrite_output_dir else 0)], dtype=torch.float64)
         progress = Progress(0, {}, random_states(), {"weight": weight})
     if os.fork() == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(30)
         signal.pause()
-    for update in range(progress.update + 1, config.num_train_epochs + 1):
+    for update in range(progress.update + 1, config.optimisation.num_train_epochs + 1):
         weight = progress.tensors["weight"] + update
         run.metrics.log(update, update, {"weight": float(weight)})
         progress = Progress(update, {}, random_states(), {"weight": weight})

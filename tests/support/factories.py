@@ -420,7 +420,7 @@ def ppo_loop(
         elif name == "reference":
             engines[name] = frozen_engine_of(model)
         else:
-            own = {"learning_rate": getattr(config, f"{name}_learning_rate")} | options
+            own = {"learning_rate": config.flat()[f"{name}_learning_rate"]} | options
             engines[name] = engine_of(model, plan.micro_batch, plan.accumulation, **own)
     source = reward if hasattr(reward, "model") else FunctionScores(reward, "--reward_function")
     rollouts = rollouts or ContinuousEngine(
