@@ -403,6 +403,6 @@ def test_a_tokenizer_without_an_end(tmp_path, words, folder, caplog):
 
 def test_as_a_module(folder):
     """The documented spelling; a reader that stops early is no error."""
-    command = f"{sys.executable} -m dschat.data check {folder} | head -n 1"
+    command = f"{sys.executable} -m dschat data check {folder} | head -n 1"
     run = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=120)
     assert run.stdout == f"{folder}\n" and run.stderr == ""

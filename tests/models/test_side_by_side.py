@@ -11,11 +11,12 @@ from torch._dynamo.backends.debugging import aot_eager
 
 from closeness import assert_near
 from compiler_state import fresh_compiler
-from dschat.models.compiled import compile_layers
-from dschat.models.side_by_side import have_one_layout, lay_side_by_side, merge_linears, merging
+from dschat.models.compiled import Compiler, compile_layers, uncompiled
+from dschat.models.lora import add_lora
+from dschat.models.side_by_side import common_layout, lay_side_by_side, merge_linears, merging
 from dschat.rollouts.generate import sample
 from dschat.rollouts.static import StaticDecoder
-from factories import sampling_of
+from factories import engine_of, make_causal_lm, sampling_of
 from rollout_cases import ENDS, model_of, prompts_of, seeds_of
 
 
@@ -94,13 +95,54 @@ def test_matrices_are_moved_without_a_change() -> None:
 
 def test_layouts_that_differ_are_not_one() -> None:
     layers = [ThreeProjections(), ThreeProjections()]
-    assert not have_one_layout(layers)
+    assert common_layout(layers) is None
     lay_side_by_side(layers)
-    assert have_one_layout(layers)
+    assert common_layout(layers) == (0, 12, 20)
     lay_out([layers[1].second, layers[1].first, layers[1].last])
-    assert not have_one_layout(layers)
+    assert common_layout(layers) is None
     layers[1].second.weight.data = layers[1].second.weight.clone()
-    assert not have_one_layout(layers)
+    assert common_layout(layers) is None
+
+
+def test_a_layout_other_than_the_compiled_one_is_not_merged() -> None:
+    """Also where all layers have it: the graph reads memory as it was laid out when it was compiled."""
+    layers = [ThreeProjections(), ThreeProjections()]
+    compiler = Compiler("toy", "aot_eager")
+    assert not compiler.may_merge(layers)
+    lay_side_by_side(layers)
+    assert compiler.may_merge(layers)
+    for layer in layers:
+        lay_out([layer.second, layer.first, layer.last])
+    assert common_layout(layers) is not None
+    assert not compiler.may_merge(layers)
+
+
+def test_matrices_that_others_read_are_not_moved() -> None:
+    """Adapters that are trained beside frozen weights, and views of a buffer that an optimiser or a layer owns."""
+    partly_trained = ThreeProjections()
+    partly_trained.second.requires_grad_(False)
+    in_a_buffer = ThreeProjections()
+    lay_out([in_a_buffer.first, in_a_buffer.second])
+    for module in (partly_trained, in_a_buffer):
+        before = [parameter.data_ptr() for parameter in module.parameters()]
+        lay_side_by_side([module])
+        assert [parameter.data_ptr() for parameter in module.parameters()] == before
+
+
+@pytest.mark.usefixtures("group")
+def test_adapters_in_bf16_are_trained_with_compiled_layers() -> None:
+    causal_lm = make_causal_lm("llama")
+    add_lora(causal_lm, 4, None, "base")
+    engine = engine_of(causal_lm, zero_stage=1, dtype=torch.bfloat16, learning_rate=0.05, compile=True)
+    adapters = {name: value for name, value in engine.module.named_parameters() if value.requires_grad}
+    before = {name: value.detach().clone() for name, value in adapters.items()}
+    ids = torch.arange(5, 17)[None]
+    with uncompiled(engine.module.inner):
+        for _ in range(2):  # B is zero at first, so that A has no gradient in the first step
+            logprobs, _ = engine(ids, torch.ones_like(ids, dtype=torch.bool), 6)
+            engine.backward(-logprobs.float().mean())
+            engine.step()
+    assert all(not torch.equal(before[name], value) for name, value in adapters.items())
 
 
 @pytest.mark.parametrize("is_scattered", [False, True], ids=["one layout", "scattered"])

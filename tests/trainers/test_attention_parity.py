@@ -109,6 +109,13 @@ def test_an_attention_with_the_right_numbers_passes(kind: str, options: Any, mak
     check(frozen_engine_of(with_attention(make(kind, **options))))
 
 
+def test_a_new_critic_with_a_zero_head_passes(register: Any) -> None:
+    register(right)
+    model = with_attention(make_classifier("llama"))
+    nn.init.zeros_(model.score.weight)
+    check(engine_of(model))
+
+
 WRONG = [
     ("gemma2", CAPPED, without_cap, "with kernels-community/toy differ from those with eager attention by up to"),
     ("llama", {}, without_gradient_of_keys, "norms of gradients with kernels-community/toy"),

@@ -77,7 +77,9 @@ def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], St
     Returns:
         The exit status: 0; 2 after a UserError; 143 after SIGTERM, 130 after Ctrl-C; else 1.
     """
-    logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
+    logging.basicConfig(
+        level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()], force=True
+    )
     follow_launcher()
     process = TrainingProcess(step, load_step)
     try:

@@ -223,7 +223,7 @@ def parsing(
     texts: list[list[int]] = []
     rows: list[int] = []
     for row in range(len(run)):
-        num_runs = int(run[row].max()) + 1
+        num_runs = int(run[row].max()) + 1 if run.shape[1] else 0
         for number in range(num_runs):
             texts.append(ids[row][run[row] == number].tolist())
             rows.append(row)
@@ -380,6 +380,8 @@ def _rises_above_mean(nll: Tensor, mask: Tensor, restart: bool) -> Tensor:
     Returns:
         Shape ``(B, R)``, bool; it means nothing at the beginning of a run and off the mask.
     """
+    if not restart:
+        return _rises_above_prefix_mean(nll, mask)
     rises = torch.zeros_like(mask)
     total = nll.new_zeros(len(nll))
     count = nll.new_zeros(len(nll))
@@ -387,12 +389,24 @@ def _rises_above_mean(nll: Tensor, mask: Tensor, restart: bool) -> Tensor:
         current = nll[:, j]
         is_above = current * count > total
         rises[:, j] = is_above
-        begins = is_above if restart else torch.zeros_like(is_above)
+        begins = is_above
         if j > 0:
             begins = begins | ~mask[:, j - 1]
         total = torch.where(begins, current, total + current)
         count = torch.where(begins, 1.0, count + 1)
     return rises
+
+
+def _rises_above_prefix_mean(nll: Tensor, mask: Tensor) -> Tensor:
+    """Whether each token's nll exceeds the mean nll of all tokens before it in its run; shapes as above."""
+    total = nll.cumsum(1)
+    before = torch.cat([torch.zeros_like(total[:, :1]), total[:, :-1]], dim=1)[:, : nll.shape[1]]
+    column = torch.arange(nll.shape[1], device=nll.device).expand_as(mask)
+    begins = mask.clone()
+    begins[:, 1:] &= ~mask[:, :-1]
+    begin_column = torch.where(begins, column, 0).cummax(1).values
+    count = column - begin_column
+    return nll * count > before - before.gather(1, begin_column)
 
 
 def _check_shape(x: Tensor, response_mask: Tensor) -> None:

@@ -9,7 +9,7 @@ class EstimatorSettings:
     """Numbers and choices that the estimators read; each estimator reads only some of them.
 
     Attributes:
-        kl_coef: weight of the KL penalty on every token.
+        kl_coef: weight of the KL penalty on every token; 0 is no penalty.
         kl_estimator: ``k1``, ``k2`` or ``k3``, see :func:`macro_actions.rewards.kl_estimate`.
         clip_reward_value: scores are clamped to ± this value; not at all with ``None``.
         missing_eos_penalty: subtracted from the score of a response without EOS; nothing with ``None``.

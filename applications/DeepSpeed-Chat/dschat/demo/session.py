@@ -243,7 +243,7 @@ class Session:
     def choice(self, path: str | None) -> tuple[SamplingChoice, str]:
         """How a run or model draws, with what the flags say instead; and where that is from, in words."""
         own, words = own_sampling(path) if path else ({}, "defaults")
-        given = {name: getattr(self.options, name) for name in NUMBERS}
+        given = {name: getattr(self.options.demo, name) for name in NUMBERS}
         values = own | {name: value for name, value in given.items() if value is not None}
         return SamplingChoice.of(values, bool(values.get("temperature", 1))), words
 

@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache
 
 from dschat.common.cache_home import cache_home
 from dschat.models.layers import layers_of
-from dschat.models.side_by_side import Backend, lay_side_by_side, merging
+from dschat.models.side_by_side import Backend, common_layout, lay_side_by_side, merging
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class Compiler:
         self.backend = backend
         self.refusal: str | None = None  # why the model's layers are not compiled
         self._is_paused = False
+        self._merged_layout: tuple[int, ...] | None = None  # of the weights that merged layers were compiled for
 
     @property
     def words(self) -> str:
@@ -83,6 +84,16 @@ class Compiler:
     def compile(self, function: Callable[P, R], backend: Backend | str | None = None) -> Compiled[P, R]:
         """A function that is compiled, with sizes that may change, when it is first called."""
         return Compiled(self, function, backend or self.backend)
+
+    def may_merge(self, layers: Sequence[nn.Module]) -> bool:
+        """Whether merged linear layers would read the right memory.
+
+        The weights of all layers must lie as they did when the first step was compiled.
+        """
+        layout = common_layout(layers)
+        if self._merged_layout is None:
+            self._merged_layout = layout
+        return layout is not None and layout == self._merged_layout
 
     @cached_property
     def merging_backend(self) -> Backend:

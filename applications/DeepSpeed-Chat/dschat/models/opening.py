@@ -21,7 +21,8 @@ FLAG = "--attn_implementation"
 AUTO, SDPA, EAGER, FLEX = "auto", "sdpa", "eager", "flex_attention"
 FLASH_2, FLASH_3 = "flash_attention_2", "flash_attention_3"
 PLAIN_ATTENTION = (AUTO, SDPA, EAGER)  # what every model and device can compute
-REFUSALS = ("flash", "flex", "attention", "kernel")  # words of transformers' messages that refuse an attention
+# Words of the messages in which transformers refuses an attention.
+REFUSALS = ("flash", "flex", "attn_implementation", "attention implementation", "kernels")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
 
+ALIGNMENT = 16  # bytes; the compiler copies inputs that begin elsewhere, and would copy one matrix alone
 Backend = Callable[[fx.GraphModule, list[Tensor]], Callable[..., object]]
 
 
@@ -39,14 +40,12 @@ class Linear:
 def lay_side_by_side(layers: Iterable[nn.Module]) -> None:
     """Moves the matrices of each layer into one buffer, in the order of the layer's parameters.
 
-    Parameters stay the objects they are. Parameters that DeepSpeed partitions (ZeRO 3), and layers whose matrices are
-    in one buffer already, are left alone.
+    Parameters stay the objects they are. A layer is left alone where its matrices must stay where they are or would
+    gain nothing; see `can_be_moved`.
     """
     for layer in layers:
         matrices = matrices_of(layer)
-        if len({matrix.dtype for matrix in matrices}) != 1 or any(hasattr(matrix, "ds_id") for matrix in matrices):
-            continue
-        if len({matrix.untyped_storage().data_ptr() for matrix in matrices}) == 1:
+        if not can_be_moved(matrices):
             continue
         buffer = torch.cat([matrix.detach().flatten() for matrix in matrices])
         pieces = buffer.split([matrix.numel() for matrix in matrices])
@@ -54,19 +53,38 @@ def lay_side_by_side(layers: Iterable[nn.Module]) -> None:
             matrix.data = piece.view_as(matrix)
 
 
-def have_one_layout(layers: Iterable[nn.Module]) -> bool:
-    """Whether the matrices of every layer lie in one buffer, at the same distances from each other in all layers.
+def can_be_moved(matrices: Sequence[nn.Parameter]) -> bool:
+    """Whether the matrices of a layer can share a buffer of their own.
+
+    They cannot where DeepSpeed partitions them (ZeRO 3), or where some are in the buffer of an optimiser, of another
+    layer or of another model. With adapters, whose matrices are trained while the layer's are not, they are never
+    neighbours. Every matrix must begin at a multiple of ALIGNMENT.
+    """
+    kinds = {(matrix.dtype, matrix.requires_grad) for matrix in matrices}
+    if len(kinds) != 1 or any(hasattr(matrix, "ds_id") for matrix in matrices):
+        return False
+    own_storage = all(matrix.untyped_storage().nbytes() == matrix.nbytes for matrix in matrices)
+    return own_storage and all(matrix.nbytes % ALIGNMENT == 0 for matrix in matrices)
+
+
+def common_layout(layers: Iterable[nn.Module]) -> tuple[int, ...] | None:
+    """Where the matrices of every layer lie in one buffer: their distances in elements from the layer's first matrix.
 
     A compiled graph serves all layers, so that what it assumes of one layer's memory must hold for all of them.
+
+    Returns:
+        None where the layers differ, where a layer's matrices are in several buffers, or where one of them does not
+        begin at a multiple of ALIGNMENT.
     """
-    layouts = set()
+    layouts: set[tuple[int, ...]] = set()
     for layer in layers:
         matrices = matrices_of(layer)
-        if not matrices or len({matrix.untyped_storage().data_ptr() for matrix in matrices}) != 1:
-            return False
+        storages = {matrix.untyped_storage().data_ptr() for matrix in matrices}
+        if len(storages) != 1 or any(matrix.data_ptr() % ALIGNMENT for matrix in matrices):
+            return None
         first = matrices[0].storage_offset()
         layouts.add(tuple(matrix.storage_offset() - first for matrix in matrices))
-    return len(layouts) == 1
+    return layouts.pop() if len(layouts) == 1 else None
 
 
 def matrices_of(layer: nn.Module) -> list[nn.Parameter]:

@@ -25,7 +25,6 @@ from transformers import PreTrainedModel
 from dschat.models.compiled import compiled_layers
 from dschat.models.layout import COLUMN_STEP
 from dschat.models.opening import PLAIN_ATTENTION
-from dschat.models.side_by_side import have_one_layout
 from dschat.rollouts.attention import one_token_attention
 from dschat.rollouts.decoder import Capacity, Decoder, Sample
 from dschat.rollouts.sampling import Sampling, TokenSampler
@@ -143,10 +142,10 @@ class StaticDecoder(Decoder):
         self._sample: Sample = TokenSampler.__call__
         if self._compiler is not None:
             self._sample = self._compiler.compile(self._sample)
-            self.cache.merges_linears = have_one_layout(compiled_layers(causal_lm))
+            self.cache.merges_linears = self._compiler.may_merge(compiled_layers(causal_lm))
         self.refusal: str | None = None  # why the model's step cannot be captured
         if causal_lm.config._attn_implementation not in PLAIN_ATTENTION and not causal_lm._supports_attention_backend:
-            self._refuse("flash attention reads the rows' lengths on the host")
+            self._refuse("its attention may read the rows' lengths on the host")
 
     def serves(self, causal_lm: PreTrainedModel, capacity: Capacity) -> bool:
         """Whether it can draw from a model as it is now."""

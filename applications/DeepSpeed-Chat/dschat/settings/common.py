@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -364,7 +364,7 @@ COMMON_RULES: tuple[Rule[CommonConfig] | Check[CommonConfig], ...] = (
 )
 
 
-class CommonConfig(Config):
+class CommonConfig(Config, metaclass=ABCMeta):
     """The flags of every training step."""
 
     step: ClassVar[int]  # of the pipeline: 1, 2 or 3

@@ -58,7 +58,8 @@ def assign_credit(
     given = trajectory
     # As a term of the loss, the KL is no part of the rewards.
     in_rewards = kl_coef if config.loss.kl_in == "reward" else 0.0
-    settings = replace(config.estimator, kl_coef=in_rewards, samples=samples)
+    longest = config.sampling.max_answer_seq_len
+    settings = replace(config.estimator, kl_coef=in_rewards, samples=samples, longest=longest)
     if moments is not None:
         own = trajectory.segment_rewards
         trajectory = replace(
@@ -83,7 +84,9 @@ def trained_scores(
     """Scores (B,) as they are trained on: normalised, less penalties, clamped. Finished and lengths are (B,)."""
     if moments is not None:
         scores = moments.normalised(scores)
-    scores, most = penalised(scores, finished, lengths, config.estimator), config.estimator.clip_reward_value
+    settings = replace(config.estimator, longest=config.sampling.max_answer_seq_len)
+    scores = penalised(scores, finished, lengths, settings)
+    most = settings.clip_reward_value
     return scores if most is None else scores.clamp(-most, most)
 
 
