@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
@@ -15,8 +16,10 @@ def fresh_compiler() -> Iterator[None]:
     """Inside, there are no graphs of other tests; settings that were made inside end with it."""
     torch._dynamo.reset()
     counters.clear()
-    dynamo = {"recompile_limit": 8, "fail_on_recompile_limit_hit": False}
-    lowering = {compiled.EAGER_LOWERING: False} if hasattr(torch._functorch.config, compiled.EAGER_LOWERING) else {}
+    dynamo: dict[str, Any] = {"recompile_limit": 8, "fail_on_recompile_limit_hit": False}
+    lowering: dict[str, Any] = {}
+    if hasattr(torch._functorch.config, compiled.EAGER_LOWERING):
+        lowering = {compiled.EAGER_LOWERING: False}
     with torch._dynamo.config.patch(**dynamo), torch._functorch.config.patch(**lowering):
         duck = torch.fx.experimental._config.use_duck_shape
         yield

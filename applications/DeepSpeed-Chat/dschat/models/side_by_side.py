@@ -83,7 +83,7 @@ def common_layout(layers: Iterable[nn.Module]) -> tuple[int, ...] | None:
         if len(storages) != 1 or any(matrix.data_ptr() % ALIGNMENT for matrix in matrices):
             return None
         first = matrices[0].storage_offset()
-        layouts.add(tuple(matrix.storage_offset() - first for matrix in matrices))
+        layouts.add(tuple(int(matrix.storage_offset() - first) for matrix in matrices))
     return layouts.pop() if len(layouts) == 1 else None
 
 

@@ -5,8 +5,9 @@ No answer within --reward_timeout, or a status that may pass, is `NoAnswerYet`: 
 --reward_patience seconds. An answer without a number for each response is a `WrongAnswer`, of which three are enough.
 Any other status refuses the request for good. What is not mended raises UserError and ends the run; with
 --on_reward_error skip those responses are NaN instead, and `scoring/source.py: WeightedScores` leaves them out. A
-signal ends all waiting. The flags are in settings/rewards.py, their checks in settings/ppo.py. Our own server, scoring/serve.py, answers
-status 500 where its model fails, null for a text that the model cannot read, and nothing to a request that was cut.
+signal ends all waiting. The flags are in settings/rewards.py, their checks in settings/ppo.py.
+
+Our own server, scoring/serve.py, answers status 500 where its model fails, null for a text that the model cannot read, and nothing to a request that was cut.
 """
 
 from __future__ import annotations
