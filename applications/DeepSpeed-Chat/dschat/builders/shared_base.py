@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One frozen base in memory for the models of step 3 (--share_base): which of them stand on it, and how.
 
-1. settings/ppo_loss.py has the flag, settings/ppo.py its rules: every trained model needs adapters, and all engines are
-   at ZeRO 3 or none is.
+1. settings/ppo_loss.py has the flag, settings/ppo.py its rules: every trained model needs adapters, and all engines
+   are at ZeRO 3 or none is.
 2. `check_shared_base` looks at the folders before anything is loaded. A critic that is given must be an adapter over
    the actor's base; a reward model may be one, else it is opened whole and has its own weights.
 3. builders/ppo.py opens the actor. Before it gets adapters, `beside_actor` makes critic and reward model of it:

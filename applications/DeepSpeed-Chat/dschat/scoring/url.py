@@ -7,7 +7,8 @@ Any other status refuses the request for good. What is not mended raises UserErr
 --on_reward_error skip those responses are NaN instead, and `scoring/source.py: WeightedScores` leaves them out. A
 signal ends all waiting. The flags are in settings/rewards.py, their checks in settings/ppo.py.
 
-Our own server, scoring/serve.py, answers status 500 where its model fails, null for a text that the model cannot read, and nothing to a request that was cut.
+Our own server, scoring/serve.py, answers status 500 where its model fails, null for a text that the model cannot read,
+and nothing to a request that was cut.
 """
 
 from __future__ import annotations
