@@ -372,7 +372,7 @@ def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any
     if step == "dpo":
         return DPOTask(train, held_out, PAD, config, run, "the model")
     reference = kept_reference(config, PAD, "the model", run.folder)
-    return RefuelTask(train, held_out, PAD, config.regression.eta, config.sampling.temperature, reference)
+    return RefuelTask(train, held_out, PAD, config.regression.eta, config.pairs.temperature, reference)
 
 
 def make_prompts(count: int, **extra: Any) -> list[Any]:

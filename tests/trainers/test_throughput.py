@@ -221,7 +221,7 @@ def test_refuel_online(group: Any, tmp_path: Any) -> None:
     current = collected(trainer, list(range(count)))
     texts = algorithm.texts_left(current)
     lengths = current.batch.rollout.attention_mask.sum(1).tolist()
-    assert texts.lengths.tolist() == lengths * algorithm.settings.updates
-    assert texts.targets == int(current.batch.rollout.response_mask.sum()) * algorithm.settings.updates
-    current.updates.done = algorithm.settings.updates
+    assert texts.lengths.tolist() == lengths * algorithm.plan.updates_per_rollout
+    assert texts.targets == int(current.batch.rollout.response_mask.sum()) * algorithm.plan.updates_per_rollout
+    current.updates.done = algorithm.plan.updates_per_rollout
     assert len(algorithm.texts_left(current).lengths) == 0
