@@ -77,9 +77,7 @@ def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], St
     Returns:
         The exit status: 0; 2 after a UserError; 143 after SIGTERM, 130 after Ctrl-C; else 1.
     """
-    # A run without a launcher has set up the logging of its command line already.
-    line = f"{_rank_prefix()}%(message)s"
-    logging.basicConfig(level=logging.INFO, format=line, handlers=[LinesAboveBars()], force=True)
+    logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
     follow_launcher()
     process = TrainingProcess(step, load_step)
     try:
