@@ -357,8 +357,7 @@ def _check_range(name: str, value: Any, range: Range) -> None:
     for number in value if isinstance(value, list | tuple) else [value]:
         is_number = isinstance(number, str) or math.isfinite(number)
         if not (is_number and accepts(number)):
-            problem = "is unknown" if isinstance(number, str) else "is out of range"
-            raise UserError(f"--{name} {number} {problem}: give {wanted}.")
+            raise UserError(f"--{name} {number} is out of range: give {wanted}.")
 
 
 def _is_given(config: Any, other: str) -> bool:
