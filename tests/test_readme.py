@@ -14,6 +14,7 @@ from cli_runs import run_forked
 from dschat.cli import COMMANDS
 from dschat.reference import page
 from dschat.settings.flags import default_of
+from dschat.settings.flags import flags_of as flags_of_config
 from dschat.settings.parser import FlagParser
 from dschat.settings.ppo import PPOConfig
 
@@ -269,7 +270,7 @@ def test_python_blocks_compile(document):
 
 def test_tables_of_a_flags_values_call_its_default_so():
     """A table headed by a flag has a row for each value; the word default stands in one row, that of the default."""
-    checked, known = set(), flags_of(PPOConfig).keys()
+    checked, known = set(), flags_of_config(PPOConfig).keys()
     for document in DOCUMENTS:
         tables = re.findall(r"^\| `--(\w+)` \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", document.read_text("utf-8"), re.MULTILINE)
         for flag, rows in [table for table in tables if table[0] in known]:

@@ -39,7 +39,7 @@ def test_the_condition_of_the_example_ends_sentences(tokenizer):
     zeros = torch.zeros(rollout.response_mask.shape)
     trajectory = Trajectory(rollout, zeros, zeros, None, torch.zeros(2))
     condition = UserCondition(f"{EXAMPLES / 'termination_condition.py'}:sentences", tokenizer)
-    assert condition(trajectory).tolist() == [[False, True, False, False], [False] * 4]
+    assert condition(trajectory, 0).ends.tolist() == [[False, True, False, False], [False] * 4]
 
 
 def test_the_documented_fields_are_all_there_are():
