@@ -13,7 +13,7 @@ from dschat.errors import UserError
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from dschat.trainers import credit
-from dschat.trainers.credit import assign_credit, with_scores
+from dschat.trainers.credit import assign_credit, trained_scores, with_scores
 from factories import EOS, make_rollout, ppo_config, to_device
 from macro_actions.rewards import ScoreMoments
 from macro_actions.segments import segment
@@ -159,3 +159,12 @@ def test_spellings(caplog):
     assert over(*CRITIC, "--whiten_advantages", "--normalize_advantages", "batch") == "batch"
     assert over(*CRITIC, "--whiten_advantages") == over(*RLOO, "--normalize_advantages", "batch") == "batch"
     assert not caplog.messages
+
+
+def test_the_longest_response_is_read_when_scores_are_penalised(tmp_path):
+    """DAPO's soft punishment by hand: in the last 16 of 64 tokens a score falls by 1/16 per token."""
+    config = ppo_config(tmp_path, length_buffer=16, max_answer_seq_len=32)
+    config.sampling.max_answer_seq_len = 64
+    lengths = torch.tensor([48, 56, 64])
+    scores = trained_scores(torch.zeros(3), torch.ones(3, dtype=torch.bool), lengths, config, None)
+    assert scores.tolist() == [0.0, -0.5, -1.0]

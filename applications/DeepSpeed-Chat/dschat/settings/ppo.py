@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from dschat.errors import UserError
@@ -445,7 +444,6 @@ class PPOConfig(CommonConfig):
         """Fill in the values that follow from other flags."""
         super().complete()
         self._complete_memory()
-        self.estimator = replace(self.estimator, longest=self.sampling.max_answer_seq_len)
         if self.sampling.eval_prompts is None and self.rollouts.eval_iters is None:
             self.sampling.eval_prompts = EVAL_PROMPTS
         if self.vllm.rollouts_ahead and self.vllm.rollout_is_clip is None:
