@@ -87,7 +87,7 @@ test-frameworks: .venv-$(FRAMEWORK)/installed
 	PYTHONPATH=tests/support:applications/macro-actions $(FRAMEWORK_BIN)/python -m pytest --noconftest -p no:cacheprovider \
 		-o addopts=--import-mode=importlib -o pythonpath= tests/frameworks/test_$(FRAMEWORK).py $(PYTEST_ARGS)
 
-NUMERIC := $(addprefix tests/,rl conditions models engine rollouts scoring inference trainers test_sizes.py)
+NUMERIC := $(addprefix tests/,rl conditions models engine rollouts scoring lab training test_sizes.py)
 OLDEST := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
@@ -127,7 +127,7 @@ $(DOCS)/installed: requirements-docs.txt
 	touch $@
 
 docs: $(DOCS)/installed $(INSTALLED)
-	$(BIN)/python -m dschat.common.glossary > docs/metrics.md
+	$(BIN)/python -m dschat.base.glossary > docs/metrics.md
 	$(BIN)/python -m dschat.reference > docs/flags.md
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 

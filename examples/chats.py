@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dschat.common.jsonl import write_rows
+from dschat.base.jsonl import write_rows
 from dschat.models.tiny import make_model
 from dschat.quickstart.synthetic import make_rows, row_texts
 from dschat.quickstart.synthetic_dialogues import CHAT_TEMPLATE

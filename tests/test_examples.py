@@ -11,7 +11,7 @@ import pytest
 
 import dschat
 from closeness import near
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

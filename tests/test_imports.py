@@ -26,63 +26,26 @@ CODE = ("applications", "Constituent-Treelib", "evaluation", "examples", "infere
 # The front door stands on top: it may import every part, and no part imports it.
 MAY_IMPORT: dict[str, set[str]] = {
     "macro_actions": set(),
-    "common": set(),
-    "settings": {"common", "macro_actions"},
-    "data": {"common", "settings", "models"},
-    "models": {"common", "macro_actions"},
+    "base": set(),
+    "settings": {"base", "macro_actions"},
+    "models": {"base", "macro_actions"},
+    "data": {"base", "settings", "models"},
     # what a run will take, from its flags and configs alone
-    "plan": {"common", "settings", "data", "models", "macro_actions"},
+    "plan": {"base", "settings", "data", "models", "macro_actions"},
     # what a run knows of itself, and what moves its weights
-    "run": {"common", "settings", "models", "plan"},
-    "engine": {"settings", "models", "run"},
-    # prompts → rollout → scores → ends
-    "rollouts": {"common", "settings", "data", "models", "macro_actions", "run"},
-    "scoring": {"common", "settings", "data", "models", "macro_actions", "run"},
-    "conditions": {"common", "settings", "macro_actions"},
-    # loops receive their engines; builders make them
-    "trainers": {"common", "settings", "data", "models", "macro_actions", "run", "rollouts", "scoring", "conditions"},
-    "builders": {
-        "common",
-        "conditions",
-        "settings",
-        "data",
-        "engine",
-        "models",
-        "rollouts",
-        "run",
-        "scoring",
-        "trainers",
-    },
-    # finished models and runs, looked at
-    "evaluation": {"common", "settings", "data"},
-    "reports": {"common", "data", "evaluation"},
-    "inference": {
-        "common",
-        "settings",
-        "data",
-        "evaluation",
-        "models",
-        "reports",
-        "macro_actions",
-        "rollouts",
-        "scoring",
-    },
-    "demo": {"common", "conditions", "settings", "data", "inference", "models", "reports", "macro_actions", "rollouts"}
-    | {"scoring", "trainers"},
-    # the pipeline on corpora made in code
-    "quickstart": {
-        "common",
-        "settings",
-        "data",
-        "evaluation",
-        "inference",
-        "models",
-        "rollouts",
-        "reports",
-        "scoring",
-    },
+    "run": {"base", "settings", "models", "plan"},
+    "engine": {"base", "settings", "models", "run"},
+    # prompts → rollout → scores
+    "rollouts": {"base", "settings", "data", "models", "macro_actions", "run"},
+    "scoring": {"base", "settings", "data", "models", "macro_actions", "run"},
+    # one loop and what it trains; training/build makes engines and all that a run needs
+    "training": {"base", "settings", "data", "engine", "models", "macro_actions", "run", "rollouts", "scoring"},
+    # work with finished models and runs
+    "lab": {"base", "settings", "data", "models", "macro_actions", "rollouts", "scoring"},
+    "demo": {"base", "settings", "data", "lab", "models", "macro_actions", "rollouts", "scoring"},
+    # the pipeline on data made in code
+    "quickstart": {"base", "settings", "data", "lab", "models", "rollouts", "scoring"},
 }
-ANYBODY = {"errors"}
 # Modules of the front door, and which of its other modules each may import.
 FRONT_DOOR: dict[str, set[str]] = {
     "remote": set(),
@@ -90,9 +53,7 @@ FRONT_DOOR: dict[str, set[str]] = {
     "main": {"launch"},
     "cli": {"launch", "main"},
     "__main__": {"cli", "remote"},
-    "push": {"cli"},
     "reference": {"cli"},
-    "show_macro_actions": set(),
 }
 # The core knows torch and a little of the standard library.
 CORE_MAY_IMPORT = {
@@ -156,7 +117,7 @@ def test_the_package_is_there() -> None:
 
 
 def test_every_part_has_its_place() -> None:
-    parts = {part_of(module_name(path)) for path in FILES} - {None} - ANYBODY
+    parts = {part_of(module_name(path)) for path in FILES} - {None}
     assert parts == set(MAY_IMPORT) | set(FRONT_DOOR)
 
 
@@ -165,13 +126,11 @@ def test_nothing_points_up(path) -> None:
     part = part_of(module_name(path))
     if part is None:  # dschat itself, whose `train` is that of the front door
         allowed = {"cli", "settings"}
-    elif part in ANYBODY:
-        allowed = set()
     elif part in FRONT_DOOR:
         allowed = FRONT_DOOR[part] | set(MAY_IMPORT)
     else:
         allowed = MAY_IMPORT[part] | {part}
-    used = {part_of(name) for name in imports_of(path)} - {None} - ANYBODY
+    used = {part_of(name) for name in imports_of(path)} - {None}
     assert used <= allowed, f"{module_name(path)} imports {sorted(used - allowed)}"
 
 
@@ -190,7 +149,7 @@ def test_no_permission_is_unused(part) -> None:
 def test_the_table_has_no_circle() -> None:
     order = list(TopologicalSorter(MAY_IMPORT).static_order())
     assert set(order) == set(MAY_IMPORT)
-    assert order.index("macro_actions") < order.index("models") < order.index("rollouts") < order.index("trainers")
+    assert order.index("macro_actions") < order.index("models") < order.index("rollouts") < order.index("training")
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
@@ -259,10 +218,10 @@ def test_what_counts_as_renaming(line, renames) -> None:
 
 
 def test_files_are_renamed_in_one_place() -> None:
-    """Whatever writes a file or replaces a folder uses `dschat.common.atomic`; tests may do as they like."""
+    """Whatever writes a file or replaces a folder uses `dschat.base.atomic`; tests may do as they like."""
     files = [file for folder in CODE for file in (REPOSITORY / folder).rglob("*.py")]
     found = {str(file): lines for file in files if (lines := renames_in(file.read_text("utf-8")))}
-    assert found.pop(str(PACKAGE / "common" / "atomic.py"))
+    assert found.pop(str(PACKAGE / "base" / "atomic.py"))
     assert found == {}
 
 
@@ -275,7 +234,7 @@ def test_chat_templates_are_applied_in_one_place() -> None:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "apply_chat_template"
     ]
-    assert calls == ["dschat.common.templates"]
+    assert calls == ["dschat.models.templates"]
 
 
 def test_every_helper_of_the_tests_is_checked_strictly() -> None:
@@ -284,40 +243,6 @@ def test_every_helper_of_the_tests_is_checked_strictly() -> None:
     named = {module for override in settings["tool"]["mypy"]["overrides"] for module in override["module"]}
     helpers = {file.stem for file in Path(__file__).parent.glob("support/*.py")}
     assert helpers <= named, helpers - named
-
-
-# Modules that one other imports, and that are short, have a reason to be files; all others belong into that one.
-FILES_OF_THEIR_OWN = {
-    "macro_actions.importance": "the core is imported by name, formula by formula",
-    "macro_actions.refuel": "the core is imported by name, formula by formula",
-}
-SHORT = 80  # lines
-
-
-def importers() -> dict[str, set[str]]:
-    """Of each module of the package, the files that import it: of the package, its mains and its scripts."""
-    modules: dict[str, set[str]] = {module_name(path): set() for path in FILES}
-    for folder in ("applications", "evaluation", "inference", "examples"):
-        for path in (REPOSITORY / folder).rglob("*.py"):
-            own = module_name(path) if path.is_relative_to(PACKAGE) else ""
-            names = list(imports_of(path, own or path.name))
-            for name in names:
-                for module in (name, name.rpartition(".")[0]):
-                    if module in modules and module != own:
-                        modules[module].add(str(path))
-    return modules
-
-
-def test_a_short_module_with_one_importer_is_part_of_it() -> None:
-    found = importers()
-    short = {
-        module_name(path)
-        for path in FILES
-        if path.name not in ("__init__.py", "__main__.py")
-        and len(found[module_name(path)]) == 1
-        and len(path.read_text(encoding="utf-8").splitlines()) < SHORT
-    }
-    assert short == set(FILES_OF_THEIR_OWN)
 
 
 def test_no_file_is_long() -> None:
@@ -399,7 +324,7 @@ def test_no_class_name_occurs_twice() -> None:
             if isinstance(node, ast.ClassDef):
                 files.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in files.items() if len(modules) > 1} == {}
-    assert files["LaunchPlan"] == ["dschat.launch"] and files["Processes"] == ["dschat.common.subcommands"]
+    assert files["LaunchPlan"] == ["dschat.launch"] and files["Processes"] == ["dschat.quickstart.subcommands"]
 
 
 def test_files_that_comments_name_are_there() -> None:
@@ -411,7 +336,7 @@ def test_files_that_comments_name_are_there() -> None:
     }
     places = (PACKAGE, ROOT, REPOSITORY)
     assert not {(module, name) for module, name in named if not any((place / name).exists() for place in places)}
-    assert ("dschat.run.checkpoint", "trainers/reference.py") in named
+    assert ("dschat.run.checkpoint", "training/reference.py") in named
 
 
 def test_there_is_one_loop() -> None:
@@ -421,4 +346,4 @@ def test_there_is_one_loop() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name == "fit"
     ]
-    assert fits == ["dschat.trainers.loop.fit"]
+    assert fits == ["dschat.training.loop.fit"]

@@ -24,23 +24,23 @@ from torch.nn.functional import linear
 from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dialogue_cases import chat_tokenizer
-from dschat.common.fingerprints import INNER_SAMPLE, SAMPLE, model_hash
+from dschat.base.fingerprints import INNER_SAMPLE, SAMPLE, model_hash
 from dschat.data import tokenised
 from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
 from dschat.data.encoding import encode_prompts, encode_responses, turn_end
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.rows import Row
 from dschat.data.tokenised import encode_rows, num_workers, workers_for
-from dschat.inference.dialogues import first_messages
-from dschat.inference.pairs import run_rank
-from dschat.inference.refuel import RankOptions
+from dschat.lab.refuel.dialogues import first_messages
+from dschat.lab.refuel.options import RankOptions
+from dschat.lab.refuel.pairs import run_rank
 from dschat.models.layout import PassSize, group_by_length
 from dschat.rollouts import scheduler, slots
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import inverse_cdf
 from dschat.scoring.programs import run as programs
 from dschat.scoring.programs.problem import exact_int
-from dschat.trainers import nonfinite
+from dschat.training import nonfinite
 from factories import make_causal_lm, make_tokenizer, random_ids, run_of, sampling_of
 from macro_actions.logprobs import Head, chunk_positions, token_logprobs
 from refuel_cases import row

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from benchmark_runs import FOLDER
+from dschat.lab.run_data import HeldOut, RunData
 from dschat.models.load import load_scalar
 from dschat.models.tokenizer import load_tokenizer
-from dschat.reports.run_data import HeldOut, RunData
 from dschat.settings.ppo import PPOConfig
 from learning import LIMITS
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings

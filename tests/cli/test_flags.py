@@ -23,7 +23,7 @@ def test_sft_on_prompt_with_an_own_end_token(run, sft, sft_flags, tmp_path):
 
 
 def test_accumulation_and_checkpointing_change_nothing(sft, sft_flags, run, tmp_path):
-    """The other losses: tests/trainers, and test_equivalence.py."""
+    """The other losses: tests/training, and test_equivalence.py."""
     plain = training_rows(sft)
     changed = {"per_device_train_batch_size": 2, "global_batch_size": 8, "gradient_checkpointing": True}
     run("sft", sft_flags | changed).expect(0)

@@ -22,7 +22,7 @@ from cli_runs import (
     training_rows,
 )
 from closeness import FORMULA, UPDATE, near
-from dschat.common.glossary import CRITIC, HEAD, OWN_SAMPLING, SEVERAL
+from dschat.base.glossary import CRITIC, HEAD, OWN_SAMPLING, SEVERAL
 from dschat.quickstart.synthetic import gold_score
 
 CLASSIFIER = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}

@@ -17,7 +17,7 @@ from cli_runs import (
 )
 from data_cases import look_at_data
 from data_fixtures import make_rows
-from dschat.common.glossary import CRITIC, OWN_SAMPLING, PROGRAMS
+from dschat.base.glossary import CRITIC, OWN_SAMPLING, PROGRAMS
 from dschat.scoring.programs.levels import weakness
 from launches import launch
 

@@ -137,7 +137,7 @@ def test_learners_small(tmp_path):
 
 def test_the_limit_by_hand():
     """Of 16 responses half have gold 1: at s they have the share e^s / (1 + e^s), and KL ln 2 − H(share)."""
-    from dschat.inference.measure import Answer
+    from dschat.lab.measure import Answer
     from dschat.quickstart import learners
 
     with pytest.MonkeyPatch.context() as patch:

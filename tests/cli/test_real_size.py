@@ -29,7 +29,7 @@ WAYS = {
     "bf16": {
         "dtype": "bf16",
         "gradient_clipping": 0,
-    },  # as in trainers/test_real_size.py
+    },  # as in training/test_real_size.py
     "log-probs of the update": {"ppo_epochs": 1, "per_device_training_batch_size": 16},
     "LoRA": LORA,
     "shared base": LORA | {"share_base": True, "critic_model_name_or_path": None},

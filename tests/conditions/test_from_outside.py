@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from dschat.conditions import termination
-from dschat.conditions.termination import Ends, TerminationCondition
-from dschat.errors import UserError
+from dschat.base.errors import UserError
+from dschat.rollouts import termination
+from dschat.rollouts.termination import Ends, TerminationCondition
 from dschat.settings import estimators, flags
 from dschat.settings.conditions import CONDITIONS, Condition
 from dschat.settings.flags import AT_LEAST_1, flag
 from dschat.settings.parse import parse
 from dschat.settings.parser import FlagParser
 from dschat.settings.ppo import PPOConfig
-from dschat.trainers.credit import assign_credit
+from dschat.training.ppo.credit import assign_credit
 from macro_actions.estimators import ESTIMATORS
 from macro_actions.segments import segment
 from macro_actions.types import PPOBatch
@@ -49,10 +49,10 @@ class HeadFlags:
     head_tokens: int = flag("head: tokens of the first macro action", 2, AT_LEAST_1)
 
 
-HEAD = Condition("head", "conditions.termination:head", HeadFlags)
+HEAD = Condition("head", "rollouts.termination:head", HeadFlags)
 
 
-# … and its function (dschat/conditions/termination.py).
+# … and its function (dschat/rollouts/termination.py).
 
 
 def head(own: HeadFlags, run):

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dschat.conditions.termination import TerminationCondition
-from dschat.errors import UserError
+from dschat.base.errors import UserError
+from dschat.rollouts.termination import TerminationCondition
 from factories import EOS, condition_of, make_rollout, make_tokenizer, ppo_config
 from macro_actions.segments import segment
 from macro_actions.types import Trajectory, select_rows

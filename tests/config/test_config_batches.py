@@ -3,7 +3,7 @@
 
 import pytest
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.supervised import RewardConfig, SFTConfig

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.flags import flags_of
 from dschat.settings.parse import parse, resolve
 from dschat.settings.parser import INERT_FLAGS

@@ -3,7 +3,7 @@
 
 import pytest
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
 from dschat.settings.presets import batch_sizes
 from flag_cases import REQUIRED, SCORED, config_of

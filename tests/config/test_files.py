@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dschat.base.errors import UserError
 from dschat.cli import COMMANDS
-from dschat.errors import UserError
 from dschat.quickstart.options import QuickstartOptions
 from dschat.settings.flags import flags_of
 from dschat.settings.parse import resolve

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cli_runs import ROOT
+from dschat.base.errors import UserError
 from dschat.cli import COMMANDS, main
-from dschat.errors import UserError
 from dschat.settings.other_names import OTHER_COMMANDS, OTHER_NAMES, page
 from dschat.settings.parse import resolve
 from dschat.settings.parser import FlagParser

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dschat.base.errors import UserError
 from dschat.data.options import PrepareOptions
-from dschat.errors import UserError
 from dschat.settings.parse import resolve, to_yaml
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.presets import batch_sizes, find_preset, preset_names, variables

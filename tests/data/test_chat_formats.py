@@ -8,10 +8,10 @@ import pytest
 
 from cli_runs import write_jsonl
 from data_cases import error_of
+from dschat.base.errors import UserError
 from dschat.data.formats import format_of, parse_row, unread_columns
 from dschat.data.rows import Row
 from dschat.data.sources import load_source
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 
 KEYS = ColumnFlags()

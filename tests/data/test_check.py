@@ -12,9 +12,9 @@ from cli_runs import write_jsonl
 from data_cases import look_at_data as main
 from data_cases import word_tokenizer
 from data_fixtures import write_set
+from dschat.base.errors import UserError
 from dschat.data.check import bin_width, check_report, describe_columns, summary, text_histogram
 from dschat.data.preview import Settings, preview_report
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 
 

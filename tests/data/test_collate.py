@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dschat.base.errors import UserError
 from dschat.data.collate import (
     collate_pairs,
     collate_sft,
@@ -14,7 +15,6 @@ from dschat.data.collate import (
     update_batches,
 )
 from dschat.data.examples import PairExample, SFTExample
-from dschat.errors import UserError
 
 PAD = 0
 DEMONSTRATIONS = [SFTExample([1, 5], [6, 7, 2]), SFTExample([1, 8, 9, 10], [2])]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
+from dschat.base.errors import UserError
 from dschat.data.dialogues import (
     MALFORMED,
     PROMPT_TOO_LONG,
@@ -23,7 +24,6 @@ from dschat.data.dialogues import (
 )
 from dschat.data.encoding import turn_end
 from dschat.data.rows import Row
-from dschat.errors import UserError
 
 TALK = dialogue("first question", "an answer", "second question", "more words", "third", "last")
 LIMITS = DialogueLimits(turns=2, prompt_tokens=5, reply_tokens=4, total_tokens=100)

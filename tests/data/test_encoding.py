@@ -7,9 +7,9 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from data_cases import talk_row, text_row
 from dialogue_cases import dialogue
+from dschat.base.errors import UserError
 from dschat.data.encoding import decode_response, encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
-from dschat.errors import UserError
 from factories import put_before_texts
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]

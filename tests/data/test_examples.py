@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data_cases import text_row, word_tokenizer
+from dschat.base.errors import UserError
 from dschat.data.collate import collate_preferences
 from dschat.data.examples import (
     PairExample,
@@ -19,7 +20,6 @@ from dschat.data.examples import (
     prompt_examples,
     sft_examples,
 )
-from dschat.errors import UserError
 from factories import make_tokenizer
 
 EOS, END = 2, 8

@@ -9,9 +9,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from data_cases import error_of
-from dschat.common.jsonl import read_rows
+from dschat.base.errors import UserError
+from dschat.base.jsonl import read_rows
 from dschat.data.sources import load_source, open_data
-from dschat.errors import UserError
 
 ROWS = [
     {"prompt": 'a "quoted", long\nquestion', "chosen": " good", "rejected": " bad"},

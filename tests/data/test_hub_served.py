@@ -105,7 +105,7 @@ def test_downloaded_copies_are_read(name, served, monkeypatch):
 def test_offline(tmp_path):
     """Nothing was loaded before."""
     program = (
-        "from dschat.data.sources import load_source\nfrom dschat.errors import UserError\n"
+        "from dschat.data.sources import load_source\nfrom dschat.base.errors import UserError\n"
         "for path in ('hh', 'codeparrot/apps', 'me/mine'):\n"
         "    try: load_source(path)\n"
         "    except UserError as error: print(error)\n"

@@ -21,7 +21,8 @@ import pytest
 import data_cases
 from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of
-from dschat.common.fingerprints import tokenizer_fingerprint
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import tokenizer_fingerprint
 from dschat.data import loading, tokenised
 from dschat.data.cache import ENTRY, cache_folder
 from dschat.data.examples import (
@@ -45,7 +46,6 @@ from dschat.data.tokenised import (
     row_of,
     row_text,
 )
-from dschat.errors import UserError
 from factories import make_tokenizer
 from fault_runs import small_files_only, without_override
 
@@ -328,7 +328,7 @@ def test_rows_of_the_hub_count_2000_bytes_each(tmp_path, monkeypatch) -> None:
 
 
 def test_the_step_takes_large_data_from_the_cache(tmp_path, monkeypatch, caplog) -> None:
-    from dschat.builders.data import load_step_data
+    from dschat.training.build.data import load_step_data
 
     folder = write(tmp_path / "data")
     flags = flags_of(folder, data_split="1,0,0")

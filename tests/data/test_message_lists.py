@@ -8,11 +8,11 @@ from pyarrow import parquet
 from cli_runs import write_jsonl as write
 from data_cases import error_of
 from dialogue_cases import bot, dialogue, user
+from dschat.base.errors import UserError
 from dschat.data.check import check_report
 from dschat.data.examples import pair_examples, preference_examples, prompt_examples, sft_examples
 from dschat.data.preview import Settings, preview_report
 from dschat.data.sources import load_source
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 from factories import make_tokenizer
 

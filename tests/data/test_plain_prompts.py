@@ -10,10 +10,10 @@ import data_cases
 from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of, talk_row, text_row
 from data_cases import look_at_data as main
+from dschat.base.errors import UserError
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.data.formats import parse_row
 from dschat.data.plain_prompts import plain_prompt_note
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 from dschat.settings.ppo import PPOConfig
 from factories import make_tokenizer
@@ -165,7 +165,7 @@ def test_prepare_says_it_and_training_does_not_apply_it_again(source, tmp_path, 
 
 def test_problems_of_programs_are_said_too(tmp_path, caplog) -> None:
     """They are read by a function of their own."""
-    from dschat.builders.data import load_problems
+    from dschat.training.build.data import load_problems
 
     no_pool: Any = None  # solutions are not run
     tests = '{"inputs": ["1"], "outputs": ["1"]}'

@@ -21,7 +21,8 @@ from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of
 from data_cases import look_at_data as main
 from data_fixtures import SETS, write_set
-from dschat.common.lock import Lock
+from dschat.base.errors import UserError
+from dschat.base.lock import Lock
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.data.loading import ExampleLoader
 from dschat.data.prepared.folder import PreparedExample, find_prepared, open_prepared
@@ -30,7 +31,6 @@ from dschat.data.prepared.read import prepared_share, read_split
 from dschat.data.rows import Row
 from dschat.data.sources import load_share
 from dschat.data.template_notes import warn_of_template
-from dschat.errors import UserError
 from dschat.plan.report import find_rows, find_sources
 from factories import make_tokenizer
 from interruptions import CTRL_C, KILL, stopped_at

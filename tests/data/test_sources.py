@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from cli_runs import write_jsonl as write
 from data_cases import error_of, flags_of
+from dschat.base.errors import UserError
 from dschat.data.sources import (
     is_published,
     load_share,
@@ -24,7 +25,6 @@ from dschat.data.sources import (
     split_indices,
     split_part,
 )
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 
 PAIR = {"prompt": "Q", "chosen": " a", "rejected": " b"}

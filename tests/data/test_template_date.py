@@ -14,12 +14,12 @@ import data_cases
 from cli_runs import write_jsonl
 from data_cases import flags_of, talk_row
 from data_cases import look_at_data as main
-from dschat.common import template_date as clock
-from dschat.common.fingerprints import template_fingerprint
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import template_fingerprint
 from dschat.data.encoding import prompt_text
 from dschat.data.examples import PromptExample, SFTExample, prompt_examples
 from dschat.data.tokenised import BATCH, encode_rows
-from dschat.errors import UserError
+from dschat.models import template_date as clock
 from factories import make_tokenizer
 
 # As Llama 3.2's: a variable first, then the clock.

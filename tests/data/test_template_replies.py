@@ -9,11 +9,11 @@ import pytest
 from chat_templates import byte_tokenizer
 from data_cases import talk_row
 from dialogue_cases import bot, dialogue, user
+from dschat.base.errors import UserError
 from dschat.data.encoding import prompt_text, response_texts, turn_end
 from dschat.data.examples import pair_examples, sft_examples
 from dschat.data.rows import Row
 from dschat.data.template_notes import template_notes
-from dschat.errors import UserError
 
 
 def message_row(message, messages=None, **arguments):

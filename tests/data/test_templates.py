@@ -17,6 +17,7 @@ from chat_templates import TEMPLATES, byte_tokenizer
 from cli_runs import write_jsonl
 from data_cases import flags_of, loader_of, talk_row, text_row
 from dialogue_cases import bot, dialogue, user
+from dschat.base.errors import UserError
 from dschat.data.check import check_report
 from dschat.data.encoding import prompt_text, reply_contents, response_texts, turn_end
 from dschat.data.examples import (
@@ -37,7 +38,6 @@ from dschat.data.preview import Settings, preview_report
 from dschat.data.sources import load_share, load_source
 from dschat.data.template_notes import template_notes, warn_of_dialogues, warn_of_template
 from dschat.data.tokenised import row_of, row_text
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 
 EOS = 2

@@ -11,11 +11,11 @@ from cli_runs import write_jsonl
 from closeness import near
 from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
+from dschat.base.errors import UserError
 from dschat.data.collate import collate_sft
 from dschat.data.examples import CUT_TO_NOTHING, SFTExample, sft_examples
 from dschat.data.preview import Settings, preview_report
 from dschat.data.turns import encode_turns
-from dschat.errors import UserError
 from factories import PAD, engine_of, make_causal_lm
 
 EOS = 2
@@ -140,7 +140,7 @@ def test_the_mask_of_a_batch():
 
 def test_the_loss_is_the_cross_entropy_over_these_tokens(group):
     """Against cross_entropy with labels of -100 on each conversation alone, without padding."""
-    from dschat.trainers.sft import SFTTask
+    from dschat.training.supervised.sft import SFTTask
 
     tokenizer = chat_tokenizer()
     rows = [row_of(TALK[:-1]), row_of(TALK[:3], "yes."), row_of(TALK[:1], "no.")]

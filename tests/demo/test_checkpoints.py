@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from closeness import assert_near
 from demo_cases import as_run, make_session, save_endless, save_reward, text_tokenizer
+from dschat.base.errors import UserError
 from dschat.demo.models import chosen, find_checkpoints
 from dschat.demo.session import SamplingChoice
-from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.models.save import save_model
 from factories import make_causal_lm, saved_weights

@@ -7,12 +7,12 @@ import pytest
 
 from closeness import near
 from demo_cases import PROMPT, QUESTION, ids_of, make_session, save_endless, save_reward, save_taught, text_tokenizer
+from dschat.base.errors import UserError
 from dschat.demo.actions import Stops, answer_html, status_html, summary_html, text_html
 from dschat.demo.options import ChatOptions, DemoOptions, SummaryOptions
 from dschat.demo.session import Chat, SamplingChoice, ShownAnswer, chat_prompt, summary_prompt
-from dschat.errors import UserError
+from dschat.lab.macro_actions import MacroToken
 from dschat.quickstart.synthetic_dialogues import CHAT_TEMPLATE
-from dschat.reports.macro_actions import MacroToken
 from dschat.settings.parse import parse
 from factories import hf_logprobs, hf_score
 

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_cases import MARKER, PROMPT, QUESTION, make_session, save_endless, save_taught, text_tokenizer
+from dschat.base.errors import UserError
 from dschat.demo.session import Chat, SamplingChoice
 from dschat.demo.stream import ENDED, LENGTH, STOPPED, shown_text
 from dschat.demo.stream import MARKER as BY_MARKER
-from dschat.errors import UserError
 from factories import make_causal_lm, save_folder
 
 GREEDY = SamplingChoice(do_sample=False, max_new_tokens=40)

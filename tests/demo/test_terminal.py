@@ -10,10 +10,10 @@ import pytest
 
 from cli_runs import environment, message_of, run_command
 from demo_cases import as_run, make_session, save_endless, save_reward, save_taught
+from dschat.base.errors import UserError
 from dschat.cli import main
 from dschat.demo.command import TerminalChat
 from dschat.demo.session import ShownAnswer
-from dschat.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def command(*words):
 
 
 def test_a_missing_gradio_is_named_with_its_extra(monkeypatch, caplog):
-    """As a process: `evaluation/human-eval.py --web`, tests/evaluation/human."""
+    """As a process: `evaluation/human-eval.py --web`, tests/lab/human."""
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["demo", "chat"]) == 2
     assert "demo chat needs Gradio" in caplog.text and "pip install 'ma-rlhf[ui]'" in caplog.text

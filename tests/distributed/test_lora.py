@@ -9,15 +9,15 @@ from peft import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassificatio
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
-from dschat.builders.engines import RunPlan
-from dschat.builders.ppo import build_ppo_models
+from dschat.base.errors import UserError
 from dschat.engine.engine import AdaptersOff
-from dschat.errors import UserError
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.settings.ppo import PPOConfig
+from dschat.training.build.engines import RunPlan
+from dschat.training.build.ppo import build_ppo_models
 from factories import (
     engine_of,
     hf_logprobs,

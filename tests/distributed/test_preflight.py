@@ -12,7 +12,7 @@ import torch
 from transformers import GemmaConfig
 
 from cli_runs import STEPS
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.tiny import make_model
 from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
 from dschat.quickstart.synthetic import make_rows, row_texts

@@ -12,9 +12,9 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
+from dschat.base.errors import UserError
 from dschat.engine.engine import Engine, EngineSettings, deepspeed_config
 from dschat.engine.process_group import training_dtype
-from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
 from dschat.run.distributed import device
 from dschat.settings.batches import plan_batches

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from factories import engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, whole_state
 
 ROWS = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3)

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.utils import cpp_extension
 
 from cli_runs import run_command
+from dschat.base.errors import UserError
 from dschat.engine import process_group
 from dschat.engine.process_group import SHARED_MEMORY, decide_on_shared_memory, prepare_op
-from dschat.errors import UserError
 from dschat.main import report_error
 from factories import engine_of, make_causal_lm
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from adapter_cases import write_head_adapter
 from closeness import EPS, FORWARD
+from dschat.base.errors import UserError
 from dschat.engine.zero3 import IN_TURN, placement_of
-from dschat.errors import UserError
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.opening import Opening
 from factories import engine_of, largest_difference, make_causal_lm, make_classifier, save_folder, whole_state

@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cli_runs import arguments, message_of, read_jsonl, result_of, sft_flags_of, start_forked
-from dschat.common.lock import Lock
+from dschat.base.lock import Lock
 from fault_runs import MOMENTS, RESUME, contents, expect_same, outcome, wait_for
 from launches import run_ranks
 

@@ -19,7 +19,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import StaticDecoder
 from dschat.scoring.function import FunctionScores
 from dschat.settings.batches import plan_batches
-from dschat.trainers.ppo_models import PPOModels
+from dschat.training.ppo.models import PPOModels
 from factories import (
     KINDS,
     engine_of,

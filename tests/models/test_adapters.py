@@ -20,9 +20,9 @@ from adapter_cases import (
     write_users_adapter,
 )
 from closeness import assert_near, near
-from dschat.common.fingerprints import model_hash
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import model_hash
 from dschat.data.rows import Row
-from dschat.errors import UserError
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, open_config
 from dschat.models.lora import adapter_alone, base_of

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from closeness import assert_near
-from dschat.builders.engines import RunPlan
-from dschat.builders.ppo import build_ppo_models
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models import load, opening
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.opening import Opening, check_attention, explain_refusal, say_what_is_used
+from dschat.training.build.engines import RunPlan
+from dschat.training.build.ppo import build_ppo_models
 from factories import make_causal_lm, ppo_config, replace_in_builders, save_folder
 
 CAP = 0.7

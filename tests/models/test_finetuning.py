@@ -9,7 +9,7 @@ import transformers
 from transformers import OPTConfig, OPTForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.finetuning import (
     EVERYTHING,
     Finetuning,

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.limits import check_length, position_limit
 from factories import make_causal_lm, make_config, save_folder
 

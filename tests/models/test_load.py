@@ -12,14 +12,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from closeness import FORMULA, assert_near, near
-from dschat.builders.shared_base import classifier_beside
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.heads import draw_head
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, warn_without_classifier
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
+from dschat.training.build.shared_base import classifier_beside
 from factories import (
     KINDS,
     hf_score,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data_cases import look_at_data
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, open_config
 from dschat.models.tokenizer import load_tokenizer

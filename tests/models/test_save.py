@@ -10,7 +10,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, HrmTextConfig
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models import save
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model

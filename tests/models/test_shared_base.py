@@ -7,14 +7,14 @@ from transformers import AutoModelForSequenceClassification
 
 from adapter_cases import LORA_SETTINGS, MERGED, add_filled_lora, merged_by_peft, write_users_adapter
 from closeness import FORMULA, assert_near
-from dschat.builders.shared_base import classifier_beside
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora, find_adapter, load_adapter
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.quickstart.synthetic import make_rows, row_texts
+from dschat.training.build.shared_base import classifier_beside
 from factories import largest_difference, make_causal_lm, save_folder, saved_weights
 from loading_checks import FAMILIES
 

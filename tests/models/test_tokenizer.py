@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from dschat.common.fingerprints import tokenizer_fingerprint
-from dschat.errors import UserError
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import tokenizer_fingerprint
 from dschat.models.tokenizer import end_token_id, load_tokenizer, open_tokenizer, require_same_tokenizer, same_ids
 from factories import TEXTS, make_tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from closeness import FORMULA, assert_near
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model

@@ -18,7 +18,7 @@ from transformers import (
     LlamaConfig,
 )
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.finetuning import Finetuning
 from dschat.models.heads import keep_float32
 from dschat.plan.passes import AliveBytes, HeadSize, Model, scoring_pass, shape_of, training_logits, training_pass

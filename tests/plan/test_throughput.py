@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import GemmaConfig, LlamaConfig
 
+from dschat.base.errors import UserError
 from dschat.cli import main as dschat
-from dschat.errors import UserError
 from dschat.plan import shares
 from dschat.plan.passes import Model, training_pass
 from dschat.plan.phases import GB, Machine

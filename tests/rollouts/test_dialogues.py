@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.common.chat_servers import Endpoint, EndpointFlags
+from dschat.base.errors import UserError
 from dschat.data.encoding import turn_end
-from dschat.errors import UserError
+from dschat.rollouts.chat_servers import Endpoint, EndpointFlags
 from dschat.rollouts.dialogues import OUTGROWN, SILENT, AssistantTurn, PolicyAssistant, UserFromData, roll_out
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling

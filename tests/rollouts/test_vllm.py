@@ -13,13 +13,13 @@ import torch
 from scipy.stats import chisquare
 
 from closeness import EPS, FORWARD
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.models.vocabulary import mask_missing_ids
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm import VllmEngine
 from dschat.run.state import random_states
-from dschat.trainers.selfcheck import TOLERANCE
+from dschat.training.selfcheck import TOLERANCE
 from factories import (
     BOS,
     EOS,

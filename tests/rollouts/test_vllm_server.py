@@ -12,7 +12,7 @@ import torch
 
 from cli_runs import read_jsonl
 from closeness import EPS, FORWARD
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.rollouts.vllm_send import pieces
 from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
 from dschat.rollouts.vllm_weights import plain_weights

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.rollouts import vllm_client, vllm_server
 from dschat.rollouts.serve import command
 from dschat.rollouts.vllm_send import invitations, pieces

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from cli_runs import run_command
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.run.hub import files_of, push, push_after_training, push_problem, refuse_secrets
 from upload_server import READER, TOKEN, Repository, upload_server
 
@@ -115,7 +115,7 @@ def test_the_command(run):
     """As it is typed; the repository is private."""
     repositories = {}
     variables = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": None, "HF_TOKEN": TOKEN, "HF_HOME": str(run / "home")}
-    command = [sys.executable, "-m", "dschat.push", run, "me/model"]
+    command = [sys.executable, "-m", "dschat", "push", run, "me/model"]
     with upload_server(repositories) as address:
         done = run_command(command, HF_ENDPOINT=address, **variables).expect(0)
     assert f"uploaded to {address}/me/model" in done.stdout

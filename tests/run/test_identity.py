@@ -3,7 +3,7 @@
 
 import pytest
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.run.identity import check_same_everywhere, differences, identity_of
 from factories import make_causal_lm, ppo_config, save_folder
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from dschat import launch
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.launch import (
     LauncherSignals,
     is_worker,

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from cli_runs import read_jsonl
 from closeness import FORMULA, near
-from dschat.common.progress import LinesAboveBars
-from dschat.errors import UserError
+from dschat.base.errors import UserError
+from dschat.base.progress import LinesAboveBars
 from dschat.run.metrics import Means, MetricsLog, RowMeans, evaluation_line, few_rows_warning, rows_problem
 
 

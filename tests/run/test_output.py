@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from cli_runs import read_jsonl
-from dschat.common.lock import Lock, close_all
-from dschat.errors import UserError
+from dschat.base.errors import UserError
+from dschat.base.lock import Lock, close_all
 from dschat.main import report_error
 from dschat.run import metrics, output
 from dschat.run.model_folders import ModelFolders, SavedModel

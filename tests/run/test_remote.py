@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dschat import remote
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.launch import LaunchPlan, launch, plan_launch
 from dschat.remote import delivered, pack, receive, split_variables
 from dschat.settings.processes import LaunchFlags

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dschat.common import template_date as clock
-from dschat.common.journal import Journal
-from dschat.common.lock import close_all
-from dschat.inference.runner import go_on_with_date
+from dschat.base.journal import Journal
+from dschat.base.lock import close_all
+from dschat.lab.runner import go_on_with_date
+from dschat.models import template_date as clock
 from dschat.run import identity
 from dschat.run.identity import DATE, differences, identity_of
 from factories import make_tokenizer, ppo_config, run_of

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from cli_runs import read_jsonl
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.run.metrics import MetricsLog
 from dschat.run.trackers import TensorBoard, Trackers, wandb_problem
 from dschat.settings.flags import flags_on_resume

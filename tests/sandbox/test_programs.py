@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.scoring.programs import ProgramOutcome, SandboxLimits, levels, run, run_tests, sandbox
 from dschat.scoring.programs.levels import weakness
 from dschat.scoring.programs.problem import exact_int, parse_problem, same_text, same_value

@@ -8,8 +8,8 @@ import torch
 
 from cli_runs import ROOT
 from closeness import FORMULA, assert_near
-from dschat.common.user_function import load_function
-from dschat.conditions.termination import UserCondition
+from dschat.base.user_function import load_function
+from dschat.rollouts.termination import UserCondition
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
 from factories import EOS, make_prompt, make_rollout

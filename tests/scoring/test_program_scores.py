@@ -6,13 +6,13 @@ import json
 import pytest
 import torch
 
-from dschat.builders.data import rows_with_tests
-from dschat.builders.scores import reward_source
+from dschat.base.errors import UserError
 from dschat.data.rows import Row
-from dschat.errors import UserError
 from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores, solutions_report
 from dschat.scoring.source import ResponseTexts
+from dschat.training.build.data import rows_with_tests
+from dschat.training.build.scores import reward_source
 from factories import make_rollout, ppo_config, ragged_rows
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])

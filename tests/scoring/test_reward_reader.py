@@ -16,8 +16,8 @@ from transformers import (
 
 from closeness import near
 from dialogue_cases import chat_tokenizer, dialogue
+from dschat.base.errors import UserError
 from dschat.data.rows import Row
-from dschat.errors import UserError
 from dschat.models.limits import position_limit
 from dschat.scoring.reward_model import RewardModelDialogueScores
 from dschat.scoring.reward_reader import ClassifierReader, load_reward_model, load_reward_tokenizer

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from closeness import assert_near, near
-from dschat.builders.scores import function_scores
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.run import ProgramOutcome, ProgramPool
@@ -21,6 +20,7 @@ from dschat.scoring.segments import Segments
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores, _tell_of_whole_responses
 from dschat.scoring.url import UrlScores, UrlSettings
+from dschat.training.build.scores import function_scores
 from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
 from macro_actions.token_text import TokenReader, TokenText, texts_of_macro_actions
 from score_server import StandIn

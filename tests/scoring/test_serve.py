@@ -19,8 +19,8 @@ from peft import AutoPeftModelForSequenceClassification
 from cli_runs import environment
 from closeness import EPS, FORWARD, assert_near, near
 from dialogue_cases import chat_tokenizer
+from dschat.base.errors import UserError
 from dschat.data.rows import Row
-from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.scoring import serve
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores

@@ -6,8 +6,8 @@ import torch
 
 from closeness import assert_near
 from dialogue_cases import dialogue
-from dschat.common.user_function import load_function
-from dschat.errors import UserError
+from dschat.base.errors import UserError
+from dschat.base.user_function import load_function
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.function import FunctionDialogueScores, FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
@@ -84,7 +84,7 @@ def test_a_function_that_fails_is_named(kind):
 
 
 def test_a_score_that_is_not_finite_is_passed_on():
-    """The trainer stops at it or leaves the rollout out, on every process: trainers/nonfinite.py."""
+    """The trainer stops at it or leaves the rollout out, on every process: training/nonfinite.py."""
     scores = FunctionScores(lambda *_: [0, 0, 0, float("inf"), 0], "--reward_function")(make_rollout(ROWS), TEXT)
     assert scores.tolist() == [0, 0, 0, float("inf"), 0]
 

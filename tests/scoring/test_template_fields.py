@@ -13,7 +13,7 @@ from dialogue_cases import bot, dialogue, user
 from dschat.data.examples import PromptExample
 from dschat.data.rows import Row
 from dschat.demo.session import chat_prompt
-from dschat.inference.scored import _references
+from dschat.lab.generate import _references
 from dschat.scoring.reward_reader import RewardReader
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
 from dschat.scoring.source import ResponseTexts

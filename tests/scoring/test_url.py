@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.run import stop
 from dschat.run.stop import Stopped
 from dschat.scoring.source import ResponseTexts

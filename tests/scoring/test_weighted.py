@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.run import stop
 from dschat.run.stop import Stopped
@@ -110,7 +110,7 @@ def test_after_three_times_more_the_run_stops(waits):
         FunctionScores(Flaky([ValueError("down")] * 9), "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
     assert waits == [1, 2, 4]
     scores = FunctionScores(Flaky([[1.0, NAN, 2.0]] * 9), "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
-    assert not torch.isfinite(scores[1])  # the trainer stops at it, see trainers/nonfinite.py
+    assert not torch.isfinite(scores[1])  # the trainer stops at it, see training/nonfinite.py
 
 
 def test_a_signal_ends_the_wait(monkeypatch):
@@ -133,7 +133,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 from dschat.run.distributed import make_host_groups
 make_host_groups(60.0)
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores

@@ -40,11 +40,11 @@ PLAIN = {
 PRINTED = ("stdout.txt", "stderr.txt")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
-    "dschat.builders.steps",
+    "dschat.training.build.steps",
     "dschat.cli",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
     "dschat.plan.plan",
-    "dschat.trainers.evaluation",
+    "dschat.training.evaluation",
     "deepspeed.module_inject.auto_ep_layer",
     "torch.utils.tensorboard",
     "transformers.models.gemma.modeling_gemma",
@@ -245,14 +245,14 @@ def evaluation_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_names(folder: Path, *conditions: str, **families: Sequence[object]) -> None:
-    """Every row of metrics.jsonl holds exactly the names that `dschat.common.glossary` declares for it.
+    """Every row of metrics.jsonl holds exactly the names that `dschat.base.glossary` declares for it.
 
     Args:
         folder: of a run.
         conditions: what the run has of `Metric.when`.
         families: what stands in the places of <…>.
     """
-    from dschat.common.glossary import HEAD, metrics_of
+    from dschat.base.glossary import HEAD, metrics_of
 
     step = json.loads((folder / "run.json").read_text())["step"]
     written = [metric.name for metric in metrics_of(step) if metric.when in ("", *conditions)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dschat.base.errors import UserError
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -19,7 +20,6 @@ from dschat.data.examples import (
 from dschat.data.loading import ExampleLoader
 from dschat.data.rows import Row
 from dschat.data.sources import load_source
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 from dschat.settings.supervised import SFTConfig
 from factories import EOS, make_tokenizer, put_before_texts

@@ -248,7 +248,7 @@ def frozen_engine_of(model: Any, dtype: torch.dtype = torch.float32) -> Any:
 def score(rollout: Any, scores: Any, actor: Any, reference: Any, critic: Any, temperature: float, most: int) -> Any:
     """The Trajectory of a rollout with the given scores (B,), at most so many rows of the longest length at once."""
     from dschat.models.layout import PassSize
-    from dschat.trainers.ppo_models import response_logprobs, response_values
+    from dschat.training.ppo.models import response_logprobs, response_values
     from macro_actions.types import Trajectory
 
     size = PassSize(most)
@@ -268,7 +268,7 @@ _RUNS: dict[Path, Any] = {}  # this process's, by folder
 
 def run_of(step: str, config: Any) -> Any:
     """The output folder of a run on the processes of this group; an earlier one in it is over, as if killed."""
-    from dschat.common.glossary import metrics_of
+    from dschat.base.glossary import metrics_of
     from dschat.run.distributed import is_main, world_size
     from dschat.run.output import RunOutput
 
@@ -281,7 +281,7 @@ def run_of(step: str, config: Any) -> Any:
 
     def checked(update: int, samples: int, metrics: Mapping[str, float]) -> None:
         unknown = [name for name in metrics if "/" in name and not any(metric.fits(name) for metric in declared)]
-        assert not unknown, f"declare {unknown} in dschat/common/glossary.py"
+        assert not unknown, f"declare {unknown} in dschat/base/glossary.py"
         log(update, samples, metrics)
 
     run.metrics.log = checked  # type: ignore[method-assign]
@@ -309,7 +309,7 @@ class NotedSaves:
 
 def loop_of(algorithm: Any, config: Any, run: Any, engines: Any, average: Any = None) -> Any:
     """A loop that notes when it would save models, on `loop.folders.saves`; its checkpoints hold the engines."""
-    from dschat.trainers.loop import Loop
+    from dschat.training.loop import Loop
 
     checkpoints = checkpoints_of(config, run, None if average is None else average.parts, **engines)
     return Loop(algorithm, config, run, NotedSaves(), checkpoints)  # type: ignore[arg-type]
@@ -317,7 +317,7 @@ def loop_of(algorithm: Any, config: Any, run: Any, engines: Any, average: Any = 
 
 def supervised_loop_of(engine: Any, task: Any, config: Any, run: Any) -> Any:
     """The loop of a task."""
-    from dschat.trainers.supervised import Supervised
+    from dschat.training.supervised.algorithm import Supervised
 
     return loop_of(Supervised(engine, task, config, run), config, run, {"model": engine})
 
@@ -356,10 +356,10 @@ def supervised_loop(
 
 
 def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any:
-    from dschat.trainers.dpo import DPOTask
-    from dschat.trainers.refuel_pairs import RefuelTask, kept_reference
-    from dschat.trainers.reward import RewardTask
-    from dschat.trainers.sft import SFTTask
+    from dschat.training.refuel.pairs import RefuelTask, kept_reference
+    from dschat.training.supervised.dpo import DPOTask
+    from dschat.training.supervised.reward import RewardTask
+    from dschat.training.supervised.sft import SFTTask
 
     if step == "sft":
         width = config.model.max_seq_len if config.sft.packing else None
@@ -407,7 +407,7 @@ def ppo_loop(
     from dschat.rollouts.generate import ContinuousEngine
     from dschat.run.distributed import world_size
     from dschat.scoring.function import FunctionScores
-    from dschat.trainers.ppo_models import MovingAverage, PPOModels
+    from dschat.training.ppo.models import MovingAverage, PPOModels
 
     plan = config.plan_batches(world_size())
     given = {"actor": actor or make_causal_lm(), "reference": reference or make_causal_lm()}
@@ -441,7 +441,7 @@ def ppo_trainer_of(
     average: Any = None,
 ) -> Any:
     """The loop of PPO."""
-    from dschat.trainers.ppo import PPO
+    from dschat.training.ppo.algorithm import PPO
 
     run, condition = run_of("ppo", config), condition_of(config, tokenizer)
     algorithm = PPO(models, prompts, held_out, tokenizer, condition, config, run, average, estimator=estimator)
@@ -450,7 +450,7 @@ def ppo_trainer_of(
 
 def collected(loop: Any, work: Any, iteration: int = 0) -> Any:
     """An iteration of PPO or REFUEL without updates so far, of which the loop knows nothing."""
-    from dschat.trainers.iteration import Clock
+    from dschat.training.iteration import Clock
 
     algorithm, clock = loop.algorithm, Clock()
     if algorithm.name == "refuel":
@@ -463,7 +463,7 @@ def collected(loop: Any, work: Any, iteration: int = 0) -> Any:
 
 def taken_up(iteration: Any) -> Any:
     """An iteration, written down and taken up."""
-    from dschat.trainers.iteration import Iteration, state_with
+    from dschat.training.iteration import Iteration, state_with
 
     return Iteration.from_state(state_with({}, iteration), type(iteration.batch))
 
@@ -486,7 +486,7 @@ def save_engines(folder: Path, tokenizer: Any, **engines: Any) -> None:
 
 def condition_of(config: Any, tokenizer: Any) -> Any:
     """The termination condition of a configuration."""
-    from dschat.conditions.termination import TerminationCondition
+    from dschat.rollouts.termination import TerminationCondition
 
     return TerminationCondition(config.termination, tokenizer, EOS, config.optimisation.seed)
 
@@ -552,8 +552,8 @@ def update_flags(
 
 
 def replace_in_builders(monkeypatch: Any, name: str, value: Any) -> None:
-    """Puts something in the place of a function or class, wherever dschat.builders uses it by that name."""
-    from dschat.builders import engines, ppo, scores
+    """Puts something in the place of a function or class, wherever dschat.training.build uses it by that name."""
+    from dschat.training.build import engines, ppo, scores
 
     for module in (engines, ppo, scores):
         if hasattr(module, name):

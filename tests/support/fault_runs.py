@@ -50,10 +50,10 @@ if os.environ.get("FAULT") and os.environ.get("RANK", "0") == os.environ.get("FA
 MOMENTS = {
     "generation": "dschat.rollouts.scheduler:BatchScheduler.step|20",
     "scoring": "dschat.scoring.function:FunctionScores.__call__|3",
-    "training": "dschat.trainers.ppo_update:_critic_step|3",
+    "training": "dschat.training.ppo.update:_critic_step|3",
     "saving": "dschat.engine.engine:Engine.save_checkpoint|4",
     "saving-models": "dschat.run.model_folders:save_model|2",
-    "learning": "dschat.trainers.sft:SFTTask.loss|3",
+    "learning": "dschat.training.supervised.sft:SFTTask.loss|3",
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig

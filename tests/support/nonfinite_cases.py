@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.run.distributed import rank, world_size
-from dschat.trainers.selfcheck import check_policy
+from dschat.training.selfcheck import check_policy
 from factories import (
     PAD,
     largest_difference,

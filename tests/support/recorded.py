@@ -14,9 +14,9 @@ from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import rank, world_size
 from dschat.settings.batches import plan_batches
-from dschat.trainers.credit import whiten_advantages
-from dschat.trainers.loop import Loop
-from dschat.trainers.ppo_update import ppo_update
+from dschat.training.loop import Loop
+from dschat.training.ppo.credit import whiten_advantages
+from dschat.training.ppo.update import ppo_update
 from factories import (
     engine_of,
     make_causal_lm,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dschat.base.errors import UserError
 from dschat.engine import reduction as reduction_check
 from dschat.engine.reduction import SAMPLED, UPDATES
-from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.run.distributed import rank
 from dschat.run.state import random_states

@@ -17,8 +17,8 @@ from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import world_size
 from dschat.scoring.function import FunctionDialogueScores
 from dschat.settings.refuel import RefuelOnlineConfig
-from dschat.trainers.refuel import Refuel
-from dschat.trainers.refuel_models import RefuelModels
+from dschat.training.refuel.algorithm import Refuel
+from dschat.training.refuel.models import RefuelModels
 from factories import (
     HIDDEN,
     engine_of,

@@ -19,7 +19,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import gather_objects, rank
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.settings.ppo import PPOConfig
-from dschat.trainers.ppo_models import MovingAverage
+from dschat.training.ppo.models import MovingAverage
 from factories import (
     BOS,
     PAD,

@@ -20,8 +20,7 @@ from pathlib import Path
 import httpx2
 from transformers import PreTrainedTokenizerFast
 
-from dschat.common.display import text_table
-from dschat.common.subcommands import Processes, free_port, run_step
+from dschat.base.display import text_table
 from dschat.models.tiny import make_gemma
 from dschat.quickstart.inputs import (
     COMMON,
@@ -33,6 +32,7 @@ from dschat.quickstart.inputs import (
     train_reward_model,
     train_sft,
 )
+from dschat.quickstart.subcommands import Processes, free_port, run_step
 
 SEED = 1234  # of corpus, model and the first two steps
 EVALUATED = {"gold": "eval/gold_scores", "KL": "eval/kl"}

@@ -59,14 +59,14 @@ from contenders.limits import (
 from contenders.process import PHASES, ContenderJob, IterationFigures, run_alone
 from contenders.profiled import WARMUP_ITERATIONS, profile_decoding
 from contenders.work import SIZES, IterationWork, make_actor, make_files
-from dschat.common.atomic import write_file
-from dschat.common.jsonl import json_lines
-from dschat.common.subcommands import TRAINING
+from dschat.base.atomic import write_file
+from dschat.base.jsonl import json_lines
+from dschat.lab.run_summary import trailing_mean, window_of
 from dschat.models.load import open_config
 from dschat.models.operations import Peaks
 from dschat.plan.phases import CUDA_BYTES, Machine
 from dschat.plan.plan import make_plan
-from dschat.reports.run_summary import trailing_mean, window_of
+from dschat.quickstart.subcommands import TRAINING
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from harness import GB, MB, in_process, origin, report, report_of, settings_parser, table, write_section
@@ -99,7 +99,7 @@ ZERO3_LIMITS = {  # in parameters: DeepSpeed's defaults, and dschat's threshold
     "stage3_param_persistence_threshold": 1e4,
 }
 GOLD = "objective/gold_scores"
-TESTS = [f"tests/{name}.py" for name in ("gpu/test_cuda", "distributed/test_cuda_steps", "inference/test_cuda")]
+TESTS = [f"tests/{name}.py" for name in ("gpu/test_cuda", "distributed/test_cuda_steps", "lab/test_cuda")]
 TESTS.append("tests/treelib/test_benepar_models.py")
 
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from contenders.process import PHASES, ContenderJob, run_alone
 from contenders.work import SIZES, IterationWork, Size
-from dschat.common.pictures import COLOURS, plain_axes
+from dschat.base.pictures import COLOURS, plain_axes
 from harness import origin, report, settings_parser, svg, table, write_section
 
 BASE = IterationWork(Size(2048, 64, 2, 4, 4, 16, 256), 8, 4, 32, 32, 128)

@@ -148,7 +148,7 @@ def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
 
 def run_step(folder: str, flags: Sequence[object], program: str = "main.py") -> None:
     """Runs a program of a step in this process, as its command line does; a failure ends the process."""
-    from dschat.common.subcommands import TRAINING
+    from dschat.quickstart.subcommands import TRAINING
 
     sys.argv = [str(TRAINING / folder / program), *map(str, flags)]
     try:

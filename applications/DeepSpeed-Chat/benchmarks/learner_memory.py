@@ -23,8 +23,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, GemmaForSequenceClassification
 
-import dschat.builders.ppo  # noqa: F401  # before the memory is looked at
-from dschat.common.subcommands import as_arguments
+import dschat.training.build.ppo  # noqa: F401  # before the memory is looked at
 from dschat.engine.engine import Engine
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora
@@ -33,6 +32,7 @@ from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tiny import make_model
 from dschat.models.tokenizer import load_tokenizer
+from dschat.quickstart.subcommands import as_arguments
 from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 from harness import MB, SampledPeak, give_back_at_once, in_process, own_bytes, report, run_step, settings_parser
 

@@ -37,7 +37,7 @@ from dschat.models.save import save_model
 from dschat.models.tiny import make_gemma
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, world_size
 from dschat.settings.batches import plan_batches
-from dschat.trainers.ppo_models import MovingAverage
+from dschat.training.ppo.models import MovingAverage
 from harness import GB, SampledPeak, give_back_at_once, own_bytes, report, settings_parser
 
 R = TypeVar("R")

@@ -27,14 +27,14 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 from contenders import ours
 from contenders.process import ContenderJob
 from contenders.work import DTYPES, SIZES, IterationWork, make_files, make_tokenizer
-from dschat.common.subcommands import as_arguments
 from dschat.models.load import open_config
 from dschat.plan.phases import Machine
 from dschat.plan.plan import make_plan
+from dschat.quickstart.subcommands import as_arguments
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
-from dschat.trainers.iteration import Clock
+from dschat.training.iteration import Clock
 from harness import MB, in_process, report, run_step, settings_parser
 
 # A user's turn, and a reply that <eos> ends.

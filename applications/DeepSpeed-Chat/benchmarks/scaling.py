@@ -20,8 +20,8 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from dschat.common.atomic import write_file
-from dschat.errors import UserError
+from dschat.base.atomic import write_file
+from dschat.base.errors import UserError
 from dschat.plan.models import published_config
 from dschat.plan.passes import shape_of
 from dschat.plan.phases import Machine

@@ -3,8 +3,8 @@
 
 import sys
 
+from dschat.base.errors import UserError
 from dschat.cli import main
-from dschat.errors import UserError
 from dschat.remote import receive
 
 

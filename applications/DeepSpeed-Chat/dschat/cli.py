@@ -17,7 +17,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.launch import LAUNCH_ONLY_FLAGS, is_worker, launch, plan_launch, worker_environment
 from dschat.main import run_main, run_script, run_training
 from dschat.settings.common import CommonConfig
@@ -58,40 +58,40 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "sft": Command(
-        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "builders.steps:train_sft", "sft"
+        "step 1: supervised fine-tuning", "settings.supervised:SFTConfig", "training.build.steps:train_sft", "sft"
     ),
     "reward": Command(
-        "step 2: a reward model", "settings.supervised:RewardConfig", "builders.steps:train_reward", "reward"
+        "step 2: a reward model", "settings.supervised:RewardConfig", "training.build.steps:train_reward", "reward"
     ),
     "dpo": Command(
         "instead of steps 2 and 3: direct preference optimisation",
         "settings.supervised:DPOConfig",
-        "builders.steps:train_dpo",
+        "training.build.steps:train_dpo",
         "dpo",
     ),
     "ppo": Command(
-        "step 3: PPO with macro actions, RLOO", "settings.ppo:PPOConfig", "builders.steps:train_ppo", "ppo"
+        "step 3: PPO with macro actions, RLOO", "settings.ppo:PPOConfig", "training.build.steps:train_ppo", "ppo"
     ),
     "refuel": Command(
-        "REFUEL on pairs of dialogues", "settings.refuel:RefuelConfig", "builders.steps:train_refuel", "refuel"
+        "REFUEL on pairs of dialogues", "settings.refuel:RefuelConfig", "training.build.steps:train_refuel", "refuel"
     ),
     "refuel-online": Command(
         "REFUEL with the users of the data",
         "settings.refuel:RefuelOnlineConfig",
-        "builders.steps:train_refuel_online",
+        "training.build.steps:train_refuel_online",
         "refuel_online",
     ),
     "refuel-data generate": Command(
         "dialogues of a policy and a simulated user",
-        "inference.refuel:GenerateOptions",
-        "inference.dialogues:run_generate",
+        "lab.refuel.options:GenerateOptions",
+        "lab.refuel.dialogues:run_generate",
         resumable=True,
     ),
     "refuel-data rank": Command(
-        "their rewards, turn by turn", "inference.refuel:RankOptions", "inference.pairs:run_rank", resumable=True
+        "their rewards, turn by turn", "lab.refuel.options:RankOptions", "lab.refuel.pairs:run_rank", resumable=True
     ),
     "refuel-data tokenize": Command(
-        "pairs of tokens that `refuel` trains on", "inference.refuel:MaskOptions", "inference.pairs:run_masks"
+        "pairs of tokens that `refuel` trains on", "lab.refuel.options:MaskOptions", "lab.refuel.pairs:run_masks"
     ),
     "data check": Command(
         "what is wrong with data, before training", "data.options:CheckOptions", "scoring.programs.check:run"
@@ -103,58 +103,54 @@ COMMANDS: dict[str, Command] = {
     ),
     "generate": Command(
         "responses of a model, with rewards",
-        "inference.options:InferenceOptions",
-        "inference.scored:run_inference",
+        "lab.generate_options:InferenceOptions",
+        "lab.generate:run_inference",
         resumable=True,
     ),
     "best-of-n": Command(
         "the best of N responses by reward",
-        "inference.options:BestOfOptions",
-        "inference.scored:run_best_of_n",
+        "lab.generate_options:BestOfOptions",
+        "lab.generate:run_best_of_n",
         resumable=True,
     ),
     "programs": Command(
         "programs of a model, run on tests in a sandbox",
-        "inference.options:ProgramOptions",
-        "inference.programs:run_programs",
+        "lab.generate_options:ProgramOptions",
+        "lab.programs:run_programs",
         resumable=True,
     ),
     "text": Command(
         "perplexity, ROUGE, accuracy of a reward model",
-        "inference.options:TextOptions",
-        "inference.text:run_text",
+        "lab.generate_options:TextOptions",
+        "lab.text:run_text",
         resumable=True,
     ),
-    "sample": Command(
-        "the rows that judges and people compare", "evaluation.options:SampleOptions", "evaluation.sampling:sample"
-    ),
+    "sample": Command("the rows that judges and people compare", "lab.options:SampleOptions", "lab.sampling:sample"),
     "judge": Command(
         "a judge model compares two models",
-        "evaluation.options:JudgeOptions",
-        "evaluation.judge.run:run_judge",
+        "lab.options:JudgeOptions",
+        "lab.judge.run:run_judge",
         resumable=True,
     ),
     "judge-turns": Command(
         "a judge compares dialogues turn by turn",
-        "evaluation.options:TurnOptions",
-        "reports.evaluations:run_turns",
+        "lab.options:TurnOptions",
+        "lab.evaluations:run_turns",
         resumable=True,
     ),
-    "vote": Command(
-        "people compare two models", "evaluation.options:VoteOptions", "evaluation.voting:vote", resumable=True
-    ),
+    "vote": Command("people compare two models", "lab.options:VoteOptions", "lab.vote.command:vote", resumable=True),
     "report": Command(
-        "win rates, agreement, pass@k, best of N", "evaluation.options:ReportOptions", "reports.evaluations:report"
+        "win rates, agreement, pass@k, best of N", "lab.options:ReportOptions", "lab.evaluations:report"
     ),
     "pass-at-k": Command(
-        "pass@k of programs that were run", "evaluation.options:PassOptions", "reports.evaluations:run_pass_at_k"
+        "pass@k of programs that were run", "lab.options:PassOptions", "lab.evaluations:run_pass_at_k"
     ),
     "demo chat": Command("talk with a model", "demo.options:ChatOptions", "demo.command:run"),
     "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.command:run"),
     "macro-actions": Command(
         "where termination conditions cut responses",
         "settings.macro_actions:MacroActionsOptions",
-        "show_macro_actions:run",
+        "lab.show_macro_actions:run",
     ),
     "serve": Command("a reward model for --reward_url", "settings.commands:ServeOptions", "scoring.serve:serve"),
     "serve-vllm": Command("vLLM for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.serve:serve"),

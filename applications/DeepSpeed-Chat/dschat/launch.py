@@ -26,7 +26,7 @@ from types import FrameType, TracebackType
 
 import psutil
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.remote import VARIABLES, check_paths, check_programs, delivered, pack, split_variables
 from dschat.settings.flags import check_values, flags_of
 from dschat.settings.processes import LaunchFlags

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
-from dschat.common.atomic import NO_ROOM
-from dschat.common.lock import close_all
-from dschat.common.progress import LinesAboveBars
-from dschat.errors import UserError
+from dschat.base.atomic import NO_ROOM
+from dschat.base.errors import UserError
+from dschat.base.lock import close_all
+from dschat.base.progress import LinesAboveBars
 from dschat.launch import ERROR_FILE, follow_launcher
 from dschat.settings.common import CommonConfig
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 
 VARIABLES = "MA_RLHF_VARIABLES"  # path of the file of variables on each machine
 PACKED = "packed:"  # prefix of a packed word

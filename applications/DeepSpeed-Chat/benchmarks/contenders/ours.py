@@ -20,18 +20,18 @@ from transformers import GemmaForCausalLM
 from contenders.process import ContenderJob, Meter, read_job
 from contenders.profiled import profile_iteration
 from contenders.work import FIRST_WORD, PAD
-from dschat.common.subcommands import as_arguments
-from dschat.conditions.termination import TerminationCondition
 from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
+from dschat.quickstart.subcommands import as_arguments
 from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.termination import TerminationCondition
 from dschat.run.distributed import device
-from dschat.trainers.iteration import Clock
-from dschat.trainers.ppo import PPO
-from dschat.trainers.ppo_models import ActorSampler
+from dschat.training.iteration import Clock
+from dschat.training.ppo.algorithm import PPO
+from dschat.training.ppo.models import ActorSampler
 from harness import run_step
 from macro_actions.estimators import ESTIMATORS
 

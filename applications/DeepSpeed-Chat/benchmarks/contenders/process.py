@@ -106,7 +106,7 @@ class Contender:
         Raises:
             RuntimeError: one ended.
         """
-        from dschat.common.subcommands import free_port
+        from dschat.quickstart.subcommands import free_port
 
         port = free_port()
         self._processes: list[tuple[subprocess.Popen[bytes], Connection[ContenderJob | None, IterationFigures]]] = []

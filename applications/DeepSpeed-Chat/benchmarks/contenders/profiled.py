@@ -24,7 +24,7 @@ from dschat.models import policy
 from dschat.models.compiled import compile_layers
 from dschat.models.policy import PolicyModel
 from dschat.rollouts.static import StaticDecoder
-from dschat.trainers.ppo import PPO
+from dschat.training.ppo.algorithm import PPO
 
 WARMUP_ITERATIONS = 2  # the first one compiles, and the profiler is started in the second
 DECODING_PART = "decoding step"

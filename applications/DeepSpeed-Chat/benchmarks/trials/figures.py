@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of a group's settings, over the seeds that are finished; their tables and pictures.
 
-Curves are one number per PPO iteration, smoothed as in the product's reports: `dschat.reports.run_summary`.
+Curves are one number per PPO iteration, smoothed as in the product's reports: `dschat.lab.run_summary`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import bootstrap
 
-from dschat.common.pictures import COLOURS, plain_axes
-from dschat.common.statistics import RESAMPLES, SEED, MeanInterval
-from dschat.reports.run_summary import Numbers, final, first_at, trailing_mean, window_of
+from dschat.base.pictures import COLOURS, plain_axes
+from dschat.base.statistics import RESAMPLES, SEED, MeanInterval
+from dschat.lab.run_summary import Numbers, final, first_at, trailing_mean, window_of
 from harness import svg, table, table_of
 from trials.matrix import Group, Options, Result, Results
 

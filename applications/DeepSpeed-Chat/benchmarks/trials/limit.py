@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dschat.common.atomic import writing
+from dschat.base.atomic import writing
 from dschat.data.examples import prompt_examples
 from dschat.models.load import load_causal_lm
 from dschat.models.tokenizer import load_tokenizer

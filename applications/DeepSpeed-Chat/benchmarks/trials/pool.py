@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from tqdm import tqdm
 
-from dschat.common.atomic import write_file
+from dschat.base.atomic import write_file
 from trials.matrix import Results, Spec
 
 _UNTIL_EXIT = ExitStack()  # contexts that a process holds until it ends

@@ -16,7 +16,9 @@ from statistics import fmean
 
 from tqdm import tqdm
 
-from dschat.common.subcommands import ONE, TRAINING
+from dschat.lab.run_data import RunData
+from dschat.lab.run_summary import levels_of, updates_to
+from dschat.lab.runs import read_runs
 from dschat.quickstart.inputs import (
     COMMON,
     FULL,
@@ -27,9 +29,7 @@ from dschat.quickstart.inputs import (
     ppo_flags,
     reward_model_flags,
 )
-from dschat.reports.run_data import RunData
-from dschat.reports.run_summary import levels_of, updates_to
-from dschat.reports.runs import read_runs
+from dschat.quickstart.subcommands import ONE, TRAINING
 from harness import table
 from trials.figures import over_seeds, updates_text, usual_updates
 

@@ -14,16 +14,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dschat.builders.engines import RunPlan
-from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
-from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.data.examples import prompt_examples
+from dschat.rollouts.termination import Ends, TerminationCondition
 from dschat.run.metrics import MetricsLog
 from dschat.run.output import Run, new_record
 from dschat.scoring.source import ResponseTexts, Scores, ScoreSource, scores_of
 from dschat.settings.ppo import PPOConfig
-from dschat.trainers.ppo import PPO
-from dschat.trainers.ppo_models import ActorSampler
+from dschat.training.build.engines import RunPlan
+from dschat.training.build.ppo import build_ppo_models, load_ppo_tokenizer
+from dschat.training.ppo.algorithm import PPO
+from dschat.training.ppo.models import ActorSampler
 from macro_actions import estimators
 from macro_actions.estimators import Estimator, EstimatorSettings
 from macro_actions.types import MacroActions, PPOBatch, Rollout, Trajectory

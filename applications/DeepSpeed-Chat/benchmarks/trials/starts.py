@@ -15,7 +15,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dschat.common.atomic import write_file, writing_folder
+from dschat.base.atomic import write_file, writing_folder
 from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
@@ -24,8 +24,8 @@ from dschat.models.tiny import make_gemma
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import Sampling, row_seed
-from dschat.trainers.reward import RewardTask
-from dschat.trainers.sft import SFTTask
+from dschat.training.supervised.reward import RewardTask
+from dschat.training.supervised.sft import SFTTask
 from macro_actions.losses import value_loss
 from macro_actions.types import Rollout, select_rows
 from trials.matrix import BATCH

@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from dschat.common.atomic import remove, remove_abandoned, writing_folder
-from dschat.common.cache_home import cache_home
-from dschat.common.fingerprints import content_hash, contents_hash, file_hash
+from dschat.base.atomic import remove, remove_abandoned, writing_folder
+from dschat.base.cache_home import cache_home
+from dschat.base.fingerprints import content_hash, contents_hash, file_hash
 from dschat.data.tokenised import Json, open_table
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dschat.base.errors import UserError
 from dschat.data.messages import Messages, check_messages, template_arguments
 from dschat.data.rows import Row, check_text, kind_of
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 
 SHAREGPT, ALPACA = "ShareGPT conversation", "Alpaca instruction"  # names of the formats

@@ -10,7 +10,8 @@ from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
-from dschat.common.progress import progress
+from dschat.base.errors import UserError
+from dschat.base.progress import progress
 from dschat.data.examples import empty_responses
 from dschat.data.formats import format_of
 from dschat.data.hub import find_known
@@ -23,7 +24,6 @@ from dschat.data.rows import Row, in_words
 from dschat.data.sources import STEPS, Source, load_source, split_for, step_rows
 from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
 from dschat.data.tokenised import encode_rows, workers_for
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from dschat.base.errors import UserError
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
-from dschat.errors import UserError
 
 
 def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, Tensor]:

@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dschat.common.atomic import recover_folder
+from dschat.base.atomic import recover_folder
+from dschat.base.errors import UserError
 from dschat.data.options import CheckOptions, PrepareOptions, RowOptions
 from dschat.data.prepared.folder import find_prepared, lock_of, open_prepared, summary_of
 from dschat.data.preview import Settings, preview_report
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 from dschat.settings.flags import flags_of
 

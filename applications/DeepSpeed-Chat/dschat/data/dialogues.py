@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dschat.base.errors import UserError
 from dschat.data.encoding import TurnEnd, encode_prompts, encode_responses, render
 from dschat.data.examples import kept
 from dschat.data.rows import Row, check_text, kind_of
-from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

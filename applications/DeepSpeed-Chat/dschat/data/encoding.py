@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal
 
-from dschat.common.templates import TemplateRefusal, apply_template, render_messages
+from dschat.base.errors import UserError
 from dschat.data.messages import DOCUMENTS, TOOLS
 from dschat.data.rows import Row
-from dschat.errors import UserError
+from dschat.models.templates import TemplateRefusal, apply_template, render_messages
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

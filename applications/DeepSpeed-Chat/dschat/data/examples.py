@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text, response_texts
 from dschat.data.formats import PROMPT_MESSAGES
 from dschat.data.messages import EMPTY, WEIGHT, message_text
 from dschat.data.rows import Row, in_words
 from dschat.data.turns import MarkedPrompt, encode_turns
-from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

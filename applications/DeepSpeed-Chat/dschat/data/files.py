@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dschat.common.jsonl import json_lines, opened, parse_json
+from dschat.base.errors import UserError
+from dschat.base.jsonl import json_lines, opened, parse_json
 from dschat.data.rows import RawSource
-from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset

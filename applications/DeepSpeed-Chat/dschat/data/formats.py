@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dschat.base.errors import UserError
 from dschat.data import chat_formats
 from dschat.data.chat_formats import ALPACA, SHAREGPT
 from dschat.data.messages import (
@@ -26,7 +27,6 @@ from dschat.data.messages import (
     without_nulls,
 )
 from dschat.data.rows import Row, check_text, kind_of
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags
 
 CONVERSATION, TEXTS, MESSAGE_LISTS = "conversation", "prompt and responses", "prompt and responses as messages"

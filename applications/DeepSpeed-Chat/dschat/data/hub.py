@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dschat.common.atomic import NO_ROOM
+from dschat.base.atomic import NO_ROOM
+from dschat.base.errors import UserError
 from dschat.data.files import find_files, os_error_behind, reason_of, used_splits
 from dschat.data.rows import RawSource
-from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict

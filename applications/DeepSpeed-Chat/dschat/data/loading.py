@@ -17,8 +17,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from dschat.common.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
-from dschat.common.template_date import date_note, date_read_by
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
 from dschat.data.cache import cache_folder, finish_entry, key_of, new_entry, open_entry
 from dschat.data.examples import PromptExample, SFTExample, empty_responses
 from dschat.data.plain_prompts import warn_of_plain_prompts
@@ -27,7 +27,7 @@ from dschat.data.prepared.read import check_folder, from_prepared, prepared_shar
 from dschat.data.rows import RawSource
 from dschat.data.sources import Share, load_share, open_source, split_for
 from dschat.data.tokenised import Examples, NotStorable, encode_rows, workers_for
-from dschat.errors import UserError
+from dschat.models.template_date import date_note, date_read_by
 from dschat.settings.common import CommonConfig
 
 logger = logging.getLogger(__name__)

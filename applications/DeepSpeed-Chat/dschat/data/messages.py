@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dschat.base.errors import UserError
 from dschat.data.rows import check_text, is_plain, kind_of
-from dschat.errors import UserError
 
 Messages = list[dict[str, Any]]
 TOOLS, DOCUMENTS, TEMPLATE_VARIABLES = "tools", "documents", "chat_template_kwargs"

@@ -4,9 +4,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from dschat.base.errors import UserError
 from dschat.data.hub import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.prepared.folder import SKIPPED
-from dschat.errors import UserError
 from dschat.settings.commands import ResultFlags
 from dschat.settings.common import ColumnFlags, DataFlags, OptimisationFlags
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, BELOW_1, REQUIRED, Range, check_values, flag, like

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dschat.common.templates import TemplateRefusal, apply_template
+from dschat.base.errors import UserError
 from dschat.data.encoding import special_ids
 from dschat.data.rows import Row
-from dschat.errors import UserError
+from dschat.models.templates import TemplateRefusal, apply_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

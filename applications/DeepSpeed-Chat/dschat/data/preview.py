@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dschat.common.template_date import date_note
+from dschat.base.errors import UserError
 from dschat.data.encoding import (
     decode_response,
     encode_prompts,
@@ -31,7 +31,7 @@ from dschat.data.plain_prompts import plain_prompt_note
 from dschat.data.rows import Row
 from dschat.data.sources import load_source
 from dschat.data.template_notes import UNREAD_COLUMNS, template_notes, unread_column_counts
-from dschat.errors import UserError
+from dschat.models.template_date import date_note
 from dschat.settings.common import ColumnFlags
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 
 COLUMNAR = (".parquet", ".arrow")  # suffixes of files that hold columns, not rows
 

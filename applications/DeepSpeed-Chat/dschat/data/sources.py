@@ -20,13 +20,13 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dschat.common.progress import progress
+from dschat.base.errors import UserError
+from dschat.base.progress import progress
 from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, open_local, suffix_of
 from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.rows import RawSource, Row, in_words
-from dschat.errors import UserError
 from dschat.settings.common import ColumnFlags, CommonConfig
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dschat.common.templates import TemplateRefusal, apply_template
+from dschat.base.errors import UserError
 from dschat.data.encoding import (
     PROBE,
     THOUGHT_END,
@@ -33,7 +33,7 @@ from dschat.data.encoding import (
 from dschat.data.formats import unread_columns
 from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS
 from dschat.data.rows import Row, in_words
-from dschat.errors import UserError
+from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.settings.common import ColumnFlags
 
 if TYPE_CHECKING:

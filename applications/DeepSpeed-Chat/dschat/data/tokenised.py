@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get
 import numpy as np
 import pyarrow as pa
 
-from dschat.common.progress import progress
+from dschat.base.progress import progress
 from dschat.data.files import os_error_behind
 from dschat.data.rows import Row, is_plain
 

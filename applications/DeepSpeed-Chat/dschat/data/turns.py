@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from dschat.common.templates import render_messages
+from dschat.base.errors import UserError
 from dschat.data.encoding import (
     TurnEnd,
     encode_prompt_texts,
@@ -19,7 +19,7 @@ from dschat.data.encoding import (
 )
 from dschat.data.messages import WEIGHT
 from dschat.data.rows import Row
-from dschat.errors import UserError
+from dschat.models.templates import render_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

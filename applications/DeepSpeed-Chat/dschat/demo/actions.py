@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 
-from dschat.common.display import EMPTY, Component, visible
+from dschat.base.display import EMPTY, Component, visible
+from dschat.base.errors import UserError
 from dschat.demo.models import chosen, find_checkpoints
 from dschat.demo.session import Chat, MakePrompt, SamplingChoice, Session, ShownAnswer, summary_prompt
-from dschat.errors import UserError
-from dschat.reports.macro_actions import legend_html, macro_spans
+from dschat.lab.macro_actions import legend_html, macro_spans
 
 PAUSE = 0.05  # seconds between two drafts that are sent to the browser
 # Characters that mean something to JavaScript's and Handlebars' templates or to Gradio's placeholders.

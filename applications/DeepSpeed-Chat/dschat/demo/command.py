@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dschat.common.display import HOST, USER, check_address, gradio, visible
+from dschat.base.display import HOST, USER, check_address, gradio, visible
+from dschat.base.errors import UserError
 from dschat.demo.models import find_checkpoints
 from dschat.demo.options import PASSWORD, ChatOptions, DemoOptions
-from dschat.errors import UserError
-from dschat.reports.macro_actions import macro_text
+from dschat.lab.macro_actions import macro_text
 from dschat.settings.commands import require_token
 
 if TYPE_CHECKING:

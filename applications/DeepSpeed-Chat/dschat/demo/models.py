@@ -10,12 +10,12 @@ from typing import TypeAlias
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from dschat.common.display import visible
-from dschat.common.jsonl import read_object
+from dschat.base.display import visible
+from dschat.base.errors import UserError
+from dschat.base.jsonl import read_object
 from dschat.data.encoding import turn_end
 from dschat.data.sources import HUB_NAME
-from dschat.errors import UserError
-from dschat.inference.policy import FLAGS_FILE, STEP, locate_policy
+from dschat.lab.policy import FLAGS_FILE, STEP, locate_policy
 from dschat.models.limits import position_limit, trained_length
 from dschat.models.load import gguf_remedy, load_causal_lm, open_config
 from dschat.models.lora import adapter_alone, base_of, has_score_head

@@ -4,8 +4,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dschat.common.display import HOST
-from dschat.inference.options import TEMPERATURE, TRAINING_SEED, ComputeFlags
+from dschat.base.display import HOST
+from dschat.lab.generate_options import TEMPERATURE, TRAINING_SEED, ComputeFlags
 from dschat.settings.commands import PORT
 from dschat.settings.common import SEED
 from dschat.settings.config import Config

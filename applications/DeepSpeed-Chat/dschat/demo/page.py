@@ -7,13 +7,13 @@ from functools import partial
 from importlib import resources
 from typing import Any
 
-from dschat.common.display import Component, gradio, launch
+from dschat.base.display import Component, gradio, launch
+from dschat.base.errors import UserError
 from dschat.demo.actions import LEGEND, Actions, Update, status_html
 from dschat.demo.models import find_checkpoints
 from dschat.demo.options import PASSWORD
 from dschat.demo.session import CHAT_EXAMPLE, SUMMARY_EXAMPLE, Chat, Session
-from dschat.errors import UserError
-from dschat.reports.macro_actions import STYLE
+from dschat.lab.macro_actions import STYLE
 
 TITLES = {"chat": "Chat", "summary": "Summaries"}
 NAMES = ("Model", "Other model")

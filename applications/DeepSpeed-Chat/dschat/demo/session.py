@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompts, prompt_text, reply_contents
 from dschat.data.formats import tldr_prompt
 from dschat.data.rows import Row
 from dschat.demo.models import Opened, chosen, find_checkpoints, find_model, open_model, own_sampling
 from dschat.demo.options import DemoOptions
 from dschat.demo.stream import STOPPED, ChatQuestion, Draft, MacroActionsOf, stream
-from dschat.errors import UserError
-from dschat.inference.policy import choose_device
+from dschat.lab.macro_actions import MacroToken
+from dschat.lab.policy import choose_device
 from dschat.models.opening import choose_dtype
-from dschat.reports.macro_actions import MacroToken
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts

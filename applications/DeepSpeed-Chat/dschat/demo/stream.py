@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from dschat.conditions.termination import TerminationCondition
+from dschat.base.errors import UserError
 from dschat.data.encoding import decode_response
 from dschat.demo.models import Opened
-from dschat.errors import UserError
+from dschat.lab.macro_actions import MacroToken
 from dschat.models.policy import PolicyModel
-from dschat.reports.macro_actions import MacroToken
+from dschat.models.tokenizer import token_texts
 from dschat.rollouts.generate import CausalLM
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
+from dschat.rollouts.termination import TerminationCondition
 from dschat.settings.macro_actions import TerminationFlags
-from dschat.trainers.rollout_metrics import token_texts
 from macro_actions.segments import segment
 from macro_actions.types import Rollout, Trajectory
 

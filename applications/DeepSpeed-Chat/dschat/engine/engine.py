@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
+from dschat.base.errors import UserError
 from dschat.engine import zero3
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.engine.process_group import prepare_op
 from dschat.engine.reduction import ReductionCheck, check_of
 from dschat.engine.rehearsal import bytes_to_come, gradients_dropped
-from dschat.errors import UserError
 from dschat.models.compiled import Compiler, compile_layers
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.lora import adapters_off

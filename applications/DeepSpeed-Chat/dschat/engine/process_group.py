@@ -23,7 +23,7 @@ import deepspeed  # noqa: E402
 from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.runtime import bf16_optimizer  # noqa: E402
 
-from dschat.errors import UserError  # noqa: E402
+from dschat.base.errors import UserError  # noqa: E402
 from dschat.models.opening import choose_dtype  # noqa: E402
 from dschat.run.distributed import make_host_groups  # noqa: E402
 

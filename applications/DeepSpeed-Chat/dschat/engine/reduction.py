@@ -19,7 +19,7 @@ import deepspeed
 import torch
 from torch import Tensor, nn
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_size
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from dschat.common.cache_home import cache_home
+from dschat.base.cache_home import cache_home
 from dschat.models.layers import layers_of
 from dschat.models.side_by_side import Backend, common_layout, lay_side_by_side, merging
 

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.layers import layers_of
 from dschat.models.lora import add_lora
 

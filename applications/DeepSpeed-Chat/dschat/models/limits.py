@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, PreTrainedConfig
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.load import open_config
 
 logger = logging.getLogger(__name__)

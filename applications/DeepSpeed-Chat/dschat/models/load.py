@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
 )
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.heads import draw_head, zero_head
 from dschat.models.lora import adapter_alone, base_of, has_score_head, merge_adapter, named_base
 from dschat.models.opening import (

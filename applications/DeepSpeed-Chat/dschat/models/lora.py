@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.opening import Placement
 
 logger = logging.getLogger(__name__)

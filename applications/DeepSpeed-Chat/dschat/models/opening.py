@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_kernels_available
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 
 logger = logging.getLogger(__name__)
 

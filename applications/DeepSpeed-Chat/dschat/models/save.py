@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, revert_weight_conversion
 
-from dschat.common.atomic import put, write_file
+from dschat.base.atomic import put, write_file
 from dschat.models.heads import folded
 from dschat.models.lora import is_adapter, lora_config, merged, save_adapter
 

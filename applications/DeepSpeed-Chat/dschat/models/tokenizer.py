@@ -5,12 +5,12 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from dschat.common.templates import TemplateRefusal, apply_template
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.load import explain_missing
 from dschat.models.lora import file_place, named_base
+from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.models.vocabulary import id_count
 
 logger = logging.getLogger(__name__)
@@ -181,3 +181,19 @@ def _unused_token(tokenizer: Any, end_ids: Collection[int], end_token: str | Non
         if token not in template and vocabulary[token] != last:
             return token
     return None
+
+
+def token_texts(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The text that each token adds to the response; together they are the decoded response, special tokens shown.
+
+    A token that ends inside a character (bytes of an emoji) adds nothing until the one that completes it.
+    """
+    texts, done = [], ""
+    for end in range(1, len(ids) + 1):
+        text = str(tokenizer.decode(ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if text.endswith("�") and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(text[len(done) :])
+        done = text
+    return texts

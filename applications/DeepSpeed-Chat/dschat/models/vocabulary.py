@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 
 _BUFFER = "missing_ids"  # of a causal LM; it is not saved
 

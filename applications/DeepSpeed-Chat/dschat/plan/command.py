@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.plan.models import Configs, find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan, remedies

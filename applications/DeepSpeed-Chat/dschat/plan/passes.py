@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.finetuning import (
     EVERYTHING,
     Finetuning,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.layout import COLUMN_STEP, PREFILL_TOKENS, SPARE_COLUMNS, PassSize
 from dschat.models.save import FILE_SIZE
 from dschat.plan.models import Role

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.limits import open_decoder_config
 from dschat.plan.models import Configs, Role, roles_of
 from dschat.plan.phases import CUDA_BYTES, GB, Host, Machine, Phase, host_of, kept_bytes, phases_of

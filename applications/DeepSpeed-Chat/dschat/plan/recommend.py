@@ -24,8 +24,8 @@ from itertools import groupby, product
 from operator import or_
 from typing import Any
 
-from dschat.common.display import text_table
-from dschat.errors import UserError
+from dschat.base.display import text_table
+from dschat.base.errors import UserError
 from dschat.plan.models import Configs, roles_of
 from dschat.plan.phases import CUDA_BYTES, GB, Machine, engines
 from dschat.plan.plan import Change, Plan, changed, in_words, make_plan, minimum_memory, recomputation, smaller

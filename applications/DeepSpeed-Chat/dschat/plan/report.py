@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dschat.common.display import text_table
+from dschat.base.display import text_table
+from dschat.base.errors import UserError
 from dschat.data.hub import KnownSet, find_known
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import prepared_share
@@ -22,7 +23,6 @@ from dschat.data.sources import (
     source_line,
     split_bounds,
 )
-from dschat.errors import UserError
 from dschat.plan.models import Role
 from dschat.plan.phases import CUDA_BYTES, GB, Texts, engines, phases_of
 from dschat.plan.plan import Change, Plan, in_words, what_else

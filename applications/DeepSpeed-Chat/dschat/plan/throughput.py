@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.layout import Integers, Lengths
 from dschat.models.operations import ModelCost, Peaks, decoding_bytes
 from dschat.plan import shares

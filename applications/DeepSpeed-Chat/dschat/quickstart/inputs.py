@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.common.subcommands import Processes, as_arguments, run_step
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.quickstart import synthetic
+from dschat.quickstart.subcommands import Processes, as_arguments, run_step
 
 GOLD = Path(synthetic.__file__)
 COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]

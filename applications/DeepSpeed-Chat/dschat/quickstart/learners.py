@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 import transformers
 
-from dschat.common.subcommands import ONE, as_arguments, run_step, run_steps
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source, split_part
-from dschat.inference.measure import Answer, best_of, measure
-from dschat.inference.text import run_models
+from dschat.lab.measure import Answer, best_of, measure
+from dschat.lab.runs import Learner, PolicyPoint, draw_learners, learner_table, write_page
+from dschat.lab.text import run_models
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
@@ -38,8 +38,8 @@ from dschat.quickstart.inputs import (
     train_sft,
 )
 from dschat.quickstart.options import LearnersOptions
+from dschat.quickstart.subcommands import ONE, as_arguments, run_step, run_steps
 from dschat.quickstart.synthetic import gold_score
-from dschat.reports.runs import Learner, PolicyPoint, draw_learners, learner_table, write_page
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.reward_model import RewardModelScores
 
@@ -322,8 +322,8 @@ def refuel_flags(data: Path, sft: Path, output: Path, scale: DialogueScale) -> l
 
 def scores_by_round(run: Path) -> str:
     """The evaluations of a run as a table."""
-    from dschat.common.display import markdown_table
-    from dschat.common.statistics import mean_interval
+    from dschat.base.display import markdown_table
+    from dschat.base.statistics import mean_interval
 
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     evaluations = [row for row in map(json.loads, lines) if "eval/scores" in row]

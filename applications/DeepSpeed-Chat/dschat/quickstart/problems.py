@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal
 
-from dschat.common.jsonl import write_rows
+from dschat.base.jsonl import write_rows
 
 Kind = Literal["demonstrations", "problems"]
 

@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.common.atomic import write_file
-from dschat.common.subcommands import Processes, as_arguments, run_step
-from dschat.evaluation.programs import ALL, pass_rates
+from dschat.base.atomic import write_file
+from dschat.lab.evaluations import pass_table
+from dschat.lab.pass_at_k import ALL, pass_rates
+from dschat.lab.runs import build_report
 from dschat.quickstart.inputs import COMMON, make_folder, supervised_flags
 from dschat.quickstart.options import ProgramsOptions
-from dschat.reports.evaluations import pass_table
-from dschat.reports.runs import build_report
+from dschat.quickstart.subcommands import Processes, as_arguments, run_step
 
 
 @dataclass(frozen=True)

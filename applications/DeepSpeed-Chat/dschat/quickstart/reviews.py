@@ -7,7 +7,7 @@ Runs the same commands as any training, as processes of their own, on a syntheti
 import time
 from collections.abc import Sequence
 
-from dschat.common.subcommands import Processes, run_step, run_steps
+from dschat.lab.runs import build_report
 from dschat.quickstart.inputs import (
     COMMON,
     FULL,
@@ -22,7 +22,7 @@ from dschat.quickstart.inputs import (
     train_sft,
 )
 from dschat.quickstart.options import QuickstartOptions
-from dschat.reports.runs import build_report
+from dschat.quickstart.subcommands import Processes, run_step, run_steps
 
 REGIME = (
     "Regime: 64 tokens, a score at the end, whitened advantages. Where the critic starts from the reward model, as"

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from dschat.common.atomic import write_file
-from dschat.common.subcommands import ONE
+from dschat.base.atomic import write_file
 from dschat.quickstart.inputs import (
     COMMON,
     FULL,
@@ -25,6 +24,7 @@ from dschat.quickstart.inputs import (
     train_sft,
 )
 from dschat.quickstart.options import RewardLossesOptions
+from dschat.quickstart.subcommands import ONE
 from dschat.settings.supervised import RewardLoss
 
 END, OWN, MEANS = "eval/end_accuracy", "eval/accuracy", "eval/mean_accuracy"

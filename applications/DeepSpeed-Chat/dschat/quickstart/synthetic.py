@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dschat.common.jsonl import write_rows
+from dschat.base.jsonl import write_rows
 from dschat.data.formats import tldr_prompt
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dschat.common.jsonl import write_rows
+from dschat.base.jsonl import write_rows
 
 Message = dict[str, str]
 

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from dschat.base.errors import UserError
 from dschat.data.dialogues import Dialogue, encode_states
 from dschat.data.encoding import decode_response, reply_contents
-from dschat.errors import UserError
 from dschat.rollouts.engine import Draw
 from dschat.rollouts.sampling import Sampling, row_seed
 

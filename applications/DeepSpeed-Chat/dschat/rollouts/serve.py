@@ -14,7 +14,7 @@ from importlib.util import find_spec
 
 import torch
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.lora import base_of
 from dschat.rollouts.vllm import BATCHED_TOKENS
 from dschat.settings.commands import ServeVllmOptions

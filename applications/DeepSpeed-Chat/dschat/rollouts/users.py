@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dschat.common.chat_servers import Endpoint, Reply, ReplyCache, Unanswered, digest_of, open_client
-from dschat.common.user_function import call_function
+from dschat.base.errors import UserError
+from dschat.base.user_function import call_function
 from dschat.data.dialogues import Dialogue
-from dschat.errors import UserError
+from dschat.rollouts.chat_servers import Endpoint, Reply, ReplyCache, Unanswered, digest_of, open_client
 from dschat.rollouts.dialogues import Assistant
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class ServerWriter:
 
     def _send(self, body: dict[str, object]) -> Reply | None:
         """The server's answer; None where it refuses this text though it has answered others."""
-        from dschat.common.chat_servers import FormRefused, complete
+        from dschat.rollouts.chat_servers import FormRefused, complete
 
         flag = f"{self._endpoint.flags.url} {self._endpoint.base_url}"
         try:

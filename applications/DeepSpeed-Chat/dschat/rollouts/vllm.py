@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.models.lora import base_of
 from dschat.models.vocabulary import missing_ids_of

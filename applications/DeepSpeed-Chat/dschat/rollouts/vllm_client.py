@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import httpx2
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.run.stop import is_stopping_here, raise_if_stopped_here
 
 FLAG = "--vllm_url"

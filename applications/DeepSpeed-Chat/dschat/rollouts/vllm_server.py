@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.engine import Draw, Generation

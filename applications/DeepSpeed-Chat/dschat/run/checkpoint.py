@@ -5,9 +5,9 @@
                                      metrics.jsonl by run/output.py
     output_dir/models/step-N/        the models after N updates (--save_models), by run/model_folders.py
     output_dir/checkpoints/step-N/   the run after N updates (--save_steps), written here
-    output_dir/samples/              responses of step 3's evaluations, by trainers/evaluation.py
-    output_dir/reference/            DPO's and REFUEL's log-probs before training, by trainers/reference.py
-    output_dir/nonfinite/            batches with numbers that are not finite, by trainers/nonfinite.py
+    output_dir/samples/              responses of step 3's evaluations, by training/evaluation.py
+    output_dir/reference/            DPO's and REFUEL's log-probs before training, by training/reference.py
+    output_dir/nonfinite/            batches with numbers that are not finite, by training/nonfinite.py
     output_dir/tensorboard/, wandb/  with --report_to, by run/trackers.py
 
 A checkpoint holds, and `Checkpoints.save` writes:
@@ -36,11 +36,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dschat.common.atomic import WRITING, flush, recover, remove, write_file
-from dschat.common.fingerprints import content_hash, file_hash
-from dschat.common.glossary import BEST
-from dschat.common.jsonl import read_object
-from dschat.errors import UserError
+from dschat.base.atomic import WRITING, flush, recover, remove, write_file
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import content_hash, file_hash
+from dschat.base.glossary import BEST
+from dschat.base.jsonl import read_object
 from dschat.models.engines import Trained
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, own_part, rank, world_size
 from dschat.run.identity import Identity, differences

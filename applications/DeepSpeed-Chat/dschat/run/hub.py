@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.commands import PushOptions
 from dschat.settings.rules import check_repository
 

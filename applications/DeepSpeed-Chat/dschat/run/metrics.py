@@ -13,9 +13,9 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
-from dschat.common.atomic import write_file
-from dschat.common.glossary import HEAD, HEADLINES
-from dschat.errors import UserError
+from dschat.base.atomic import write_file
+from dschat.base.errors import UserError
+from dschat.base.glossary import HEAD, HEADLINES
 from dschat.run.distributed import device, is_main, sum_over_ranks
 from dschat.run.trackers import Sample, Trackers
 

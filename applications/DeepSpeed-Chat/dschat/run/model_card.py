@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from dschat.common.atomic import write_file
-from dschat.common.jsonl import read_object
+from dschat.base.atomic import write_file
+from dschat.base.jsonl import read_object
 from dschat.run.metrics import EVALUATION, ROWS, STANDARD_ERROR, after
 from dschat.run.output import RunRecord
 from dschat.settings.estimators import NEEDS

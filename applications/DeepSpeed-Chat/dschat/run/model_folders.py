@@ -7,7 +7,7 @@
 What else a run leaves behind stands in `checkpoint`. Steps 1 and 2 save their one model in that folder itself, step 3
 in actor/, critic/ and, with --enable_ema, actor_ema/. A model's folder holds safetensors, config.json, tokenizer,
 README.md (the model card) and run.json; with LoRA also adapter/. Folders and files are whole or not there: see
-`dschat.common.atomic`.
+`dschat.base.atomic`.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.models.engines import Trained
 from dschat.models.lora import lora_config
 from dschat.models.save import save_model

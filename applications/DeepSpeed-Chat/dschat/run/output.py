@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from dschat.common.atomic import (
+from dschat.base.atomic import (
     WRITING,
     Backup,
     missing_folders,
@@ -28,11 +28,11 @@ from dschat.common.atomic import (
     write_file,
     writing_into,
 )
-from dschat.common.fingerprints import file_hash
-from dschat.common.jsonl import read_object
-from dschat.common.lock import Lock
-from dschat.common.template_date import begin_date
-from dschat.errors import UserError
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import file_hash
+from dschat.base.jsonl import read_object
+from dschat.base.lock import Lock
+from dschat.models.template_date import begin_date
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog, evaluation_line, few_rows_warning
 from dschat.run.state import Json
@@ -66,7 +66,7 @@ class RunRecord:
     hardware: dict[str, object]
     seeds: dict[str, int]
     code: dict[str, object]  # version of this package; of a git checkout also `commit_of`
-    template_date: str = ""  # that chat templates read, see `dschat.common.template_date`; kept when the run goes on
+    template_date: str = ""  # that chat templates read, see `dschat.models.template_date`; kept when the run goes on
     data: dict[str, object] = field(default_factory=dict)
     batches: dict[str, object] = field(default_factory=dict)
     parser: dict[str, str] = field(default_factory=dict)  # of the termination condition parsing: name and version

@@ -2,13 +2,13 @@
 """SIGTERM and Ctrl-C: noted when they come, acted on where a run can stop without losing anything.
 
 dschat/launch.py hands the signal to the training processes. From the first self-check to the last evaluation
-(trainers/loop.py: Loop.fit) it is noted only. At every micro-batch (trainers/ppo_update.py) `raise_if_stopped` raises
+(training/loop.py: Loop.fit) it is noted only. At every micro-batch (training/ppo/update.py) `raise_if_stopped` raises
 Stopped on all ranks; at every drawn token (rollouts/generate.py) `raise_if_stopped_here` does on one, inside
 `stopping_together`; vLLM draws its rollout to the end first. Checkpoints.stopping (run/checkpoint.py) saves where the
 run is, and run_main (dschat/main.py) says how to go on and returns the status. A rollout that was being drawn or
 scored is not saved: it is drawn again from the same seeds. One that was being trained on is, with the number of its
-finished updates, and the update that was cut is done again from its first micro-batch (trainers/iteration.py). The
-pass of the reference before training (trainers/reference.py) stops alike, with nothing to save. Everywhere else a
+finished updates, and the update that was cut is done again from its first micro-batch (training/iteration.py). The
+pass of the reference before training (training/reference.py) stops alike, with nothing to save. Everywhere else a
 signal ends the process at once.
 """
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dschat.common.display import markdown_table
-from dschat.common.glossary import HEAD
+from dschat.base.display import markdown_table
+from dschat.base.glossary import HEAD
 
 if TYPE_CHECKING:
     import wandb

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dschat.common.user_function import call_function
+from dschat.base.errors import UserError
+from dschat.base.user_function import call_function
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import Row
-from dschat.errors import UserError
 from dschat.run.stop import stopping_together
 from dschat.scoring.segments import Numbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from dschat.base.errors import UserError
 from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import PROBE
 from dschat.data.rows import Row
-from dschat.errors import UserError
 from dschat.models.engines import Scalar
 from dschat.models.layout import PassSize, layouts
 from dschat.run.distributed import largest_over_ranks

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from dschat.common.templates import TemplateRefusal, apply_template
+from dschat.base.errors import UserError
 from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text, reply_contents
 from dschat.data.rows import Row
-from dschat.errors import UserError
 from dschat.models.engines import ScalarForward
 from dschat.models.layout import PassSize, group_by_length
 from dschat.models.limits import position_limit
 from dschat.models.load import load_classifier
 from dschat.models.scalar import ScalarModel, last_scores
+from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.models.tokenizer import open_tokenizer
 from dschat.run.distributed import largest_over_ranks
 from dschat.scoring.source import ResponseTexts

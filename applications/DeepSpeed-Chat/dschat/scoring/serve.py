@@ -24,7 +24,7 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.scoring.score_request import BadRequest, ScoreRequest
 from dschat.settings.commands import ServeOptions
 from dschat.settings.rewards import REWARD_TOKEN

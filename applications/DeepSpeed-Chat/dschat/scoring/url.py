@@ -26,7 +26,7 @@ from typing import TypeVar
 import httpx2
 from torch import Tensor
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.run.stop import raise_if_stopped_here, stopping_together
 from dschat.scoring.segments import Numbers, is_finite
 from dschat.scoring.source import ResponseTexts, Scores, with_segments

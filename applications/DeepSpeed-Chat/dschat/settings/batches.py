@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 
 
 @dataclass(frozen=True)

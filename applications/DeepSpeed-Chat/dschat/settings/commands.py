@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.common import EngineFlags
 from dschat.settings.flags import AT_LEAST_1, check_values, flag, like
 from dschat.settings.rewards import REWARD_TOKEN, RewardFlags

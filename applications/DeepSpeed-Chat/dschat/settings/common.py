@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings import rules as checks
 from dschat.settings.batches import BatchPlan
 from dschat.settings.config import Config

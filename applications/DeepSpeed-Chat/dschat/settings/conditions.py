@@ -2,7 +2,7 @@
 """The termination conditions, which say where macro actions end: name, help, flags and function of each.
 
 To add a condition, write its group of flags and its row of CONDITIONS here, and its function in
-`dschat.conditions.termination`; parser, help, checks and every command that cuts responses take it from this table.
+`dschat.rollouts.termination`; parser, help, checks and every command that cuts responses take it from this table.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.flags import AT_LEAST_1, NOT_EMPTY, flag
 from dschat.settings.rules import check_function_path
 
@@ -30,7 +30,7 @@ class Condition:
     Attributes:
         name: its value of --termination_condition.
         function: "module:function" in dschat, imported when a run needs it; takes the condition's flags and the
-            `dschat.conditions.termination.RunParts`, and returns a function of (trajectory, epoch) → `Ends`.
+            `dschat.rollouts.termination.RunParts`, and returns a function of (trajectory, epoch) → `Ends`.
         flags: its group of flags.
         note: what else --help says of the name.
         logprobs: whose log-probs it reads, if any.
@@ -155,22 +155,22 @@ def _check_parser(flags: ParsingFlags) -> None:
 _TABLE = (
     Condition(
         "fixed",
-        "conditions.termination:fixed",
+        "rollouts.termination:fixed",
         FixedFlags,
         check=_check_ngram,
         title=lambda flags: f"fixed, n = {flags.ngram:g}",
     ),
-    Condition("randomized", "conditions.termination:randomized", RandomizedFlags),
+    Condition("randomized", "rollouts.termination:randomized", RandomizedFlags),
     Condition(
         "parsing",
-        "conditions.termination:Parsing",
+        "rollouts.termination:Parsing",
         ParsingFlags,
         check=_check_parser,
         title=lambda flags: f"{flags.parser}, cutoff {flags.parsing_cutoff}",
     ),
     Condition(
         "ppl",
-        "conditions.termination:perplexity",
+        "rollouts.termination:perplexity",
         PerplexityFlags,
         note="where the reference is surprised",
         logprobs="reference",
@@ -178,13 +178,13 @@ _TABLE = (
     ),
     Condition(
         "surprise",
-        "conditions.termination:surprise",
+        "rollouts.termination:surprise",
         SurpriseFlags,
         note="where the policy was",
         logprobs="policy",
     ),
-    Condition("sentence", "conditions.termination:sentences"),
-    Condition("line", "conditions.termination:lines"),
+    Condition("sentence", "rollouts.termination:sentences"),
+    Condition("line", "rollouts.termination:lines"),
 )
 CONDITIONS: dict[str, Condition] = {condition.name: condition for condition in _TABLE}
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
 
 # Keys that flags decide: a file may repeat them, not change them.

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.other_names import OTHER_VALUES
 from dschat.settings.presets import PRESETS, find_preset, preset_names, variables
 from dschat.settings.variables import expand_path, expand_text

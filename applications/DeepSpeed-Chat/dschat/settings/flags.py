@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, 
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 
 Range = tuple[Callable[[Any], bool], str]  # a predicate of a value, and the words that say what it accepts
 OnResume = Literal["same", "free", "share"]

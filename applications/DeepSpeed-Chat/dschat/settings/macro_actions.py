@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.commands import ServerFlags
 from dschat.settings.common import OptimisationFlags
 from dschat.settings.conditions import (

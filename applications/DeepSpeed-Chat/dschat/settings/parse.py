@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.config import Config

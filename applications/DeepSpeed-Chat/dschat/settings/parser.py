@@ -12,7 +12,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.flags import Flag, flags_of
 from dschat.settings.other_names import OTHER_VALUES, suggestion
 from dschat.settings.words import (

@@ -10,7 +10,7 @@ import logging
 import re
 from typing import Annotated, Any, ClassVar
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan, plan_rollouts
 from dschat.settings.common import COMMON_RULES, CommonConfig
 from dschat.settings.estimators import ESTIMATOR_FLAGS

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.batches import largest_part
 
 PRESETS = Path(__file__).resolve().parents[1] / "presets"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import COMMON_RULES
 from dschat.settings.flags import (

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dschat.common.glossary import names_under
+from dschat.base.glossary import names_under
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 
 OnRewardError = Literal["stop", "retry", "skip"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, SHARE, UP_TO_1, flag
 
 RolloutEngineName = Literal["continuous", "generate", "vllm"]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from dschat.common.jsonl import read_object
-from dschat.errors import UserError
+from dschat.base.errors import UserError
+from dschat.base.jsonl import read_object
 from dschat.settings.flags import flags_of, value_of
 
 C = TypeVar("C")

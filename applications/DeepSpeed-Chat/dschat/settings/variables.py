@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 
 BRACED = r"\{(?:(?P<braced>\w+)(?::-(?P<default>[^}]*))?\})?"  # without a group: a brace that is not closed
 IN_TEXT = re.compile(rf"(?P<literal>\$(?=\$\{{))?\${BRACED}")

@@ -21,12 +21,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dschat.common.atomic import recover_folder, replaced_by
-from dschat.common.jsonl import parse_json
-from dschat.common.lock import Lock
+from dschat.base.atomic import recover_folder, replaced_by
+from dschat.base.errors import UserError
+from dschat.base.jsonl import parse_json
+from dschat.base.lock import Lock
 from dschat.data.encoding import decode_response
 from dschat.data.rows import Row
-from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dschat.common.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
-from dschat.common.template_date import date_read_by
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
 from dschat.data.encoding import encode_prompt_texts
 from dschat.data.examples import (
     CUT_TO_NOTHING,
@@ -34,7 +34,7 @@ from dschat.data.rows import Row, in_words, is_plain
 from dschat.data.sources import open_source, read_share
 from dschat.data.template_notes import warn_of_template
 from dschat.data.tokenised import encode_rows, workers_for
-from dschat.errors import UserError
+from dschat.models.template_date import date_read_by
 from dschat.settings.common import ColumnFlags
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dschat.common.fingerprints import template_fingerprint, tokenizer_fingerprint
-from dschat.common.template_date import DATE_VARIABLE, template_date
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import template_fingerprint, tokenizer_fingerprint
 from dschat.data.examples import (
     PROMPT_TOO_LONG,
     PairExample,
@@ -27,7 +27,7 @@ from dschat.data.rows import Row
 from dschat.data.sources import Share, described
 from dschat.data.tokenised import Examples, open_table
 from dschat.data.turns import MarkedPrompt
-from dschat.errors import UserError
+from dschat.models.template_date import DATE_VARIABLE, template_date
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

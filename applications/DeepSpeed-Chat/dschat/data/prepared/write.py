@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dschat.common.atomic import reporting, writing_folder
-from dschat.common.jsonl import write_rows
+from dschat.base.atomic import reporting, writing_folder
+from dschat.base.jsonl import write_rows
 from dschat.data.prepared.folder import ARGUMENTS, EXAMPLE_PROMPT, INFO, PLOT, SKIPPED, PreparedExample, split_files
 from dschat.data.tokenised import columns_of, features_of, library
 
@@ -115,7 +115,7 @@ def lengths_picture(splits: Mapping[str, Sequence[PreparedExample]], info: Mappi
     """A PNG with a histogram for each part, the splits as shares of their own rows."""
     from matplotlib.figure import Figure
 
-    from dschat.common.pictures import COLOURS, plain_axes, plain_legend, png
+    from dschat.base.pictures import COLOURS, plain_axes, plain_legend, png
 
     found = {split: lengths_of_parts(examples) for split, examples in splits.items() if examples}
     names = list(found["train"])

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from functools import cache
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.scoring.programs.sandbox import LEVELS, Level, SandboxJob, SandboxLimits, execute
 
 REMEDIES = {

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from dschat.errors import UserError
+from dschat.base.errors import UserError
 from dschat.scoring.programs.inside.values import SET
 
 CHUNK = 4000  # digits that Python converts at once

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from dschat.common.fingerprints import content_hash
+from dschat.base.fingerprints import content_hash
 from dschat.scoring.programs.levels import strongest_level, try_out
 from dschat.scoring.programs.problem import Case, Problem, is_right, parse_problem
 from dschat.scoring.programs.sandbox import Execution, Level, SandboxJob, SandboxLimits, execute

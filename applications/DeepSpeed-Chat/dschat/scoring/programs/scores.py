@@ -16,8 +16,8 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from dschat.base.errors import UserError
 from dschat.data.rows import Row
-from dschat.errors import UserError
 from dschat.run.distributed import gather_objects
 from dschat.scoring.programs.blocks import ProgramBlock, find_program, program_of
 from dschat.scoring.programs.problem import parse_problem

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lock on a folder or file that several processes might write."""
+
+import fcntl
+import os
+import socket
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dschat.base.atomic import missing_folders, remove_empty
+from dschat.base.errors import UserError
+
+TRIES, PAUSE = 1500, 0.02  # looks at a lock that is being written, removed or waited for, and seconds between them
+
+
+class Lock:
+    """Keeps other processes out, until `close` or the end of this process.
+
+    The kernel knows whether the holder lives: its flock ends with it, and on network file systems for all machines.
+    (A POSIX lock would be lost when this process closes another descriptor of the file.) Programs that are started do
+    not inherit it, and a fork closes its copy, so that no child keeps it. A file belongs to the process that it names,
+    and what a killed one left is removed. On a disk without flock nobody can tell: a file that is there counts.
+    Folders that are made for the file go with it, unless something else is in them by then.
+    """
+
+    def __init__(self, file: Path, what: str, waits: bool = False) -> None:
+        """Makes the file; `waits` half a minute for others. Raises UserError, which begins with `what` (a flag and its
+        value), where another process has it or it cannot be made.
+        """
+        self._file, self._what = file, what
+        self._own = f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        self._made = missing_folders(file.parent)
+        try:
+            for _ in range(TRIES):
+                file.parent.mkdir(parents=True, exist_ok=True)  # another process may just have removed it again
+                holder = self._try()
+                if holder is None or (holder and not waits):
+                    break
+                time.sleep(PAUSE)
+        except OSError as error:
+            self._let_go()
+            remove_empty(self._made)
+            raise UserError(f"{what}: cannot be written: {error}") from error
+        if holder is not None:
+            remedy = "Wait for its end, stop it, or write elsewhere."
+            raise UserError(f"{what}: another process is writing it: {holder or 'unknown'}. {remedy}")
+
+    def check(self) -> None:
+        """Raises UserError where the lock is lost: its file was removed, or is another process's by now."""
+        if not self.is_held():
+            found = self._holder()
+            raise UserError(f"{self._what}: its lock, {self._file}, was taken away ({found} has it); the run ends.")
+
+    def is_held(self) -> bool:
+        """Whether the file is still this process's."""
+        return self._holder() == self._own
+
+    def _holder(self) -> str:
+        return self._file.read_text(encoding="utf-8") if self._file.exists() else "nobody"
+
+    def close(self) -> None:
+        """Gives the lock back; in a fork, which does not have it, nothing."""
+        with suppress(OSError):  # a disk that went away; where the kernel has locks, this one is free all the same
+            if self in _HELD and self._is_in_place():
+                self._file.unlink()
+                remove_empty(self._made)
+        self._let_go()
+
+    def _try(self) -> str | None:
+        """Who holds the lock, "" where that shows in a moment; None where it is this process."""
+        is_new = not self._file.exists()
+        try:
+            self._descriptor = os.open(self._file, os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_new else 0), 0o666)
+        except (FileExistsError, FileNotFoundError):
+            return ""  # another process made or removed it just now
+        _HELD.add(self)
+        free, advice = True, ""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            free = False
+        except OSError:
+            advice = f" (a disk without locks: if that process is gone, remove {self._file})"
+        holder = os.pread(self._descriptor, 1000, 0).decode(errors="replace")
+        if not self._is_in_place():
+            holder = ""  # removed since it was opened
+        elif free and not holder and (is_new or not advice):
+            os.pwrite(self._descriptor, self._own.encode(), 0)
+            return None
+        elif free and not advice:
+            self._file.unlink()
+            holder = ""
+        self._let_go()
+        return holder and holder + advice
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._file))
+        except FileNotFoundError:
+            return False
+
+    def _let_go(self) -> None:
+        if self in _HELD:
+            _HELD.remove(self)
+            os.close(self._descriptor)
+
+
+_HELD: set[Lock] = set()  # by this process
+os.register_at_fork(after_in_child=lambda: list(map(Lock._let_go, list(_HELD))))
+
+
+def close_all() -> None:
+    """Gives back what this process holds."""
+    for lock in list(_HELD):
+        lock.close()

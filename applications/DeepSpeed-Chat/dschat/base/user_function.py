@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own Python function, named on the command line as ``module.py:function``."""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dschat.base.errors import UserError
+
+
+def load_function(spec: str, flag: str) -> Callable[..., Any]:
+    """Imports the file and returns the function.
+
+    Args:
+        spec: ``path/to/module.py:function``.
+        flag: the command-line flag that gave it, for messages.
+
+    Raises:
+        UserError: no such file or function, the file fails on import, or the function is an async one.
+    """
+    path, _, name = spec.rpartition(":")
+    if not path.endswith(".py") or not Path(path).is_file():
+        raise UserError(f"{flag} {spec}: there is no such file. Give path/to/module.py:function.")
+    try:
+        function = getattr(_import_file(Path(path).resolve()), name, None)
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{flag} {spec}: importing the file failed: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise UserError(f"{flag} {spec}: the file defines no function named {name!r}.")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise UserError(f"{flag} {spec}: {name} is an async function; give a plain one (def).")
+    return function
+
+
+def _import_file(file: Path) -> ModuleType:
+    """The module of a file, imported once. As for a script, its folder is the first place for what it imports."""
+    name = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # not the name of another module
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # a .py file always has a loader
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)  # dataclasses look for their module there
+    folder = str(file.parent)
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        # Last from now on: for imports inside functions, without hiding what libraries import later.
+        sys.path.remove(folder)
+        sys.path.append(folder)
+    return module
+
+
+def call_function(function: Callable[..., Any], flag: str, *args: Any) -> Any:
+    """Calls a user's function; what goes wrong inside is reported with its place in the user's file.
+
+    Raises:
+        UserError: the function raised.
+    """
+    try:
+        return function(*args)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        name = getattr(function, "__name__", "function")
+        raise UserError(
+            f"{flag}: {name} failed in {frame.filename}, line {frame.lineno}: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data sets that REFUEL's commands make: where they are made, how each was made, and where it is handed over."""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dschat.base.atomic import writing
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import content_hash, contents_hash, file_hash
+from dschat.base.journal import first_change
+from dschat.base.jsonl import parse_json, read_object, write_rows
+from dschat.data.hub import push
+from dschat.data.sources import is_folder
+from dschat.lab.refuel.options import RefuelOutputFlags
+from dschat.lab.runner import Concluded, Conclusion, Entry, RunPart, go_on_with_date, run_batches
+
+OUTPUT = "--output_repo"
+ROWS = "train.jsonl"
+RECORD = "made.json"  # beside the rows: how they were made; a data set without it is not finished
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a data set is made, and where it is handed over: what the flags say."""
+
+    options: RefuelOutputFlags
+
+    @property
+    def repo(self) -> str:
+        """Gets the data set: a folder, or owner/name on the hub."""
+        return self.options.output_repo.rstrip("/") or "/"
+
+    @property
+    def folder(self) -> Path:
+        """Of the rows while they are made."""
+        own = self.repo if is_folder(self.repo) else self.repo.rpartition("/")[2]
+        return self.options.output_dir or Path(own)
+
+    def go_on_with_date(self) -> None:
+        """Gives chat templates the date of the run that made the data set, or began to; see `go_on_with_date`."""
+        made = None if self.options.overwrite else read_object(self.folder / RECORD).get("settings")
+        go_on_with_date(self.folder / ROWS, self.options.overwrite, made)
+
+    def finished(self, files: Sequence[str], settings: Mapping[str, Any]) -> str | None:
+        """What was written, where an earlier run finished it; hands it over again.
+
+        Raises UserError where that run had other settings.
+        """
+        record = self.folder / RECORD
+        if self.options.overwrite or not record.exists() or not (self.folder / files[0]).exists():
+            return None
+        made = parse_json(record.read_bytes(), str(record))
+        if not isinstance(made, dict) or not {"settings", "summary"} <= made.keys():
+            raise UserError(f"{record} does not say how the data set was made: give another folder, or --overwrite.")
+        if changed := first_change(made["settings"], json.loads(json.dumps(dict(settings)))):
+            remedy = "give another folder, or --overwrite to make it anew."
+            raise UserError(f"{self.folder} holds a data set that was made with {changed}: {remedy}")
+        present = [name for name in files if (self.folder / name).exists()]
+        return f"{made['summary']}; finished before: {self.hand_over(present)}"
+
+    def record(self, settings: Mapping[str, Any], summary: str) -> None:
+        """Writes how the rows are made, and what they are."""
+        write_rows(self.folder / RECORD, [{"settings": dict(settings), "summary": summary}])
+
+    def hand_over(self, files: Sequence[str]) -> str:
+        """Copies or pushes finished files; where they are now. Raises UserError where that is not possible."""
+        if not is_folder(self.repo):
+            return push(self.folder, files, self.repo, self.options.public, OUTPUT)
+        target = Path(self.repo)
+        if target.resolve() != self.folder.resolve():
+            try:
+                target.mkdir(parents=True, exist_ok=True)
+                for name in files:
+                    with writing(target / name) as beside:
+                        shutil.copyfile(self.folder / name, beside)
+            except OSError as error:
+                raise UserError(
+                    f"{OUTPUT} {target}: cannot be written: {error}; the rows are in {self.folder}"
+                ) from error
+        return str(target)
+
+
+def make_rows(options: RefuelOutputFlags, settings: Mapping[str, Any], part: RunPart, conclude: Conclusion) -> str:
+    """Makes train.jsonl, see `run_batches`, and hands it over, or what was finished before; the line that sums it up.
+
+    Raises UserError where the data set is there, or begun, with other settings.
+    """
+    place = Place(options)
+    done = place.finished([ROWS], settings)
+    if done is not None:
+        return done
+
+    def recorded(entries: list[Entry]) -> Concluded:
+        rows, summary = conclude(entries)
+        place.record(settings, summary)
+        return rows, summary
+
+    summary = run_batches(place.folder / ROWS, settings, options.overwrite, [part], recorded)
+    return f"{summary}: {place.hand_over([ROWS])}"
+
+
+def digest(rows: Iterable[object]) -> str:
+    """12 hexadecimal digits that follow from the content of rows."""
+    return contents_hash(f"{json.dumps(row, sort_keys=True)}\n" for row in rows)[:12]
+
+
+def described_function(spec: str) -> str:
+    """A function by name, and the content of its file."""
+    path = Path(spec.rpartition(":")[0])
+    return f"{spec} (file {(file_hash(path) if path.is_file() else content_hash(b''))[:12]})"

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `dschat vote`: a terminal that asks one rater, or a page for all."""
+
+import getpass
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+
+from dschat.base.display import for_reading, wrapped
+from dschat.data.hub import compared_set
+from dschat.lab.options import VoteOptions
+from dschat.lab.responses import model_names, read_pairs
+from dschat.lab.vote.sessions import CHOICES, HumanSession, RaterView, ShownPair, Study, VoteFile, guidelines
+
+KEYS = "1 A is better   2 B is better   3 equal   4 pass   |   u undo   c comment   ? guidelines   q quit"
+WIDEST = 100  # characters
+
+
+def vote(options: VoteOptions) -> str:
+    """Asks a person, in the terminal or on a page; returns what is left to say."""
+    pairs = read_pairs(options.model_name_a, "--model_name_a", options.model_name_b, "--model_name_b")
+    first, second = model_names([options.model_name_a, options.model_name_b])
+    dataset = compared_set(options.dataset, own=True) if options.dataset else ""
+    study = Study(pairs, VoteFile(options.output), (first, second), dataset, options.seed)
+    if options.web:
+        return _vote_in_browser(study, options.rater or "", options.port)
+    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+    rater = _login_name() if options.rater is None else options.rater
+    TerminalRating(study.session(rater), input, print).run()
+    return ""
+
+
+def _login_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "rater"
+
+
+def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
+    """Serves the page until Ctrl-C; returns how far everybody is."""
+    from dschat.lab.vote.page import serve
+
+    page, address = serve(study, rater, port)
+    print(f"Open {address} in a browser on this machine. Ctrl-C ends; votes are in {study.votes.path}", flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        print()
+    page.close(verbose=False)
+    return "\n".join(study.session(name).summary() for name in study.raters())
+
+
+class TerminalRating:
+    """Asks one rater until everything has a vote, the rater quits or the input ends."""
+
+    def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
+        """Takes the rater's session and the two ends of a terminal; EOFError of `ask`, or Ctrl-C, ends the session."""
+        self._session, self._ask, self._say = session, ask, say
+        self._comment = ""
+
+    def run(self) -> None:
+        """Asks item after item; every vote is saved before the next. Raises UserError where that is not possible."""
+        self._say(self._guidelines())
+        view: RaterView | None = self._session.view()
+        try:
+            while view is not None and view.item is not None:
+                self._show(view, view.item)
+                view = self._answer(view, view.item)
+        except (EOFError, KeyboardInterrupt):
+            self._say("")
+        self._say(self._session.summary())
+
+    def _answer(self, view: RaterView, item: ShownPair) -> RaterView | None:
+        """Asks until something else is to be shown; None to quit."""
+        while True:
+            word, _, rest = self._ask("> ").strip().partition(" ")
+            key = word.lower()
+            if key in CHOICES and not rest:
+                if not self._session.vote(item.pair.id, key, self._comment):
+                    self._say("You have voted on this one already, elsewhere; that vote stays.")
+                self._comment = ""
+                return self._session.view()
+            if key == "q":
+                return None
+            if key == "u":
+                taken = self._session.undo(view.last) if view.last is not None else None
+                if taken is not None:
+                    self._comment = str(taken.details.get("comment") or "")
+                    self._say("Taken back; this was your last vote:")
+                    return self._session.view(taken.id)
+                self._say("There is no vote to take back.")
+            elif key == "c":
+                asked = "Comment (kept with your vote; empty removes it): "
+                self._comment = rest.strip() or self._ask(asked).strip()
+                self._say("Comment noted; now vote." if self._comment else "No comment.")
+            else:
+                self._say(self._guidelines() if key == "?" else f"Type one of the keys, then Enter. {KEYS}")
+
+    def _show(self, view: RaterView, item: ShownPair) -> None:
+        first, second = item.responses
+        width = self._width()
+        self._say(f"\n{f'== Item {view.voted + 1} of {view.total} '.ljust(width, '=')}")
+        for title, text in (("PROMPT", item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
+            self._say(f"{f'-- {title} '.ljust(width, '-')}\n{wrapped(for_reading(text), width)}\n")
+        if self._comment:
+            self._say(f"Comment: {for_reading(self._comment)}")
+        self._say(KEYS)
+
+    def _guidelines(self) -> str:
+        lines = []
+        for text, *parts in guidelines(self._session.study.dataset):
+            lines += [f"* {text}", *(f"  - {part}" for part in parts)]
+        return "\n".join(wrapped(line, self._width()) for line in lines)
+
+    def _width(self) -> int:
+        return min(shutil.get_terminal_size().columns, WIDEST)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Votes in a browser: a page of Gradio on this machine's loopback address, which asks no other host for anything.
+
+The browser keeps nothing that matters. Each vote comes with the rater's name and the item that was shown, and undo
+with the vote that was the last; the session decides whether that still holds. So two tabs, a double click, a reload
+and a new server on the same port do no harm.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from dschat.base.display import HOST, Component, check_address, for_reading, gradio, launch
+from dschat.base.errors import UserError
+from dschat.lab.vote.sessions import LONGEST_NAME, HumanSession, RaterView, Study, guidelines, rater_name
+
+FOLDER = Path(__file__).parent  # of human.html, human.css and human.js
+TITLE = "Which response is better?"
+BUTTONS = (("1", "A is better"), ("2", "B is better"), ("3", "Equal"), ("4", "Pass"), ("u", "Undo"))
+LONGEST_COMMENT = 2000  # characters
+# What the browser does around the calls. The address carries the rater, so that a reload comes back to her.
+RATER_FROM_ADDRESS = "() => [new URL(location.href).searchParams.get('rater') || '']"
+RATER_INTO_ADDRESS = """(name) => {
+    const address = new URL(location.href);
+    address.searchParams.set('rater', name);
+    history.replaceState(null, '', address);
+    return [name];
+}"""
+TO_THE_TOP = "() => { window.scrollTo(0, 0); }"
+Parts = dict[str, Component]  # the components that a screen changes, by name; `build` says which
+NAME_NEEDED = f"Give a name of 1 to {LONGEST_NAME} characters."
+NOT_COUNTED = "That vote did not count: the item had your vote already, from another tab or a second click."
+UNDONE = "Taken back. This was your last vote."
+NOT_UNDONE = "Nothing was taken back: you have voted in another tab since."
+# Characters that mean something to HTML, to JavaScript's and Handlebars' templates or to Gradio's placeholders.
+SPECIAL = str.maketrans({char: f"&#{ord(char)};" for char in "&<>\"'`${}@\\"})
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What to show."""
+
+    rater: str  # whose screen it is; empty asks for the name
+    view: RaterView | None  # None leaves everything as it is, but for the note
+    note: str = ""
+    comment: str = ""  # content of the comment box
+
+
+class Screens:
+    """Answers the browsers of all raters; may be called by several threads."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._sessions: dict[str, HumanSession] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, asked: bool, rater: str) -> Screen:
+        """A rater comes, or comes back; `asked` if the name was typed, so that a bad one is worth a note."""
+        try:
+            rater_name(rater)
+        except UserError:
+            return Screen("", None, NAME_NEEDED if asked else "")
+        try:
+            session = self._session(rater)
+            return Screen(session.rater, session.view())
+        except UserError as error:
+            return Screen("", None, str(error))
+
+    def vote(self, choice: str, rater: str, item_id: str, comment: str) -> Screen:
+        """A vote, one of CHOICES, on the item that was shown."""
+        try:
+            session = self._session(rater)
+            saved = session.vote(item_id, choice, comment)
+            return Screen(rater, session.view(), "" if saved else NOT_COUNTED)
+        except UserError as error:
+            return Screen(rater, None, f"Not saved! {error}")
+
+    def undo(self, rater: str, last: str) -> Screen:
+        """Takes back what was the last vote when the screen was made; its comment returns to the box."""
+        try:
+            session = self._session(rater)
+            taken = session.undo(last)
+            if taken is None:
+                return Screen(rater, session.view(), NOT_UNDONE)
+            return Screen(rater, session.view(taken.id), UNDONE, str(taken.details.get("comment") or ""))
+        except UserError as error:
+            return Screen(rater, None, f"Not taken back! {error}")
+
+    def _session(self, rater: str) -> HumanSession:
+        """The session of a rater, the same for all tabs."""
+        name = rater_name(rater).casefold()
+        with self._lock:
+            if name not in self._sessions:
+                self._sessions[name] = self._study.session(rater)
+            return self._sessions[name]
+
+
+def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
+    """Opens the page; returns Gradio's object, whose server ends with the process or with `close()`, and the address.
+
+    The form starts with the rater's name; without a port the first free one from 7860 is taken. Raises UserError where
+    Gradio is not installed or the port is taken.
+    """
+    if port is not None:
+        check_address(HOST, port)
+    page = build(study, rater)
+    css, js = ((FOLDER / name).read_text(encoding="utf-8") for name in ("human.css", "human.js"))
+    return page, launch(page, css, js, port)
+
+
+def build(study: Study, rater: str) -> Any:
+    """The page as Gradio Blocks: a form for the name, the ballot, and the end; one of them is visible.
+
+    The rater, the item and the last vote lie in hidden boxes: what the browser sends with a vote.
+    """
+    gr = gradio("--web")
+    html = partial(gr.HTML, js_on_load=None)
+    parts: Parts = {}
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
+        with gr.Column(elem_id="human-entry", visible=False) as parts["entry"]:
+            html(f"<h1>{TITLE}</h1>")
+            html(page_html().guidelines(guidelines(study.dataset)))
+            name = gr.Textbox(rater, label="Your name", max_length=LONGEST_NAME, elem_id="human-name", autofocus=True)
+            start = gr.Button("Start", variant="primary", elem_id="human-start")
+        parts["progress"], parts["note"] = html(visible=False), html(visible=False)
+        with gr.Column(visible=False) as parts["ballot"]:
+            with gr.Accordion("Guidelines (?)", open=False, elem_id="human-guidelines"):
+                html(page_html().guidelines(guidelines(study.dataset)))
+            parts["item_text"] = html()
+            with gr.Column(elem_id="human-bar"):
+                parts["comment"] = gr.Textbox(
+                    placeholder="Comment (optional), saved with your vote. Esc: back to the keys",
+                    show_label=False,
+                    container=False,
+                    max_lines=4,
+                    max_length=LONGEST_COMMENT,
+                    elem_id="human-comment",
+                )
+                with gr.Row(elem_id="human-keys"):
+                    keys = [(key, _button(gr, key, label)) for key, label in BUTTONS]
+        with gr.Column(visible=False, elem_id="human-end") as parts["end"]:
+            parts["thanks"] = html()
+            keys.append(("u", _button(gr, "u", "Undo the last vote")))
+        for kind in ("rater", "item", "last"):
+            parts[kind] = gr.Textbox(visible="hidden", elem_id=f"human-{kind}")
+        _connect(gr, blocks, parts, Screens(study), (name, start), keys)
+    return blocks
+
+
+def _button(gr: Any, key: str, label: str) -> Component:
+    """A button; the style sheet draws its key, which is part of the class, beside the label."""
+    variant = "primary" if key in "12" else "secondary"
+    return gr.Button(label, variant=variant, elem_classes=["human-key", f"human-key-{key}"], min_width=120)
+
+
+def _connect(
+    gr: Any,
+    blocks: Any,
+    parts: Parts,
+    screens: Screens,
+    form: tuple[Component, Component],
+    keys: list[tuple[str, Component]],
+) -> None:
+    """Binds the answers to the events: of the page, of the form's name and start button, of the keys' buttons."""
+    common: dict[str, Any] = {
+        "outputs": list(parts.values()),
+        "queue": False,
+        "show_progress": "hidden",
+        "api_visibility": "private",
+    }
+
+    def shown(answer: Callable[..., Screen]) -> Callable[..., dict[Component, Any]]:
+        return lambda *sent: _updates(gr, parts, answer(*sent))
+
+    name, start = form
+    blocks.load(shown(partial(screens.enter, False)), inputs=parts["rater"], js=RATER_FROM_ADDRESS, **common)
+    for event in (start.click, name.submit):
+        event(shown(partial(screens.enter, True)), inputs=name, js=RATER_INTO_ADDRESS, **common)
+    for key, button in keys:
+        answer, sent = (screens.undo, ["last"]) if key == "u" else (partial(screens.vote, key), ["item", "comment"])
+        pressed = button.click(shown(answer), inputs=[parts[kind] for kind in ("rater", *sent)], **common)
+        pressed.then(None, js=TO_THE_TOP)
+
+
+def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
+    """A screen as values of the components."""
+    view = screen.view
+    values = {"note": gr.update(value=page_html().note(screen.note), visible=bool(screen.note))}
+    if view is not None:
+        values |= {
+            "entry": gr.update(visible=False),
+            "progress": gr.update(value=page_html().progress(view, screen.rater), visible=True),
+            "ballot": gr.update(visible=view.item is not None),
+            "item_text": page_html().item(view),
+            "comment": screen.comment,
+            "end": gr.update(visible=view.item is None),
+            "thanks": page_html().done(view),
+            "rater": screen.rater,
+            "item": view.item.pair.id if view.item else "",
+            "last": view.last or "",
+        }
+    elif not screen.rater:
+        values["entry"] = gr.update(visible=True)
+    return {parts[kind]: value for kind, value in values.items()}
+
+
+@cache
+def page_html() -> Any:
+    """What the page shows as HTML: the macros of human.html. Every text in them is `escaped`."""
+
+    def safe(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escaped(str(value)))
+
+    loader = FileSystemLoader(FOLDER)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=safe
+    )
+    environment.filters["for_reading"] = for_reading
+    return environment.get_template("human.html").module
+
+
+def escaped(text: str) -> str:
+    """The text as HTML that shows it, character for character."""
+    return text.translate(SPECIAL)

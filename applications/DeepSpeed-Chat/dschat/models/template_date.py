@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The date that chat templates read: one for a whole run, on every process and again on resume.
+
+Some templates write today's date into every conversation with the function `strftime_now` (Llama 3.2, Granite). Here
+it is the midnight at which the day of RUN_VARIABLE begins. That variable is set by whoever starts a run; worker
+processes inherit it. Without it, the date is that of DATE_VARIABLE, which users set, or today's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import date, datetime, tzinfo
+from typing import TYPE_CHECKING, Self
+
+from dschat.base.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DATE_VARIABLE = "MA_RLHF_DATE"
+RUN_VARIABLE = "MA_RLHF_RUN_DATE"
+CLOCK = "strftime_now"  # what templates call
+SETTING = "template-date"  # among the settings of a journal
+
+
+class TemplateClock(datetime):
+    """The clock that `strftime_now` reads in place of the system's."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        """The beginning of the day of `template_date`."""
+        return cls.fromisoformat(template_date()).replace(tzinfo=tz)
+
+
+def fix_template_clock() -> None:
+    """Makes `strftime_now` of chat templates read `TemplateClock`."""
+    from transformers.utils import chat_template_utils
+
+    vars(chat_template_utils)["datetime"] = TemplateClock
+
+
+def template_date() -> str:
+    """The date that chat templates read, as in 2026-11-26; the first call of a process decides."""
+    chosen = os.environ.get(RUN_VARIABLE)
+    return begin_date() if chosen is None else chosen
+
+
+def begin_date(earlier: str | None = None) -> str:
+    """Decides on the date of a run, for this process and those that it starts; returns it.
+
+    Args:
+        earlier: date of the run that goes on; None = the run is new.
+
+    Raises:
+        UserError: $MA_RLHF_DATE is no date.
+    """
+    wanted = os.environ.get(DATE_VARIABLE)
+    chosen = earlier or wanted or date.today().isoformat()
+    try:
+        date.fromisoformat(chosen)
+    except ValueError as error:
+        raise UserError(f"{DATE_VARIABLE} {chosen}: give a date as in 2026-11-26, or unset it.") from error
+    os.environ[RUN_VARIABLE] = chosen
+    return chosen
+
+
+def reads_clock(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer's chat template, or one of several, asks for the date."""
+    return tokenizer.chat_template is not None and CLOCK in json.dumps(tokenizer.chat_template)
+
+
+def date_read_by(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The date on which the texts of the tokenizer's chat template depend; None where they depend on none."""
+    return template_date() if reads_clock(tokenizer) else None
+
+
+def date_note(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """What somebody should know of a template that reads the clock; None for other templates."""
+    if not reads_clock(tokenizer):
+        return None
+    return (
+        f"the chat template writes the date ({CLOCK}): {template_date()} now. A run keeps the date of its start, also "
+        f"when it goes on; {DATE_VARIABLE}=YYYY-MM-DD before a command sets another"
+    )

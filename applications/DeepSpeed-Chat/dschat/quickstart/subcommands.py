@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subcommands of `dschat` run as processes of their own, for programs that run several of them in turn."""
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dschat.base.errors import UserError
+
+TRAINING = Path(__file__).resolve().parents[2] / "training"
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many processes run a training step, and the ZeRO stage of its models."""
+
+    count: int = 1
+    zero_stage: int = 0
+
+    def share(self, batch: int) -> int:
+        """One process's part of a batch."""
+        return batch // self.count
+
+    def command(self, name: str, flags: Sequence[str]) -> list[str]:
+        """The command line of a subcommand; several processes are started by a launcher with a free port."""
+        words = [sys.executable, "-m", "dschat", *name.split(), *flags]
+        if self.count > 1:
+            words += ["--num_gpus", str(self.count), "--master_port", free_port()]
+        return words
+
+
+ONE = Processes()
+
+
+def as_arguments(flags: Mapping[str, object]) -> list[str]:
+    """{"--flag": value} → ["--flag", "value"]."""
+    words: list[str] = []
+    for flag, value in flags.items():
+        words += [flag, str(value)]
+    return words
+
+
+def run_step(name: str, flags: Sequence[str], processes: Processes) -> None:
+    """Runs a subcommand, whose output is shown.
+
+    Raises:
+        UserError: it failed; names it.
+    """
+    command = processes.command(name, flags)
+    print(_title(command), flush=True)
+    status = subprocess.run(command, env=_environment()).returncode
+    _check_status(name, status)
+
+
+def run_steps(steps: Sequence[tuple[str, Sequence[str]]], at_once: int = 2) -> None:
+    """Runs subcommands that do not depend on each other, one process each; each one's output is shown at its end.
+
+    Args:
+        steps: subcommands with their flags.
+        at_once: processes that run at a time.
+
+    Raises:
+        UserError: one failed; those that had not begun do not run.
+    """
+    commands = [ONE.command(name, flags) for name, flags in steps]
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        results = pool.map(_run_captured, commands)
+        for (name, _), command, result in zip(steps, commands, results, strict=True):
+            print(f"{_title(command)}\n{result.stdout}", end="", flush=True)
+            _check_status(name, result.returncode)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def free_port() -> str:
+    """A port of this machine that no process listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def _run_captured(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs a command with its output and errors in one text."""
+    return subprocess.run(
+        command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+
+
+def _title(command: Sequence[str]) -> str:
+    """The line above a command's output."""
+    return "== " + shlex.join(["dschat", *command[3:]])
+
+
+def _environment() -> dict[str, str]:
+    """One thread and one GPU unless set otherwise: with such small models threads mostly wait for each other."""
+    return {"OMP_NUM_THREADS": "1", "NUM_GPUS": "1", **os.environ}
+
+
+def _check_status(name: str, status: int) -> None:
+    if status != 0:
+        raise UserError(f"{name} ended with status {status}; its message is above.")

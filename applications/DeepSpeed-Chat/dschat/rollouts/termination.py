@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of the termination conditions: Trajectory → where its macro actions end.
+
+`dschat.settings.conditions` has a row for each, with its flags.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from itertools import takewhile
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dschat.base.errors import UserError
+from dschat.base.user_function import call_function, load_function
+from dschat.settings.conditions import (
+    FixedFlags,
+    NoFlags,
+    ParsingFlags,
+    PerplexityFlags,
+    RandomizedFlags,
+    SurpriseFlags,
+)
+from dschat.settings.macro_actions import TerminationFlags
+from macro_actions import conditions as macro
+from macro_actions.conditions import (
+    ends_from_lengths,
+    isolate_last_token,
+    make_row_seeds,
+)
+from macro_actions.constituents import ParsingCondition
+from macro_actions.token_text import TokenReader
+from macro_actions.types import ScoredRollout, Trajectory
+
+if TYPE_CHECKING:
+    from constituent_treelib.parsing import Backend
+
+FLAG = "--termination_condition"
+LINE = re.compile(r"[^\n]*\n+|[^\n]+")  # with the blank lines behind it
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where the macro actions of a rollout end."""
+
+    ends: Tensor  # (B, R) bool: True on the last token of each
+    totals: Mapping[str, float] = field(default_factory=dict)  # what the parser reports: metric → sum over the rows
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a condition may need of a run."""
+
+    tokenizer: PreTrainedTokenizerBase  # the policy's
+    end_id: int  # ends a response beside EOS (--end_of_conversation_token)
+    seed: int  # the run's, for `randomized`
+
+
+class FindEnds(Protocol):
+    """A condition that is ready: called once per rollout."""
+
+    def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        """Where the macro actions of every response end, in a pass over the data set."""
+
+
+class TerminationCondition:
+    """The termination condition of a run: called once per rollout."""
+
+    def __init__(self, flags: TerminationFlags, tokenizer: PreTrainedTokenizerBase, end_id: int, seed: int) -> None:
+        """Loads what the condition needs.
+
+        Args:
+            flags: --termination_condition and its parameters, checked.
+            tokenizer: the policy's; also handed to a user's own function.
+            end_id: ends a response beside EOS (--end_of_conversation_token).
+            seed: the run's, for `randomized`.
+
+        Raises:
+            UserError: a user's function cannot be imported, or the parser cannot be loaded.
+        """
+        self._isolates = flags.isolate_last_token
+        condition = flags.condition
+        self._find: FindEnds
+        if condition is None:
+            self._find = UserCondition(flags.termination_condition, tokenizer)
+        else:
+            make = resolve_name(f"dschat.{condition.function}")
+            self._find = make(flags.conditions[condition.name], RunParts(tokenizer, end_id, seed))
+
+    @property
+    def parser(self) -> dict[str, str]:
+        """Name and version of the parser; empty for other conditions than parsing."""
+        found: dict[str, str] = getattr(self._find, "parser", {})
+        return found
+
+    def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        """Finds where the macro actions of every response end.
+
+        Args:
+            trajectory: this rank's; a scored rollout is enough unless the condition reads the policy's log-probs.
+            epoch: pass over the data set; `randomized` draws anew in each.
+
+        Raises:
+            UserError: a user's function fails or returns something else than (B, R) bool.
+        """
+        found = self._find(trajectory, epoch)
+        if not self._isolates:
+            return found
+        return replace(found, ends=isolate_last_token(found.ends, trajectory.response_mask))
+
+
+def fixed(flags: FixedFlags, run: RunParts) -> FindEnds:
+    """A macro action every n tokens."""
+
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        return Ends(macro.fixed(trajectory.response_mask, flags.ngram))
+
+    return find
+
+
+def randomized(flags: RandomizedFlags, run: RunParts) -> FindEnds:
+    """Macro actions of shuffled lengths, shuffled anew for each row and epoch."""
+
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        rollout = trajectory.rollout
+        seeds = make_row_seeds(run.seed, rollout.prompt_index, epoch, rollout.sample_index)
+        return Ends(macro.randomized(trajectory.response_mask, flags.ngram_lengths, flags.repeat_times, seeds))
+
+    return find
+
+
+def perplexity(flags: PerplexityFlags, run: RunParts) -> FindEnds:
+    """Macro actions that end where the reference is surprised."""
+
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        return Ends(macro.ppl(trajectory.response_mask, trajectory.ref_logprobs, flags.ppl_mode))
+
+    return find
+
+
+def surprise(flags: SurpriseFlags, run: RunParts) -> FindEnds:
+    """Macro actions that begin at tokens which were unlikely under the policy."""
+
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        assert isinstance(trajectory, Trajectory)  # the caller asked
+        mask = trajectory.response_mask
+        return Ends(macro.surprise(mask, trajectory.logprobs, flags.surprise_probability, flags.surprise_count))
+
+    return find
+
+
+class Parsing:
+    """Macro actions that are constituents of a parse; every rank parses its own rows with a parser of its own."""
+
+    def __init__(self, flags: ParsingFlags, run: RunParts) -> None:
+        """Loads the parser. Raises UserError where it cannot be loaded."""
+        backend = load_backend(flags.parser, flags.parser_model, flags.parser_device)
+        self._parse = ParsingCondition(run.tokenizer, backend, flags.parsing_cutoff, {run.end_id})
+        self.parser = {"name": backend.name, "version": backend.version}
+
+    def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        """Where constituents end, and how many sentences were parsed."""
+        parsed = self._parse(trajectory.rollout.response_rows())
+        totals = {f"parsing/{name}": getattr(parsed.counts, name) for name in ("sentences", "parsed", "fell_back")}
+        totals["parsing/seconds"] = parsed.seconds
+        return Ends(ends_from_lengths(parsed.lengths, trajectory.response_mask), totals)
+
+
+def sentences(flags: NoFlags, run: RunParts) -> FindEnds:
+    """Each sentence is a macro action. Raises UserError where the package that splits them is missing."""
+    if find_spec("constituent_treelib") is None:
+        raise UserError(
+            f"{FLAG} sentence: the package constituent_treelib is not installed. Run `cd Constituent-Treelib"
+            " && pip install -e .`, or use another condition."
+        )
+    return _of_units(UnitCondition(run.tokenizer, sentence_ends, {run.end_id}))
+
+
+def lines(flags: NoFlags, run: RunParts) -> FindEnds:
+    """Each line is a macro action."""
+    return _of_units(UnitCondition(run.tokenizer, line_ends, {run.end_id}))
+
+
+def _of_units(units: UnitCondition) -> FindEnds:
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        return Ends(ends_from_lengths(units(trajectory.rollout.response_rows()), trajectory.response_mask))
+
+    return find
+
+
+class UserCondition:
+    """Calls ``f(trajectory, tokenizer)`` and checks the ends that it returns."""
+
+    def __init__(self, spec: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Imports the function. Raises UserError where it cannot be imported."""
+        self._function, self._spec, self._tokenizer = load_function(spec, FLAG), spec, tokenizer
+
+    def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        """Where macro actions end.
+
+        Raises:
+            UserError: the function fails, or returns something else.
+        """
+        assert isinstance(trajectory, Trajectory)  # the caller asked
+        ends = call_function(self._function, FLAG, trajectory, self._tokenizer)
+        mask = trajectory.response_mask
+        if not isinstance(ends, Tensor) or ends.dtype != torch.bool or ends.shape != mask.shape:
+            got = f"{tuple(ends.shape)} {ends.dtype}" if isinstance(ends, Tensor) else type(ends).__name__
+            raise UserError(
+                f"{FLAG} {self._spec}: the function must return a bool tensor of shape (B, R) = {tuple(mask.shape)}, "
+                f"not {got}."
+            )
+        return Ends(ends.to(mask.device))
+
+
+def sentence_ends(text: str) -> list[int]:
+    """The character after the last one of every sentence: after . ! or ? before blanks, and at every line break."""
+    from constituent_treelib.chunker import sentence_spans
+
+    return [end for _, end in sentence_spans(text)]
+
+
+def line_ends(text: str) -> list[int]:
+    """The character after the line break, or breaks, of every line."""
+    return [line.end() for line in LINE.finditer(text)]
+
+
+class UnitCondition:
+    """Cuts responses where units of their texts end."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, ends: Callable[[str], list[int]], end_ids: Collection[int] = ()
+    ) -> None:
+        """Reads the tokenizer once.
+
+        Args:
+            ends: text → ends of its units in characters, in order.
+            end_ids: ids that end a response beside the tokenizer's special ones.
+        """
+        self._read, self._ends = TokenReader(tokenizer), ends
+        self._ending = frozenset(self._read.special_ids) | frozenset(end_ids)
+
+    def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Per response, of which the ids are given without padding, the lengths of its macro actions in tokens."""
+        return [self._lengths(row) for row in rows]
+
+    def _lengths(self, row: Sequence[int]) -> list[int]:
+        """A token belongs to the unit of its first character; the special ones at the end are one more."""
+        trailing = len(list(takewhile(self._ending.__contains__, reversed(row))))
+        read = self._read(row[: len(row) - trailing])
+        ends = self._ends(read.text)[:-1]
+        counts = Counter(bisect_right(ends, start) for start, _ in read.spans)
+        return [counts[unit] for unit in sorted(counts)] + [trailing] * (trailing > 0)
+
+
+def load_backend(parser: str, model: str | None, device: str = "cpu") -> Backend:
+    """The parser of `--parser`.
+
+    Args:
+        parser: name of a backend of constituent_treelib, or module.py:function, which returns one.
+        model: name or path of its model; each backend's own default if None.
+        device: where a neural parser computes.
+
+    Raises:
+        UserError: the package, a library, the model or the user's function is missing; the message says what to do.
+    """
+    try:
+        from constituent_treelib.parsing import make_backend
+        from constituent_treelib.trees import TreelibError
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--parser {parser}: the package constituent_treelib is not installed ({error}). Run "
+            "`cd Constituent-Treelib && pip install -e .`, or use another --termination_condition."
+        ) from error
+    if ":" in parser:
+        backend: Backend = call_function(load_function(parser, "--parser"), "--parser", model)
+        _check_backend(backend, parser)
+        return backend
+    try:
+        return make_backend(parser, model=model, device=device)
+    except TreelibError as error:
+        flags = f"--parser {parser}" + ("" if model is None else f" --parser_model {model}")
+        raise UserError(f"{flags}: {error}") from error
+
+
+def _check_backend(backend: Backend, parser: str) -> None:
+    """Raises UserError where a user's function returned something else."""
+    missing = [name for name in ("name", "version", "unit", "parse") if not hasattr(backend, name)]
+    if missing or backend.unit not in ("sentence", "text"):
+        lacks = f"lacks {', '.join(missing)}" if missing else f"has the unit {backend.unit!r}"
+        raise UserError(
+            f"--parser {parser}: the function must return an object with name, version, unit (sentence or text) and "
+            f"parse(units); what it returned {lacks}."
+        )

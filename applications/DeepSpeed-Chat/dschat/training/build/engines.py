@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From flags to the settings of engines and optimisers, and to the engines of the steps that train one model."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dschat.engine.deepspeed_config import EngineSettings
+from dschat.engine.engine import AdaptersOff, Engine, OptimizerSettings, frozen_engine, train_engine
+from dschat.engine.process_group import training_dtype
+from dschat.engine.zero3 import placement_of
+from dschat.models.engines import PolicyEngine
+from dschat.models.finetuning import Finetuning, choose_trained, train_top_layers
+from dschat.models.heads import add_gain
+from dschat.models.load import load_causal_lm, load_scalar, open_config
+from dschat.models.opening import Opening
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel, note_reward_loss
+from dschat.models.tokenizer import end_token_id
+from dschat.models.vocabulary import require_no_growth
+from dschat.rollouts.generate import Report, choose_engine
+from dschat.run.distributed import device
+from dschat.run.state import SeedKind, derive_seed
+from dschat.scoring.source import DialogueScores
+from dschat.settings.batches import BatchPlan
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import PPOConfig
+from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.settings.supervised import OneModelConfig, RewardConfig, SFTConfig, SupervisedConfig
+from dschat.training.refuel.models import RefuelModels
+
+BASE = "--model_name_or_path"
+ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What is decided before the models are opened."""
+
+    batches: BatchPlan
+    updates: int  # optimiser updates of the whole run
+    compiles: bool  # whether decoder layers are compiled: the answer where --compile is auto
+
+    @classmethod
+    def of(cls, config: CommonConfig, batches: BatchPlan, updates: int) -> Self:
+        """The plan of a run on this process's device."""
+        return cls(batches, updates, config.compiles(device().type == "cuda", updates))
+
+
+def engine_settings(
+    config: CommonConfig, plan: RunPlan, gradient_checkpointing: bool, zero_stage: int
+) -> EngineSettings:
+    return EngineSettings(
+        dtype=training_dtype(config.engine.dtype),
+        plan=plan.batches,
+        zero_stage=zero_stage,
+        gradient_checkpointing=gradient_checkpointing,
+        compile=plan.compiles,
+        checkpoint_every=config.engine.gradient_checkpointing_every,
+        offload=config.engine.offload,
+        config_file=config.engine.deepspeed_config,
+    )
+
+
+def opening_of(config: CommonConfig, settings: EngineSettings) -> Opening:
+    return Opening(placement_of(settings), config.engine.attn_implementation)
+
+
+def frozen_settings(config: PPOConfig, plan: RunPlan) -> EngineSettings:
+    """Reference and reward model: whole on every rank, or sharded where the actor is or they live in CPU memory."""
+    sharded = config.memory.actor_zero_stage == 3 or config.memory.offload_reference_model
+    settings = engine_settings(config, plan, False, 3 if sharded else 0)
+    return replace(settings, offload=config.memory.offload_reference_model)
+
+
+def one_optimizer(config: OneModelConfig, total_updates: int) -> OptimizerSettings:
+    """Of a run that trains one model."""
+    return optimizer_settings(config, total_updates, config.model.learning_rate, config.model.weight_decay)
+
+
+def optimizer_settings(
+    config: CommonConfig, total_updates: int, learning_rate: float, weight_decay: float
+) -> OptimizerSettings:
+    return OptimizerSettings(
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        total_updates=total_updates,
+        warmup_updates=config.warmup_updates(total_updates),
+        schedule=config.optimisation.lr_scheduler_type,
+        gradient_clipping=config.optimisation.gradient_clipping,
+    )
+
+
+def trained_part(
+    config: CommonConfig, rank: int, tokenizer: PreTrainedTokenizerBase, path: str, flag: str
+) -> Finetuning:
+    """What the flags train of the model at a path, with adapters of this rank.
+
+    Raises UserError where an adapter alone would be saved (--no_merge_lora) over embeddings that must grow.
+    """
+    finetuning = Finetuning(*config.finetuning.options(rank))
+    if finetuning.rank and not config.finetuning.merge_lora:
+        require_no_growth(open_config(path, flag), tokenizer, f"{flag} {path}")
+    return finetuning
+
+
+def build_policy(config: SupervisedConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> Engine[PolicyModel]:
+    """The engine of step 1, of DPO and of REFUEL on pairs.
+
+    Step 1's softmax goes over all rows of the embeddings, as in transformers' own loss: its texts teach the model that
+    ids without a token do not occur, which programs that do not mask these ids rely on. The other losses compare
+    distributions of which samples are drawn, or could be, and leave such ids out.
+    """
+    settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
+    end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    path, opening = config.model.model_name_or_path, opening_of(config, settings)
+    finetuning, is_sft = (
+        trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE),
+        isinstance(config, SFTConfig),
+    )
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening, all_rows=is_sft)
+    choose_trained(model, finetuning, path)
+    return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)
+
+
+def build_reward_model(config: RewardConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> Engine[ScalarModel]:
+    """The engine of step 2's reward model."""
+    settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
+    path, opening = config.model.model_name_or_path, opening_of(config, settings)
+    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE)
+    seed = derive_seed(config.optimisation.seed, SeedKind.HEAD)
+    model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening, head_seed=seed)
+    note_reward_loss(model, config.preferences.reward_loss)
+    if config.preferences.reward_gain:
+        add_gain(model.score)
+    choose_trained(model, finetuning, path)
+    return train_engine(ScalarModel(model), one_optimizer(config, plan.updates), settings)
+
+
+def build_refuel_models(
+    config: RefuelOnlineConfig,
+    plan: RunPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    reward: DialogueScores,
+    report: Report | None = None,
+) -> RefuelModels:
+    """The policy, and its frozen start as the reference where the reward depends on it.
+
+    `end_id` ends a reply; `report` is told how decoding steps are launched.
+    """
+    settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
+    settings = replace(settings, offload=config.engine.offload and config.engine.zero_stage > 0)
+    path = config.model.model_name_or_path
+    torch.manual_seed(config.optimisation.seed)  # rows that embeddings grow by are to be the reference's
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening_of(config, settings))
+    choose_trained(model, trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE), path)
+    if config.dialogues.trained_layers:
+        train_top_layers(model, config.dialogues.trained_layers, "--trained_layers")
+    optimizer = one_optimizer(config, plan.updates)
+    policy = train_engine(PolicyModel(model), replace(optimizer, epsilon=config.rounds.adam_epsilon), settings)
+    rows = config.sampling.per_device_generation_batch_size
+    name, causal_lm = config.dialogues.rollout_engine, policy.module.inner
+    engine = choose_engine(name, rows, causal_lm, "--rollout_engine", config.sampling.decode_graphs, report)
+    return RefuelModels(policy, _refuel_reference(config, plan, tokenizer, policy), reward, engine)
+
+
+def _refuel_reference(
+    config: RefuelOnlineConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, policy: Engine[PolicyModel]
+) -> PolicyEngine | None:
+    if config.kl.kl_coef == 0:
+        return None
+    if config.finetuning.lora_dim:
+        return AdaptersOff(policy)
+    sharded = config.engine.zero_stage == 3 or config.engine.offload
+    settings = engine_settings(config, plan, False, 3 if sharded else 0)
+    opening = opening_of(config, settings)
+    torch.manual_seed(config.optimisation.seed)  # as for the policy
+    model = load_causal_lm(config.model.model_name_or_path, BASE, settings.dtype, tokenizer, opening=opening)
+    return frozen_engine(PolicyModel(model), settings)

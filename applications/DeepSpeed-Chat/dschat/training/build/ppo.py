@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizer, engines and score source of step 3; with --share_base see shared_base.py."""
+
+import logging
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dschat.training.build.engines import (
+    ACTOR,
+    CRITIC,
+    REWARD,
+    RunPlan,
+    engine_settings,
+    frozen_settings,
+    opening_of,
+    optimizer_settings,
+    trained_part,
+)
+from dschat.training.build.scores import function_scores, own_reward_tokenizer, reward_source
+from dschat.training.build.shared_base import beside_actor, is_on_base, shared_scores
+from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
+from dschat.base.errors import UserError
+from dschat.models.engines import PolicyEngine
+from dschat.models.finetuning import choose_trained
+from dschat.models.limits import check_length
+from dschat.models.load import load_causal_lm, load_scalar, open_config
+from dschat.models.lora import find_adapter, lora_config
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
+from dschat.models.vocabulary import lacks_rows, row_count
+from dschat.rollouts.engine import RolloutEngine
+from dschat.rollouts.generate import Report, choose_engine
+from dschat.rollouts.vllm import VllmEngine
+from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
+from dschat.scoring.programs.run import ProgramPool
+from dschat.settings.ppo import PPOConfig
+from dschat.training.ppo.models import PPOModels
+
+logger = logging.getLogger(__name__)
+
+
+def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
+    """The actor's tokenizer, with a token to pad with; the critic's must be the same, the reward model's need not.
+
+    Raises UserError: a tokenizer is missing or unusable, or texts may be longer than the reward model can read.
+    """
+    end_token = config.data.end_of_conversation_token
+    tokenizer = load_tokenizer(config.models.actor_model_name_or_path, ACTOR, end_token=end_token)
+    critic, reward = config.models.critic_model_name_or_path, config.rewards.reward_model_name_or_path
+    reward_on_base = is_on_base(config, reward)
+    for flag, path in ((CRITIC, critic), (REWARD, reward if reward_on_base else None)):
+        # The folder of an adapter alone need not hold a tokenizer.
+        if path and (not config.memory.share_base or find_adapter(path) != Path(path)):
+            require_same_tokenizer(tokenizer, load_tokenizer(path, flag, end_token=end_token), ACTOR, flag)
+    if reward and not reward_on_base and own_reward_tokenizer(config, reward, tokenizer) is None:
+        tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
+        check_length(reward, REWARD, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
+    return tokenizer
+
+
+def build_ppo_models(
+    config: PPOConfig,
+    plan: RunPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    programs: ProgramPool | None = None,
+    report: Report | None = None,
+) -> PPOModels:
+    """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
+
+    There is a critic where --advantage_estimator needs one. `programs` runs the responses, with --reward_source
+    programs; `report` is told how decoding steps are launched.
+    """
+    settings = engine_settings(
+        config, plan, bool(config.memory.actor_gradient_checkpointing), config.memory.actor_zero_stage or 0
+    )
+    path, end_id = (
+        config.models.actor_model_name_or_path,
+        end_token_id(tokenizer, config.data.end_of_conversation_token),
+    )
+    seed_new_rows(config, tokenizer)
+    opening, own = opening_of(config, settings), own_end_ids(path)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, opening, own)
+    critic, reward = beside_actor(config, model) if config.memory.share_base else (None, None)
+    choose_trained(model, trained_part(config, config.memory.actor_lora_dim or 0, tokenizer, path, ACTOR), path)
+    optimizer = optimizer_settings(
+        config, plan.updates, config.optimizers.actor_learning_rate, config.optimizers.actor_weight_decay
+    )
+    actor = train_engine(PolicyModel(model), optimizer, settings)
+    shared = None if reward is None else shared_scores(plan.batches, settings, reward)
+    return PPOModels(
+        actor=actor,
+        reference=_build_reference(config, plan, tokenizer, actor),
+        critic=_build_critic(config, plan, tokenizer, critic) if config.advantages.needs.critic else None,
+        reward=reward_source(config, plan, tokenizer, programs, shared),
+        rollouts=_rollout_engine(config, actor, tokenizer, report),
+        metric=function_scores(config.rewards.metric_function, "--metric_function")
+        if config.rewards.metric_function
+        else None,
+        metric_name=config.rewards.metric_name or "",
+    )
+
+
+def _build_reference(
+    config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
+) -> PolicyEngine:
+    if config.memory.actor_lora_dim:
+        return AdaptersOff(actor)
+    settings = frozen_settings(config, plan)
+    seed_new_rows(config, tokenizer)
+    path, opening = config.models.actor_model_name_or_path, opening_of(config, settings)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, opening=opening)
+    return frozen_engine(PolicyModel(model), settings)
+
+
+def grows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the actor's embeddings must get rows for ids of its tokenizer that it lacks."""
+    return lacks_rows(open_config(config.models.actor_model_name_or_path, ACTOR), tokenizer)
+
+
+def seed_new_rows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Lets actor and reference draw the same numbers for new rows, which softmax spreads over all log-probs."""
+    if grows(config, tokenizer):
+        torch.manual_seed(config.optimisation.seed)
+
+
+def _build_critic(
+    config: PPOConfig,
+    plan: RunPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    shared: PreTrainedModel | None,
+) -> Engine[ScalarModel]:
+    """The critic: ``shared`` is it, with a base that is not its own."""
+    settings = engine_settings(
+        config, plan, bool(config.memory.critic_gradient_checkpointing), config.memory.critic_zero_stage or 0
+    )
+    path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
+    if config.models.critic_model_name_or_path is None:
+        logger.info("the critic starts from the actor, with a zero value head")
+    opening, model = opening_of(config, settings), shared
+    if model is None:
+        is_given = config.models.critic_model_name_or_path is not None
+        model = load_scalar(
+            path,
+            CRITIC,
+            settings.dtype,
+            tokenizer,
+            for_this_run=True,
+            opening=opening,
+            may_grow=not is_given,
+        )
+    if lora_config(model) is None:
+        finetuning = trained_part(config, config.memory.critic_lora_dim or 0, tokenizer, path, CRITIC)
+        choose_trained(model, finetuning, path)
+    optimizer = optimizer_settings(
+        config, plan.updates, config.optimizers.critic_learning_rate, config.optimizers.critic_weight_decay
+    )
+    return train_engine(ScalarModel(model), optimizer, settings)
+
+
+def _rollout_engine(
+    config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, report: Report | None = None
+) -> RolloutEngine:
+    if config.rollouts.uses_vllm:
+        if grows(config, tokenizer):
+            raise UserError(
+                f"{ACTOR} {config.models.actor_model_name_or_path}: --rollout_engine vllm opens the model as it is,"
+                " but its embeddings have fewer rows than its tokenizer has ids. Use --rollout_engine continuous, or a"
+                " model of step 1, which adds the rows."
+            )
+        max_tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
+        if config.vllm.vllm_url is not None:
+            vocabulary = row_count(actor.module.inner.config)
+            needs = ServerNeeds(
+                vocabulary,
+                max_tokens,
+                config.sampling.temperature or 1.0,
+                config.vllm.vllm_patience,
+                config.vllm.vllm_timeout,
+            )
+            return VllmServers(config.vllm.vllm_url, needs)
+        share = config.vllm.vllm_tensor_parallel
+        return VllmEngine(config.models.actor_model_name_or_path, max_tokens, config.vllm.vllm_gpu_memory, share)
+    rows = config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt
+    name, causal_lm = config.rollouts.rollout_engine, actor.module.inner
+    return choose_engine(name, rows, causal_lm, "--rollout_engine", config.sampling.decode_graphs, report)
+
+
+def check_heads(config: PPOConfig) -> None:
+    """Raises UserError where the actor's attention heads cannot be dealt out to the ranks that share vLLM."""
+    if config.vllm.vllm_tensor_parallel == 1:
+        return
+    heads: int = open_config(config.models.actor_model_name_or_path, ACTOR).get_text_config().num_attention_heads
+    if heads % config.vllm.vllm_tensor_parallel:
+        raise UserError(
+            f"--vllm_tensor_parallel {config.vllm.vllm_tensor_parallel} does not divide the {heads} attention heads "
+            f"of {ACTOR} {config.models.actor_model_name_or_path}."
+        )

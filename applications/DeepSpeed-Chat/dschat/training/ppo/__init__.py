@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PPO over macro actions: sample, score, place macro actions, assign credit, update."""

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 2 as direct preference optimisation: the policy's log-ratio of the chosen response shall exceed the other's."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dschat.data.collate import collate_preferences, collate_sft
+from dschat.data.examples import PreferenceExample, SFTExample
+from dschat.models.engines import TrainedPolicy
+from dschat.run.distributed import device, world_size
+from dschat.run.output import Run
+from dschat.run.stop import raise_if_stopped, stop_signals
+from dschat.settings.supervised import DPOConfig
+from dschat.training.iteration import eval_size
+from dschat.training.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
+from dschat.training.selfcheck import check_policy
+from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
+from macro_actions.losses import dpo_loss
+
+TEMPERATURE = 1.0
+
+
+class DPOTask(Task[PreferenceExample, TrainedPolicy]):
+    """Learns to prefer the chosen response of a pair. The reference is the policy before training."""
+
+    name = "dpo"
+
+    def __init__(
+        self,
+        train: Sequence[PreferenceExample],
+        eval: Sequence[PreferenceExample],
+        pad_id: int,
+        config: DPOConfig,
+        run: Run,
+        model: str,
+    ) -> None:
+        """Takes pairs without log-probs of the reference, which the run's folder keeps; `model` is the policy's
+        `dschat.base.fingerprints.model_hash`.
+        """
+        self.train, self.eval = train, eval
+        self._pad_id, self._config, self._run, self._model = pad_id, config, run, model
+
+    def prepare(self, engine: TrainedPolicy) -> None:
+        if self._config.dpo.reference_free:
+            return
+        held_out = self.eval[: self._config.num_eval_examples(world_size()) or None]
+        with stop_signals():
+            self.train = self._with_reference(engine, self.train, "train")
+            if held_out:  # how many are evaluated may be another number after a break
+                self.eval = self._with_reference(engine, held_out, f"eval-{len(held_out)}")
+            raise_if_stopped()
+
+    def texts(self, examples: Sequence[PreferenceExample]) -> list[tuple[int, int]]:
+        return pair_texts(examples)
+
+    def with_placeholders(self, examples: Sequence[PreferenceExample]) -> Sequence[PreferenceExample]:
+        return with_logprobs(examples, torch.zeros(len(examples), 2))
+
+    def loss(
+        self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen, rejected = self._log_ratios(engine, examples)
+        return dpo_loss(chosen, rejected, self._config.dpo.beta, self._config.dpo.label_smoothing, count)
+
+    def row_statistics(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> RowStatistics:
+        chosen, rejected = self._log_ratios(engine, examples)
+        losses = []
+        for better, worse in zip(chosen, rejected, strict=True):
+            losses.append(
+                dpo_loss(better[None], worse[None], self._config.dpo.beta, self._config.dpo.label_smoothing, 1.0)
+            )
+        return statistics_of_rows(losses, [1] * len(examples))
+
+    def _log_ratios(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> tuple[Tensor, Tensor]:
+        """Of the chosen and of the rejected responses, (B,) each: log-ratios, or log-probs with --reference_free."""
+        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, TEMPERATURE)
+        if not self._config.dpo.reference_free:
+            chosen_ref, rejected_ref = self._reference(examples).unbind(1)
+            chosen, rejected = chosen - chosen_ref, rejected - rejected_ref
+        return chosen, rejected
+
+    def self_check(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> None:
+        chosen = [SFTExample(example.prompt_ids, example.chosen_ids) for example in examples]
+        batch = {name: x.to(device()) for name, x in collate_sft(chosen, self._pad_id).items()}
+        tokens = (batch["input_ids"], batch["attention_mask"])
+        check_policy(engine, tokens, batch["response_mask"].shape[1], TEMPERATURE, self._pad_id)
+
+    def collate(self, examples: Sequence[PreferenceExample]) -> dict[str, Tensor]:
+        batch = {name: x.to(device()) for name, x in collate_preferences(examples, self._pad_id).items()}
+        return batch if self._config.dpo.reference_free else batch | {"ref_logprobs": self._reference(examples)}
+
+    def _with_reference(
+        self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], name: str
+    ) -> list[PreferenceExample]:
+        file = self._run.folder / FOLDER / f"{name}.safetensors"
+        size = eval_size(self._config)
+        return with_reference(engine, examples, self._pad_id, size, TEMPERATURE, file, self._model)
+
+    def _reference(self, examples: Sequence[PreferenceExample]) -> Tensor:
+        """(B, 2) float32; raises TypeError for pairs without log-probs of the reference."""
+        return torch.tensor([example.ref_logprobs for example in examples], dtype=torch.float32, device=device())

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 2, the reward model: the chosen response of a pair shall score above the rejected one."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dschat.data.collate import collate_pairs
+from dschat.data.examples import PairExample
+from dschat.models.engines import TrainedScalar
+from dschat.run.distributed import device, is_main
+from dschat.settings.flags import default_of
+from dschat.settings.kl import KLFlags
+from dschat.training.selfcheck import check_scalar
+from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
+from macro_actions.reward_losses import Pairs, RewardLoss, reward_loss
+
+logger = logging.getLogger(__name__)
+
+FEWEST_NATS = 5.0  # that a pair's margin must move the policy by at step 3's default --kl_ctl
+
+
+class RewardTask(Task[PairExample, TrainedScalar]):
+    """Learns to rank pairs of responses."""
+
+    name = "reward"
+
+    def __init__(
+        self,
+        train: Sequence[PairExample],
+        eval: Sequence[PairExample],
+        pad_id: int,
+        loss: RewardLoss = "end",
+        centering: float = 0.0,
+    ) -> None:
+        """Takes the pairs; for `loss` and `centering` see `macro_actions.reward_losses`."""
+        self.train, self.eval, self._pad_id = train, eval, pad_id
+        self._loss, self._centering = loss, centering
+
+    def count(self, examples: Sequence[PairExample]) -> int:
+        if self._loss == "per_sample":
+            return sum(example.chosen_ids != example.rejected_ids for example in examples)
+        return super().count(examples)
+
+    def texts(self, examples: Sequence[PairExample]) -> list[tuple[int, int]]:
+        sequences = [ids for example in examples for ids in (example.chosen_ids, example.rejected_ids)]
+        return [(len(ids), 0) for ids in sequences]
+
+    def loss(
+        self, engine: TrainedScalar, examples: Sequence[PairExample], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen, rejected, pairs = self._scores(engine, examples)
+        return reward_loss(self._loss, chosen, rejected, pairs, self._centering, count)
+
+    def row_statistics(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> RowStatistics:
+        chosen, rejected, pairs = self._scores(engine, examples)
+        losses = []
+        for row in torch.arange(len(examples), device=device())[:, None]:
+            margins = None if pairs.margins is None else pairs.margins[row]
+            pair = Pairs(pairs.ids[row], pairs.other_ids[row], pairs.mask[row], pairs.other_mask[row], margins)
+            losses.append(reward_loss(self._loss, chosen[row], rejected[row], pair, self._centering, 1.0))
+        return statistics_of_rows(losses, [self.count([example]) for example in examples])
+
+    def _scores(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> tuple[Tensor, Tensor, Pairs]:
+        """The model's numbers at every token of the chosen and of the rejected sequences, (N, T) each; the pairs."""
+        tokens = self.collate(examples)
+        chosen, rejected = engine(**tokens).chunk(2)
+        (ids, other_ids), (mask, other_mask) = tokens["input_ids"].chunk(2), tokens["attention_mask"].chunk(2)
+        margins = torch.tensor([example.margin for example in examples], dtype=torch.float32, device=device())
+        return chosen, rejected, Pairs(ids, other_ids, mask, other_mask, margins)
+
+    def conclude(self, metrics: Mapping[str, float]) -> None:
+        warning = margin_warning(metrics["accuracy"], metrics["margin"])
+        if warning is not None and is_main():
+            logger.warning("%s", warning)
+
+    def self_check(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> None:
+        tokens = self.collate(examples)
+        check_scalar(engine, (tokens["input_ids"], tokens["attention_mask"]), self._pad_id)
+
+    def collate(self, examples: Sequence[PairExample]) -> dict[str, Tensor]:
+        return {name: x.to(device()) for name, x in collate_pairs(examples, self._pad_id).items()}
+
+
+def margin_warning(accuracy: float, margin: float) -> str | None:
+    """Says that step 3 will learn little from a reward model; None where it can.
+
+    With the coefficient β of the KL penalty, the best policy prefers the chosen response of a pair to the rejected one
+    by margin / β nats more than the reference does (Rafailov et al. 2023, equation 5).
+
+    Args:
+        accuracy: share of pairs that are ranked right.
+        margin: mean of chosen score − rejected score.
+    """
+    coefficient: float = default_of(KLFlags, "kl_coef")
+    nats = max(0.0, margin / coefficient)
+    if nats >= FEWEST_NATS:
+        return None
+    return (
+        f"the scores of a pair differ by only {margin:.2g} on average (accuracy {accuracy:.3f}): with --kl_ctl"
+        f" {coefficient:g}, step 3 will prefer the chosen response by at most {nats:.2g} nats, and its KL penalty"
+        " decides. Train longer or with a higher --learning_rate (or --reward_gain), or give step 3"
+        " --normalize_scores or a smaller --kl_ctl."
+    )

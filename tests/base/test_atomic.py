@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and folders are whole or not there wherever their writer is stopped, and the next start puts things right."""
+
+import os
+import time
+
+import pytest
+
+from dschat.base import atomic
+from dschat.base.atomic import (
+    Backup,
+    move_all,
+    recover,
+    recover_folder,
+    write_file,
+    writing,
+    writing_folder,
+    writing_into,
+)
+from interruptions import CTRL_C, KILL, stopped_at
+
+WAYS = [KILL, CTRL_C]
+
+
+def fill(folder, content, *names):
+    """Files of one content."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+def contents(folder):
+    """name → content of every file below a folder."""
+    return {str(file.relative_to(folder)): file.read_text() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def points(tmp_path, how, begin, act):
+    """Folders in which something was begun, and stopped at every point in turn; the last one saw its end."""
+    reached, point = True, 0
+    while reached:
+        place = tmp_path / str(point)
+        place.mkdir()
+        begin(place)
+        reached = stopped_at(point, how, lambda place=place: act(place))
+        yield place
+        point += 1
+    assert point > 2
+
+
+def test_a_link_stays(tmp_path):
+    fill(tmp_path, "old", "file")
+    (tmp_path / "link").symlink_to("file")
+    write_file(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_file_is_the_old_or_the_new_one(how, tmp_path):
+    found = []
+    for place in points(
+        tmp_path, how, lambda place: fill(place, "old", "x"), lambda place: write_file(place / "x", "new")
+    ):
+        found.append((place / "x").read_text())
+        assert how == KILL or contents(place) == {"x": found[-1]}
+        write_file(place / "x", "next")
+        assert contents(place) == {"x": "next"}, "nothing is left behind"
+    assert found == sorted(found, reverse=True) and {*found} == {"old", "new"}
+
+
+def replace(place):
+    with writing_folder(place / "x") as beside:
+        fill(beside, "new", "a", "deep/b")
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_folder_is_the_old_or_the_new_one(how, tmp_path):
+    """At the next start; what was there is never among what is new."""
+    found = []
+    for place in points(tmp_path, how, lambda place: fill(place / "x", "old", "a", "gone"), replace):
+        assert how == KILL or (place / "x").exists(), "Ctrl-C waits for no next start"
+        recover_folder(place / "x")
+        assert contents(place / "x") in ({"a": "old", "gone": "old"}, {"a": "new", "deep/b": "new"})
+        found.append(contents(place / "x")["a"])
+        replace(place)
+        assert contents(place) == {"x/a": "new", "x/deep/b": "new"}, "nothing is left behind"
+    assert found == sorted(found, reverse=True) and {*found} == {"old", "new"}
+
+
+def save(place, content="new", before_moving=lambda: None):
+    with writing_into(place, place / ".writing", before_moving) as beside:
+        fill(beside, content, "actor/model", "actor/config.json", "config.json", "tokenizer")
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_each_file_and_folder_among_others_is_the_old_or_the_new_one(how, tmp_path):
+    def begin(place):
+        fill(place, "old", "actor/model", "actor/config.json", "actor/gone", "config.json", "tokenizer", "notes")
+
+    for place in points(tmp_path, how, begin, save):
+        recover(place)
+        found = contents(place)
+        assert found["notes"] == "old" and found["config.json"] in ("old", "new")
+        actor = {found.get(f"actor/{name}") for name in ("model", "config.json")}
+        assert actor in ({"old"}, {"new"}) and (found.get("actor/gone") == "old") == (actor == {"old"})
+        if found["config.json"] == "new":
+            assert found["tokenizer"] == "new", "config.json comes last"
+        save(place)
+        assert {*contents(place)} == {"actor/model", "actor/config.json", "config.json", "tokenizer", "notes"}
+
+
+def take_over(place):
+    backup = Backup(place)
+    backup.put_aside([place / name for name in ("actor", "run.json")])
+    move_all(place / ".unfinished", place)
+    save(place)
+    backup.drop()
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_what_made_way_for_several_comes_back_whole_until_all_of_them_stand(how, tmp_path):
+    def begin(place):
+        fill(place, "old", "actor/model", "actor/config.json", "run.json")
+        fill(place / ".unfinished", "new", "run.json")
+
+    found = []
+    for place in points(tmp_path, how, begin, take_over):
+        for point in range(40):  # starts that are stopped themselves
+            if not stopped_at(point, how, Backup(place).restore):
+                break
+        now = contents(place)
+        assert {now["actor/model"], now["actor/config.json"], now["run.json"]} in ({"old"}, {"new"}), now
+        assert not (place / ".given-up").exists() and not (place / ".deleted").exists()
+        found.append(now["run.json"])
+    assert found == sorted(found, reverse=True) and {*found} == {"old", "new"}
+
+
+def test_an_error_leaves_what_was_there(tmp_path):
+    place = fill(tmp_path, "old", "x", "folder/a", "config.json")
+    begins = (
+        lambda: writing(place / "x"),
+        lambda: writing_folder(place / "folder"),
+        lambda: writing_folder(place / "folder", shared=True),
+    )
+    for begin in begins:
+        with pytest.raises(OSError, match="full"), begin():
+            raise OSError("full")
+
+    with pytest.raises(OSError), writing_folder(place / "x", shared=True) as beside:
+        fill(beside, "new", "a")  # a file is in its place
+
+    def refuse():
+        assert ".writing/config.json" in contents(place), "the new is whole before the old is dealt with"
+        raise OSError("lock lost")
+
+    with pytest.raises(OSError, match="lock lost"):
+        save(place, before_moving=refuse)
+    assert contents(place) == {"config.json": "old", "folder/a": "old", "x": "old"} and len([*place.iterdir()]) == 3
+
+
+def test_what_a_kill_left_comes_back_or_goes(tmp_path):
+    """Files of the user's stay."""
+    run = fill(tmp_path / "run", "put aside", ".actor.replaced-by-a-newer-one/a", ".critic.replaced-by-a-newer-one/a")
+    fill(run, "stays", "critic/a", ".mine.old/a")
+    recover(run)
+    assert contents(run) == {".mine.old/a": "stays", "actor/a": "put aside", "critic/a": "stays"}
+    save(fill(run, "put aside", ".critic_ema.replaced-by-a-newer-one/a"))
+    assert contents(run)["critic_ema/a"] == "put aside", "also where another folder is saved"
+    data = fill(tmp_path / "data", "put aside", ".x[1].replaced-by-a-newer-one/a", ".y.replaced-by-a-newer-one/a")
+    fill(data, "stays", "y/a", ".x[1].mine.old/a", ".x1.replaced-by-a-newer-one/a")
+    for name in ("x[1]", "y"):
+        recover_folder(data / name)
+    replace(fill(data, "put aside", ".x.replaced-by-a-newer-one/a", "x/a"))
+    assert contents(data / "x") == {"a": "new", "deep/b": "new"} and not [*data.glob(".x.r*")]
+    atomic.remove(data / "x")
+    expected = dict.fromkeys(("y/a", ".x[1].mine.old/a", ".x1.replaced-by-a-newer-one/a"), "stays")
+    assert contents(data) == expected | {"x[1]/a": "put aside"}
+
+
+def test_several_processes_may_write_the_same(tmp_path):
+    """The last file and the first folder stay. What a killed process left of them goes after a day."""
+    fill(tmp_path, "half", ".x.dead.writing", ".x.now.writing", ".y.dead.writing", ".f.dead.writing/a")
+    for old in [*tmp_path.glob(".*dead*"), *tmp_path.glob(".*dead*/*")]:
+        os.utime(old, (time.time() - atomic.ABANDONED - 9,) * 2)
+    with writing(tmp_path / "x", shared=True) as first, writing(tmp_path / "x", shared=True) as second:
+        first.write_text("first")
+        second.write_text("second")
+    with writing_folder(tmp_path / "f", shared=True) as first, writing_folder(tmp_path / "f", shared=True) as second:
+        fill(first, "first", "a")
+        fill(second, "second", "a")
+    left = {".x.now.writing": "half", ".y.dead.writing": "half"}
+    assert contents(tmp_path) == left | {"f/a": "second", "x": "first"}, "the inner ones end first"
+
+
+def test_a_folder_in_which_a_file_grows_is_not_abandoned(tmp_path):
+    """Its own time stays that of the file's making. What was not written for a day goes, deep inside, too."""
+    fill(tmp_path, "half", ".f.growing.writing/deep/a", ".f.dead.writing/deep/a")
+    day_ago = time.time() - atomic.ABANDONED - 9
+    for entry in [*tmp_path.rglob("*")]:
+        os.utime(entry, (day_ago, day_ago))
+    with open(tmp_path / ".f.growing.writing" / "deep" / "a", "a") as file:
+        file.write("more")
+    atomic.remove_abandoned(tmp_path, ".*")
+    assert contents(tmp_path) == {".f.growing.writing/deep/a": "halfmore"}
+
+
+def test_a_pipe_is_written_and_stays_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
+    write_file(tmp_path / "pipe", "ü")
+    assert os.read(reader, 9).decode() == "ü" and not (tmp_path / "pipe").is_file()
+    os.close(reader)

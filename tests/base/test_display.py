@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands on a screen: a redirected bar is a line a minute; of model text every character is shown."""
+
+import io
+import re
+import sys
+
+import pytest
+
+from dschat.base import progress as module
+from dschat.base.display import for_reading, launch, visible, wrapped
+from dschat.base.errors import UserError
+from dschat.base.progress import progress
+from dschat.demo.command import run as run_demo
+from dschat.demo.options import ChatOptions
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture()
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the lines go by, in a list so that a test can change them."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def counted(text: str) -> list[str]:
+    return re.findall(r"^rows: \d+% \((\d+/\d+)\)", text, re.MULTILINE)
+
+
+def test_a_line_after_every_minute_and_one_at_the_end(clock, capsys) -> None:
+    with progress(10, "rows") as bar:
+        for second in range(10):
+            clock[0] = 25.0 * second
+            bar.update()
+            bar.set_postfix(loss=second)
+    text = capsys.readouterr().err
+    # Drawings at 75 s (60 after the start), 150 s (75 after that line) and 225 s, which is the end, too.
+    assert counted(text) == ["4/10", "7/10", "10/10"]
+    assert "\r" not in text and text.count("\n") == 3
+
+
+def test_less_than_a_minute_says_nothing(clock, capsys) -> None:
+    with progress(3, "rows") as bar:
+        for second in range(3):
+            clock[0] = 10.0 * second
+            bar.update()
+            bar.refresh()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_end_of_a_long_bar_is_said(clock, capsys) -> None:
+    with progress(3, "rows") as bar:
+        bar.update()
+        clock[0] = 61.0
+        bar.refresh()
+        clock[0] = 62.0
+        bar.update(2)
+    text = capsys.readouterr().err
+    assert counted(text) == ["1/3", "3/3"]
+
+
+def test_without_a_total(clock, capsys) -> None:
+    with progress(desc="rows", unit="row") as bar:
+        for _ in range(3):
+            bar.update()
+            clock[0] += 50.0
+            bar.refresh()
+    text = capsys.readouterr().err
+    assert [line.split(",")[0] for line in text.splitlines()] == ["rows: 2 row", "rows: 3 row"]
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert list(progress(desc="rows", iterable=[1, 2])) == [1, 2]
+    assert "\r" in stream.getvalue() and "2/2" in stream.getvalue()
+
+
+def test_disabled(clock, capsys) -> None:
+    with progress(1, "rows", disable=True) as bar:
+        clock[0] = 100.0
+        bar.update()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("a\r\nb\tc", "a\nb\tc"),
+        ("over\rwritten\x08\x7f\x00", "over\\x0dwritten\\x08\\x7f\\x00"),
+        ("\x9b2J", "\\x9b2J"),  # the one-byte form of escape [
+        ("\u202eevil\u2066", "\\u202eevil\\u2066"),
+        ("\ud800 \u2028", "\\ud800 \\u2028"),
+        ("naïve 猫 👩‍👩‍👧", "naïve 猫 👩‍👩‍👧"),
+    ],
+)
+def test_no_character_is_obeyed(text, expected):
+    assert visible(text) == expected
+
+
+@pytest.mark.parametrize(("password", "asked"), [("secret", [("demo", "secret")]), (None, None), ("", None)])
+def test_a_page_asks_for_its_password_and_takes_no_large_file(password, asked):
+    served = {}
+
+    class Page:
+        def launch(self, **options):
+            served.update(options)
+            return None, "http://127.0.0.1:7860", None
+
+    pytest.importorskip("gradio")
+    assert launch(Page(), "", password=password) == "http://127.0.0.1:7860"
+    assert served["auth"] == asked and served["max_file_size"] == 1 << 20 and served["share"] is False
+
+
+def test_a_demo_on_another_address_needs_a_password(monkeypatch):
+    monkeypatch.delenv("DEMO_PASSWORD", raising=False)
+    with pytest.raises(UserError, match=r"--host 0.0.0.0: whoever .* Set DEMO_PASSWORD to a secret, which the page"):
+        run_demo(ChatOptions(host="0.0.0.0"))
+
+
+def test_an_empty_response_is_seen():
+    assert for_reading(" \n") == "(empty)" and for_reading("\n x \n") == "x"
+
+
+def test_lines_are_broken_between_words_and_keep_their_ends():
+    text = "one two three\n\n    four five\n" + "x" * 12
+    assert wrapped(text, 9) == "one two\nthree\n\n    four\nfive\n" + "x" * 12

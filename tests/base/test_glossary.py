@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics are declared once; `cli_runs.check_names` compares them with what runs wrote."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dschat.base.glossary import BEST, HEADLINES, METRICS, RUNS, metrics_of, page
+from dschat.lab.run_data import EVAL_NAMES
+from dschat.settings.rewards import METRIC_NAMES
+from dschat.training.ppo import alarms
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ROOT / "applications" / "DeepSpeed-Chat"
+
+
+def test_the_page_is_up_to_date() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert text == page(), "python -m dschat.base.glossary > docs/metrics.md"
+
+
+@pytest.mark.parametrize("step", RUNS)
+def test_a_step_declares_each_name_once(step: str) -> None:
+    declared = metrics_of(step)
+    assert max(Counter(metric.name for metric in declared).values()) == 1
+    assert all(set(metric.runs.split()) <= RUNS.keys() for metric in METRICS)
+    assert BEST[step][0] in {metric.name for metric in declared if not metric.when}
+
+
+def test_names_are_fitted_by_their_family_alone() -> None:
+    (family,) = [metric for metric in METRICS if metric.name == "eval/scores_turn_<number>"]
+    assert family.fits("eval/scores_turn_12") and not family.fits("eval/scores_turn_") and not family.fits("eval/x")
+
+
+def test_names_that_code_mentions_are_declared() -> None:
+    """In dschat, the benchmarks and the training scripts: texts that begin as a metric does."""
+    prefixes = {metric.name.partition("/")[0] for metric in METRICS if "/" in metric.name}
+    begins_so, unknown = re.compile(f"({'|'.join(prefixes)})/\\w+"), []
+    for file in sorted(CODE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and begins_so.fullmatch(text := str(node.value)):
+                unknown += [] if any(metric.fits(text) for metric in METRICS) else [f"{file}:{node.lineno}: {text}"]
+    assert not unknown
+
+
+def test_lists_that_are_made_of_it() -> None:
+    """Names that a second score may not take, and what every run of step 3 evaluates."""
+    taken = {"kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate", "unscored"}
+    taken |= {"scores_std", "normalized_scores", "scores_running_mean", "scores_running_std", "prompt", "response_ids"}
+    assert taken <= set(METRIC_NAMES)
+    assert EVAL_NAMES == {"rows", "scores", "kl", "kl_per_token", "length", "eos_rate"}
+    assert all(any(metric.name == f"eval/{name}" for metric in METRICS) for name in HEADLINES)
+
+
+def test_the_alarms_limits_are_those_that_it_states() -> None:
+    worry = {metric.name: metric.worry for metric in metrics_of("ppo")}
+    assert f"above {alarms.LARGEST_REPETITION}" in worry["response/repetition"]
+    assert f"above {alarms.LARGEST_CORRELATION}" in worry["response/score_length_correlation"]
+    assert f"from {alarms.ENOUGH_ROWS} responses" in worry["response/score_length_correlation"]
+    assert f"below −{-alarms.SMALLEST_EXPLAINED_VARIANCE:.0f}" in worry["val/explained_variance"]

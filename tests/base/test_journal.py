@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal of a run that can be killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+
+from dschat.base.errors import UserError
+from dschat.base.journal import Journal, make_writable
+from dschat.base.lock import Lock
+
+
+def test_a_journal_goes_on_after_what_it_kept(tmp_path):
+    file = tmp_path / "deep" / "out.jsonl"
+    first = Journal(file, {"seed": 1})
+    first.append([{"n": 0}, {"n": 1}])
+    first.close()
+    with open(first.partial, "ab") as journal:
+        journal.write('{"n": 2, "text": "ü'.encode()[:-1])  # a kill in the middle of a character
+    second = Journal(file, {"seed": 1})
+    assert second.rows == [{"n": 0}, {"n": 1}]
+    second.append([{"n": 2}])
+    second.close()
+    third = Journal(file, {"seed": 1})
+    assert third.rows == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert not file.exists()
+    third.finish(reversed(third.rows))
+    assert [json.loads(line)["n"] for line in file.read_text().splitlines()] == [2, 1, 0]
+    assert [entry.name for entry in file.parent.iterdir()] == ["out.jsonl"]
+
+
+def test_a_journal_refuses_other_settings_and_a_finished_file(tmp_path):
+    file = tmp_path / "out.jsonl"
+    journal = Journal(file, {"seed": 1, "model": "m"})
+    journal.append([{"n": 0}])
+    with pytest.raises(UserError, match="another process is writing it"):
+        Journal(file, {"seed": 1, "model": "m"})
+    journal.close()
+    with pytest.raises(UserError, match=r"begun with --seed 1, now it is 2"):
+        Journal(file, {"seed": 2, "model": "m"})
+    with pytest.raises(UserError, match=r"--top_k"):
+        Journal(file, {"seed": 1, "model": "m", "top_k": 3})
+    again = Journal(file, {"seed": 2, "model": "m"}, overwrite=True)
+    assert again.rows == []
+    again.finish([{"n": 5}])
+    with pytest.raises(UserError, match="exists, finished.*--overwrite"):
+        Journal(file, {"seed": 2, "model": "m"})
+
+
+def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
+    journal = Journal(tmp_path / "out.jsonl", {})
+    journal.append([{"n": 0}])
+    journal.close()
+    journal.partial.write_text(journal.partial.read_text() + "{broken\n")
+    with pytest.raises(UserError, match=r"out\.jsonl\.partial:3: not valid JSON"):
+        Journal(tmp_path / "out.jsonl", {})
+
+
+def test_a_file_that_is_no_journal_is_not_gone_on_with(tmp_path):
+    (tmp_path / "out.jsonl.partial").write_text('{"n": 0}\n{"n": 1}\n')
+    with pytest.raises(UserError, match=r"out\.jsonl\.partial:1: no settings of a run; remove the file"):
+        Journal(tmp_path / "out.jsonl", {})
+
+
+def appending(file, then):
+    """A process that appends to a journal, and goes on as the words say."""
+    script = "import os, signal, sys; from pathlib import Path; from dschat.base.journal import Journal\n"
+    script += "journal = Journal(Path(sys.argv[1]), {})\n" + then
+    return subprocess.Popen([sys.executable, "-c", script, file], stdout=subprocess.PIPE, text=True)
+
+
+def test_kill_9_loses_no_row_that_was_appended(tmp_path):
+    """The process reports each row after `append` returned; all of them are there afterwards."""
+    file = tmp_path / "out.jsonl"
+    with appending(file, "for n in range(100000):\n    journal.append([{'n': n}]); print(n, flush=True)\n") as process:
+        while process.stdout.readline().strip() != "20":
+            time.sleep(0)
+        os.kill(process.pid, signal.SIGKILL)
+        reported = [20, *map(int, process.stdout.read().split())]
+    kept = [row["n"] for row in Journal(file, {}).rows]
+    assert kept[: reported[-1] + 1] == list(range(reported[-1] + 1))
+
+
+def test_a_child_of_a_killed_run_does_not_keep_its_journal(tmp_path):
+    file = tmp_path / "out.jsonl"
+    waits = "if os.fork() == 0:\n    print(os.getpid(), flush=True)\nsignal.alarm(60)\nsignal.pause()\n"
+    with appending(file, "journal.append([{'n': 0}])\n" + waits) as process:
+        child = int(process.stdout.readline())
+        try:
+            with pytest.raises(UserError, match=f"{file}: another process is writing it: process {process.pid} on "):
+                Journal(file, {})
+            process.kill()
+            process.wait()
+            assert Journal(file, {}).rows == [{"n": 0}]
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_run_that_another_one_finished_just_before_does_not_do_it_again(tmp_path, monkeypatch):
+    file = tmp_path / "out.jsonl"
+
+    def lock(*_):
+        file.write_text("{}\n")
+        return Lock(*_)
+
+    monkeypatch.setattr("dschat.base.journal.Lock", lock)
+    with pytest.raises(UserError, match="exists, finished"):
+        Journal(file, {})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def begun(file, rows, overwrite, **settings):
+    """A journal that was left with these rows."""
+    journal = Journal(file, settings, overwrite)
+    journal.append(rows)
+    journal.close()
+
+
+def test_a_run_that_overwrites_goes_on_too(tmp_path):
+    file = tmp_path / "out.jsonl"
+    file.write_text('{"n": "old"}\n')
+    begun(file, [{"n": 0}], True, seed=1)
+    assert file.read_text() == '{"n": "old"}\n'
+    begun(file, [{"n": 1}], True, seed=1)
+    again = Journal(file, {"seed": 1}, overwrite=True)
+    assert again.rows == [{"n": 0}, {"n": 1}]
+    again.finish(again.rows)
+    assert [json.loads(line)["n"] for line in file.read_text().splitlines()] == [0, 1]
+    assert Journal(file, {"seed": 1}, overwrite=True).rows == []  # a finished file is made anew
+
+
+def test_overwriting_drops_a_run_that_was_begun_otherwise(tmp_path):
+    file = tmp_path / "out.jsonl"
+    begun(file, [{"n": 0}], False, seed=1)
+    begun(file, [{"n": 1}], True, seed=1)
+    begun(file, [{"n": 2}], True, seed=2)
+    journal = Journal(file, {"seed": 2}, overwrite=True)
+    assert journal.rows == [{"n": 2}]
+    journal.close()
+    journal.partial.write_text("{broken\n" + journal.partial.read_text())
+    assert Journal(file, {"seed": 2}, overwrite=True).rows == []
+
+
+def test_a_journal_without_rows_leaves_nothing(tmp_path):
+    """Of a run that is refused at its start; neither does its lock. One with rows stays."""
+    with closing(Journal(tmp_path / "deep" / "new" / "rows.jsonl", {"seed": 1})):
+        assert (tmp_path / "deep" / "new").exists()
+    assert list(tmp_path.iterdir()) == []
+    with closing(Journal(tmp_path / "new" / "rows.jsonl", {"seed": 1})) as journal:
+        journal.append([{"number": 0}])
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["rows.jsonl.partial"]
+    with closing(Journal(tmp_path / "new" / "rows.jsonl", {"seed": 1})) as journal:
+        assert journal.rows == [{"number": 0}]
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["rows.jsonl.partial"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    make_writable(tmp_path / "deep" / "new", "--x")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--cache: cannot be written: "):
+        make_writable(tmp_path / "file", "--cache")

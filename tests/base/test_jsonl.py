@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON Lines files as they are written, and what is said of broken ones; reading is tested with files of responses."""
+
+import json
+import re
+
+import pytest
+
+from dschat.base.errors import UserError
+from dschat.base.jsonl import parse_json, write_rows
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"prompt": "a\tb"}', "Invalid control character at column 14"),
+        ('{"prompt": "a', "Unterminated string starting at column 12"),
+        (r'{"prompt": "\q"}', r"Invalid \escape at column 13"),
+        ("{} {}", "Extra data at column 4"),
+        ('{"prompt":\n "a\tb"}', "Invalid control character at line 2 column 4"),
+    ],
+)
+def test_where_json_is_broken(text, told):
+    """Columns count from 1. Some of json's own messages end in "at"."""
+    with pytest.raises(UserError, match=re.escape(f"a.jsonl:3: not valid JSON ({told}); correct or remove the row.")):
+        parse_json(text.encode(), "a.jsonl:3")
+
+
+def test_text_that_utf8_cannot_hold_is_written_all_the_same(tmp_path):
+    write_rows(tmp_path / "x.jsonl", [{"text": "half \ud800 of one"}])
+    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"text": "half ? of one"}

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How commands end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+from cli_runs import environment, write_jsonl
+from dschat.base.errors import UserError
+from dschat.cli import main
+from dschat.main import run_script
+from judges import EVALUATION, rows_of
+
+
+def failing(error):
+    def run():
+        raise error
+
+    return run
+
+
+def test_how_scripts_end(caplog, capsys):
+    assert run_script(lambda: "all is well") == 0
+    assert run_script(lambda: "") == 0
+    assert run_script(failing(UserError("--x: bad"))) == 2
+    assert run_script(failing(KeyboardInterrupt())) == 130
+    assert run_script(failing(KeyboardInterrupt()), resumable=True) == 130
+    assert capsys.readouterr().out == "all is well\n"
+    bad, stopped, kept = caplog.messages
+    assert (bad, stopped) == ("error: --x: bad", "interrupted")
+    assert kept.startswith("interrupted; ") and kept.endswith("the same command goes on from there")
+
+
+def test_the_sampler_knows_all_names_of_a_data_set(tmp_path, capsys, caplog):
+    file = write_jsonl(tmp_path / "a.jsonl", rows_of(["one", "two"]))
+    words = ["sample", "--data_file", str(file), "--save_file", str(tmp_path / "s.jsonl"), "--dataset"]
+    assert main([*words, "tldr"]) == 0 and "subreddits" in capsys.readouterr().out
+    assert main([*words, "apps"]) == 2 and "--dataset apps: unknown" in caplog.text
+
+
+def test_ctrl_c_ends_the_report_without_a_traceback(tmp_path):
+    """It reads from a pipe to which nobody writes."""
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    command = [sys.executable, EVALUATION / "report.py", pipe, "--output", tmp_path / "report"]
+    # A test run in the background of a shell would hand down that it ignores Ctrl-C.
+    signals = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(
+        list(map(str, command)), env=environment(), stderr=subprocess.PIPE, text=True, preexec_fn=signals
+    )
+    try:
+        end = time.monotonic() + 60
+        writer = None
+        while writer is None:
+            try:
+                writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # works once the report reads
+            except OSError:
+                assert process.poll() is None and time.monotonic() < end
+                time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        try:
+            stderr = process.communicate(timeout=20)[1]
+        except subprocess.TimeoutExpired:  # Python drops a KeyboardInterrupt that falls into a finaliser
+            process.send_signal(signal.SIGINT)
+            stderr = process.communicate(timeout=60)[1]
+        os.close(writer)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1] == "interrupted" and "Traceback" not in stderr

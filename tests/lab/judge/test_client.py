@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that fail, refuse, or take other forms of a request; and how often they are asked."""
+
+import json
+
+import pytest
+
+from dschat.base.errors import UserError
+from dschat.lab.judge.rubrics import RUBRICS, Form, TextRefused, answer_schema
+from dschat.rollouts.chat_servers import Endpoint, Unanswered
+from judges import KEY, client_of, judge_server, question
+
+OOPS = (500, {"error": {"message": "oops"}}, {})
+# Ways to fail that pass → how many tokens each costs: one per four bytes of the request, and the longest answer.
+FREE = {
+    "408": (408, {"error": {"message": "waited for you"}}, {}),
+    "429": (429, {"error": {"message": "slow down"}}, {}),
+    "500": OOPS,
+    "503 without JSON": (503, "<html>busy</html>", {"Content-Type": "text/html"}),
+}
+LOST = {
+    "timeout": "timeout",
+    "half a JSON": "half a JSON",
+    "broken off": "broken off",
+    "an error as a success": (200, {"error": {"message": "upstream"}}, {}),
+    "a page": (200, "<html>log in</html>", {"Content-Type": "text/html"}),
+}
+
+
+@pytest.mark.parametrize("failure", FREE | LOST)
+def test_what_passes_is_tried_again_and_only_lost_answers_cost(server, tmp_path, failure):
+    """The answer that comes is 100 + 10 tokens; each of two lost ones may have had 50."""
+    server.plan.extend([(FREE | LOST)[failure]] * 2)
+    client = client_of(server, tmp_path, timeout=3.0 if failure == "timeout" else 60.0)
+    assert json.loads(client.ask(question()).text)["verdict"] == "first"
+    assert len(server.bodies) == 3 and server.bodies[0] == server.bodies[2]
+    spending, lost = client._spending, 2 if failure in LOST else 0
+    assert (spending.requests, spending.lost, spending.output_tokens) == (1, lost, 10 + lost * 50)
+    assert spending.input_tokens == 100 + lost * -(-server.sizes[0] // 4)
+
+
+def test_what_was_never_sent_costs_nothing(tmp_path):
+    with judge_server() as server:
+        pass  # its port is free again
+    client = client_of(server, tmp_path, tries=2)
+    with pytest.raises(UserError, match=f"no answer with --max_tries 2: {server.url} gives no answer: .*refused"):
+        client.ask(question())
+    assert (client._spending.lost, client._spending.input_tokens) == (0, 0)
+
+
+def test_tries_have_an_end(server, tmp_path):
+    """Three of the question, and one of the harmless one, which fails as well."""
+    server.plan.extend([OOPS] * 10)
+    client = client_of(server, tmp_path, tries=3)
+    with pytest.raises(UserError, match="no answer with --max_tries 3: .* answers 500: oops"):
+        client.ask(question())
+    assert len(server.bodies) == 4
+    assert client.stop.is_set()
+
+
+def test_a_server_that_asks_for_hours_is_not_waited_for(server, tmp_path):
+    hours = (429, {"error": {"message": "slow down"}}, {"retry-after-ms": "", "Retry-After": "7200"})
+    server.fail_on("", hours)
+    with pytest.raises(UserError, match=r"answers 429: slow down \(Retry-After: 7200\)"):
+        client_of(server, tmp_path).ask(question())
+    assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (401, "", "refuses the key"),
+        (402, "", "out of money"),
+        (429, "insufficient_quota", "out of money"),
+        (403, "", "does not allow the use of gpt-test"),
+        (404, "", "--judge_model and --base_url"),
+        (405, "", "answers 405"),
+    ],
+)
+def test_what_does_not_pass_ends_the_run(server, tmp_path, status, code, words):
+    """At once, but for an empty account, which the official client takes for a hurry."""
+    server.plan.extend([(status, {"error": {"message": f"no: {KEY} will not do", "code": code}}, {})] * 8)
+    with pytest.raises(UserError, match=words) as error:
+        client_of(server, tmp_path).ask(question())
+    assert len(server.bodies) == (8 if code else 1)
+    assert KEY not in str(error.value)
+
+
+@pytest.mark.parametrize("status", [200, 422, 500])
+def test_a_message_that_is_cut_does_not_show_a_part_of_the_key(server, tmp_path, caplog, status):
+    caplog.set_level("INFO")
+    server.fail_on("", (status, {"message": "x" * 277 + KEY}, {}))
+    with pytest.raises(UserError) as error:
+        client_of(server, tmp_path, tries=2).ask(question())
+    assert "xxx" in str(error.value) and KEY[:4] not in str(error.value) + caplog.text
+
+
+def formats(server):
+    return [body.get("response_format", {}).get("type") for body in server.bodies]
+
+
+def test_the_request(server, tmp_path):
+    client_of(server, tmp_path).ask(question())
+    body = server.bodies[0]
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("gpt-test", 0, 50)
+    form = {"name": "verdict", "strict": True, "schema": answer_schema(RUBRICS["summarize"])}
+    assert body["response_format"]["json_schema"] == form and server.keys == [f"Bearer {KEY}"]
+
+
+def test_servers_without_structured_output(server, tmp_path):
+    """First none of it, found out once; then a server that takes JSON without a schema, as gpt-4o-2024-05-13 does."""
+    server.refuse_when(lambda body: "response_format is unknown" if "response_format" in body else None)
+    client = client_of(server, tmp_path)
+    client.ask(question())
+    client.ask(question("other"))
+    assert formats(server) == ["json_schema", "json_object", None, None]
+    server.bodies.clear()
+    server.refuse_when(lambda body: "no schema" if "json_schema" in str(body.get("response_format")) else None)
+    client_of(server, tmp_path).ask(question("third"))
+    assert formats(server) == ["json_schema", "json_object"]
+
+
+def test_models_with_other_fields(server, tmp_path, caplog):
+    def refuse(body):
+        if "max_tokens" in body:
+            return "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+        return "'temperature' does not support 0" if "temperature" in body else None
+
+    server.refuse_when(refuse)
+    client_of(server, tmp_path).ask(question())
+    body = server.bodies[-1]
+    assert len(server.bodies) == 3 and "takes no temperature 0" in caplog.text
+    assert body["max_completion_tokens"] == 50 and formats(server)[-1] == "json_schema"
+    assert not {"max_tokens", "temperature"} & set(body)
+    assert Form(structure="").after("something else") is None, "forms end"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"error": {"message": "the model is pinned"}}, "answers 422: the model is pinned"),
+        ({"detail": "Server is pinned to 'x'."}, "Server is pinned to 'x'"),
+        ({"detail": [{"msg": "field required"}]}, "field required"),
+        ({"object": "error", "message": "no such thing"}, "no such thing"),
+        ("plain text", "plain text"),
+        ("", "no reason given"),
+    ],
+)
+def test_a_request_that_no_form_saves_ends_the_run_in_the_servers_words(server, tmp_path, body, words):
+    """Three forms of the question, and of the harmless one."""
+    server.fail_on("", (422, body, {}))
+    with pytest.raises(UserError, match=words):
+        client_of(server, tmp_path).ask(question())
+    assert len(server.bodies) == 6
+
+
+def test_an_answer_is_asked_for_once(server, tmp_path):
+    """By a later run in the same folder, too; another model, length or text is another question."""
+    first = client_of(server, tmp_path).ask(question())
+    again = client_of(server, tmp_path)
+    assert again.ask(question()) == first
+    assert (again.cached, again._spending.requests, len(server.bodies)) == (1, 0, 1)
+    client_of(server, tmp_path, max_tokens=51).ask(question())
+    again.ask(question("bad", "good"))
+    again.ask(question(prompt="q"))
+    assert len(server.bodies) == 4
+
+
+WITHOUT_VERDICT = [b'{"text": "x", "refusal": "", "model": "m"}', b'{"text": "first", "refusal": "no", "model": "m"}']
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": "x"}', b"\xff", *WITHOUT_VERDICT])
+def test_a_spoilt_cache_file_is_asked_again(server, tmp_path, content):
+    client_of(server, tmp_path).ask(question())
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    file.write_bytes(content)
+    client_of(server, tmp_path).ask(question())
+    assert len(server.bodies) == 2
+
+
+def test_a_cache_that_cannot_be_written(server, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(UserError, match="--cache .*cache: cannot be written"):
+        client_of(server, tmp_path)
+
+
+def test_the_key_is_taken_out_of_answers(server, tmp_path):
+    server.answer = lambda messages: f'{{"comparison": "{KEY}", "verdict": "tie"}}'
+    reply = client_of(server, tmp_path).ask(question())
+    assert reply.text == '{"comparison": "[key]", "verdict": "tie"}'
+    assert KEY not in repr(Endpoint("m", "u", 1, 1.0, 1, KEY))
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_after_an_answer_a_refusal_concerns_the_text(server, tmp_path, status):
+    client = client_of(server, tmp_path)
+    client.ask(question())
+    server.plan.append((status, {"error": {"message": "rule 17"}}, {}))
+    with pytest.raises(TextRefused, match=f"answers {status}: rule 17"):
+        client.ask(question("other"))
+    assert len(server.bodies) == 2 and not client.stop.is_set()
+    client.ask(question("third"))
+    assert formats(server) == ["json_schema"] * 3
+
+
+def test_a_failure_concerns_the_text_if_the_server_answers_another_question_after_it(server, tmp_path):
+    """Here the harmless one, then nothing."""
+    client = client_of(server, tmp_path, tries=2)
+    server.fail_on("POISON", OOPS)
+    with pytest.raises(Unanswered, match="no answer with --max_tries 2"):
+        client.ask(question("POISON"))
+    assert len(server.bodies) == 3 and not client.stop.is_set()
+    server.fail_on("", OOPS)
+    with pytest.raises(UserError, match="no answer with --max_tries 2"):
+        client.ask(question("another"))
+    assert client.stop.is_set()
+
+
+def test_a_server_without_structured_output_that_rejects_the_first_text(server, tmp_path):
+    """The harmless question finds the form; the text is asked about once more in it, and no other after that."""
+    client = client_of(server, tmp_path)
+    server.refuse_when(lambda body: "no" if "response_format" in body or "POISON" in str(body["messages"]) else None)
+    with pytest.raises(TextRefused):
+        client.ask(question("POISON"))
+    client.ask(question("fine"))
+    assert formats(server) == [*("json_schema", "json_object", None) * 2, None, None]
+
+
+@pytest.mark.parametrize("kind", ["text/html", "text/event-stream"])
+def test_what_is_no_completion_is_named_by_its_content_type(server, tmp_path, kind):
+    server.plan.extend([(200, "log in", {"Content-Type": kind})] * 20)
+    with pytest.raises(UserError, match=rf"its answer \({kind}\) is no chat completion: .*log in"):
+        client_of(server, tmp_path).ask(question())

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which prompts are used: those of the protocol, in its order."""
+
+import numpy as np
+import pytest
+from datasets import load_dataset
+
+from cli_runs import read_jsonl, write_jsonl
+from dschat.base.errors import UserError
+from dschat.lab.prompts import select_prompts, shuffled
+
+
+def texts_of(selection):
+    return [example.prompt_text for example in selection.examples]
+
+
+def plain_rows(count):
+    return [{"prompt": f"Question {i}:", "chosen": f" yes {i}", "rejected": f" no {i}"} for i in range(count)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data folder of 2 training and 30 held-out rows."""
+    write_jsonl(tmp_path / "set" / "train.jsonl", plain_rows(2))
+    write_jsonl(tmp_path / "set" / "test.jsonl", plain_rows(30))
+    return tmp_path / "set"
+
+
+@pytest.mark.parametrize("count", [1, 24, 86_086])
+def test_the_order_is_that_of_numpys_generator(count):
+    assert shuffled(count) == np.random.default_rng(1234).permutation(count).tolist()
+
+
+def test_the_order_is_that_of_the_loaded_data_set(options, folder, bytes_tokenizer, tmp_path):
+    chosen = select_prompts(options(data_path=str(folder), num_samples=20), bytes_tokenizer)
+    loaded = load_dataset("json", data_files=str(folder / "test.jsonl"), split="train", cache_dir=str(tmp_path / "c"))
+    assert texts_of(chosen) == loaded.shuffle(seed=1234).select(range(20))["prompt"]
+    assert [example.index for example in chosen.examples] == list(range(20))
+    assert chosen.dropped == 0
+
+
+def test_the_seed_of_the_draws_does_not_choose_other_prompts(options, bytes_tokenizer):
+    first, second = (select_prompts(options(seed=seed, num_samples=9), bytes_tokenizer) for seed in (1, 2))
+    assert texts_of(first) == texts_of(second)
+    assert first.digest == second.digest
+
+
+def test_webgpt_is_used_whole_in_its_own_order(options, bytes_tokenizer):
+    from dschat.data.sources import load_source
+
+    held_out = load_source("webgpt").eval
+    assert len(held_out) > 1
+    selection = select_prompts(options(dataset="webgpt"), bytes_tokenizer)
+    assert texts_of(selection) == [row.prompt for row in held_out]
+    assert texts_of(select_prompts(options(dataset="webgpt", num_samples=1), bytes_tokenizer)) == [held_out[0].prompt]
+
+
+def test_all_rows_where_there_are_fewer_than_asked_for(options, project, bytes_tokenizer):
+    rows = read_jsonl(project / "data" / "hh" / "test.jsonl")
+    selection = select_prompts(options(dataset="hh-rlhf"), bytes_tokenizer)
+    assert sorted(texts_of(selection)) == sorted(row["prompt"] for row in rows)
+
+
+@pytest.mark.parametrize(("dataset", "local"), [("summarize", "tldr"), ("hh-rlhf", "hh"), ("webgpt", "webgpt")])
+def test_a_folder_that_is_called_as_the_data_set_is_not_taken_for_it(
+    dataset, local, options, bytes_tokenizer, tmp_path, monkeypatch, caplog
+):
+    """Results lie in folders of those names: the script may be started beside them."""
+    expected = select_prompts(options(dataset=dataset), bytes_tokenizer)
+    assert len(texts_of(expected)) > 1
+    for name in {dataset, local}:
+        write_jsonl(tmp_path / name / "train.jsonl", plain_rows(20))
+    monkeypatch.chdir(tmp_path)
+    caplog.clear()
+    assert texts_of(select_prompts(options(dataset=dataset), bytes_tokenizer)) == texts_of(expected)
+    assert "./" not in caplog.text, "nobody meant the folder"
+
+
+def test_renamed_columns(options, tmp_path, bytes_tokenizer):
+    rows = [{"q": f"Question {i}:", "good": " yes", "bad": " no"} for i in range(20)]
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(UserError, match=r"rows.jsonl:1: no column 'prompt' .*--prompt_key"):
+        select_prompts(options(data_path=str(file)), bytes_tokenizer)
+    keys = {"prompt_key": "q", "chosen_key": "good", "rejected_key": "bad"}
+    row = select_prompts(options(data_path=str(file), **keys), bytes_tokenizer).examples[0].row
+    assert row.prompt.startswith("Question") and (row.chosen, row.rejected) == (" yes", " no")
+
+
+def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, folder, bytes_tokenizer, caplog):
+    rows = plain_rows(30)
+    for i in range(0, 30, 3):
+        rows[i]["prompt"] = "A much longer question than the others, number " + str(i) * 5
+    write_jsonl(folder / "test.jsonl", rows)
+    unlimited = select_prompts(options(data_path=str(folder), num_samples=12), bytes_tokenizer)
+    lengths = [1 + len(bytes_tokenizer.encode(text, add_special_tokens=False)) for text in texts_of(unlimited)]
+    limit = max(length for length, text in zip(lengths, texts_of(unlimited), strict=True) if "longer" not in text)
+    wanted = [text for text in texts_of(unlimited) if "longer" not in text]
+    assert 0 < len(wanted) < 12
+    flags = {"data_path": str(folder), "num_samples": 12}
+    limited = select_prompts(options(max_prompt_len=limit, **flags), bytes_tokenizer)
+    assert texts_of(limited) == wanted
+    assert limited.dropped == 12 - len(wanted)
+    assert f"{limited.dropped} of 12 prompts left out (prompt too long: {limited.dropped})" in caplog.text
+    exact = select_prompts(options(max_prompt_len=max(lengths), **flags), bytes_tokenizer)
+    assert texts_of(exact) == texts_of(unlimited)
+
+
+def test_fewer_prompts_than_asked_for_are_told(options, folder, bytes_tokenizer, caplog):
+    assert len(select_prompts(options(data_path=str(folder), num_samples=40), bytes_tokenizer).examples) == 30
+    assert "it holds 30 prompts, not the 40 of --num_samples" in caplog.text
+    caplog.clear()
+    select_prompts(options(data_path=str(folder), num_samples=30), bytes_tokenizer)
+    assert "--num_samples" not in caplog.text
+
+
+def test_none_left(options, folder, bytes_tokenizer):
+    with pytest.raises(UserError, match=r"none of the 30 prompts is left \(prompt too long: 30\).*--max_prompt_len"):
+        select_prompts(options(data_path=str(folder), max_prompt_len=2), bytes_tokenizer)

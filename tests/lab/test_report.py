@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables and sentences of a report, against numbers worked out by hand: results, win rates, speed."""
+
+import json
+import logging
+
+import pytest
+
+from dschat.lab.page import Report
+from dschat.lab.run_summary import compare_runs, final, first_at, metric_label, trailing_mean
+from dschat.lab.runs import build_report, goal_levels, read_runs
+from report_runs import edit_rows, make_run, make_two_runs, table_of
+
+WIDER = {"eval/gold_scores": 0.45, "eval/scores": 4.0}  # means of more prompts than the samples file holds
+
+
+def outcome_of(runs) -> Report:
+    """What `build_report` returns, without the page and the picture."""
+    return compare_runs(*read_runs(runs), "Two runs", ["A remark."])
+
+
+def rows_of(runs, kind="results"):
+    return table_of(outcome_of(runs), kind).rows
+
+
+def widen(folder, means=WIDER):
+    """The last evaluation of a run, which is row 11, gets other means."""
+    edit_rows(folder / "metrics.jsonl", lambda index, row: row | (means if index == 11 else {}))
+
+
+def test_table_holds_the_hand_computed_numbers(two_runs):
+    outcome = outcome_of(two_runs)
+    # Standard error of two values a and b: |a − b| / 2. KL 1.5 and length 3 in every sample.
+    labels = ["gold score", "reward-model score", "KL to SFT (nats)", "length (tokens)", "ended by EOS (%)"]
+    assert table_of(outcome, "results").headers[1:] == [*labels, "held-out prompts"]
+    same = ["1.500 ± 0.000", "3.0 ± 0.0", "100.0 ± 0.0", "2"]
+    assert table_of(outcome, "results").rows == [
+        ["SFT", "0.200 ± 0.100", "2.000 ± 1.000", *same],
+        ["PPO", "0.500 ± 0.100", "5.000 ± 1.000", *same],
+        ["MA-PPO", "0.700 ± 0.200", "7.000 ± 2.000", *same],
+    ]
+    # Updates, prompts, seconds, macro length, 0.95 and √0.95 = 0.9747, explained variance of update 10 (last tenth).
+    assert table_of(outcome, "training").rows == [
+        ["PPO", "10", "80", "15", "1.00", "0.950", "1.00"],
+        ["MA-PPO", "10", "80", "15", "2.00", "0.975", "1.00"],
+    ]
+    lines = outcome.text().splitlines()
+    assert lines[:2] == ["Two runs", ""]
+    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+    assert all(row in cells for table in outcome.tables for row in (table.headers, *table.rows))
+    assert all(sentence in lines for sentence in [*outcome.findings, *outcome.remarks, "A remark."])
+
+
+def test_throughput_over_the_second_half(two_runs):
+    """Of 10 rollouts the last 5: tokens 6 … 10 hundred, MFU 6 … 10 %; one run has been on a CPU."""
+    assert table_of(outcome_of(two_runs), "throughput") is None
+
+    def tokens(index, row):
+        update = row["update"]
+        return row if "objective/scores" not in row else row | {"time/trained_per_second": 100.0 * update}
+
+    def shares(index, row):
+        update = row["update"]
+        return row if "objective/scores" not in row else row | {"time/mfu": 0.01 * update}
+
+    edit_rows(two_runs["PPO"] / "metrics.jsonl", tokens)
+    outcome = outcome_of(two_runs)
+    assert table_of(outcome, "throughput").headers == ["run", "trained (tokens/s)"]
+    edit_rows(two_runs["PPO"] / "metrics.jsonl", shares)
+    edit_rows(two_runs["MA-PPO"] / "metrics.jsonl", tokens)
+    outcome = outcome_of(two_runs)
+    assert table_of(outcome, "throughput").headers == ["run", "trained (tokens/s)", "MFU (%)"]
+    assert table_of(outcome, "throughput").rows == [["PPO", "800", "8.0"], ["MA-PPO", "800", "–"]]
+    assert any("means over the second half of a run" in remark for remark in outcome.remarks)
+    assert "MFU (%)" in outcome.html()
+
+
+@pytest.mark.parametrize("order", [("PPO", "MA-PPO"), ("MA-PPO", "PPO")])
+def test_the_higher_run_is_named_whatever_the_order(tmp_path, order):
+    # By prompt MA-PPO − PPO is 0.1 and 0.28: mean 0.19, standard error 0.09.
+    runs = {"PPO": make_run(tmp_path / "a", [0.4, 0.6]), "MA-PPO": make_run(tmp_path / "b", [0.5, 0.88], ngram=2)}
+    findings = outcome_of({name: runs[name] for name in order}).findings
+    assert findings[-1] == (
+        "MA-PPO ended higher than PPO in gold score: 0.690 against 0.500, a difference of 0.190 ± 0.090"
+        " (± one standard error, 2 held-out prompts, paired). That is more than two standard errors."
+    )
+    assert sorted(findings[:-1]) == [
+        "MA-PPO: gold score from 0.200 (SFT) to 0.690, 3.45 times.",
+        "PPO: gold score from 0.200 (SFT) to 0.500, 2.50 times.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("golds", "sentence"),
+    [
+        # By prompt first − second is 0.2 and −0.1: mean 0.05, standard error 0.15.
+        (
+            {"first": [0.4, 0.6], "second": [0.2, 0.7]},
+            "first ended higher than second in gold score: 0.500 against 0.450, a difference of 0.050 ± 0.150"
+            " (± one standard error, 2 held-out prompts, paired). That is within two standard errors.",
+        ),
+        ({"b": [0.4, 0.6], "a": [0.6, 0.4]}, "a and b ended with the same gold score, 0.500."),
+        ({"a": [0.0, 0.0]}, "a: gold score from 0.200 (SFT) to 0.000."),  # a fall to zero: without a ratio
+    ],
+)
+def test_a_small_lead_equal_runs_and_a_fall(tmp_path, golds, sentence):
+    findings = outcome_of({name: make_run(tmp_path / name, gold) for name, gold in golds.items()}).findings
+    assert findings[-1] == sentence and len(findings) == 2 * len(golds) - 1
+
+
+def test_the_highest_of_three_runs_is_set_against_each_other_one(tmp_path):
+    runs = {name: make_run(tmp_path / name, gold) for name, gold in [("a", [0, 1]), ("b", [0.8, 0.8]), ("c", [0, 0])]}
+    findings = outcome_of(runs).findings[3:]
+    assert [finding.split(" in ")[0] for finding in findings] == ["b ended higher than a", "b ended higher than c"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "gold", "words"),
+    [
+        # In another order, paired by their text: b − a is 0.30 and 0.32, mean 0.31, standard error 0.01.
+        (("p1", "p0"), [0.92, 0.7], "0.310 ± 0.010 (± one standard error, 2 held-out prompts, paired)"),
+        # Others: √(0.1² + 0.11²) = 0.14866.
+        (("x", "y"), [0.7, 0.92], "0.310 ± 0.149 (± one standard error, 2 and 2 held-out prompts, unpaired)"),
+        (("p0", "p0"), [0.7, 0.92], "0.310 ± 0.149 (± one standard error, 2 and 2 held-out prompts, unpaired)"),
+    ],
+)
+def test_only_the_same_prompts_are_paired(tmp_path, prompts, gold, words):
+    runs = {"a": make_run(tmp_path / "a", [0.4, 0.6]), "b": make_run(tmp_path / "b", gold, prompts=prompts)}
+    assert words in outcome_of(runs).findings[-1]
+
+
+def test_samples_that_are_only_a_part_give_no_standard_error(two_runs):
+    widen(two_runs["PPO"])
+    outcome = outcome_of(two_runs)
+    row = table_of(outcome, "results").rows[1]
+    assert (row[1:3], row[-1]) == (["0.450", "4.000"], "–")
+    assert "difference of 0.250 (no standard error" in outcome.findings[-1]
+    assert sum("where the samples file does not" in remark for remark in outcome.remarks) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "cells"),
+    [
+        # KL 1 and 2, lengths 2 and 4: standard errors 0.5 and 1.
+        (lambda index: {"kl": 1.0 + index, "length": 2 + 2 * index}, ["1.500 ± 0.500", "3.0 ± 1.0"]),
+        (lambda index: {"kl": None} if index else {}, ["1.500", "3.0 ± 0.0"]),  # not finite: no error
+    ],
+)
+def test_kl_and_length_are_those_of_the_samples(two_runs, change, cells):
+    edit_rows(two_runs["PPO"] / "samples" / "update-000010.jsonl", lambda index, row: row | change(index))
+    assert rows_of(two_runs)[1][3:5] == cells
+
+
+def test_different_starts_get_a_row_each(two_runs):
+    other = {"eval/gold_scores": 0.25}
+    edit_rows(two_runs["MA-PPO"] / "metrics.jsonl", lambda index, row: row | (other if index == 0 else {}))
+    assert [row[0] for row in rows_of(two_runs)] == ["SFT, start of PPO", "SFT, start of MA-PPO", "PPO", "MA-PPO"]
+
+
+def test_runs_without_a_metric_function_compare_scores(tmp_path):
+    folder = make_run(tmp_path / "a", [0.4, 0.6])
+    edit_rows(folder / "metrics.jsonl", lambda _, row: {key: row[key] for key in row if "gold" not in key})
+    (folder / "train_config.json").write_text('{"reward_function": ["m.py:f"]}')
+    outcome = outcome_of({"a": folder})
+    assert table_of(outcome, "results").headers[1:3] == ["reward-function score", "KL to SFT (nats)"]
+    assert outcome.findings == ["a: reward-function score from 2.000 (SFT) to 5.000, 2.50 times."]
+    for sources in (
+        '{"reward_function": ["m.py:f", "m.py:g"]}',
+        '{"reward_function": ["m.py:f"], "reward_url": "http"}',
+    ):
+        (folder / "train_config.json").write_text(sources)
+        assert table_of(outcome_of({"a": folder}), "results").headers[1] == "score"
+
+
+def test_runs_with_different_metric_functions_compare_scores(two_runs, caplog):
+    for path in [two_runs["PPO"] / "metrics.jsonl", *(two_runs["PPO"] / "samples").iterdir()]:
+        path.write_text(path.read_text().replace("gold_scores", "silver"))
+    with caplog.at_level(logging.WARNING):
+        outcome = outcome_of(two_runs)
+    assert "differ in --metric_function" in caplog.text
+    assert table_of(outcome, "results").headers[1] == "reward-model score"
+
+
+def test_without_a_metric_function_no_source_and_no_share_takes_its_place(tmp_path):
+    folder = make_run(tmp_path / "a", [0.4, 0.6])
+    edit_rows(folder / "metrics.jsonl", lambda _, row: row | ({"eval/unscored": 0.5} if "eval/scores" in row else {}))
+    (folder / "train_config.json").write_text(
+        '{"reward_function": ["m.py:f", "m.py:gold_scores"], "reward_weights": [1, -1]}'
+    )
+    assert table_of(outcome_of({"a": folder}), "results").headers[1] == "score"
+
+
+def test_runs_that_are_scored_by_different_things_are_told(two_runs, caplog):
+    config = two_runs["PPO"] / "train_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"reward_function": ["m.py:f"]}))
+    with caplog.at_level(logging.WARNING):
+        outcome_of(two_runs)
+    assert "The runs differ in what scores them" in caplog.text
+
+
+def test_the_metric_function_of_the_flags_is_chosen_among_several(tmp_path):
+    folder = make_run(tmp_path / "a", [0.4, 0.6])
+    edit_rows(folder / "metrics.jsonl", lambda _, row: row | {"eval/another": 1.0})
+    assert table_of(outcome_of({"a": folder}), "results").headers[1] == "gold score"
+    assert [metric_label(name) for name in ("gold_scores", "pass_rate")] == ["gold score", "pass rate"]
+
+
+# win rates
+
+
+# Two of two, by Wilson: from 2 / (2 + z²) = 2 / 5.841459 = 34.2 % up; none of two: up to 65.8 %.
+BOTH = ["100.0 [34.2, 100.0]", "0.0", "0.0 [0.0, 65.8]", "100.0", "2"]
+# One of two: (1 + z²/2) / (2 + z²) = 1/2 ± 1.959964 / 5.841459 · √(1/2 + 0.960365) = 1/2 ± 0.405469.
+ONE = "50.0 [9.5, 90.5]"
+
+
+@pytest.mark.parametrize("names", [("PPO", "MA-PPO"), ("MA-PPO", "PPO")])
+def test_the_highest_run_against_the_others_and_each_against_sft(tmp_path, names):
+    """Gold 0.1, 0.3 of SFT; 0.4, 0.6 of PPO; 0.5, 0.9 of MA-PPO; the scores are ten times that."""
+    runs = make_two_runs(tmp_path)
+    outcome = outcome_of({name: runs[name] for name in names})
+    table = table_of(outcome, "wins")
+    assert table.headers == ["win rates (%)", "judge", "win", "tie", "loss", "win + ½ tie", "prompts"]
+    pairs = ["MA-PPO against PPO", *[f"{name} against SFT" for name in names]]
+    judges = ["gold score", "reward-model score"]
+    assert table.rows == [[pair, judge, *BOTH] for pair in pairs for judge in judges]
+    assert "bootstrap over prompts" in outcome.remarks[-1]
+
+
+def test_ties_and_losses(tmp_path):
+    """By prompt: gold 0.5 beside 0.5 and 0.9 beside 0.6; the scores were changed to 1, 1 beside 2, 0."""
+    runs = {"a": make_run(tmp_path / "a", [0.5, 0.9]), "b": make_run(tmp_path / "b", [0.6, 0.5], prompts=("p1", "p0"))}
+    for name, scores in (("a", (1, 1)), ("b", (0, 2))):
+        mean = {"eval/scores": sum(scores) / 2}
+        edit_rows(runs[name] / "metrics.jsonl", lambda i, row, mean=mean: row | (mean if i == 11 else {}))
+        file = runs[name] / "samples" / "update-000010.jsonl"
+        edit_rows(file, lambda i, row, scores=scores: row | {"score": scores[i]})
+    rows = rows_of(runs, "wins")
+    # A win and a tie: draws of 1 and 1/2 with replacement have a mean between 1/2 and 1.
+    assert rows[0] == ["a against b", "gold score", ONE, "50.0", "0.0 [0.0, 65.8]", "75.0 [50.0, 100.0]", "2"]
+    assert rows[1] == ["a against b", "reward-model score", ONE, "0.0", ONE, "50.0 [0.0, 100.0]", "2"]
+
+
+def test_pairs_without_all_samples_or_with_other_prompts_are_left_out(tmp_path):
+    runs = make_two_runs(tmp_path) | {"other": make_run(tmp_path / "o", [0.1, 0.2], prompts=("x", "y"))}
+    widen(runs["PPO"], {"eval/gold_scores": 0.45})
+    assert [row[:2] for row in rows_of(runs, "wins")] == [
+        ["MA-PPO against PPO", "reward-model score"],
+        ["PPO against SFT", "reward-model score"],
+        ["MA-PPO against SFT", "gold score"],
+        ["MA-PPO against SFT", "reward-model score"],
+        ["other against SFT", "gold score"],
+        ["other against SFT", "reward-model score"],
+    ]
+
+
+def test_without_any_pair_there_is_no_table(tmp_path, no_pictures):
+    run = make_run(tmp_path / "a", [0.4, 0.6])
+    widen(run, {"eval/gold_scores": 0.9, "eval/scores": 9.0})
+    outcome = build_report({"a": run}, tmp_path / "out")
+    assert table_of(outcome, "wins") is None
+    assert "win rates" not in outcome.text().lower()
+    assert "win rates" not in (tmp_path / "out" / "report.html").read_text().lower()
+
+
+# speed
+
+
+def test_means_over_a_tenth_of_the_run():
+    """Of 20 numbers two are averaged, of 5 one."""
+    assert trailing_mean([0.0, 2, 4, 8] + [8] * 16)[:5].tolist() == [0, 1, 3, 6, 8]
+    assert trailing_mean([3.0, 1, 2]).tolist() == [3, 1, 2]
+    assert final([0.0] * 18 + [1, 3]) == 2
+    assert first_at([0.0, 2, 4, 8] + [8] * 16, 5.0) == 3
+    assert first_at([1.0, 2], 3.0) is None
+
+
+def faster(runs, factor):
+    """Gold and scores of MA-PPO grow so many times as fast; those of PPO end at 1 and 10 after ten updates."""
+
+    def change(_, row):
+        grown = {key: factor * row[key] for key in ("objective/gold_scores", "objective/scores") if key in row}
+        return row | grown
+
+    edit_rows(runs["MA-PPO"] / "metrics.jsonl", change)
+    return runs
+
+
+def test_speed_is_against_the_first_run(two_runs):
+    runs = faster(two_runs, 2)
+    table = table_of(outcome_of(runs), "speed")
+    times = ("gold score", "times fewer", "reward-model score", "times fewer")
+    assert table.headers == ["updates to where PPO ends", *times]
+    assert table.rows == [["MA-PPO", "5", "2.00", "5", "2.00"]]
+    turned = dict(reversed(runs.items()))
+    assert rows_of(turned, "speed") == [["PPO", "not reached", "–", "not reached", "–"]]
+    # The lines of the picture; a single run has nothing to be compared with.
+    assert goal_levels(*read_runs(two_runs)) == {"objective/gold_scores": pytest.approx(1.0), "objective/scores": 10.0}
+    alone = {"PPO": two_runs["PPO"]}
+    assert table_of(outcome_of(alone), "speed") is None and goal_levels(*read_runs(alone)) == {}
+
+
+def test_updates_are_those_of_the_optimiser(two_runs):
+    """Four updates per rollout: rows are logged every fourth update."""
+    runs = faster(two_runs, 2)
+    for folder in runs.values():
+        edit_rows(folder / "metrics.jsonl", lambda _, row: row | {"update": 4 * row["update"]})
+        (folder / "samples" / "update-000010.jsonl").rename(folder / "samples" / "update-000040.jsonl")
+    assert rows_of(runs, "speed") == [["MA-PPO", "20", "2.00", "20", "2.00"]]
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_rollouts_that_were_left_out(two_runs, value):
+    """The fifth update of MA-PPO has no numbers: it is the sixth that is there."""
+
+    def lose(_, row):
+        return row | ({"objective/gold_scores": value} if row["update"] == 5 else {})
+
+    runs = faster(two_runs, 2)
+    edit_rows(runs["MA-PPO"] / "metrics.jsonl", lose)
+    assert rows_of(runs, "speed")[0][1:3] == ["6", "1.67"]

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An attention that --attn_implementation names is compared with eager attention before it trains anything."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from closeness import assert_near
+from dschat.base.errors import UserError
+from dschat.models.lora import add_lora
+from dschat.rollouts.generate import sample
+from dschat.rollouts.static import StaticDecoder
+from dschat.run.state import random_states
+from dschat.training import selfcheck
+from dschat.training.selfcheck import check_packing, check_policy, check_scalar, ragged_rows
+from factories import (
+    PAD,
+    engine_of,
+    frozen_engine_of,
+    make_causal_lm,
+    make_classifier,
+    pad_rows,
+    sampling_of,
+    to_device,
+)
+from factories import ragged_rows as rows_of
+from rollout_cases import ENDS, model_of, prompts_of, seeds_of
+
+pytestmark = pytest.mark.usefixtures("group")
+NAME = "kernels-community/toy"
+CAPPED = {"attn_logit_softcapping": 0.7}
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, cap: float | None = None
+) -> Tensor:
+    """Attention by the textbook, over (rows, heads, tokens, width)."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    logits = query @ key.transpose(2, 3) * scaling
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return ((logits + mask).softmax(-1) @ value).transpose(1, 2).contiguous()
+
+
+def right(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **others: Any) -> Any:
+    return attend(q, k, v, mask, scaling, others.get("softcap")), None
+
+
+def without_cap(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **_: Any) -> Any:
+    return attend(q, k, v, mask, scaling), None
+
+
+def without_padding(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **_: Any) -> Any:
+    """As a kernel that knows of the causal mask alone."""
+    tokens = q.shape[2]
+    causal = torch.full((tokens, tokens), torch.finfo(q.dtype).min).triu(1)
+    return attend(q, k, v, causal, scaling), None
+
+
+def without_gradient_of_keys(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, **_: Any
+) -> Any:
+    """Right forward, wrong backward."""
+    return attend(q, k.detach(), v.detach(), mask, scaling), None
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a function known to transformers as the attention NAME, with the masks of eager attention."""
+
+    def registered(function: Any) -> None:
+        masks = ALL_MASK_ATTENTION_FUNCTIONS["eager"]
+        monkeypatch.setitem(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, NAME, function)
+        monkeypatch.setitem(type(ALL_MASK_ATTENTION_FUNCTIONS)._global_mapping, NAME, masks)
+
+    return registered
+
+
+def with_attention(model: Any, name: str = NAME) -> Any:
+    model.config._attn_implementation = name
+    return model
+
+
+def check(engine: Any) -> None:
+    ids, attention_mask, mask = (to_device(x) for x in pad_rows(rows_of([2, 5, 9], [7, 3, 4])))
+    if hasattr(engine.module.inner, "score"):
+        check_scalar(engine, (ids, attention_mask), PAD)
+    else:
+        check_policy(engine, (ids, attention_mask), mask.shape[1], 1.0, PAD)
+
+
+@pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
+@pytest.mark.parametrize(("kind", "options"), [("llama", {}), ("gemma2", CAPPED), ("gemma", {})])
+def test_an_attention_with_the_right_numbers_passes(kind: str, options: Any, make: Any, register: Any) -> None:
+    register(right)
+    states = random_states()
+    engine = engine_of(with_attention(make(kind, **options)))
+    engine.eval()
+    check(engine)
+    assert not engine.module.training
+    assert engine.module.inner.config._attn_implementation == NAME
+    assert all(parameter.grad is None for parameter in engine.module.parameters())
+    assert torch.equal(random_states()["torch"], states["torch"])
+    check(frozen_engine_of(with_attention(make(kind, **options))))
+
+
+def test_a_new_critic_with_a_zero_head_passes(register: Any) -> None:
+    register(right)
+    model = with_attention(make_classifier("llama"))
+    nn.init.zeros_(model.score.weight)
+    check(engine_of(model))
+
+
+WRONG = [
+    ("gemma2", CAPPED, without_cap, "with kernels-community/toy differ from those with eager attention by up to"),
+    ("llama", {}, without_gradient_of_keys, "norms of gradients with kernels-community/toy"),
+]
+
+
+@pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
+@pytest.mark.parametrize(("kind", "options", "function", "message"), WRONG)
+def test_an_attention_with_wrong_numbers_is_refused(
+    kind: str, options: Any, function: Any, message: str, make: Any, register: Any
+) -> None:
+    register(function)
+    with pytest.raises(UserError, match=message) as raised:
+        check(engine_of(with_attention(make(kind, **options))))
+    assert "rounding explains 0.00" in str(raised.value)
+    assert "use --attn_implementation sdpa or eager. --no_self_checks skips this check." in str(raised.value)
+
+
+def test_padding_that_is_read_is_found(register: Any) -> None:
+    register(without_padding)
+    with pytest.raises(UserError, match="with padding differ from those without|toy differ from those with eager"):
+        check(frozen_engine_of(with_attention(make_causal_lm("llama"))))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_under_zero_and_with_adapters_over_recomputed_layers(stage: int, register: Any) -> None:
+    for function in (right, without_gradient_of_keys):
+        register(function)
+        model = with_attention(make_causal_lm("llama"))
+        add_lora(model, 2, None, "base")
+        engine = engine_of(model, zero_stage=stage, gradient_checkpointing=True)
+        if function is right:
+            check(engine)
+            continue
+        with pytest.raises(UserError, match="norms of gradients"):
+            check(engine)
+
+
+def test_the_default_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck, "_numbers_and_gradient", None)
+    for name in ("sdpa", "eager"):
+        check(engine_of(make_causal_lm("llama", attn_implementation=name)))
+
+
+def test_rows_begin_in_different_columns_and_are_not_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.arange(12).reshape(2, 6)
+    mask = torch.tensor([[0, 1, 1, 1, 1, 0]] * 2).bool()
+    assert ragged_rows(ids, mask)[1].tolist() == [[0, 1, 1, 1, 1, 0], [0, 0, 1, 1, 1, 0]]
+    monkeypatch.setattr(selfcheck, "ATTENTION_TOKENS", 4)
+    short, seen = ragged_rows(ids, mask)
+    assert short.tolist() == [[2, 3, 4, 5], [8, 9, 10, 11]]
+    assert seen.tolist() == [[1, 1, 1, 0], [0, 1, 1, 0]]
+
+
+# -- flex_attention, of which torch computes the forward pass on a CPU
+
+
+@pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
+@pytest.mark.parametrize(("kind", "options"), [("llama", {}), ("gemma2", CAPPED)])
+def test_flex_attention_has_the_numbers_of_eager_attention(kind: str, options: Any, make: Any) -> None:
+    check(frozen_engine_of(make(kind, attn_implementation="flex_attention", **options)))
+
+
+def test_flex_attention_of_qwen_2() -> None:
+    check(frozen_engine_of(with_attention(model_of("qwen2"), "flex_attention")))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("decoder", [None, StaticDecoder])
+@pytest.mark.parametrize("family", ["gemma2", "mistral"])
+def test_sampling_with_a_named_attention(family: str, decoder: Any, register: Any) -> None:
+    """Prompts go through it, steps of one token do not: the tokens are those of eager attention."""
+    calls = []
+
+    def noted(module: Any, query: Tensor, *args: Any, **options: Any) -> Any:
+        calls.append(query.shape[2])
+        return right(module, query, *args, **options)
+
+    register(noted)
+    decoders = () if decoder is None else (decoder,)
+    results = []
+    for name in ("eager", NAME):
+        causal_lm = with_attention(model_of(family), name)
+        results.append(sample(causal_lm, prompts_of(), sampling_of(24, ENDS), seeds_of(8), 5, *decoders))
+    expected, drawn = results
+    assert drawn.rollout.response_rows() == expected.rollout.response_rows()
+    assert_near(drawn.logprobs, expected.logprobs, 2**9)
+    lengths = {len(prompt) for prompt in prompts_of()}
+    assert calls and set(calls) <= lengths
+
+
+def test_packed_examples_with_flex_attention() -> None:
+    from dschat.data.examples import SFTExample
+
+    examples = [SFTExample([5, 6, 7], [8, 9]), SFTExample([10, 11], [12, 13, 14])]
+    check_packing(frozen_engine_of(make_causal_lm("llama", attn_implementation="flex_attention")), examples, PAD)

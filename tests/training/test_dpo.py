@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DPO's task: loss and gradient against plain torch, and the log-probs of the policy before training."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from closeness import EPS, FORMULA, FORWARD, UPDATE, near
+from dschat.base.errors import UserError
+from dschat.data.examples import PreferenceExample
+from dschat.models.layout import PassSize
+from dschat.models.policy import PolicyModel
+from dschat.training import reference as pairs
+from dschat.training.reference import describe_reference, reference_logprobs
+from factories import (
+    PAD,
+    engine_of,
+    largest_difference,
+    make_causal_lm,
+    random_ids,
+    supervised_loop,
+    to_device,
+    weights_of,
+)
+
+
+def pairs_of(count, seed):
+    """The chosen response holds the tokens 10 to 19, the rejected one 30 to 39."""
+    examples = []
+    for i in range(count):
+        chosen = [10 + (token % 10) for token in random_ids(3 + i % 4, 100 * seed + i)]
+        rejected = [30 + (token % 10) for token in random_ids(2 + i % 5, 200 * seed + i)]
+        examples.append(PreferenceExample(random_ids(2 + i % 3, 10 * seed + i), chosen, rejected))
+    return examples
+
+
+TRAIN, HELD_OUT = pairs_of(16, 1), pairs_of(5, 2)
+
+
+def make_trainer(folder, micro=4, **overrides):
+    flags = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 2, "learning_rate": 3e-3}
+    return supervised_loop("dpo", folder, TRAIN, HELD_OUT, **(flags | overrides))
+
+
+def prepared(folder, micro=4, **overrides):
+    """A trainer whose pairs have the log-probs of the reference."""
+    trainer = make_trainer(folder, micro, **overrides)
+    trainer.algorithm.prepare()
+    return trainer
+
+
+# -- the formula once more, from full logits, row by row
+
+
+def sequence_logprob(causal_lm, prompt, response):
+    """Σ log softmax(logits) at the response's tokens, of one row without padding."""
+    logits = causal_lm(input_ids=torch.tensor([prompt + response])).logits[0].float()
+    logprobs = torch.nn.functional.log_softmax(logits, dim=-1)
+    return sum(logprobs[len(prompt) + i - 1, token] for i, token in enumerate(response))
+
+
+def plain_loss(causal_lm, reference, examples, beta, smoothing=0.0):
+    """Mean loss and statistics; `reference` None for none."""
+    losses, found = [], []
+    for example in examples:
+        ratios = []
+        for response in (example.chosen_ids, example.rejected_ids):
+            ratio = sequence_logprob(causal_lm, example.prompt_ids, response)
+            if reference is not None:
+                ratio = ratio - sequence_logprob(reference, example.prompt_ids, response).detach()
+            ratios.append(ratio)
+        margin = beta * (ratios[0] - ratios[1])
+        right = 1 / (1 + torch.exp(-margin))
+        losses.append(-(1 - smoothing) * torch.log(right) - smoothing * torch.log(1 - right))
+        found.append([x.item() for x in (margin > 0, margin, *ratios)])
+    means = [sum(column) / len(found) for column in zip(*found, strict=True)]
+    return sum(losses) / len(losses), dict(zip(("accuracy", "margin", "chosen", "rejected"), means, strict=True))
+
+
+def referenced(examples, reference):
+    """The pairs with the log-probs of a model, by the formula above."""
+    with torch.no_grad():
+        return [
+            replace(
+                example,
+                ref_logprobs=(
+                    float(sequence_logprob(reference, example.prompt_ids, example.chosen_ids)),
+                    float(sequence_logprob(reference, example.prompt_ids, example.rejected_ids)),
+                ),
+            )
+            for example in examples
+        ]
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gpt2"])
+@pytest.mark.parametrize(("smoothing", "free"), [(0.0, False), (0.2, False), (0.0, True), (0.2, True)])
+def test_loss_and_gradient_are_those_of_plain_torch(kind, smoothing, free, group, tmp_path):
+    """Of a whole model, whose reference is another one; to 1e-6."""
+    model, plain = PolicyModel(make_causal_lm(kind).to(to_device(torch.zeros(1)).device)), make_causal_lm(kind)
+    reference = make_causal_lm(kind, seed=1)
+    flags = {"beta": 0.05, "label_smoothing": smoothing, "reference_free": free}
+    task = make_trainer(tmp_path, **flags).algorithm.task
+    examples = TRAIN[:4] if free else referenced(TRAIN[:4], reference)
+    loss, stats = task.loss(model, examples, 4.0)
+    loss.backward()
+    expected, expected_stats = plain_loss(plain, None if free else reference, examples, 0.05, smoothing)
+    expected.backward()
+    assert loss.item() == near(expected.item(), FORMULA)
+    assert {name: x.item() for name, x in stats.items()} == near(expected_stats)
+    gradients = {name: p.grad.cpu() for name, p in model.inner.named_parameters()}
+    assert largest_difference(gradients, {name: p.grad for name, p in plain.named_parameters()}) < FORWARD * EPS / 10
+    assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-3
+
+
+# -- a run
+
+
+def test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update(group, tmp_path):
+    """The second update, when policy and reference differ."""
+    trainer = prepared(tmp_path, micro=2, gradient_accumulation_steps=3, learning_rate=1e-3)
+    trainer.iterate([[0, 1], [2, 3], [8, 9]])
+    now = make_causal_lm()
+    now.load_state_dict(
+        {name.removeprefix("inner."): x for name, x in weights_of(trainer.algorithm.engine).items()}, strict=False
+    )
+    metrics = trainer.iterate([[4, 5], [6, 7], [10, 11]])
+    with torch.no_grad():
+        expected, stats = plain_loss(now, make_causal_lm(), [TRAIN[i] for i in (4, 5, 6, 7, 10, 11)], 0.1)
+    assert expected.item() < math.log(2) - 0.005
+    assert metrics["loss/dpo"] == near(expected.item(), UPDATE)
+    for name, value in stats.items():
+        assert metrics[f"train/{name}"] == near(value, 8 * UPDATE, scale=0.1), name
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_it_learns_to_prefer(free, group, tmp_path):
+    trainer = prepared(tmp_path, num_train_epochs=6, reference_free=free)
+    first, last = trainer.evaluate(), trainer.fit()
+    assert last["eval/loss"] < first["eval/loss"] / 1.5 and last["eval/margin"] > first["eval/margin"] + 0.5
+    assert free or last["eval/accuracy"] == 1.0
+    assert (tmp_path / "reference").exists() is not free
+    means = {f"eval/{name}" for name in ("loss", "accuracy", "margin", "chosen", "rejected")}
+    assert trainer.run.record.metrics.keys() == means | {f"{name}_stderr" for name in means} | {"eval/rows"}
+
+
+# -- the reference
+
+
+def test_the_reference_is_the_policy_before_training(group, tmp_path):
+    trainer = prepared(tmp_path)
+    for kept, examples in ((trainer.algorithm.task.train, TRAIN), (trainer.algorithm.task.eval, HELD_OUT)):
+        expected = referenced(examples, make_causal_lm())
+        for example, other in zip(kept, expected, strict=True):
+            assert example.ref_logprobs == near(other.ref_logprobs, UPDATE)
+            assert replace(example, ref_logprobs=None) == replace(other, ref_logprobs=None)
+    kept = load_file(tmp_path / "reference" / "train.safetensors")["logprobs"]
+    assert kept.tolist() == [list(example.ref_logprobs) for example in trainer.algorithm.task.train]
+
+
+def test_only_what_is_evaluated_is_held_out(group, tmp_path):
+    """One batch of two pairs; another number of them is another file."""
+    trainer = prepared(tmp_path, eval_iters=1)
+    assert len(trainer.algorithm.task.eval) == 2
+    assert {file.name for file in (tmp_path / "reference").iterdir()} == {"train.safetensors", "eval-2.safetensors"}
+    prepared(tmp_path, eval_iters=0)
+    assert (tmp_path / "reference" / "eval-5.safetensors").exists()
+    trainer = make_trainer(tmp_path / "nothing")
+    trainer.algorithm.task.eval = []
+    trainer.algorithm.prepare()
+    assert [file.name for file in (tmp_path / "nothing" / "reference").iterdir()] == ["train.safetensors"]
+
+
+@pytest.fixture
+def kept(group, tmp_path):
+    """Computed once: file, pairs, and what they depend on."""
+    file, identity = tmp_path / "reference" / "train.safetensors", describe_reference(TRAIN, "m", torch.float32, 1.0)
+    engine = engine_of(make_causal_lm())
+    numbers = reference_logprobs(engine, TRAIN, PAD, PassSize(3), 1.0, file, identity)
+    return file, numbers, lambda identity: reference_logprobs(None, TRAIN, PAD, PassSize(3), 1.0, file, identity)
+
+
+CHANGES = {
+    "the data": lambda: describe_reference([*TRAIN[:-1], HELD_OUT[0]], "m", torch.float32, 1.0),
+    "the model": lambda: describe_reference(TRAIN, "other", torch.float32, 1.0),
+    "the number format": lambda: describe_reference(TRAIN, "m", torch.bfloat16, 1.0),
+    "the temperature": lambda: describe_reference(TRAIN, "m", torch.float32, 0.7),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_belongs_to_something_else_is_refused(what, kept):
+    file, _, again = kept
+    before = file.read_bytes()
+    with pytest.raises(UserError, match=f"{file}: .* not of this run: {what} differ. Remove {file} to compute them"):
+        again(CHANGES[what]())
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("part", ["prompt_ids", "chosen_ids", "rejected_ids"])
+def test_another_response_is_other_data(part):
+    changed = [replace(TRAIN[0], **{part: [9]}), *TRAIN[1:]]
+    before, after = (describe_reference(examples, "m", torch.float32, 1.0) for examples in (TRAIN, changed))
+    assert {name for name in before if before[name] != after[name]} == {"the data"}
+
+
+def test_the_reference_has_the_temperature_that_it_is_asked_for(group, tmp_path):
+    """Half the temperature is twice the logits."""
+    doubled = make_causal_lm("gpt2")
+    engine = engine_of(make_causal_lm("gpt2"))
+    numbers = reference_logprobs(engine, TRAIN[:3], PAD, PassSize(2), 0.5, tmp_path / "file", {})
+    for example, row in zip(TRAIN[:3], numbers.tolist(), strict=True):
+        for response, number in zip((example.chosen_ids, example.rejected_ids), row, strict=True):
+            logits = 2 * doubled(input_ids=torch.tensor([example.prompt_ids + response])).logits[0]
+            logprobs = logits.log_softmax(-1)[len(example.prompt_ids) - 1 : -1]
+            assert number == near(float(logprobs[range(len(response)), response].sum()), UPDATE)
+
+
+def test_another_kind_of_device_is_refused(kept, monkeypatch):
+    _, _, again = kept
+    other = "cuda" if to_device(torch.zeros(1)).device.type == "cpu" else "cpu"
+    monkeypatch.setattr(pairs, "device", lambda: torch.device(other))
+    with pytest.raises(UserError, match="the kind of device differ"):
+        again(describe_reference(TRAIN, "m", torch.float32, 1.0))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"x" * 100])
+def test_a_damaged_file_is_named(content, kept):
+    file, _, again = kept
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=f"{file}: the reference log-probs cannot be read: .* Remove {file}"):
+        again(describe_reference(TRAIN, "m", torch.float32, 1.0))
+
+
+def test_a_run_names_the_file_that_is_not_its_own(group, tmp_path):
+    prepared(tmp_path)
+    other = make_trainer(tmp_path)
+    other.algorithm.task._model = "another"
+    with pytest.raises(UserError, match=f"{tmp_path}/reference/train.safetensors.*the model differ"):
+        other.fit()
+
+
+def test_a_file_that_cannot_be_written_is_no_end(group, tmp_path, caplog):
+    (tmp_path / "reference").write_text("a file")
+    trainer = make_trainer(tmp_path)
+    assert "eval/loss" in trainer.fit()
+    assert f"{tmp_path}/reference/train.safetensors could not be written" in caplog.text

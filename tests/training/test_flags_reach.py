@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags reach what they are there to change: credit, updates, optimisers, engines, the tokens of a rollout."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from closeness import near
+from dschat.base.errors import UserError
+from dschat.engine.engine import OptimizerSettings
+from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.vllm_server import ServerNeeds
+from dschat.run.distributed import device
+from dschat.settings.supervised import RewardConfig, SFTConfig
+from dschat.training.build import engines
+from dschat.training.build import ppo as builders
+from dschat.training.build.data import check_lengths
+from dschat.training.build.engines import RunPlan, build_policy, build_reward_model, engine_settings, frozen_settings
+from dschat.training.build.ppo import build_ppo_models, load_ppo_tokenizer
+from dschat.training.ppo.credit import assign_credit
+from dschat.training.ppo.models import actor_sampling
+from factories import (
+    BOS,
+    EOS,
+    PAD,
+    engine_of,
+    make_causal_lm,
+    make_rollout,
+    make_tokenizer,
+    ppo_config,
+    replace_in_builders,
+    save_folder,
+    to_device,
+)
+from macro_actions.segments import segment
+from macro_actions.types import Trajectory
+
+CPU = torch.device("cpu")
+
+
+def advantages(tmp_path, finished=True, **flags):
+    """Of a response of three tokens: values 1, 2, 4, log-ratios 0.2, 0, 0.4 and score 3."""
+    rollout = make_rollout([([5], [6, 7, EOS if finished else 8])])
+    logprobs = torch.tensor([[-1.0, -1.0, -1.0]])
+    ref = logprobs - torch.tensor([[0.2, 0.0, 0.4]])
+    trajectory = to_device(Trajectory(rollout, logprobs, ref, torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([3.0])))
+    macro = segment(torch.tensor([[False, True, True]], device=device()), trajectory.response_mask)
+    config = ppo_config(tmp_path / "out", **{"kl_coef": 0.5, "gamma": 1.0, "lam": 1.0} | flags)
+    return assign_credit(trajectory, macro, config.kl.kl_coef, config).advantages[0].to(CPU).tolist()
+
+
+# Worked by hand. Token rewards −0.1, 0, −0.2 + 3; macro rewards −0.1 and 2.8; macro values 1.5 (mean of 1, 2) and 4.
+# γ = λ = 1: Â = Σ rewards − value = 2.7 − 1.5 = 1.2 and 2.8 − 4 = −1.2.
+CASES = {
+    "plain": ({}, [1.2, 1.2, -1.2]),
+    "kl_coef 0": ({"kl_coef": 0.0}, [1.5, 1.5, -1.0]),
+    # δ = −0.1 + 0.5·4 − 1.5 = 0.4 and −1.2; Â = 0.4 + 0.5·(−1.2)
+    "gamma": ({"gamma": 0.5}, [-0.2, -0.2, -1.2]),
+    # δ = −0.1 + 4 − 1.5 = 2.4; Â = 2.4 + 0.5·(−1.2)
+    "lam": ({"lam": 0.5}, [1.8, 1.8, -1.2]),
+    "value_function": ({"value_function": "first"}, [1.7, 1.7, -1.2]),
+    # mean token rewards −0.05 and 2.8: 2.75 − 1.5
+    "macro_reward": ({"macro_reward": "mean"}, [1.25, 1.25, -1.2]),
+    # k2: d²/2 = 0.02, 0, 0.08 → rewards −0.01 and 2.96
+    "kl_estimator": ({"kl_estimator": "k2"}, [1.45, 1.45, -1.04]),
+    "clip_reward_value": ({"clip_reward_value": 2.0}, [0.2, 0.2, -2.2]),
+    "missing_eos_penalty": ({"missing_eos_penalty": 1.0, "finished": False}, [0.2, 0.2, -2.2]),
+    # mean 0.4, variance 1.28: (1.2 − 0.4)/√1.28 and (−1.2 − 0.4)/√1.28
+    "whiten_advantages": ({"whiten_advantages": True}, [0.7071068, 0.7071068, -1.4142136]),
+    "normalize_advantages batch": ({"normalize_advantages": "batch"}, [0.7071068, 0.7071068, -1.4142136]),
+    "normalize_advantages row": ({"normalize_advantages": "row"}, [0.7071068, 0.7071068, -1.4142136]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_credit_flags(name, tmp_path):
+    flags, expected = CASES[name]
+    assert advantages(tmp_path, **flags) == near(expected)
+
+
+def test_heads_that_vllm_cannot_divide(tmp_path):
+    path = save_folder(tmp_path / "model", make_causal_lm("llama"), make_tokenizer(100))
+    config = ppo_config(tmp_path, actor_model_name_or_path=path, rollout_engine="vllm", vllm_tensor_parallel=3)
+    with pytest.raises(UserError, match="--vllm_tensor_parallel 3 does not divide the 2 attention heads of"):
+        check_lengths(config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"vllm_gpu_memory": 0.4, "vllm_tensor_parallel": 2}, ("VllmEngine", "model", 14, 0.4, 2)),
+        (
+            {"vllm_url": ["http://a", "http://b"], "vllm_patience": 5.0, "temperature": 0.7},
+            ("VllmServers", ["http://a", "http://b"], ServerNeeds(100, 14, 0.7, 5.0)),
+        ),
+        ({"vllm_url": ["http://a"], "temperature": 0}, ("VllmServers", ["http://a"], ServerNeeds(100, 14, 1, 600))),
+    ],
+)
+def test_vllm_flags(flags, expected, group, tmp_path, monkeypatch):
+    for name in ("VllmEngine", "VllmServers"):
+        monkeypatch.setattr(builders, name, lambda *arguments, name=name: (name, *arguments))
+    monkeypatch.setattr(builders, "grows", lambda *_: False)
+    sizes = {"max_prompt_seq_len": 6, "max_answer_seq_len": 8}
+    config = ppo_config(tmp_path, actor_model_name_or_path="model", rollout_engine="vllm", **sizes, **flags)
+    assert builders._rollout_engine(config, engine_of(make_causal_lm()), None) == expected
+
+
+def test_importance_weights_are_on_ahead(tmp_path):
+    flags = {"rollout_engine": "vllm", "vllm_url": ["http://a"]}
+    clips = [ppo_config(tmp_path, **flags, **more).vllm.rollout_is_clip for more in ({}, {"rollouts_ahead": 1})]
+    assert clips == [None, 2.0]
+    assert ppo_config(tmp_path, **flags, rollouts_ahead=1, rollout_is_clip=5.0).vllm.rollout_is_clip == 5.0
+
+
+@pytest.fixture
+def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
+    """The optimisers of the engines in the order in which they are made; nothing is loaded."""
+    found: list[OptimizerSettings] = []
+    replace_in_builders(monkeypatch, "train_engine", lambda model, optimizer, settings: found.append(optimizer))
+    for name in ("load_causal_lm", "load_scalar", "PolicyModel", "ScalarModel", "frozen_engine", "end_token_id"):
+        replace_in_builders(monkeypatch, name, lambda *_, **__: None)
+    for name in (
+        "function_scores",
+        "_rollout_engine",
+        "choose_trained",
+        "lora_config",
+        "own_end_ids",
+        "seed_new_rows",
+        "note_reward_loss",
+    ):
+        replace_in_builders(monkeypatch, name, lambda *_, **__: None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("where", "updates", "compiles"), [("cuda", 100, True), ("cuda", 99, False), ("cpu", 100, False)]
+)
+def test_whether_layers_are_compiled_is_decided_beside_the_flag(
+    where: str, updates: int, compiles: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration, which a run writes down, goes on saying auto."""
+    monkeypatch.setattr(engines, "device", lambda: torch.device(where))
+    config = ppo_config(tmp_path, dtype="fp32")
+    plan = RunPlan.of(config, config.plan_batches(1), updates)
+    assert plan.compiles is compiles and plan.updates == updates
+    assert engine_settings(config, plan, False, 0).compile is compiles
+    assert frozen_settings(config, plan).compile is compiles
+    assert config.engine.compile == "auto"
+
+
+SHARED = {"lr_scheduler_type": "cosine", "gradient_clipping": 0.5}
+
+
+def test_actor_and_critic_have_optimisers_of_their_own(optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
+    own = {"actor_learning_rate": 1e-3, "actor_weight_decay": 0.1}
+    own |= {"critic_learning_rate": 2e-3, "critic_weight_decay": 0.2}
+    config = ppo_config(tmp_path, num_warmup_steps=3, **(own | SHARED))
+    build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 20), SimpleNamespace())
+    assert optimisers == [
+        OptimizerSettings(1e-3, 0.1, 20, 3, "cosine", 0.5),
+        OptimizerSettings(2e-3, 0.2, 20, 3, "cosine", 0.5),
+    ]
+
+
+@pytest.mark.parametrize(("build", "flags"), [(build_policy, SFTConfig), (build_reward_model, RewardConfig)])
+def test_steps_1_and_2(build: Any, flags: Any, optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
+    """A warm-up of 15 % of 10 updates is 2 updates."""
+    names = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
+    config = flags(learning_rate=3e-3, weight_decay=0.3, warmup_ratio=0.15, **(names | SHARED))
+    build(config, RunPlan.of(config, config.plan_batches(1), 10), SimpleNamespace())
+    assert optimisers == [OptimizerSettings(3e-3, 0.3, 10, 2, "cosine", 0.5)]
+
+
+def a_score(prompts, responses, rows):
+    """0 for all."""
+    return [0.0] * len(responses)
+
+
+def test_new_rows_of_actor_and_reference_are_the_same(group, tmp_path):
+    """A tokenizer with one id more than the model has rows: both grow by the same row, so that the KL begins at 0."""
+    larger = make_tokenizer()
+    larger.add_tokens(["<extra>"])
+    folder = save_folder(tmp_path / "instruct", make_causal_lm(), larger)
+    scored = {"reward_function": [f"{__file__}:a_score"], "actor_model_name_or_path": folder, "dtype": "fp32"}
+    config = ppo_config(tmp_path / "out", **scored)
+    tokenizer = load_ppo_tokenizer(config)
+    assert len(tokenizer) == 101
+    models = build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 1), tokenizer)
+    rows = [model.module.inner.get_input_embeddings().weight for model in (models.actor, models.reference)]
+    assert rows[0].shape[0] == 101 and torch.equal(*rows)
+
+
+def test_a_models_own_end_tokens_end_responses_but_padding_does_not(tokenizer, tmp_path):
+    """As of Qwen, whose generation config names the token that it pads with, too."""
+    config = ppo_config(tmp_path, temperature=0.8, top_k=50, top_p=0.9, max_answer_seq_len=17)
+    assert actor_sampling(config, tokenizer) == Sampling(17, (EOS,), PAD, BOS, 0.8, 50, 0.9)
+    config = ppo_config(tmp_path, end_of_conversation_token="a")
+    (own,) = tokenizer.encode("a", add_special_tokens=False)
+    sampling = actor_sampling(config, tokenizer, [EOS, 50, PAD])
+    assert sampling.end_ids == tuple(sorted({EOS, 50, own})) and PAD in sampling.forbidden
+    assert actor_sampling(config, tokenizer).end_ids == tuple(sorted({EOS, own}))

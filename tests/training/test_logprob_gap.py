@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine's log-probs beside the actor's, also where rollouts are drawn one iteration ahead."""
+
+import logging
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+from cli_runs import read_jsonl
+from closeness import FORMULA, assert_near, near
+from dschat.base.errors import UserError
+from dschat.models.layout import PassSize
+from dschat.rollouts.engine import Generation
+from dschat.training.iteration import Clock, Iteration
+from dschat.training.loop import work_of
+from dschat.training.selfcheck import check_gap
+from factories import (
+    collected,
+    hf_logprobs,
+    make_prompts,
+    make_rollout,
+    ppo_config,
+    ppo_loop,
+    random_ids,
+    taken_up,
+    to_device,
+    weights_of,
+)
+from macro_actions.types import Trajectory
+from resume_runs import AHEAD, DrawsAhead, ppo
+
+FLOAT32 = SimpleNamespace(module=torch.nn.Linear(1, 1))
+BFLOAT16 = SimpleNamespace(module=torch.nn.Linear(1, 1).bfloat16())
+ROWS = PassSize(2)
+
+
+def trajectory_with(*gaps):
+    """Two responses of two tokens and one; the engine's log-probs are off by the gaps, the last one on padding."""
+    own = torch.tensor([[-1.0, -2.0], [-3.0, 0.0]])
+    rollout = make_rollout([([5], [6, 7]), ([5], [8])])
+    drawn = own + torch.tensor(gaps).view(2, 2)
+    return Trajectory(replace(rollout, drawn_logprobs=drawn), own, own, own, torch.zeros(2))
+
+
+def test_mean_and_largest_gap_of_the_response_tokens():
+    metrics = check_gap(trajectory_with(3e-4, -6e-4, 0.0, 9.0), FLOAT32, 1.0, ROWS)
+    assert metrics == near({"rollout/logprob_gap": 3e-4, "rollout/logprob_gap_max": 6e-4}, FORMULA)
+
+
+def test_other_weights_are_an_error():
+    with pytest.raises(UserError, match="--rollout_engine.*differ from the actor's by 0.1 on average"):
+        check_gap(trajectory_with(0.3, 0.0, 0.0, 0.0), FLOAT32, 1.0, ROWS)
+    metrics = check_gap(trajectory_with(0.12, 0.0, 0.0, 0.0), BFLOAT16, 1.0, ROWS)
+    assert metrics["rollout/logprob_gap"] == pytest.approx(0.04)
+    with pytest.raises(UserError, match="rounding explains 0.05"):
+        check_gap(trajectory_with(0.3, 0.0, 0.0, 0.0), BFLOAT16, 1.0, ROWS)
+
+
+def test_an_engine_that_computes_as_the_actor_does_is_not_compared():
+    far = trajectory_with(1.0, 1.0, 1.0, 1.0)
+    assert check_gap(replace(far, rollout=replace(far.rollout, drawn_logprobs=None)), FLOAT32, 1.0, ROWS) == {}
+
+
+class OffEngine:
+    """Stands in for an engine: the same responses of 1 to 3 tokens each time, log-probs that are off by a number."""
+
+    def __init__(self, off):
+        self.off, self.seeds = off, []
+
+    @contextmanager
+    def session(self, actor):
+        def draw(prompts, sampling, seeds):
+            self.seeds.append(list(seeds))
+            rows = [(ids, random_ids(1 + i % 3, i)) for i, ids in enumerate(prompts)]
+            rollout = to_device(make_rollout(rows))
+            mask = rollout.response_mask
+            with torch.no_grad():
+                own, _ = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1], sampling.temperature)
+            logprobs = torch.where(mask, own + self.off, 0.0)
+            return Generation(replace(rollout, drawn_logprobs=logprobs), None, torch.zeros_like(rollout.finished))
+
+        yield draw
+
+
+def trainer_with(engine, folder, **flags):
+    config = ppo_config(folder, temperature=0.8, **flags)
+    return ppo_loop(config, lambda p, r, rows: [1.0] * len(r), make_prompts(16), rollouts=engine)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_logs_the_gap_of_every_rollout(epochs, group, tmp_path):
+    """With one update per rollout, that of a few rows; with several, that of all."""
+    engine = OffEngine(2e-4)
+    trainer_with(engine, tmp_path, ppo_epochs=epochs).fit()
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert len(rows) == 2
+    for row in rows:
+        assert row["rollout/logprob_gap"] == pytest.approx(2e-4, abs=2e-6)
+    seeds = [seed for row in engine.seeds[1:] for seed in row]  # behind the self-check's
+    assert len(seeds) == 16 and len(set(seeds)) == 16
+
+
+def test_a_run_whose_engine_has_other_weights_stops_before_it_trains(group, tmp_path):
+    trainer = trainer_with(OffEngine(0.01), tmp_path)
+    before = weights_of(trainer.algorithm.models.actor)
+    with pytest.raises(UserError, match="differ from the actor's by 0.01 on average"):
+        trainer.fit()
+    after = weights_of(trainer.algorithm.models.actor)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_iteration_keeps_the_engines_log_probs_in_its_state(group, tmp_path):
+    trainer = trainer_with(OffEngine(2e-4), tmp_path)
+    iteration = collected(trainer, [list(range(8))])
+    drawn = iteration.batch.rollout.drawn_logprobs
+    assert drawn is not None and drawn.any()
+    assert torch.equal(taken_up(iteration).batch.rollout.drawn_logprobs, drawn)
+    scored = iteration.batch.scored
+    batch = replace(iteration.batch, scored=replace(scored, rollout=replace(scored.rollout, drawn_logprobs=None)))
+    assert taken_up(Iteration(batch, {}, {})).batch.rollout.drawn_logprobs is None
+
+
+def test_the_share_of_clipped_weights():
+    """Of three response tokens, log-ratios 0.7 and 0.69 lie on both sides of log 2; the fourth is padding."""
+    metrics = check_gap(trajectory_with(-0.7, -0.69, 1.5, -9.0), FLOAT32, 1.0, ROWS, 2.0, is_stale=True)
+    assert metrics["rollout/importance_clipped"] == pytest.approx(1 / 3)
+    with pytest.raises(UserError, match="by 1.46 on average .an iteration explains 1.: it draws with other weights"):
+        check_gap(trajectory_with(-0.7, -0.69, 3.0, -9.0), FLOAT32, 1.0, ROWS, 2.0, is_stale=True)
+    assert "rollout/importance_clipped" not in check_gap(trajectory_with(1e-4, 0, 0, 0), FLOAT32, 1.0, ROWS)
+
+
+@pytest.fixture
+def loop(group, tmp_path):
+    """Two epochs of two rollouts, without evaluations."""
+    loop = ppo(tmp_path, rollouts=DrawsAhead(4), eval_interval=0, **AHEAD)
+    loop.algorithm.held_out = []
+    return loop
+
+
+def test_each_rollout_is_drawn_with_the_weights_of_an_iteration_ago(loop, tmp_path):
+    """The first with those of the start, as the second; prompts are those of their iteration, in every epoch."""
+    algorithm, weights, gaps, prompts = loop.algorithm, [], [], []
+    collect = algorithm.collect
+
+    def noting(work, iteration, clock):
+        weights.append([p.detach().clone() for p in algorithm.models.actor.module.inner.parameters()])
+        found = collect(work, iteration, clock)
+        rollout = found.rollout.rollout
+        index = [algorithm.prompts[number].index for rows in work for number in rows]
+        assert rollout.prompt_index.tolist() == index
+        prompts.append(index)
+        actor = list(algorithm.models.actor.module.inner.parameters())
+        with torch.no_grad():
+            for parameter, before in zip(actor, weights[max(iteration - 1, 0)], strict=True):
+                parameter.copy_(before)
+            for row, (number, response) in enumerate(
+                zip(sum(map(list, work), []), rollout.response_rows(), strict=True)
+            ):
+                prompt = algorithm.prompts[number].prompt_ids
+                own, _ = hf_logprobs(algorithm.models.actor.module.inner, (prompt, response), 1.0)
+                assert_near(rollout.drawn_logprobs[row, : len(response)], own)
+            for parameter, now in zip(actor, weights[-1], strict=True):
+                parameter.copy_(now)
+        gaps.append((found.rollout.logprobs - rollout.drawn_logprobs)[rollout.response_mask])
+        assert found.is_stale == (iteration > 0)
+        return found
+
+    algorithm.collect = noting
+    loop.fit()
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "rollout/staleness" in row]
+    assert [row["rollout/staleness"] for row in rows] == [0, 1, 1, 1] and len(set(map(tuple, prompts))) == 4
+    clip = torch.tensor(2.0).log()
+    for row, gap in zip(rows, gaps, strict=True):
+        assert row["rollout/logprob_gap"] == pytest.approx(float(gap.abs().mean()), rel=1e-5)
+        assert row["rollout/importance_clipped"] == pytest.approx(float((gap > clip).float().mean()))
+    assert rows[0]["rollout/logprob_gap"] < 1e-5 < 1e-3 < rows[1]["rollout/logprob_gap"]
+
+
+def test_what_a_checkpoint_holds_of_the_rollout_ahead(loop, caplog):
+    """Nothing where a server has gone: the run goes on from it with a rollout of the weights of then."""
+    algorithm = loop.algorithm
+    algorithm.collect(work_of(algorithm, algorithm.config, loop.run.plan, 0), 0, Clock())
+    assert "ahead" not in algorithm.state_dict().numbers  # the actor still has the weights that draw it
+    algorithm.ahead.accept()
+    state = algorithm.state_dict()
+    assert state.numbers["ahead"] == [1, 1]
+    algorithm.models.rollouts.gone = True
+    with caplog.at_level(logging.WARNING, "dschat"):
+        without = algorithm.state_dict()
+    assert "ahead" not in without.numbers and not any(name.startswith("ahead") for name in without.tensors)
+    assert "cannot be finished now: no checkpoint has it" in caplog.text
+    algorithm.ahead._upcoming = None
+    with mock.patch("dschat.training.ppo.ahead.world_size", lambda: 2), caplog.at_level(logging.WARNING, "dschat"):
+        algorithm.ahead.load(state)
+        assert algorithm.ahead.take([], 1) is None  # two processes have other prompts each
+    assert "drawn ahead by 1 processes is drawn again" in caplog.text

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loop does for every algorithm: updates, evaluations, saved models and checkpoints, self-checks.
+
+That a run which is stopped goes on to the same end: test_resume.py.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+
+from cli_runs import read_jsonl
+from dschat.base.errors import UserError
+from dschat.training.loop import total_updates
+from factories import ppo_config, supervised_config
+from refuel_runs import config_of as refuel_config
+from refuel_runs import share_of_early
+from resume_runs import RLOO, ppo, refuel_online, supervised
+
+STEPS = ("sft", "reward", "dpo", "refuel")
+
+
+def lengths(prompts, responses, rows):
+    return [float(len(response)) for response in responses]
+
+
+# Runs of four iterations; optimiser updates of an iteration, and samples.
+PPO = {"reward": lengths, "per_device_training_batch_size": 4}
+ALGORITHMS = {
+    **{step: (partial(supervised, step), 1, 4) for step in STEPS},
+    "ppo": (partial(ppo, **PPO), 2, 8),
+    "rloo": (partial(ppo, **(RLOO | PPO)), 2, 8),
+    "refuel online": (partial(refuel_online, reward=share_of_early), 3, 8),
+}
+pytestmark = pytest.mark.usefixtures("group")
+everywhere = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+def loop_of(name, folder, **flags):
+    return ALGORITHMS[name][0](folder, **flags)
+
+
+@everywhere
+def test_a_run_keeps_its_appointments(name, tmp_path, monkeypatch):
+    """Evaluations and saves every two iterations, saves first: an evaluation may fail."""
+    make, updates, samples = ALGORITHMS[name]
+    due = dict.fromkeys(("eval_interval", "save_models", "save_steps"), 2 * updates)
+    loop = make(tmp_path, **due)
+    saves, evaluate = loop.folders.saves, loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", lambda: (saves.append("evaluated"), evaluate())[1])
+    result = loop.fit()
+    order = ["evaluated", 2 * updates, "evaluated", 4 * updates, "final", "evaluated", "described"]
+    assert saves == order and loop.update == 4 * updates
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    evaluations = [row for row in rows if any(name.startswith("eval/") for name in row)]
+    train = [(row["update"], row["samples"]) for row in rows if row not in evaluations]
+    assert train == [(updates * number, samples * number) for number in (1, 2, 3, 4)]
+    assert [row["update"] for row in evaluations] == [0, 2 * updates, 4 * updates]
+    assert result and result.items() <= rows[-1].items() and loop.run.record.metrics == result
+    assert {engine._engine.global_steps for engine in loop.checkpoints._engines.values()} == {4 * updates}
+    steps = {folder.name for folder in (tmp_path / "checkpoints").iterdir()}
+    assert steps == {f"step-{2 * updates}", f"step-{4 * updates}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fails"), [*((name, "evaluate") for name in ALGORITHMS), *((step, "self_check") for step in STEPS)]
+)
+def test_what_fails_after_training_leaves_the_models(name, fails, tmp_path, caplog, monkeypatch):
+    loop = loop_of(name, tmp_path, num_train_epochs=1)
+    real = getattr(loop, fails)
+
+    def last_fails():
+        if "final" in loop.folders.saves:
+            raise UserError("the server is gone")
+        return real()
+
+    monkeypatch.setattr(loop, fails, last_fails)
+    with pytest.raises(UserError, match="the server is gone"):
+        loop.fit()
+    assert loop.folders.saves == ["final"]
+    assert f"training is done and the models are saved in {tmp_path}; the evaluation after it failed" in caplog.text
+
+
+@everywhere
+def test_without_held_out_rows_there_is_no_evaluation(name, tmp_path):
+    loop = loop_of(name, tmp_path, num_train_epochs=1)
+    if name in STEPS:
+        loop.algorithm.task.eval = []
+    else:
+        loop.algorithm.held_out = []
+    assert loop.fit() == {} and loop.folders.saves == ["final", "described"]
+    assert not [row for row in read_jsonl(tmp_path / "metrics.jsonl") if any("eval/" in name for name in row)]
+
+
+@everywhere
+def test_self_checks_come_before_anything_is_measured_unless_they_are_not_wanted(name, tmp_path, monkeypatch):
+    def broken():
+        raise UserError("self-check: broken")
+
+    for wanted in (True, False):
+        loop = loop_of(name, tmp_path / str(wanted), num_train_epochs=1, self_checks=wanted)
+        monkeypatch.setattr(loop.algorithm, "self_check", broken)
+        if wanted:
+            with pytest.raises(UserError, match="self-check: broken"):
+                loop.fit()
+            assert (tmp_path / "True" / "metrics.jsonl").read_text() == "" and loop.folders.saves == []
+        else:
+            assert loop.fit() and loop.update > 0
+
+
+@everywhere
+def test_every_evaluation_says_the_same(name, tmp_path):
+    """Whatever the global random state and the iteration are."""
+    loop, found = loop_of(name, tmp_path), []
+    loop.algorithm.prepare()
+    for number in (1, 2):
+        torch.manual_seed(number)
+        loop.iteration = number
+        found.append(loop.evaluate())
+    assert found[0] and found[0] == found[1]
+
+
+sft_config = partial(supervised_config, "sft")
+TWO_UPDATES = {"per_device_generation_batch_size": 8, "per_device_training_batch_size": 4}  # of a rollout, by rank
+
+
+# Configuration and flags, examples, processes; updates of the run.
+@pytest.mark.parametrize(
+    ("make", "flags", "examples", "processes", "updates"),
+    [
+        (ppo_config, TWO_UPDATES | {"num_train_epochs": 3, "ppo_epochs": 2}, 35, 2, 3 * 2 * 2 * 2),
+        (sft_config, {"num_train_epochs": 3, "per_device_train_batch_size": 4}, 35, 2, 3 * 4),
+        (refuel_config, {}, 17, 1, 2 * 4),
+        (refuel_config, {"num_train_epochs": 3}, 17, 1, 6 * 4),
+        (refuel_config, {"total_episodes": 47}, 17, 1, 5 * 4),
+        (ppo_config, TWO_UPDATES | {"num_train_epochs": 3, "max_steps": 8}, 35, 2, 8),
+        (sft_config, {"num_train_epochs": 3, "per_device_train_batch_size": 4, "max_steps": 2}, 35, 2, 2),
+        (refuel_config, {"total_episodes": 47, "max_steps": 40}, 17, 1, 40),
+    ],
+)
+def test_the_updates_that_a_schedule_is_over(make, flags, examples, processes, updates, tmp_path):
+    config = make(tmp_path, **flags)
+    assert total_updates(examples, config, config.plan_batches(processes)) == updates
+
+
+@pytest.mark.parametrize(("steps", "nearest"), [(1, "2"), (7, "6 or 8")])
+def test_max_steps_inside_a_rollout_is_refused(steps, nearest, tmp_path):
+    config = ppo_config(tmp_path, **(TWO_UPDATES | {"max_steps": steps}))
+    with pytest.raises(UserError, match=f"--max_steps {steps}: a rollout makes 2 .* make it {nearest}\\."):
+        config.plan_batches(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "flags", "examples", "said"),
+    [
+        (ppo_config, {}, 7, "7 prompts are fewer than one rollout of 8. Lower --per_device_generation_batch_size"),
+        (sft_config, {"per_device_train_batch_size": 4}, 3, "3 training examples are fewer than one global batch"),
+        (refuel_config, {}, 7, "7 dialogues are fewer than one round of 8"),
+        (refuel_config, {"total_episodes": 7}, 17, "--total_episodes 7 is less than one round of 8"),
+    ],
+)
+def test_fewer_examples_than_an_iteration_takes_are_refused(make, flags, examples, said, tmp_path):
+    config = make(tmp_path, **flags)
+    with pytest.raises(UserError, match=said):
+        total_updates(examples, config, config.plan_batches(1))

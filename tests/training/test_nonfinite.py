@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A number that is not finite is named, and stops a run or is left out. On two processes: tests/distributed."""
+
+import json
+import logging
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli_runs import read_jsonl
+from dschat.base.errors import UserError
+from dschat.data.examples import PairExample, SFTExample
+from dschat.training.nonfinite import bad_rows
+from dschat.training.ppo.update import UpdateProgress, ppo_update
+from factories import (
+    collected,
+    engine_of,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    ragged_rows,
+    supervised_loop,
+    update_flags,
+    weights_of,
+    weights_of_all,
+)
+from macro_actions.conditions import fixed
+from macro_actions.types import ScoredRollout
+from nonfinite_cases import (
+    PLACES,
+    ROLLOUT,
+    UPDATES,
+    batches,
+    messages_when_stopping,
+    notes_when_skipping,
+    spoiled,
+    trainer_for,
+)
+from rl_cases import credit_of, trajectory_of
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_every_place_is_named_and_its_batch_written_down(stage, group, tmp_path):
+    said = messages_when_stopping(trainer_for(tmp_path, stage), 0)
+    assert said.keys() == PLACES.keys()
+    for place, message in said.items():
+        assert message.startswith(f"after {UPDATES} updates, {place} on rank 0 are not finite"), message
+        assert "--on_nonfinite skip" in message
+    assert "in rows [7] of the rollout" in said["scores"] and "rows" not in said["gradients of the actor"]
+    assert f"{tmp_path}/nonfinite/update-{UPDATES}-rank-0.safetensors" in said["values"]
+
+
+def test_what_is_written_down(group, tmp_path):
+    trainer = trainer_for(tmp_path)
+    with spoiled(trainer, "values", 0), pytest.raises(UserError):
+        trainer.iterate(batches(0))
+    folder = tmp_path / "nonfinite"
+    record = json.loads((folder / "update-0-rank-0.json").read_text())
+    assert record == {"update": 0, "rank": 0, "what": "values", "rows": list(range(ROLLOUT))}
+    tensors = load_file(folder / "update-0-rank-0.safetensors")
+    mask = tensors["trajectory.rollout.response_mask"]
+    assert bool(tensors["trajectory.values"][mask].isnan().all())
+    assert bool(tensors["trajectory.logprobs"].isfinite().all()) and len(tensors["advantages"]) == ROLLOUT
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_what_is_left_out_changes_nothing(stage, group, tmp_path, caplog):
+    trainer = trainer_for(tmp_path, stage, on_nonfinite="skip")
+    with caplog.at_level(logging.WARNING):
+        notes = notes_when_skipping(trainer, 0)
+    after = notes.pop("after")
+    for place, note in notes.items():
+        assert note["counted"] == UPDATES, place
+        actor, critic = note["moved"], note["stood"]
+        untouched = {"actor": [0], "critic": [1]}.get(place.rsplit(" ", 1)[-1], [0, 1])
+        assert [actor[i] for i in untouched] == [0.0] * len(untouched), place
+        assert [critic[i] for i in untouched] == [True] * len(untouched), place
+    assert "skipped/nonfinite" not in after and all(map(math.isfinite, after.values()))
+    assert trainer.update == UPDATES * (len(PLACES) + 1)
+    lines = [record.getMessage() for record in caplog.records if "It is left out." in record.getMessage()]
+    rollouts = sum(" of the " not in place for place in PLACES)
+    assert len(lines) == rollouts + UPDATES * (len(PLACES) - rollouts)
+    assert sum("the batch is in" in line for line in lines) == 10
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [row.get("skipped/nonfinite") for row in rows] == [2.0] * len(PLACES) + [None]
+    assert len(list((tmp_path / "nonfinite").glob("*.json"))) == 10
+
+
+def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
+    """The first of two updates: weights and statistics are those of the second alone."""
+    trainer = trainer_for(tmp_path)
+    batch = collected(trainer, batches(0)).batch
+    settings = update_flags(8, 4, 2)
+
+    def engines():
+        return engine_of(make_causal_lm(), 4, 2), engine_of(make_classifier(seed=2), 4, 2)
+
+    actor, critic = engines()
+    weight = actor.module.inner.model.layers[0].mlp.up_proj.weight
+    value = critic.module.inner.model.layers[0].mlp.up_proj.weight
+    hooks = [w.register_hook(lambda gradient: gradient * math.nan) for w in (weight, value)]
+
+    def left_out(done, rows):
+        assert sorted(rows.tolist()) == list(range(8))
+        for hook in hooks:
+            hook.remove()
+        return (actor.nonfinite, critic.nonfinite) == ("gradients", "gradients")
+
+    stats = ppo_update(actor, critic, batch, *settings, 3, left_out=left_out)
+    others = engines()
+    alone = ppo_update(*others, batch, *settings, 3, UpdateProgress(done=1, skipped=Counter({"skipped/nonfinite": 1})))
+    assert stats == alone and stats["skipped/nonfinite"] == 1
+    weights = weights_of_all(actor=actor, critic=critic)
+    assert largest_difference(weights, weights_of_all(actor=others[0], critic=others[1])) == 0
+
+
+def test_a_folder_that_cannot_be_written_does_not_change_what_happens(group, tmp_path, caplog):
+    trainer = trainer_for(tmp_path)
+    (tmp_path / "nonfinite").write_text("a file")
+    with spoiled(trainer, "values", 0), pytest.raises(UserError, match=r"in rows .* of the rollout\. Lower"):
+        trainer.iterate(batches(0))
+    assert "could not be written" in caplog.text
+
+
+SKIPPED = " --on_reward_error skip leaves such responses out. --on_nonfinite skip"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("length", f"--reward_function rewards.py:length must give finite numbers.{SKIPPED}"),
+        ("brevity", f"--reward_function rewards.py:brevity must give finite numbers.{SKIPPED}"),
+        ("reward_url", f"--reward_url http://server/ must give finite numbers.{SKIPPED}"),
+        ("rouge", "--metric_function metrics.py:rouge must give finite numbers. --on_nonfinite skip"),
+    ],
+)
+def test_of_several_sources_that_which_gave_the_number_is_named_with_its_flag(name, remedy, group, tmp_path):
+    """In a rollout as in an evaluation, which knows means by the sources' names."""
+    flags = {"metric_function": "metrics.py:rouge", "reward_url": "http://server/"}
+    trainer = trainer_for(tmp_path, reward_function=["rewards.py:length", "rewards.py:brevity"], **flags)
+    batch = collected(trainer, batches(0)).batch
+    beside = {"length": torch.zeros(ROLLOUT), name: torch.tensor([0.0] * 7 + [math.inf])}
+    with pytest.raises(UserError) as caught:
+        trainer.algorithm.nonfinite.in_rollout(batch, 0, auxiliary=beside)
+    assert f"numbers of {name} on rank 0 are not finite in rows [7]" in str(caught.value)
+    assert f".safetensors. {remedy}" in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        trainer.algorithm.nonfinite.in_evaluation(
+            {"eval/scores": math.nan, f"eval/{name}": math.nan, "eval/kl": 1.0}, 0
+        )
+    assert f"eval/scores, eval/{name} of the evaluation is not finite. {remedy}" in str(caught.value)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_reward_functions_nan_is_no_matter_of_learning_rates(skips, group, tmp_path):
+    trainer = trainer_for(tmp_path, on_reward_error="skip" if skips else "stop")
+    for call in (trainer.evaluate, lambda: trainer.iterate(batches(0))):
+        with spoiled(trainer, "scores", 0), pytest.raises(UserError) as caught:
+            call()
+        message = str(caught.value)
+        assert "--reward_function unused.py:reward must give finite numbers." in message
+        assert "learning rates" not in message and ("--on_reward_error skip" in message) is not skips
+    with spoiled(trainer, "values", 0), pytest.raises(UserError, match="Lower the learning rates"):
+        trainer.iterate(batches(0))
+
+
+ROWS = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3)
+
+
+EXAMPLES = {"sft": [SFTExample(p, r) for p, r in ROWS], "reward": [PairExample(p + r, p) for p, r in ROWS]}
+
+
+def supervised(step, folder, **flags):
+    flags = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-3} | flags
+    return supervised_loop(step, folder, EXAMPLES[step], **flags)
+
+
+def spoil(trainer, part):
+    """A NaN in the forward pass, or in a gradient."""
+    if part == "losses":
+        return trainer.algorithm.engine.module.register_forward_hook(
+            lambda module, inputs, output: (
+                (output[0] * math.nan, output[1])
+                if len(output) == 2 and isinstance(output, tuple)
+                else output * math.nan
+            )
+        )
+    weight = trainer.algorithm.engine.module.inner.model.layers[0].mlp.up_proj.weight
+    return weight.register_hook(lambda gradient: gradient * math.nan)
+
+
+@pytest.mark.parametrize("part", ["losses", "gradients"])
+@pytest.mark.parametrize("step", ["sft", "reward"])
+def test_steps_1_and_2_stop(step, part, group, tmp_path):
+    trainer = supervised(step, tmp_path)
+    trainer.iterate([[0, 1], [2, 3]])
+    spoil(trainer, part)
+    with pytest.raises(UserError, match=f"after 1 update, {part} of the model on rank 0 are not finite"):
+        trainer.iterate([[0, 1], [2, 3]])
+    tensors = load_file(tmp_path / "nonfinite" / "update-1-rank-0.safetensors")
+    assert {"0.input_ids", "0.attention_mask", "1.input_ids", "1.attention_mask"} <= tensors.keys()
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("part", ["losses", "gradients"])
+@pytest.mark.parametrize("step", ["sft", "reward"])
+def test_steps_1_and_2_go_on_without_it(step, part, stage, group, tmp_path):
+    trainer = supervised(step, tmp_path, on_nonfinite="skip", zero_stage=stage)
+    hook = spoil(trainer, part)
+    before = weights_of(trainer.algorithm.engine)
+    assert trainer.iterate([[0, 1], [2, 3]]) == {"skipped/nonfinite": 1.0, "lr": 1e-3}
+    assert largest_difference(weights_of(trainer.algorithm.engine), before) == 0 and trainer.update == 1
+    hook.remove()
+    metrics = trainer.iterate([[0, 1], [2, 3]])
+    assert (
+        "skipped/nonfinite" not in metrics and largest_difference(weights_of(trainer.algorithm.engine), before) > 1e-4
+    )
+
+
+TRAJECTORY = trajectory_of([3, 5, 2], 5, seed=0)
+
+
+def batch_of_trajectory(trajectory=TRAJECTORY):
+    ends = fixed(trajectory.response_mask, 2)
+    return credit_of(trajectory, ends, kl_coef=0.1, gamma=1.0, lam=0.95)
+
+
+def with_nan(x, row, column, value=float("nan")):
+    y = x.clone()
+    y[row, column] = value
+    return y
+
+
+def first(batch, logits=(), **beside):
+    """The first name and its rows; None of a healthy batch."""
+    rows = len(batch.trajectory.scores)
+    bad_logits = torch.tensor([row in logits for row in range(rows)])
+    found = ((name, bad.nonzero().flatten().tolist()) for name, bad in bad_rows(batch, bad_logits, beside))
+    return next(((name, numbers) for name, numbers in found if numbers), None)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["logprobs", "ref_logprobs", "values"])
+def test_the_first_field_of_a_trajectory_is_named_not_what_follows_from_it(name, bad):
+    """A NaN among the log-probs makes kl, rewards, advantages and returns NaN, too."""
+    broken = replace(TRAJECTORY, **{name: with_nan(getattr(TRAJECTORY, name), 1, 2, bad)})
+    assert first(batch_of_trajectory(broken)) == (name, [1])
+
+
+def test_scores():
+    assert first(batch_of_trajectory(replace(TRAJECTORY, scores=torch.tensor([0.0, 1.0, float("nan")])))) == (
+        "scores",
+        [2],
+    )
+
+
+def test_logits_come_first_and_the_sources_of_a_sum_before_it():
+    broken = batch_of_trajectory(replace(TRAJECTORY, values=with_nan(TRAJECTORY.values, 1, 2)))
+    metric = torch.tensor([float("inf"), 0.0, 0.0])
+    assert first(broken, logits=[2], metric=metric) == ("logits", [2])
+    assert first(broken, metric=metric) == ("values", [1])
+    assert first(batch_of_trajectory(), metric=metric) == ("numbers of metric", [0])
+    scored = batch_of_trajectory(replace(TRAJECTORY, scores=metric))
+    assert first(scored, length=torch.zeros(3), brevity=metric) == ("numbers of brevity", [0])
+    assert first(scored, length=torch.zeros(3)) == ("scores", [0])
+    sampled = ScoredRollout(TRAJECTORY.rollout, TRAJECTORY.ref_logprobs, metric)
+    names = [name for name, bad in bad_rows(sampled, None, {"brevity": metric}) if bad.any()]
+    assert names == ["numbers of brevity", "scores"]
+
+
+@pytest.mark.parametrize("name", ["kl", "rewards", "advantages", "returns"])
+def test_every_field_of_the_batch(name):
+    batch = batch_of_trajectory()
+    assert first(replace(batch, **{name: with_nan(getattr(batch, name), 0, 1)})) == (name, [0])
+
+
+def test_advantages_that_are_broken_before_whitening_are_told_from_those_that_it_breaks():
+    batch = batch_of_trajectory()
+    everywhere = torch.full_like(batch.advantages, float("nan"))
+    origin = replace(batch, advantages=everywhere, returns=with_nan(batch.returns, 1, 0))
+    assert first(origin) == ("advantages", [1])
+    names = [name for name, bad in bad_rows(replace(batch, advantages=everywhere), torch.zeros(3), {}) if bad.any()]
+    places = [name for name, _ in bad_rows(batch, torch.zeros(3), {})]
+    assert names == ["advantages"] and places.index("advantages") < places.index("returns") < len(places) - 1
+
+
+def test_only_rows_that_are_broken_on_the_response_are_named():
+    batch = batch_of_trajectory()
+    broken = replace(batch, kl=with_nan(with_nan(batch.kl, 2, 4), 1, 0))  # row 2 has two tokens
+    assert first(broken) == ("kl", [1])
+
+
+def test_a_batch_of_one_position():
+    trajectory = trajectory_of([1, 0], 1, seed=0)
+    assert first(batch_of_trajectory(trajectory)) is None
+    for row in (0, 1):  # a score of an empty response is trained on nowhere, but its mean is logged
+        scores = torch.tensor([float("nan") if i == row else 0.0 for i in (0, 1)])
+        assert first(batch_of_trajectory(replace(trajectory, scores=scores))) == ("scores", [row])

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores and advantages with mean 0 and variance 1, and the coefficient of the critic's loss."""
+
+import json
+import math
+import threading
+
+import pytest
+import torch
+
+from closeness import FORMULA, UPDATE, near
+from dschat.base.errors import UserError
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
+from dschat.training.ppo import credit
+from dschat.training.ppo.credit import assign_credit, trained_scores, with_scores
+from factories import EOS, make_rollout, ppo_config, to_device
+from macro_actions.rewards import ScoreMoments
+from macro_actions.segments import segment
+from macro_actions.types import ScoredRollout, Trajectory
+from nonfinite_cases import batches, spoiled, trainer_for
+
+
+def scored(scores, lengths):
+    rollout = make_rollout([([5], [6] * length) for length in lengths])
+    return ScoredRollout(rollout, torch.zeros(rollout.response_mask.shape), torch.tensor(scores))
+
+
+def test_moments_of_a_rollout():
+    """1 and 3; the row without a token has no score, and NaN is left to those who look for it."""
+    found = with_scores(ScoreMoments(), scored([1.0, 100.0, math.nan, 3.0], [2, 0, 1, 1]))
+    assert found == ScoreMoments(2.0, 2.0, 2.0)
+    assert with_scores(found, scored([50.0], [0])) == found
+
+
+def test_moments_are_those_of_all_ranks(monkeypatch):
+    """Two threads stand for two ranks: 1, 3 after 4, 5, 7 on the ranks' rows (4, 5) and (7) gives mean 4 and 20."""
+    both, at_hand = threading.Barrier(2, timeout=20), [None, None]
+    found = {}
+
+    def sum_over_two(x):
+        rank = int(threading.current_thread().name)
+        at_hand[rank] = x
+        both.wait()
+        total = at_hand[0] + at_hand[1]
+        both.wait()
+        return total
+
+    def one(rank):
+        part = scored([4.0, 5.0], [1, 2]) if rank == 0 else scored([7.0, 0.0], [3, 0])
+        found[rank] = with_scores(ScoreMoments(2.0, 2.0, 2.0), part)
+
+    monkeypatch.setattr(credit, "sum_over_ranks", sum_over_two)
+    ranks = [threading.Thread(target=one, args=(rank,), name=str(rank)) for rank in (0, 1)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    assert found[0] == found[1]
+    assert (found[0].count, found[0].mean, found[0].squares) == (5, pytest.approx(4.0), pytest.approx(20.0))
+
+
+def rewards(tmp_path, moments, **flags):
+    """On the last tokens of two responses with scores 3 and 7, of which the second was cut."""
+    rollout = make_rollout([([5], [6, EOS]), ([5], [6, 7])])
+    zeros = torch.zeros(2, 2)
+    trajectory = to_device(Trajectory(rollout, zeros, zeros, zeros, torch.tensor([3.0, 7.0])))
+    config = ppo_config(tmp_path, **flags)
+    macro = segment(trajectory.response_mask, trajectory.response_mask)
+    batch = assign_credit(trajectory, macro, 0.0, config, 1, moments)
+    assert batch.trajectory.scores.tolist() == [3.0, 7.0]
+    return batch.rewards[:, 1].tolist()
+
+
+def test_scores_are_normalised_before_the_penalty_and_clipping(tmp_path):
+    moments = ScoreMoments(10, 4.0, 40.0)  # standard deviation 2
+    assert rewards(tmp_path, None) == [3.0, 7.0]
+    assert rewards(tmp_path, moments) == pytest.approx([-0.5, 1.5])
+    assert rewards(tmp_path, moments, clip_reward_value=1.0) == pytest.approx([-0.5, 1.0])
+    assert rewards(tmp_path, moments, missing_eos_penalty=0.7) == pytest.approx([-0.5, 0.8])
+    assert rewards(tmp_path, moments, missing_eos_penalty=0.7, clip_reward_value=0.6) == pytest.approx([-0.5, 0.6])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_run_with_normalised_scores(late, group, tmp_path, monkeypatch):
+    """Scores are lengths: raw ones in the metrics and the evaluation, and the moments are those of all of them."""
+    trainer = trainer_for(tmp_path, ppo_epochs=1, normalize_scores=True)
+    assert trainer.algorithm.credit_is_fused
+    monkeypatch.setattr(type(trainer.algorithm), "credit_is_fused", late)
+    seen = []
+    real = type(trainer.algorithm.models).score
+    monkeypatch.setattr(
+        type(trainer.algorithm.models), "score", lambda *a: seen.append(real(*a)[0].scores) or real(*a)
+    )
+    rows = [trainer.iterate(batches(number)) for number in (0, 1)]
+    for count, row in enumerate(rows, 1):
+        scores = torch.cat(seen[:count]).double()
+        assert row["objective/scores"] == pytest.approx(float(seen[count - 1].mean()))
+        assert row["objective/scores_running_mean"] == pytest.approx(float(scores.mean()))
+        deviation = float(scores.std(unbiased=False))
+        assert row["objective/scores_running_std"] == pytest.approx(deviation)
+        normalised = (row["objective/scores"] - float(scores.mean())) / deviation
+        assert row["objective/normalized_scores"] == near(normalised, FORMULA)
+    before = trainer.algorithm.moments
+    evaluated = trainer.evaluate()["eval/scores"]
+    assert evaluated == pytest.approx(float(seen[-1].mean())) and trainer.algorithm.moments == before
+    assert json.loads(json.dumps(trainer.state_dict().numbers))["scores"]["mean"] == before.mean
+
+
+def test_a_rollout_that_is_left_out_leaves_no_moments(group, tmp_path):
+    trainer = trainer_for(tmp_path, normalize_scores=True, on_nonfinite="skip")
+    with spoiled(trainer, "scores", 0):
+        metrics = trainer.iterate(batches(0))
+    assert metrics["skipped/nonfinite"] == 2 and trainer.algorithm.moments == ScoreMoments()
+    assert trainer.iterate(batches(1))["objective/scores_running_std"] > 0
+
+
+def test_one_token_responses_have_no_advantage_in_their_rows(group, tmp_path):
+    trainer = trainer_for(tmp_path, normalize_advantages="row", max_answer_seq_len=1)
+    metrics = trainer.iterate(batches(0))
+    assert all(map(math.isfinite, metrics.values())) and metrics["loss/policy"] == 0
+
+
+def test_the_value_coefficient_scales_the_gradient_and_not_the_metric(group, tmp_path):
+    """Clipping is off: Adam's updates stay nearly the same, as the flag's description says."""
+    plain, scaled = (
+        trainer_for(tmp_path / str(coef), ppo_epochs=1, vf_coef=coef).iterate(batches(0)) for coef in (1.0, 0.25)
+    )
+    assert scaled["grad_norm/critic"] == near(0.25 * plain["grad_norm/critic"], UPDATE)
+    assert scaled["loss/value"] == near(plain["loss/value"])
+    assert scaled["grad_norm/actor"] == near(plain["grad_norm/actor"], UPDATE, scale=0)
+
+
+PPO = "--data_path rows.jsonl --output_dir out --actor_model_name_or_path a".split()
+CRITIC = ["--critic_model_name_or_path", "c"]
+RLOO = ["--advantage_estimator", "rloo", "--samples_per_prompt", "4", "--reward_model_name_or_path", "r"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*CRITIC, "--whiten_advantages", "--normalize_advantages", "row"], "--whiten_advantages contradicts"),
+        ([*RLOO, "--normalize_advantages", "row"], "gives all tokens of a response the same"),
+        ([*CRITIC, "--ngram", "inf", "--normalize_advantages", "row"], "--ngram inf"),
+        ([*CRITIC, "--ngram", "512", "--normalize_advantages", "row"], "--ngram 512: a response is one macro action"),
+        ([*CRITIC, "--vf_coef", "0"], "--vf_coef 0"),
+    ],
+)
+def test_refused(words, said):
+    with pytest.raises(UserError, match=said):
+        parse(PPOConfig, [*PPO, *words])
+
+
+def test_spellings(caplog):
+    def over(*words):
+        return parse(PPOConfig, [*PPO, *words]).advantages.normalized_over
+
+    assert over(*CRITIC) is None and over(*CRITIC, "--normalize_advantages", "row") == "row"
+    assert over(*CRITIC, "--whiten_advantages", "--normalize_advantages", "batch") == "batch"
+    assert over(*CRITIC, "--whiten_advantages") == over(*RLOO, "--normalize_advantages", "batch") == "batch"
+    assert not caplog.messages
+
+
+def test_the_longest_response_is_read_when_scores_are_penalised(tmp_path):
+    """DAPO's soft punishment by hand: in the last 16 of 64 tokens a score falls by 1/16 per token."""
+    config = ppo_config(tmp_path, length_buffer=16, max_answer_seq_len=32)
+    config.sampling.max_answer_seq_len = 64
+    lengths = torch.tensor([48, 56, 64])
+    scores = trained_scores(torch.zeros(3), torch.ones(3, dtype=torch.bool), lengths, config, None)
+    assert scores.tolist() == [0.0, -0.5, -1.0]

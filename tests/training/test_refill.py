@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--refill_rounds: further prompts take the places of those whose responses all have the same score."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from cli_runs import read_jsonl
+from closeness import assert_near
+from dschat.rollouts.sampling import row_seed
+from dschat.run.state import SeedKind, derive_seed
+from dschat.scoring.function import FunctionScores
+from dschat.training.iteration import Clock
+from dschat.training.ppo import rollout_metrics
+from dschat.training.ppo.models import response_logprobs, response_values
+from dschat.training.ppo.rollout_metrics import Collected, Outside
+from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
+from macro_actions.conditions import fixed
+from macro_actions.groups import refilled
+from macro_actions.segments import segment
+from resume_runs import DrawsAhead
+from rl_cases import trajectory_of
+from rollout_cases import by_hand
+
+FLAGS = {
+    "advantage_estimator": "grpo",
+    "self_checks": False,
+    "kl_coef": 0.0,
+    "ngram": 3,
+    "samples_per_prompt": 2,
+    "per_device_generation_batch_size": 4,
+    "per_device_training_batch_size": 4,
+    "drop_equal_groups": True,
+    "refill_rounds": 1,
+}
+WORK = [[1, 2], [3, 0]]
+SAME = {1, 3}  # prompts whose responses have one score
+
+
+class Scores(FunctionScores):
+    """Of a prompt in `same` 1, of others n + 0, n + 0.5; notes what it is asked."""
+
+    def __init__(self, same: set[int]) -> None:
+        self.asked: list[Any] = []  # rollouts
+
+        def score(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float]:
+            return [1.0 if row["n"] in same else row["n"] + i % 2 / 2 for i, row in enumerate(rows)]
+
+        super().__init__(score, "--reward_function")
+
+    def __call__(self, rollout: Any, texts: Any) -> Any:
+        self.asked.append(rollout)
+        return super().__call__(rollout, texts)
+
+
+def trainer_of(folder: Any, reward: Any, rollouts: Any = None, **overrides: Any) -> Any:
+    config = ppo_config(folder, **(FLAGS | overrides))
+    models = {"reference": make_causal_lm(seed=1), "critic": make_classifier(seed=2)}
+    return ppo_loop(config, reward, make_prompts(16), make_prompts(3), rollouts=rollouts, **models)
+
+
+def collected(trainer: Any, iteration: int = 0) -> Collected:
+    found: Collected = trainer.algorithm.collect(WORK, iteration, Clock())
+    return found
+
+
+def numbers_of(rollout: Any) -> list[int]:
+    """The prompts' numbers."""
+    numbers: list[int] = rollout.prompt_index.tolist()
+    assert numbers[::2] == numbers[1::2]
+    return numbers[::2]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_places_are_taken_by_others(estimator: str, group: Any, tmp_path: Any) -> None:
+    """Prompts 1 and 3 give way to the first two of unequal scores among four others, drawn with seeds of their own."""
+    scores = Scores(SAME)
+    trainer = trainer_of(tmp_path, scores, advantage_estimator=estimator)
+    found, algorithm = collected(trainer, iteration=5), trainer.algorithm
+    first, further = scores.asked
+    others = numbers_of(further)
+    assert numbers_of(first) == [1, 2, 3, 0] and len(set(others)) == 4 and not {0, 1, 2, 3} & set(others)
+    known = found.rollout
+    assert numbers_of(known.rollout) == [others[0], 2, others[1], 0]
+    assert known.rollout.sample_index.tolist() == [0, 1] * 4
+    assert known.scores.tolist() == [n + half for n in (others[0], 2, others[1], 0) for half in (0.0, 0.5)]
+    # Drawn by hand: tokens, and whatever the models say of them.
+    causal_lm, sampling, seeds = make_causal_lm(), algorithm.sample.sampling, []
+    for place, number in enumerate(numbers_of(known.rollout)):
+        kind = (SeedKind.TRAINING, 5) if place % 2 else (SeedKind.REFILL, derive_seed(5, 0))
+        seeds += [row_seed(1234, *kind, number), row_seed(1234, *kind, number, 1)]
+    prompts = [make_prompts(16)[n].prompt_ids for n in numbers_of(known.rollout) for _ in range(2)]
+    rows = [by_hand(causal_lm, prompt, sampling, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    assert known.rollout.response_rows() == rows
+    ids, mask = known.rollout.input_ids, known.rollout.attention_mask
+    assert [x[kept].tolist() for x, kept in zip(ids, mask, strict=True)] == [
+        p + r for p, r in zip(prompts, rows, strict=True)
+    ]
+    models, size = algorithm.models, algorithm.scoring
+    assert_near(known.logprobs, response_logprobs(models.actor, known.rollout, 1.0, size))
+    assert_near(known.ref_logprobs, response_logprobs(models.reference, known.rollout, 1.0, size))
+    if estimator == "gae":
+        assert_near(known.values, response_values(models.critic, known.rollout, size))
+    else:
+        assert known.values is None
+    expected = segment(fixed(known.response_mask, 3), known.response_mask)
+    most = expected.mask.shape[1]
+    assert torch.equal(found.macro.index, expected.index)
+    assert torch.equal(found.macro.mask[:, :most], expected.mask) and not found.macro.mask[:, most:].any()
+    assert torch.equal(found.macro.lengths[:, :most], expected.lengths)
+    tokens = int(further.response_mask.sum())
+    assert found.outside.totals == {"rollout/refilled": 2, "rollout/refill_tokens": tokens} and tokens > 8
+    batch = algorithm.credited(found)
+    assert batch.counted is not None and torch.equal(batch.counted, batch.response_mask)
+
+
+def test_rounds_end_when_no_place_is_left_or_at_their_number(group: Any, tmp_path: Any) -> None:
+    """Of prompts that are all of one score, but for some: three rounds ask every other once, two do not suffice."""
+    nothing = Scores(set())
+    found = collected(trainer_of(tmp_path / "none", nothing, refill_rounds=3))
+    assert len(nothing.asked) == 1 and set(found.outside.totals.values()) == {0}
+    enough = Scores(SAME)
+    collected(trainer_of(tmp_path / "enough", enough, refill_rounds=3))
+    assert len(enough.asked) == 2
+    scarce = Scores(set(range(16)) - {0, 9})
+    trainer = trainer_of(tmp_path / "scarce", scarce, refill_rounds=3)
+    found = collected(trainer)
+    rounds = [numbers_of(rollout) for rollout in scarce.asked[1:]]
+    assert sorted(n for part in rounds for n in part) == list(range(4, 16))
+    assert numbers_of(found.rollout.rollout) == [9, 2, 3, 0]
+    tokens = sum(int(rollout.response_mask.sum()) for rollout in scarce.asked[1:])
+    assert found.outside.totals == {"rollout/refilled": 1, "rollout/refill_tokens": tokens}
+    batch = trainer.algorithm.credited(found)
+    assert batch.counted.any(1).tolist() == [True, True, False, False, False, False, True, True]
+    last = next(n for n, part in enumerate(rounds) if 9 in part)
+    fewer = Scores(set(range(16)) - {0, 9})
+    found = collected(trainer_of(tmp_path / "fewer", fewer, refill_rounds=max(last, 1)))
+    assert [numbers_of(rollout) for rollout in fewer.asked[1:]] == rounds[: max(last, 1)]
+    assert (9 in numbers_of(found.rollout.rollout)) == (last == 0)
+
+
+def test_what_is_drawn_depends_on_seed_iteration_and_round(group: Any, tmp_path: Any) -> None:
+    def drawn(name: str, iteration: int = 0, **flags: Any) -> Any:
+        scores = Scores(set(range(16)))
+        collected(trainer_of(tmp_path / name, scores, refill_rounds=2, **flags), iteration)
+        return [(numbers_of(rollout), rollout.response_rows()) for rollout in scores.asked[1:]]
+
+    once = drawn("once")
+    assert drawn("again") == once and once[0] != once[1]
+    for other in (drawn("seed", seed=5), drawn("later", 1)):
+        assert all(one[0] != another[0] for one, another in zip(once, other, strict=True))
+
+
+def test_a_prompt_that_is_asked_twice_is_answered_anew(group: Any, tmp_path: Any) -> None:
+    """In four rounds of four of 16 prompts, the last are the iteration's own; the fifth begins the order again."""
+    scores = Scores(set(range(16)))
+    collected(trainer_of(tmp_path, scores, refill_rounds=5))
+    first, *_, fourth, fifth = scores.asked[1:]
+    assert sorted(numbers_of(fourth)) == [0, 1, 2, 3] and numbers_of(fifth) == numbers_of(first)
+    assert fifth.response_rows() != first.response_rows()
+
+
+def test_the_log_probs_of_what_drew_stay_with_their_rows(group: Any, tmp_path: Any) -> None:
+    """An engine whose log-probs are its own, here the actor's: the difference is rounding in every row."""
+    known = collected(trainer_of(tmp_path, Scores(SAME), DrawsAhead(8))).rollout
+    assert known.rollout.drawn_logprobs is not None and known.rollout.drawn_logprobs[known.response_mask].all()
+    assert_near(known.rollout.drawn_logprobs, known.logprobs)
+
+
+def test_rewards_of_macro_actions_stay_with_their_rows(group: Any, tokenizer: Any, tmp_path: Any) -> None:
+    def characters(prompts: Any, responses: Any, rows: Any, segments: Any) -> list[list[float]]:
+        same = [row["n"] in SAME for row in rows]
+        return [
+            [0.0 if equal else float(len(text)) + i % 2 for text in own]
+            for i, (equal, own) in enumerate(zip(same, segments, strict=True))
+        ]
+
+    flags = {"advantage_estimator": "reinforce_pp", "segment_rewards": "each"}
+    found = collected(trainer_of(tmp_path, characters, **flags))
+    known = found.rollout
+    assert not SAME & set(numbers_of(known.rollout)) and known.segment_rewards is not None
+    expected = torch.zeros(known.response_mask.shape)
+    for row, ids in enumerate(known.rollout.response_rows()):
+        said = 0
+        for end in [*range(3, len(ids), 3), len(ids)]:
+            length = len(tokenizer.decode(ids[:end], skip_special_tokens=True))
+            expected[row, end - 1] = length - said + row % 2
+            said = length
+    assert_near(known.segment_rewards, expected)
+    assert_near(known.scores, expected.sum(1))
+
+
+def test_completions_are_those_of_the_prompts_that_are_there(group: Any, tmp_path: Any) -> None:
+    """A prompt's scores are its number, or a half more; so are the values of all its states."""
+    flags = {"advantage_estimator": "segment_mc", "mc_samples": 2, "mc_max_segments": 2}
+    trainer = trainer_of(tmp_path, Scores(SAME), **flags)
+    found = collected(trainer)
+    known, totals = found.rollout, found.outside.totals
+    assert not SAME & set(numbers_of(known.rollout)) and known.values is not None
+    whole = known.rollout.prompt_index[:, None].expand_as(known.response_mask)[known.response_mask]
+    assert torch.equal(known.values[known.response_mask].floor(), whole.float())
+    assert totals["rollout/refilled"] == 2 and totals["rollout/mc_tokens"] > 0
+
+
+def test_logits_that_are_not_finite_are_not_passed_over() -> None:
+    """Two prompts of equal scores, one of them drawn from such logits."""
+    trajectory = replace(trajectory_of([3, 2, 1, 3], 3, 0), scores=torch.ones(4))
+    bad = torch.tensor([False, False, True, False])
+    macro = segment(trajectory.response_mask, trajectory.response_mask)
+    found = Collected(trajectory, macro, None, bad, Outside({}, {}, {}), {})
+    assert found.equal_groups(2).tolist() == [True, False]
+
+
+def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> None:
+    """Three ranks of two prompts each, of two responses: places 1, 2 and 4 are taken by further ones 0, 2 and 3.
+
+    The third rank keeps what it has drawn, and the second has nothing to pass on.
+
+    Numbers are those of the rows; sums, and what programs came to, are those of all that the rank drew.
+    """
+
+    def of_rank(number: int, further: bool) -> Collected:
+        groups = [number + 10 * further, number + 3 + 10 * further]
+        lengths = [group % 10 % 3 + 1 + sample for group in groups for sample in (0, 1)]
+        known = trajectory_of(lengths, max(lengths), number)
+        index = torch.tensor(groups).repeat_interleave(2)
+        rollout = replace(known.rollout, prompt_index=index, sample_index=torch.tensor([0, 1, 0, 1]))
+        known = replace(known, rollout=rollout, scores=index + rollout.sample_index / 2)
+        numbers = {"a": 2 * known.scores}
+        sums = {"parsing/sentences": 5.0 + 2 * further}, {"programs/passed": (1.0 + further, 2.0)}
+        macro = segment(fixed(known.response_mask, 2), known.response_mask)
+        return Collected(known, macro, None, index == 13, Outside(numbers, *sums), {})
+
+    equal, further = (torch.tensor(x).bool() for x in ([0, 1, 1, 0, 1, 0], [0, 1, 0, 0, 1, 1]))
+    groups = refilled(equal, further, ranks=3)
+    passed: list[Any] = []
+
+    class Passed(Exception):
+        """The rank has said what it passes on."""
+
+    def note(rows: Any) -> Any:
+        passed.append(rows)
+        raise Passed
+
+    def taken(number: int, gather: Any) -> Collected:
+        monkeypatch.setattr(rollout_metrics, "rank", lambda: number)
+        monkeypatch.setattr(rollout_metrics, "world_size", lambda: 3)
+        monkeypatch.setattr(rollout_metrics, "gather_on_host", gather)
+        return of_rank(number, False).refilled(of_rank(number, True), groups, 2, pad_id=99)
+
+    for number in range(3):
+        with pytest.raises(Passed):
+            taken(number, note)
+    assert [list(rows) for rows in passed] == [[6, 9], [], []]
+    for number, expected in enumerate([[0, 3], [10, 13], [12, 5]]):
+        found = taken(number, lambda rows: passed)
+        known = found.rollout
+        assert numbers_of(known.rollout) == expected and known.rollout.sample_index.tolist() == [0, 1, 0, 1]
+        assert known.scores.tolist() == [group + half for group in expected for half in (0.0, 0.5)]
+        assert known.response_mask.sum(1).tolist() == [n % 10 % 3 + 1 + half for n in expected for half in (0, 1)]
+        assert torch.equal(found.macro.lengths.sum(1), known.response_mask.sum(1))
+        assert found.bad_rows.tolist() == [n == 13 for n in expected for _ in range(2)]
+        assert found.outside.auxiliary["a"].tolist() == (2 * known.scores).tolist()
+        assert found.outside.totals == {"parsing/sentences": 12.0}
+        assert found.outside.measured == {"programs/passed": (3.0, 4.0)}
+
+
+def test_a_run_trains_on_what_took_the_places(group: Any, tmp_path: Any) -> None:
+    """As many updates as without; with scores normalised by those that are trained on."""
+    odd = Scores(set(range(1, 16, 2)))
+    trainer = trainer_of(tmp_path, odd, refill_rounds=4, normalize_scores=True, save_steps=1)
+    trainer.fit()
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "objective/scores" in row]
+    assert [(row["update"], row["samples"]) for row in rows] == [(2, 8), (4, 16), (6, 24), (8, 32)]
+    assert all(row["policy/counted"] == 1 and row["rollout/refill_tokens"] > 0 for row in rows)
+    assert sum(row["rollout/refilled"] for row in rows) == 8
+    means = [row["objective/scores"] for row in rows]
+    assert rows[-1]["objective/scores_running_mean"] == pytest.approx(sum(means) / 4)

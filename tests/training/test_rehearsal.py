@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The longest micro-batch of a run, forward and backward before the first update: what it holds, that it leaves
+nothing behind, and what is said where memory ends.
+
+On two processes at every ZeRO stage: tests/distributed/test_rehearsal.py.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+
+from dschat.base.errors import UserError
+from dschat.data.examples import SFTExample
+from dschat.engine.rehearsal import bytes_to_come
+from dschat.rollouts.generate import ContinuousEngine
+from dschat.training import rehearsal
+from dschat.training.supervised.sft import SFTTask
+from factories import engine_of, make_causal_lm
+from reduction_cases import CASES, DTYPES, update
+from resume_runs import RLOO, Setup, ppo, refuel_online, result_of, supervised
+from shared_base_runs import trainer_of, write_adapter, write_base
+
+DROPOUT = Setup(lora_dim=2, lora_dropout=0.5)
+FUSED = {"ppo_epochs": 1, "generation_batches": 1}
+one_rollout = partial(ppo, max_steps=4)
+RUNS = {
+    **{step: partial(supervised, step, max_steps=2) for step in ("sft", "reward", "dpo", "refuel")},
+    "adapters-with-dropout": partial(supervised, "sft", setup=DROPOUT, max_steps=2),
+    "ppo": one_rollout,
+    "ppo-fused": partial(ppo, per_device_training_batch_size=4, gradient_accumulation_steps=1, max_steps=1, **FUSED),
+    "rloo": partial(one_rollout, **RLOO),
+    "refuel-online": partial(refuel_online, max_steps=3),
+    **{
+        f"zero{stage}-{dtype}": partial(one_rollout, setup=Setup(zero_stage=stage, dtype=DTYPES[dtype]))
+        for stage, dtype in CASES
+        if (stage, dtype) != (0, "fp32")
+    },
+    "checkpointing": partial(one_rollout, setup=Setup(zero_stage=3, options={"gradient_checkpointing": True})),
+}
+SLOW = {"zero0-bf16", "zero1-fp32", "zero2-bf16", "zero3-fp32", "rloo", "checkpointing"}
+pytestmark = pytest.mark.usefixtures("group")
+
+
+def note_passes(monkeypatch, loop):
+    """Sizes (rows, tokens) of the training passes of each engine inside a rehearsal, by name."""
+    sizes = {name: [] for name in loop.checkpoints._engines}
+    for name, engine in loop.checkpoints._engines.items():
+
+        def forward(*args, engine=engine, sizes=sizes[name], forward=engine.module.forward, **kwargs):
+            if engine._rehearses:
+                assert torch.is_grad_enabled() and engine.module.training
+                sizes.append(tuple((args[0] if args else kwargs["input_ids"]).shape))
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(engine.module, "forward", forward)
+    return sizes
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in RUNS])
+def test_a_rehearsed_run_is_the_run_without(name, tmp_path, monkeypatch):
+    """Weights, metrics and samples to the last bit."""
+    expected = result_of(RUNS[name](tmp_path / "without"), tmp_path / "without")
+    monkeypatch.setattr(rehearsal, "is_due", lambda: True)
+    loop = RUNS[name](tmp_path / "with")
+    sizes = note_passes(monkeypatch, loop)
+    weights, metrics, samples = result_of(loop, tmp_path / "with")
+    assert all(len(passes) == 1 for passes in sizes.values()), sizes
+    assert (metrics, samples) == expected[1:]
+    assert weights.keys() == expected[0].keys()
+    assert all(torch.equal(x, expected[0][name]) for name, x in weights.items())
+
+
+# The longest examples of `resume_runs` are of 13 and 12 tokens, 9 + 4 and 3 + 9; a pair's better response is longer by
+# a token in DPO and REFUEL. PPO: the longest prompts have 6 tokens, responses at most 6. REFUEL online: dialogues come
+# to at most 24 tokens. Sizes (rows, tokens) by hand.
+SIZES = {
+    "sft": (supervised, {"step": "sft"}, (2, 9 + 9)),
+    "sft-padded-together": (supervised, {"step": "sft", "max_tokens_per_micro_batch": 26}, (2, 13)),
+    "sft-fewer-tokens": (supervised, {"step": "sft", "max_tokens_per_micro_batch": 25}, (1, 13)),
+    # Packed examples of a micro-batch are every second one by length: 13 and 11 tokens.
+    "sft-packed": (supervised, {"step": "sft", "packing": True, "max_seq_len": 24}, (1, 24)),
+    "reward": (supervised, {"step": "reward"}, (4, 13)),
+    "dpo": (supervised, {"step": "dpo"}, (4, 14)),
+    "dpo-fewer-tokens": (supervised, {"step": "dpo", "max_tokens_per_micro_batch": 55}, (2, 14)),
+    "refuel": (supervised, {"step": "refuel"}, (4, 14)),
+    "ppo": (ppo, {}, (2, 12)),
+    "ppo-more-tokens": (ppo, {"max_tokens_per_micro_batch": 48}, (2, 12)),
+    "ppo-fewer-tokens": (ppo, {"max_tokens_per_micro_batch": 23}, (1, 12)),
+    "refuel-online": (refuel_online, {}, (8, 24)),
+    "refuel-online-fewer-tokens": (refuel_online, {"max_tokens_per_micro_batch": 4 * 24}, (4, 24)),
+}
+
+
+def test_the_widest_sft_micro_batch_has_the_longest_prompt_and_the_longest_response():
+    """9 + 1 and 1 + 9 tokens make rows of 18 where prompts and responses are padded apart; 5 + 5 alone rows of 10."""
+    train = [SFTExample([3] * prompt, [4] * response) for prompt, response in ((5, 5), (5, 5), (9, 1), (1, 9))]
+    task = SFTTask(train, [], 0)
+    widest = task.with_placeholders(train[:2])
+    assert (len(widest), task.padded_tokens(widest)) == (2, 18)
+    assert task.collate(widest)["input_ids"].shape == (2, 18)
+    assert task.padded_tokens(task.with_placeholders(train[:1])) == 10
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_by_hand(name, tmp_path, monkeypatch):
+    make, flags, size = SIZES[name]
+    loop = make(folder=tmp_path, **flags)
+    sizes = note_passes(monkeypatch, loop)
+    loop.algorithm.rehearse()
+    assert all(passes == [size] for passes in sizes.values()), sizes
+
+
+@pytest.mark.parametrize(("stage", "dtype"), CASES)
+def test_room_for_what_the_first_update_takes_by_hand(stage, dtype):
+    """Adam's two float32 moments; and the sum of gradients, where DeepSpeed has not made it already."""
+    engine = engine_of(make_causal_lm(), 2, 2, zero_stage=stage, dtype=DTYPES[dtype])
+    elements = sum(p.ds_numel if stage == 3 else p.numel() for p in engine.module.parameters())
+    has_sums = stage == 3 or (stage < 2 and dtype == "bf16")
+    assert bytes_to_come(engine._engine, engine._adam) == (8 if has_sums else 12) * elements
+    assert update(engine) is None
+    assert bytes_to_come(engine._engine, engine._adam) == (0 if has_sums else 4) * elements
+    alone = engine_of(make_causal_lm(), 2, 1, zero_stage=stage, dtype=DTYPES[dtype])
+    assert bytes_to_come(alone._engine, alone._adam) == 8 * elements
+
+
+def no_memory(*args, **kwargs):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
+
+
+@pytest.mark.parametrize("name", ["sft", "ppo", "refuel-online"])
+def test_memory_that_ends_is_explained_before_anything_is_written(name, tmp_path, monkeypatch):
+    loop, begun = RUNS[name](tmp_path), []
+    engine = next(iter(loop.checkpoints._engines.values()))
+    monkeypatch.setattr(loop.run, "begin", lambda: begun.append(True))
+    monkeypatch.setattr(rehearsal, "is_due", lambda: True)
+    monkeypatch.setattr(type(engine), "backward", no_memory)
+    flag = "--per_device_training_batch_size" if name == "ppo" else "--per_device_train_batch_size"
+    with pytest.raises(UserError, match=f"texts of .* lower {flag} or --max_tokens_per_micro_batch") as raised:
+        loop.fit()
+    for word in ("--gradient_checkpointing", "`dschat plan`", "(CUDA out of memory. Tried to allocate 2.00 GiB.)"):
+        assert word in str(raised.value)
+    assert not begun
+
+
+@pytest.mark.parametrize(
+    ("graphs", "slots", "prompts", "columns"),
+    [(True, 4, 4, 256), (True, 4, 8, 512), (True, 9, 8, 256), (None, 4, 4, 0)],
+)
+def test_memory_that_sampling_keeps_by_hand(graphs, slots, prompts, columns):
+    """Keys and values of 2 layers with a head of 16 numbers, 4 bytes each; 100 logits, 4 times. 64 spare columns."""
+    causal_lm = make_causal_lm()
+    assert causal_lm.config.num_key_value_heads * causal_lm.config.head_dim == 16
+    assert causal_lm.config.num_hidden_layers == 2
+    rows = min(slots, prompts)
+    expected = rows * columns * 2 * 2 * 16 * 4 + 4 * 4 * 100 * rows * bool(graphs)
+    assert ContinuousEngine(slots, graphs).kept_bytes(causal_lm, prompts, 200) == expected
+
+
+@pytest.mark.parametrize(("stage", "graphs", "is_kept"), [(0, True, True), (3, True, False), (0, False, False)])
+def test_a_rehearsal_takes_the_memory_that_sampling_keeps(stage, graphs, is_kept, tmp_path, monkeypatch):
+    """8 prompts in 3 slots: 6 tokens and 6 of a response, rounded up to 256 columns."""
+    loop = ppo(tmp_path, rollouts=ContinuousEngine(3, graphs), setup=Setup(zero_stage=stage))
+    sizes = []
+    empty = torch.empty
+
+    def noted(size, **options):
+        sizes.append(size)
+        return empty(size, **options)
+
+    engine = loop.algorithm.models.actor
+    expected = ContinuousEngine(3, True).kept_bytes(make_causal_lm(), 8, 12)
+    monkeypatch.setattr(rehearsal.torch, "empty", noted)
+    monkeypatch.setattr(type(engine), "backward", no_memory)
+    with pytest.raises(UserError) as raised:
+        loop.algorithm.rehearse()
+    assert sizes[0] == (expected if is_kept else 0)
+    assert ("--decode_graphs off frees" in str(raised.value)) == is_kept
+
+
+def test_a_run_on_a_cpu_does_without(tmp_path, monkeypatch):
+    loop = supervised("sft", tmp_path)
+    monkeypatch.setattr(loop.algorithm, "rehearse", None)
+    loop.fit()
+
+
+def test_after_a_resume_it_has_the_optimiser_states_of_the_checkpoint(tmp_path, monkeypatch):
+    """And changes nothing either."""
+    expected = result_of(ppo(tmp_path / "whole"), tmp_path / "whole")
+    result_of(ppo(tmp_path / "out", save_steps=4), tmp_path / "out")
+    monkeypatch.setattr(rehearsal, "is_due", lambda: True)
+    again = ppo(tmp_path / "out", resume_from_checkpoint=f"{tmp_path}/out/checkpoints/step-12")
+    engine = again.checkpoints._engines["actor"]
+    room = []
+
+    def noted(*args):
+        room.append(bytes_to_come(engine._engine, engine._adam))
+        return type(again.algorithm).rehearse(again.algorithm)
+
+    monkeypatch.setattr(again.algorithm, "rehearse", noted)
+    weights, metrics, _ = result_of(again, tmp_path / "out")
+    elements = sum(p.numel() for p in engine.module.parameters())
+    assert room == [4 * elements]
+    assert metrics == expected[1]
+    assert all(torch.equal(x, expected[0][name]) for name, x in weights.items())
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_models_on_one_base(stage, tmp_path, tokenizer):
+    """Neither the base nor an adapter has a gradient afterwards."""
+    base = write_base(tmp_path, tokenizer)
+    reward = write_adapter(tmp_path / "reward", base, tokenizer)
+    flags = {"critic_model_name_or_path": reward, "reward_model_name_or_path": reward, "zero_stage": stage}
+    loop = trainer_of(tmp_path / "run", base, tokenizer, **flags)
+    before = {name: {key: x.clone() for key, x in engine.parts().items()} for name, engine in engines_of(loop)}
+    loop.algorithm.rehearse()
+    for name, engine in engines_of(loop):
+        assert all(parameter.grad is None for parameter in engine.module.parameters())
+        assert all(torch.equal(x, before[name][key]) for key, x in engine.parts().items())
+
+
+def engines_of(loop):
+    return loop.checkpoints._engines.items()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that is stopped anywhere and taken up again is, to the last bit, the run that was never stopped."""
+
+import shutil
+from functools import partial
+
+import pytest
+import torch
+
+from dschat.rollouts.generate import ContinuousEngine
+from dschat.training import reference as pairs
+from resume_runs import (
+    AHEAD,
+    REFILL,
+    RLOO,
+    DrawsAhead,
+    Setup,
+    by_segment,
+    check_every_stop,
+    lengths,
+    often_equal,
+    ppo,
+    refuel_online,
+    result_of,
+    supervised,
+)
+
+CONDITIONS = {"fixed": {"ngram": 3}, "randomized": {}, "parsing": {"parser": "chunker"}, "ppl": {}}
+NORMALISED = {"normalize_scores": True, "normalize_advantages": "row", "clip_reward_value": 1.5}
+# Each flag of credit without a critic in one of three runs; rollouts are as in RLOO.
+GROUPS = {
+    "grpo": {"kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response", "drop_equal_groups": True},
+    "tempo": {"policy_ratio": "macro_mean", "termination_condition": "surprise", "max_token_probability": 0.9},
+    "reinforce_pp": {"policy_ratio": "sequence_mean", "cliprange_high": 0.3, "length_buffer": 3, "gamma": 0.9},
+}
+COMPLETIONS = {"advantage_estimator": "segment_mc", "mc_samples": 2, "ngram": 3, "mc_max_segments": 2}
+SETUPS = {"ZeRO 2": Setup(zero_stage=2), "ZeRO 3": Setup(zero_stage=3), "adapters": Setup(lora_dim=2)}
+STEPS = ("sft", "reward", "dpo", "refuel")
+RUNS = {
+    **{step: partial(supervised, step) for step in STEPS},
+    **{f"{step}, adapters": partial(supervised, step, setup=Setup(lora_dim=2)) for step in STEPS[:3]},
+    **{name: partial(ppo, termination_condition=name, **flags) for name, flags in CONDITIONS.items()},
+    "normalised scores": partial(ppo, **NORMALISED),  # the running moments go on where they were
+    "rloo": partial(ppo, termination_condition="randomized", **RLOO),
+    **{name: partial(ppo, **(RLOO | {"advantage_estimator": name} | flags)) for name, flags in GROUPS.items()},
+    "segment_mc": partial(ppo, **(RLOO | COMPLETIONS)),
+    "refilled": partial(ppo, **REFILL),
+    "segment_mc, refilled": partial(ppo, **(REFILL | COMPLETIONS | {"reward": partial(often_equal, score=lengths)})),
+    "segment rewards": partial(ppo, reward=by_segment, segment_rewards="each", ppo_epochs=1, generation_batches=1),
+    "ahead": partial(ppo, rollouts=DrawsAhead(4), **AHEAD),
+    **{f"ppo, {name}": partial(ppo, setup=setup) for name, setup in SETUPS.items()},
+    # Layers, passes over logits and sampling compiled.
+    "ppo, compiled": partial(
+        ppo, setup=Setup(options={"compile": True}), rollouts=ContinuousEngine(4, decode_graphs=True)
+    ),
+    "refuel online": refuel_online,
+    "refuel online, adapters": partial(refuel_online, lora_dim=2),
+}
+# Of the points at which a run can be stopped, every nth, beginning with which; other runs are only stopped everywhere.
+SOME = {
+    "segment rewards": (43, 30),
+    **{"sft": (1, 0), "reward": (1, 0), "dpo": (3, 0), "refuel": (5, 0)},
+    **{"fixed": (43, 0), "randomized": (43, 9), "parsing": (43, 18), "ppl": (43, 27), "rloo": (19, 12)},
+    **{"ahead": (23, 5), "grpo": (37, 20), "tempo": (37, 3), "reinforce_pp": (37, 29), "segment_mc": (41, 33)},
+    **{"refilled": (43, 14), "segment_mc, refilled": (49, 23)},
+    **{"ppo, adapters": (47, 40), "refuel online": (29, 0)},
+}
+MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations
+POINTS = {"sft": MICRO_BATCHES, "reward": MICRO_BATCHES, "dpo": MICRO_BATCHES + 5 + 2 + 1}  # DPO's of the reference
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_run_stops_anywhere(name, group, tmp_path):
+    """In an evaluation, in sampling, in scoring, inside an accumulation window, inside a rollout, between epochs."""
+    points = check_every_stop(RUNS[name], tmp_path, *SOME[name])
+    assert points == POINTS.get(name, points)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RUNS if SOME.get(name) != (1, 0)])
+def test_a_run_stops_everywhere(name, group, tmp_path):
+    check_every_stop(RUNS[name], tmp_path, every=3 if "ppo" in name else 1)
+
+
+def test_the_reference_is_used_again(group, tmp_path, monkeypatch):
+    """Neither computed again nor taken from the weights of the checkpoint."""
+    whole = result_of(supervised("dpo", tmp_path / "whole"), tmp_path / "whole")
+    place = tmp_path / "stopped"
+    assert result_of(supervised("dpo", place, save_steps=2), place)[1] == whole[1]
+    before = {file.name: file.read_bytes() for file in (place / "reference").iterdir()}
+    assert before.keys() == {"train.safetensors", "eval-3.safetensors"}
+    monkeypatch.setattr(pairs, "_compute", None)
+    again = result_of(supervised("dpo", place, resume_from_checkpoint=f"{place}/checkpoints/step-2"), place)
+    assert again[1] == whole[1] and all(torch.equal(again[0][name], x) for name, x in whole[0].items())
+    assert {file.name: file.read_bytes() for file in (place / "reference").iterdir()} == before
+
+
+def test_a_lost_reference_is_computed_before_the_checkpoint_is_loaded(group, tmp_path):
+    whole = result_of(supervised("dpo", tmp_path), tmp_path)
+    place = tmp_path / "stopped"
+    result_of(supervised("dpo", place, save_steps=2), place)
+    shutil.rmtree(place / "reference")
+    again = result_of(supervised("dpo", place, resume_from_checkpoint=f"{place}/checkpoints/step-2"), place)
+    assert again[1] == whole[1] and all(torch.equal(again[0][name], x) for name, x in whole[0].items())

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 3 without a critic, and with several responses to a prompt."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cli_runs import read_jsonl
+from closeness import FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
+from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
+from dschat.rollouts.sampling import row_seed
+from dschat.run.state import SeedKind
+from dschat.scoring.programs.run import ProgramOutcome
+from dschat.scoring.programs.scores import ProgramScores
+from dschat.training.ppo.credit import assign_credit, tokens_that_count
+from factories import (
+    collected,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    make_prompts,
+    ppo_config,
+    ppo_loop,
+    weights_of,
+    weights_of_all,
+)
+from macro_actions.estimators import rloo_batch
+from macro_actions.segments import segment
+from macro_actions.types import PPOBatch
+from rl_cases import trajectory_of
+
+RLOO = {"advantage_estimator": "rloo", "samples_per_prompt": 4, "per_device_generation_batch_size": 2}
+KL_COEF = 0.1
+
+
+def length(prompts, responses, rows):
+    return [len(response) / 4 for response in responses]
+
+
+def trainer_of(folder, reward=length, rate=5e-5, estimator=None, **overrides):
+    """A trainer of 16 prompts whose reference is another model, so that there is a KL from the first rollout on."""
+    config = ppo_config(folder, **({"self_checks": False, "kl_coef": KL_COEF} | RLOO | overrides))
+    prompts = make_prompts(16, input_output="{}")
+    models = {"reference": make_causal_lm(seed=1), "critic": make_classifier(seed=2)}
+    return ppo_loop(config, reward, prompts, prompts[:3], **models, estimator=estimator, learning_rate=rate)
+
+
+# -- draws
+
+
+def drawn_by(trainer, samples, numbers=(0, 5, 9), draw=3):
+    """The rows' responses, by prompt and sample."""
+    found, texts = trainer.algorithm.sample(
+        [trainer.algorithm.prompts[n] for n in numbers], SeedKind.TRAINING, draw, samples
+    )
+    rows = found.rollout.response_rows()
+    assert texts.prompts == [f"p{n}" for n in numbers for _ in range(samples)]
+    assert found.rollout.prompt_index.tolist() == [n for n in numbers for _ in range(samples)]
+    places = [(n, sample) for n in numbers for sample in range(samples)]
+    return dict(zip(places, rows, strict=True)), found.rollout
+
+
+def test_recorded_seeds_of_rows():
+    """Those of runs that were written down before prompts had several samples."""
+    seeds = [row_seed(1234, SeedKind.TRAINING, 3, index) for index in (0, 17)]
+    assert seeds == [143851559859079339, 6470855623310134839]
+
+
+def test_seeds_of_rows_are_those_of_prompt_and_sample(group, tmp_path, monkeypatch):
+    trainer, seeds = trainer_of(tmp_path), []
+    real = ContinuousEngine.draw_from
+
+    def noted(engine, causal_lm):
+        draw = real(engine, causal_lm)
+        return lambda prompts, sampling, given: (seeds.extend(given), draw(prompts, sampling, given))[1]
+
+    monkeypatch.setattr(ContinuousEngine, "draw_from", noted)
+    drawn_by(trainer, 1, (0, 5), draw=7)
+    assert seeds == [row_seed(1234, SeedKind.TRAINING, 7, index) for index in (0, 5)]
+    seeds.clear()
+    drawn_by(trainer, 3, (0, 5), draw=7)
+    own = [(1234, SeedKind.TRAINING, 7, index, *sample) for index in (0, 5) for sample in ((), (1,), (2,))]
+    assert seeds == [row_seed(*parts) for parts in own] and len(set(seeds)) == 6
+
+
+def test_samples_of_a_prompt_depend_on_nothing_else(group, tmp_path):
+    """Not on the other prompts (which another process may draw), the number of samples, or the slots."""
+    trainer = trainer_of(tmp_path)
+    rows, rollout = drawn_by(trainer, 4)
+    assert rollout.sample_index.tolist() == [0, 1, 2, 3] * 3
+    assert all(len({tuple(rows[n, sample]) for sample in range(4)}) == 4 for n in (0, 5, 9))
+    only, alone = drawn_by(trainer, 1)
+    assert alone.sample_index is None
+    assert all(only[n, 0] == rows[n, 0] for n in (0, 5, 9))
+    for slots, numbers in ((1, (9, 5)), (5, (0, 5, 9)), (64, (5,))):
+        trainer.algorithm.sample.engine = ContinuousEngine(slots)
+        others, _ = drawn_by(trainer, 4, numbers)
+        assert all(others[place] == rows[place] for place in others)
+
+
+def test_transformers_generate_draws_several_samples(group, tmp_path):
+    trainer = trainer_of(tmp_path)
+    trainer.algorithm.sample.engine = GenerateEngine(5)
+    rows, _ = drawn_by(trainer, 4)
+    assert all(len({tuple(rows[n, sample]) for sample in range(4)}) > 1 for n in (0, 5, 9))
+
+
+# -- updates
+
+
+def reinforce(batch, samples, rate):
+    """REINFORCE with the mean of a prompt's other samples, in plain torch, as a mean over the tokens of the update.
+
+    Returns:
+        Weights after a step, and the norm of its gradient.
+    """
+    model, reference = make_causal_lm(), make_causal_lm(seed=1)
+    rollout, scores = batch.rollout, batch.trajectory.scores.tolist()
+    prompt, everything, returns = rollout.prompt_width, [], []
+    for row, response in enumerate(rollout.response_rows()):
+        ids = rollout.input_ids[row][rollout.attention_mask[row]].cpu()
+        start = int(rollout.attention_mask[row, :prompt].sum())
+
+        def logprobs(causal_lm, ids=ids, start=start):
+            table = causal_lm(input_ids=ids[None]).logits[0, start - 1 : -1].log_softmax(-1)
+            return table.gather(1, ids[start:, None])[:, 0]
+
+        own = logprobs(model)
+        assert len(own) == len(response)
+        with torch.no_grad():
+            returns.append(scores[row] - KL_COEF * float((own - logprobs(reference)).sum()))
+        everything.append(own.sum())
+    loss = 0.0
+    for row, logprob in enumerate(everything):
+        first = row // samples * samples
+        others = [returns[i] for i in range(first, first + samples) if i != row]
+        loss = loss - (returns[row] - sum(others) / len(others)) * logprob
+    (loss / int(batch.response_mask.sum())).backward()
+    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
+    for p in model.parameters():
+        p.grad *= min(1.0, 1.0 / norm)
+    torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0).step()
+    return {f"inner.{name}": p.detach() for name, p in model.named_parameters()}, norm
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline(samples, group, tmp_path):
+    sizes = {"samples_per_prompt": samples, "per_device_generation_batch_size": 8 // samples}
+    trainer = trainer_of(tmp_path, per_device_training_batch_size=4, global_batch_size=8, **sizes)
+    assert trainer.run.plan.updates_per_rollout == 1 and not trainer.algorithm.credit_is_fused
+    numbers = [[11, 4, 7, 2][: 8 // samples]]
+    expected, norm = reinforce(collected(trainer, numbers).batch, samples, 5e-5)
+    metrics = trainer.iterate(numbers)
+    assert metrics["grad_norm/actor"] == near(norm, UPDATE)
+    assert metrics["policy/clipfrac"] == 0 and norm > 0.1
+    assert largest_difference(weights_of(trainer.algorithm.models.actor), expected) < WEIGHT_GAP
+
+
+def grpo(batch, beta, rate):
+    """GRPO in plain torch: the mean over responses, but those of equal groups, of the mean over their tokens.
+
+    Returns:
+        Weights after a step, the norm of its gradient, and the mean KL.
+    """
+    model, reference = make_causal_lm(), make_causal_lm(seed=1)
+    rollout, scores = batch.rollout, batch.trajectory.scores.view(-1, 4)
+    losses, kls = [], []
+    for row, response in enumerate(rollout.response_rows()):
+        group, score = scores[row // 4], scores[row // 4, row % 4]
+        if len(set(group.tolist())) == 1:
+            continue
+        ids = rollout.input_ids[row][rollout.attention_mask[row]].cpu()[None]
+        tables = [m(input_ids=ids).logits[0, -len(response) - 1 : -1].log_softmax(-1) for m in (model, reference)]
+        own, other = (table.gather(1, ids[0, -len(response) :, None])[:, 0] for table in tables)
+        kl = (other.detach() - own).exp() - (other.detach() - own) - 1
+        losses.append((-(score - group.mean()) / (group.std() + 1e-6) * (own - own.detach()).exp() + beta * kl).mean())
+        kls.append(kl.mean().item())
+    assert 0 < len(losses) < 8
+    (sum(losses) / len(losses)).backward()
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0).step()
+    return {f"inner.{name}": p.detach() for name, p in model.named_parameters()}, norm, sum(kls) / len(kls)
+
+
+def test_an_update_is_plain_grpo(group, tmp_path):
+    """Of two prompts, one whose responses all have the same score."""
+
+    def reward(prompts, responses, rows):
+        return [
+            1.0 if prompt == "p4" else len(response) / 4 for prompt, response in zip(prompts, responses, strict=True)
+        ]
+
+    flags = {"advantage_estimator": "grpo", "kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response"}
+    sizes = {"per_device_training_batch_size": 4, "global_batch_size": 8, "drop_equal_groups": True}
+    trainer = trainer_of(tmp_path, reward, kl_coef=0.5, **flags, **sizes)
+    numbers = [[11, 4]]
+    expected, norm, kl = grpo(collected(trainer, numbers).batch, 0.5, 5e-5)
+    metrics = trainer.iterate(numbers)
+    assert metrics["grad_norm/actor"] == near(norm, UPDATE) and norm > 0.1
+    assert metrics["loss/kl"] == near(kl, UPDATE) and kl > 1e-4
+    assert 0 < metrics["policy/counted"] < 1
+    assert largest_difference(weights_of(trainer.algorithm.models.actor), expected) < WEIGHT_GAP
+
+
+def test_tokens_that_count_by_hand():
+    """Two prompts with two responses, the second's scores equal; probabilities .1, .9 and .5."""
+    mask = torch.tensor([[True, True, True]] * 3 + [[True, False, False]])
+    trajectory = replace(trajectory_of([3, 3, 3, 1], 3, 0), logprobs=torch.tensor([[0.1, 0.9, 0.5]] * 4).log())
+    trajectory, none = replace(trajectory, scores=torch.tensor([1.0, 2.0, 1.0, 1.0])), torch.zeros(4, 3)
+    batch = PPOBatch(trajectory, segment(mask, mask), none, none, none, None)
+    first, unlikely = mask & torch.tensor([[True]] * 2 + [[False]] * 2), torch.tensor([True, False, True])
+    assert tokens_that_count(batch, 2, False, None) is None and tokens_that_count(batch, 1, True, None) is None
+    assert torch.equal(tokens_that_count(batch, 2, True, None), first)
+    assert torch.equal(tokens_that_count(batch, 1, False, 0.6), mask & unlikely)
+    assert torch.equal(tokens_that_count(batch, 2, True, 0.6), first & unlikely)
+    assert replace(batch, counted=first).policy_mask is first and torch.equal(batch.policy_mask, mask)
+
+
+@pytest.mark.parametrize("over", ["batch", "row"])
+def test_tokens_that_are_left_out_count_in_no_mean_and_deviation(over, group, tmp_path):
+    """Advantages 1, 2, 6 of one row count, 9 and those of another do not: 1, 2, 6 has mean 3 and variance 14/3."""
+    mask = torch.tensor([[True] * 4] * 2)
+    trajectory = replace(trajectory_of([4, 4], 4, 0), logprobs=torch.tensor([[0.1, 0.2, 0.95, 0.3], [0.99] * 4]).log())
+
+    def estimator(trajectory, macro, settings):
+        advantages = torch.tensor([[1.0, 2.0, 9.0, 6.0], [5.0, 7.0, 5.0, 7.0]])
+        return PPOBatch(trajectory, macro, torch.zeros(2, 4), torch.zeros(2, 4), advantages, None)
+
+    config = ppo_config(tmp_path, normalize_advantages=over, max_token_probability=0.9)
+    found = assign_credit(trajectory, segment(mask, mask), 0.0, config, estimator=estimator).advantages
+    deviation = math.sqrt(14 / 3)
+    expected = [[-2 / deviation, -1 / deviation, 0.0, 3 / deviation], [0.0] * 4]
+    assert_near(found, expected, FORMULA)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"advantage_estimator": "reinforce_pp_baseline"},
+        {"advantage_estimator": "dr_grpo", "normalize_advantages": "batch"},
+        {"advantage_estimator": "grpo", "normalize_advantages": "batch"},
+    ],
+)
+def test_the_kl_penalty_is_no_part_of_what_is_normalised(flags, group, tmp_path):
+    """Two prompts of two responses, of scores 1, 3 and 5, 5: ±x, 0, 0 over rows alike have the variance x²/2."""
+    kl = torch.tensor([[0.1, 0.3], [0.0, -0.2], [0.4, 0.4], [-0.1, 0.0]])
+    trajectory = trajectory_of([2] * 4, 2, 0)
+    trajectory = replace(trajectory, logprobs=trajectory.ref_logprobs + kl, scores=torch.tensor([1.0, 3.0, 5.0, 5.0]))
+    macro = segment(trajectory.response_mask, trajectory.response_mask)
+    config = ppo_config(tmp_path, samples_per_prompt=2, **flags)
+    found = assign_credit(trajectory, macro, 0.5, config, samples=2).advantages
+    from_scores = [-math.sqrt(2), math.sqrt(2), 0.0, 0.0]
+    penalties = [-0.2, 0.1, -0.4, 0.05]
+    expected = [[x + penalty] * 2 for x, penalty in zip(from_scores, penalties, strict=True)]
+    assert_near(found, expected, FORWARD)
+
+
+def test_rloo_is_normalised_with_its_kl_penalty(group, tmp_path):
+    """Rewards 1 − .2 and 3 + .1 of one token each: differences of ∓2.3 become ∓1."""
+    trajectory = trajectory_of([1, 1], 1, 0)
+    logprobs = trajectory.ref_logprobs + torch.tensor([[0.4], [-0.2]])
+    trajectory = replace(trajectory, logprobs=logprobs, scores=torch.tensor([1.0, 3.0]))
+    macro = segment(trajectory.response_mask, trajectory.response_mask)
+    flags = {"advantage_estimator": "rloo", "samples_per_prompt": 2, "normalize_advantages": "batch"}
+    found = assign_credit(trajectory, macro, 0.5, ppo_config(tmp_path, **flags), samples=2).advantages
+    assert_near(found, [[-1.0], [1.0]], FORWARD)
+
+
+def test_normalising_each_response_does_not_take_its_kl_penalty_away(group, tmp_path):
+    """TEMPO: a, then b or c, with scores 1 and 3: tokens −1, −2 and 1, 2 in deviations, so −1 and 1 in each row."""
+    trajectory = trajectory_of([2, 2], 2, 0)
+    ids = torch.tensor([[1, 1, 1, 7, 1], [1, 1, 1, 7, 2]])
+    rollout = replace(trajectory.rollout, input_ids=ids)
+    kl = torch.tensor([[0.1, 0.3], [0.0, -0.2]])
+    logprobs = trajectory.ref_logprobs + kl
+    trajectory = replace(trajectory, rollout=rollout, logprobs=logprobs, scores=torch.tensor([1.0, 3.0]))
+    macro = segment(trajectory.response_mask, trajectory.response_mask)
+    config = ppo_config(tmp_path, samples_per_prompt=2, advantage_estimator="tempo", normalize_advantages="row")
+    found = assign_credit(trajectory, macro, 0.5, config, samples=2).advantages
+    assert_near(found, [[1 - 0.2, -1 - 0.2], [-1 + 0.1, 1 + 0.1]], FORWARD)
+
+
+def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tmp_path):
+    def doubled(trajectory, macro, settings):
+        batch = rloo_batch(trajectory, macro, settings)
+        return replace(batch, advantages=2 * batch.advantages)
+
+    own, given = (
+        collected(trainer_of(tmp_path / name, estimator=estimator), [[11, 4]]).batch
+        for name, estimator in (("own", None), ("given", doubled))
+    )
+    assert own.advantages.any() and torch.equal(given.advantages, 2 * own.advantages)
+
+
+# -- runs
+
+
+def test_a_run_without_a_critic_leaves_none(group, tmp_path):
+    """16 prompts, rollouts of 2 with 4 responses, updates of 4 responses: 8 rollouts of 2 updates."""
+    trainer = trainer_of(tmp_path, per_device_training_batch_size=4, save_steps=8, enable_ema=True)
+    assert list(trainer.algorithm.models.trained) == ["actor"] == list(trainer.checkpoints._engines)
+    trainer.fit()
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    train = [row for row in rows if "objective/scores" in row]
+    assert [(row["update"], row["samples"]) for row in train] == [(2 * n, 8 * n) for n in range(1, 9)]
+    assert {"macro/count", "macro/length", "loss/policy", "lr/actor", "grad_norm/actor"} <= train[0].keys()
+    absent = ("critic", "value", "val/clipfrac", "explained_variance", "lambda_eff")
+    assert not [name for name in train[0] if any(part in name for part in absent)]
+    names = {path.name for path in tmp_path.rglob("*") if path.is_dir()}
+    assert {"checkpoints", "step-16", "actor", "samples"} <= names and "critic" not in names
+    samples = read_jsonl(tmp_path / "samples" / "update-000016.jsonl")
+    assert len(samples) == 3
+    assert samples[0]["tokens"][0].keys() == {"text", "macro_action", "reward", "logprob", "ref_logprob"}
+    manifest = json.loads((tmp_path / "checkpoints" / "step-16" / "manifest.json").read_text())
+    assert {file.split("/")[0] for file in manifest["files"] if "/" in file} == {"actor"}
+
+
+def test_the_kl_coefficient_is_steered_by_responses(group, tmp_path):
+    """8 responses at a horizon of 8, and a KL far above the target: a fifth more."""
+    flags = {"adaptive_kl_target": 1e-3, "adaptive_kl_horizon": 8, "per_device_training_batch_size": 8}
+    trainer = trainer_of(tmp_path, **flags)
+    assert trainer.iterate([[3, 8]])["objective/kl"] > 0.1
+    assert trainer.algorithm.kl.value == pytest.approx(1.2 * KL_COEF)
+
+
+class Pool:
+    """What becomes of each program, by its place; the second and third cannot be run."""
+
+    def run(self, programs, tests, origins):
+        statuses = ["passed passed", "invalid", "invalid", "passed wrong", "wrong wrong", "passed passed"]
+        statuses += ["compile_error", "wrong wrong"]
+        return [
+            ProgramOutcome(tuple(status.split()), 2, "namespaces", 0.1, "no room")
+            for status in statuses[: len(programs)]
+        ]
+
+
+def test_programs_that_could_not_be_run_are_no_baseline(group, tmp_path):
+    """Scores of the first prompt 1, 0.35; of the second -0.3, 1, -1, -0.3."""
+    trainer = trainer_of(tmp_path, ProgramScores(Pool(), "paper"), kl_coef=0.0)
+    batch = collected(trainer, [[3, 8]]).batch
+    assert batch.response_mask.any(1).tolist() == [True, False, False, True, True, True, True, True]
+    expected = [0.65, 0.0, 0.0, -0.65, -0.3 + 0.1, 1.0 + 1.6 / 3, -1.0 - 0.4 / 3, -0.3 + 0.1]
+    found = torch.where(batch.response_mask, batch.advantages, 0.0)[:, 0].tolist()
+    assert found == near(expected, FORMULA)
+    metrics = trainer.iterate([[3, 8]])
+    assert metrics["programs/invalid"] == 0.25 and math.isfinite(metrics["loss/policy"])
+
+
+# -- several responses with a critic
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_ppo_with_two_responses_is_ppo_on_twice_the_rows(epochs, group, tmp_path):
+    """One update (credit is late) and two: as if the second responses were those of other prompts."""
+    flags = {"advantage_estimator": "gae", "per_device_training_batch_size": 4, "ppo_epochs": epochs}
+    flags |= {"global_batch_size": 8}
+    trainer = trainer_of(tmp_path / "two", samples_per_prompt=2, per_device_generation_batch_size=4, **flags)
+    plan = trainer.run.plan
+    assert (plan.global_rollout, plan.global_responses, plan.updates_per_rollout) == (4, 8, epochs)
+    assert trainer.algorithm.credit_is_fused == (epochs == 1)
+    numbers = [3, 8, 2, 6]
+    drawn, texts = trainer.algorithm.sample([trainer.algorithm.prompts[n] for n in numbers], SeedKind.TRAINING, 0, 2)
+    metrics = trainer.iterate([numbers])
+    other = trainer_of(tmp_path / "one", samples_per_prompt=1, per_device_generation_batch_size=8, **flags)
+    other.algorithm.sample = replace_sample(other.algorithm.sample, drawn, texts)
+    expected = other.iterate([[n for n in numbers for _ in range(2)]])
+    weights = [weights_of_all(**t.algorithm.models.trained) for t in (trainer, other)]
+    assert largest_difference(*weights) == 0
+    same = {name: x for name, x in metrics.items() if not name.startswith("time/")}
+    assert same == {name: x for name, x in expected.items() if not name.startswith("time/")}
+    assert "val/explained_variance" in metrics and "grad_norm/critic" in metrics
+
+
+def replace_sample(sampler, drawn, texts):
+    """A sampler that has drawn already, as single responses."""
+
+    class Given:
+        sampling = sampler.sampling
+
+        def __call__(self, examples, kind, draw, samples):
+            assert samples == 1
+            return replace(drawn, rollout=replace(drawn.rollout, sample_index=None)), texts
+
+    return Given()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 3 with --segment_rewards: rewards stand on the last tokens of the macro actions that earned them."""
+
+import pytest
+import torch
+
+from closeness import UPDATE, assert_near
+from dschat.base.errors import UserError
+from dschat.scoring.function import FunctionScores
+from dschat.scoring.source import Weighted, WeightedScores
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
+from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop, weights_of
+from macro_actions.types import PPOBatch
+
+
+def characters(prompts, responses, rows, segments):
+    """The number of characters of each macro action."""
+    assert ["".join(own) for own in segments] == responses
+    return [[float(len(text)) for text in own] for own in segments]
+
+
+def trainer_of(folder, reward=characters, **overrides):
+    flags = {"self_checks": False, "kl_coef": 0.0, "segment_rewards": "each", "ngram": 3, "num_train_epochs": 2}
+    config = ppo_config(folder, **(flags | overrides))
+    models = {"reference": make_causal_lm(seed=1), "critic": make_classifier(seed=2)}
+    return ppo_loop(config, reward, make_prompts(32), make_prompts(6), **models, learning_rate=1e-4)
+
+
+def batch_of(trainer):
+    found = trainer.algorithm.collect([list(range(16))], 0, clock())
+    batch = trainer.algorithm.credited(found)
+    return (
+        batch
+        if isinstance(batch, PPOBatch)
+        else trainer.algorithm.credit(
+            trainer.algorithm.models.complete(found.rollout, 1.0, trainer.algorithm.scoring), found.macro
+        )
+    )
+
+
+def clock():
+    from dschat.training.iteration import Clock
+
+    return Clock()
+
+
+def expected_rewards(batch, tokenizer, scale=1.0):
+    """By tokens, one macro action after the other: the characters that it adds to the response."""
+    rewards = torch.zeros(batch.response_mask.shape)
+    for row, ids in enumerate(batch.rollout.response_rows()):
+        said = 0
+        for end in [*range(3, len(ids), 3), len(ids)]:
+            length = len(tokenizer.decode(ids[:end], skip_special_tokens=True))
+            rewards[row, end - 1] = (length - said) * scale
+            said = length
+    return rewards
+
+
+@pytest.mark.parametrize("flags", [{}, {"ppo_epochs": 2}, {"advantage_estimator": "reinforce_pp"}])
+def test_rewards_stand_where_macro_actions_end(flags, group, tokenizer, tmp_path):
+    """With credit fused into the update and without; the score is their sum."""
+    batch = batch_of(trainer_of(tmp_path, **flags))
+    rewards = expected_rewards(batch, tokenizer)
+    assert batch.rewards.count_nonzero(1).min() > 1
+    assert_near(batch.rewards, rewards)
+    assert_near(batch.trajectory.scores, rewards.sum(1))
+
+
+def test_of_prefixes_what_each_adds_is_the_reward(group, tokenizer, tmp_path):
+    def upto(prompts, responses, rows, segments):
+        return [[float(len("".join(own[: n + 1]))) for n in range(len(own))] for own in segments]
+
+    batch = batch_of(trainer_of(tmp_path, upto, segment_rewards="prefix"))
+    assert_near(batch.rewards, expected_rewards(batch, tokenizer))
+
+
+@pytest.mark.parametrize("condition", ["ppl", "surprise", "randomized"])
+def test_every_condition_comes_before_the_scores(condition, group, tmp_path):
+    """One that reads log-probs gets those of the models, as without such rewards."""
+    whole, flags = (
+        lambda prompts, responses, rows: [0.0] * len(prompts),
+        {"termination_condition": condition, "temperature": 0.7},
+    )
+    own = batch_of(trainer_of(tmp_path, ppo_epochs=2, **flags))
+    plain = batch_of(trainer_of(tmp_path, whole, ppo_epochs=2, segment_rewards=None, **flags))
+    assert torch.equal(own.macro.index, plain.macro.index) and own.macro.lengths.shape[1] > 1
+    assert_near(own.rewards.sum(1), own.trajectory.scores)
+
+
+def test_a_response_without_a_score_is_left_out(group, tmp_path):
+    def picky(prompts, responses, rows, segments):
+        return [
+            None if row["n"] == 3 else own
+            for row, own in zip(rows, characters(prompts, responses, rows, segments), strict=True)
+        ]
+
+    source = WeightedScores([Weighted("", 1.0, FunctionScores(picky, "--f", "skip"))], skips=True)
+    batch = batch_of(trainer_of(tmp_path, source, ppo_epochs=2, on_reward_error="skip"))
+    row = batch.rollout.prompt_index.tolist().index(3)
+    assert batch.response_mask.any(1).sum() == 15 and not batch.response_mask[row].any()
+    assert (
+        not batch.rewards[row].any()
+        and not batch.trajectory.ref_logprobs[row].any()
+        and not batch.macro.mask[row].any()
+    )
+
+
+def test_normalised_scores_scale_the_rewards(group, tokenizer, tmp_path):
+    """Each is divided by the deviation, and what the mean takes stands at the end."""
+    trainer = trainer_of(tmp_path, ppo_epochs=2, normalize_scores=True)
+    batch = batch_of(trainer)
+    scores = batch.trajectory.scores.double()
+    deviation = float((scores.var(correction=0) + 1e-8).sqrt())
+    expected = expected_rewards(batch, tokenizer, 1 / deviation)
+    last = batch.response_mask.sum(1) - 1
+    expected[torch.arange(len(last)), last] -= float(scores.mean()) / deviation
+    assert_near(batch.rewards, expected)
+
+
+def test_fused_credit_gives_the_same_weights(group, tmp_path, monkeypatch):
+    fused = trainer_of(tmp_path / "fused")
+    assert fused.algorithm.credit_is_fused
+    fused.fit()
+    early = trainer_of(tmp_path / "early")
+    monkeypatch.setattr(type(early.algorithm), "credit_is_fused", False)
+    early.fit()
+    for name, engine in fused.algorithm.models.trained.items():
+        other = weights_of(early.algorithm.models.trained[name])
+        for weight, found in weights_of(engine).items():
+            assert_near(found, other[weight], UPDATE)
+
+
+def test_evaluations_ask_for_macro_actions_too(group, tmp_path):
+    trainer = trainer_of(tmp_path)
+    metrics, samples = trainer.algorithm.evaluate()
+    assert metrics["eval/scores"] == pytest.approx(sum(len(sample["response"]) for sample in samples) / 6)
+    assert sum(token["reward"] != 0 for token in samples[0]["tokens"]) > 1
+
+
+def test_means_of_rewards_are_refused():
+    given = ["--actor_model_name_or_path", "m", "--data_path", "d", "--output_dir", "o", "--reward_url", "http://h/s"]
+    with pytest.raises(UserError, match="--segment_rewards with --macro_reward mean .* Give --macro_reward sum"):
+        parse(PPOConfig, [*given, "--segment_rewards", "each", "--macro_reward", "mean"])

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--advantage_estimator segment_mc: values that completions measure, and the advantages that follow."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from closeness import FORMULA, assert_near
+from dschat.base.errors import UserError
+from dschat.rollouts.generate import ContinuousEngine
+from dschat.rollouts.sampling import row_seed
+from dschat.run.state import SeedKind
+from dschat.scoring.function import FunctionScores
+from dschat.scoring.source import Weighted, WeightedScores
+from dschat.settings.parse import parse
+from dschat.settings.ppo import PPOConfig
+from dschat.training.iteration import Clock
+from dschat.training.ppo.models import ActorSampler
+from dschat.training.ppo.segment_values import SegmentValues, _checksum
+from factories import EOS, make_causal_lm, make_prompts, make_rollout, ppo_config, ppo_loop, ragged_rows
+from macro_actions.conditions import at_most
+from macro_actions.segments import segment
+from macro_actions.types import PPOBatch
+from rl_cases import credit_of, mask_of, trajectory_of
+from rollout_cases import by_hand
+
+FLAGS = {
+    "advantage_estimator": "segment_mc",
+    "self_checks": False,
+    "kl_coef": 0.0,
+    "mc_samples": 3,
+    "ngram": 3,
+    "per_device_generation_batch_size": 2,
+    "per_device_training_batch_size": 4,
+    "generation_batches": 2,
+    "samples_per_prompt": 2,
+}
+
+
+def length(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float]:
+    return [len(response) / 4 for response in responses]
+
+
+def trainer_of(folder: Any, reward: Any = length, **overrides: Any) -> Any:
+    config = ppo_config(folder, **(FLAGS | overrides))
+    return ppo_loop(config, reward, make_prompts(16), make_prompts(3), reference=make_causal_lm(seed=1))
+
+
+def batch_of(trainer: Any, numbers: Any = ((1, 2), (3, 0)), iteration: int = 0) -> tuple[PPOBatch, Any]:
+    found = trainer.algorithm.collect([list(rows) for rows in numbers], iteration, Clock())
+    return trainer.algorithm.credited(found), found.outside
+
+
+# -- the estimator
+
+
+def test_advantages_by_hand() -> None:
+    """V .5 .2 before macro actions of 2 and 1 tokens, a score of 1: .2 − .5 and 1 − .2; a response of one: 1 − .5."""
+    trajectory = trajectory_of([3, 1, 0], 3, 0)
+    values = torch.tensor([[0.5, 9.0, 0.2], [0.5, 9.0, 9.0], [9.0, 9.0, 9.0]])
+    given = {"values": values, "scores": torch.ones(3)}
+    trajectory = type(trajectory)(**(vars(trajectory) | given))
+    ends = torch.tensor([[False, True, True], [True, False, False], [False] * 3])
+    found = credit_of(trajectory, ends, "segment_mc", kl_coef=0.0)
+    assert_near(found.advantages, [[-0.3, -0.3, 0.8], [0.5, 0.0, 0.0], [0.0] * 3], FORMULA)
+    assert found.returns is None
+    # The KL of a macro action and of those behind it costs, as without values.
+    kl = (trajectory.logprobs - trajectory.ref_logprobs)[0]
+    costly = credit_of(trajectory, ends, "segment_mc", kl_coef=0.1).advantages[0]
+    to_go = torch.stack([kl.sum(), kl.sum(), kl[2]])
+    assert_near(costly, torch.tensor([-0.3, -0.3, 0.8]) - 0.1 * to_go, FORMULA)
+
+
+@pytest.mark.parametrize(
+    "lengths, most, joined",
+    [([1, 1, 1, 1, 1], 2, [3, 2]), ([2, 1, 3], 3, [2, 1, 3]), ([2, 1, 3], 1, [6]), ([1, 2, 1, 2], 3, [3, 1, 2])],
+)
+def test_neighbours_are_joined(lengths: list[int], most: int, joined: list[int]) -> None:
+    """Of 4, number 0 and 1 come to ⌊0⌋ and ⌊3/4⌋ = 0, number 2 to ⌊6/4⌋ = 1, number 3 to ⌊9/4⌋ = 2."""
+    width = sum(lengths) + 2
+    ends = torch.zeros(2, width, dtype=torch.bool)
+    ends[0, torch.tensor(lengths).cumsum(0) - 1] = True
+    expected = torch.zeros_like(ends)
+    expected[0, torch.tensor(joined).cumsum(0) - 1] = True
+    assert torch.equal(at_most(ends, mask_of([sum(lengths), 0], width), most), expected)
+
+
+# -- the values
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_values_are_means_of_completions_drawn_by_hand(
+    samples: int, group: Any, tokenizer: Any, tmp_path: Any
+) -> None:
+    """Of every state, from a forward pass over the whole row for each token, with a seed for each completion."""
+    trainer = trainer_of(tmp_path, samples_per_prompt=samples)
+    batch, outside = batch_of(trainer, iteration=5)
+    causal_lm, sampling = make_causal_lm(), trainer.algorithm.sample.sampling
+    examples = [trainer.algorithm.prompts[n] for n in (1, 2, 3, 0) for _ in range(samples)]
+    expected, tokens = torch.zeros(batch.response_mask.shape), 0
+    for row, response in enumerate(batch.rollout.response_rows()):
+        for number, start in enumerate(range(0, len(response), 3)):
+            prompt, scores = examples[row].prompt_ids + response[:start], []
+            for n in range(3):
+                parts = (1234, SeedKind.COMPLETION, 5, examples[row].index, row % samples, number, n)
+                drawn = by_hand(causal_lm, prompt, sampling, row_seed(*parts))[: sampling.max_new_tokens - start]
+                tokens += len(drawn)
+                scores.append(len(tokenizer.decode(response[:start] + drawn, skip_special_tokens=True)) / 4)
+            expected[row, start : start + 3] = sum(scores) / 3
+    expected[~batch.response_mask] = 0
+    assert batch.trajectory.values is not None and batch.macro.mask.sum() > 2 * len(examples)
+    assert_near(batch.trajectory.values, expected)
+    assert outside.totals["rollout/mc_tokens"] == tokens
+    following = expected.gather(1, (3 * batch.macro.index + 3).clamp(0, expected.shape[1] - 1))
+    last = batch.macro.index == batch.macro.index.amax(1, keepdim=True)
+    following = torch.where(last, batch.trajectory.scores[:, None], following)
+    assert_near(batch.advantages, torch.where(batch.response_mask, following - expected, 0.0))
+
+
+def test_weights_are_sent_once_for_all_parts(group: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts: the first opens a session, the others go on with its weights."""
+    trainer = trainer_of(tmp_path, per_device_generation_batch_size=2)
+    sessions: list[bool] = []
+    session = ActorSampler.session
+
+    def counted(sample: ActorSampler, again: bool = False) -> Any:
+        sessions.append(again)
+        return session(sample, again)
+
+    monkeypatch.setattr(ActorSampler, "session", counted)
+    batch_of(trainer)
+    parts = len(sessions) - 1  # beside the rollout's own
+    assert parts > 1 and sessions == [False, False] + [True] * (parts - 1)
+
+
+def test_parts_of_other_macro_actions_are_not_taken_up() -> None:
+    """The same responses of four tokens, as 2 + 2 and as 1 + 3."""
+    rollout = make_rollout(ragged_rows([2, 3], [4, 4]))
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    sums = []
+    for cut in (1, 0, 1):
+        ends = torch.zeros(2, 4, dtype=torch.bool)
+        ends[:, [cut, 3]] = True
+        sums.append(_checksum(rollout, segment(ends, mask)))
+    assert sums[0] == sums[2] != sums[1]
+
+
+def test_many_completions_come_to_the_exact_value(group: Any, tokenizer: Any, tmp_path: Any) -> None:
+    """Two tokens of 100 ids: V of the prompt and after the first token, summed over all that may follow."""
+    count = 500
+    trainer = trainer_of(tmp_path, mc_samples=count, ngram=1, max_answer_seq_len=2, samples_per_prompt=1)
+    batch, _ = batch_of(trainer)
+    causal_lm, forbidden = make_causal_lm(), sorted(trainer.algorithm.sample.sampling.forbidden)
+
+    @torch.no_grad()
+    def following(ids: list[int]) -> torch.Tensor:
+        logits = causal_lm(input_ids=torch.tensor([ids])).logits[0, -1].double()
+        logits[forbidden] = -torch.inf
+        return logits.softmax(-1)
+
+    def score(ids: list[int]) -> float:
+        return len(tokenizer.decode(ids, skip_special_tokens=True)) / 4
+
+    def after(prompt: list[int], token: int) -> tuple[float, float]:
+        """Mean and mean square of the score of what begins with this token."""
+        if token == EOS:
+            return score([token]), score([token]) ** 2
+        scores = torch.tensor([score([token, n]) for n in range(100)], dtype=torch.float64)
+        probs = following([*prompt, token])
+        return float(probs @ scores), float(probs @ scores**2)
+
+    for row, number in enumerate((1, 2, 3, 0)):
+        prompt, response = make_prompts(16)[number].prompt_ids, batch.rollout.response_rows()[row]
+        each = torch.tensor([after(prompt, n) for n in range(100)], dtype=torch.float64)
+        moments = [following(prompt) @ each, *[each[token] for token in response[:-1]]]
+        for place, (mean, square) in enumerate(moments):
+            error = math.sqrt(max(float(square - mean**2), 0.0) / count)
+            assert abs(float(batch.trajectory.values[row, place]) - float(mean)) < 5 * error
+
+
+def test_no_more_macro_actions_than_are_asked_for(group: Any, tmp_path: Any) -> None:
+    batch, _ = batch_of(trainer_of(tmp_path, ngram=1, mc_max_segments=2))
+    assert batch.macro.mask.sum(1).max() == 2 and batch.response_mask.sum(1).max() > 2
+
+
+def test_completions_are_scored_as_they_are_trained_on(group: Any, tmp_path: Any) -> None:
+    """A constant score s of which (s − mean) / deviation, less the penalty of a cut response, is clamped."""
+    flags = {"missing_eos_penalty": 0.25, "clip_reward_value": 0.5, "ngram": math.inf}
+    constant = trainer_of(tmp_path, lambda prompts, responses, rows: [0.6] * len(prompts), **flags)
+    batch, _ = batch_of(constant)
+    values = batch.trajectory.values
+    assert values is not None
+    found = {round(float(x), 4) for x in values[:, 0]}
+    # Means of three of 0.5 (ended) and 0.35 (cut).
+    assert found <= {0.35, 0.4, 0.45, 0.5} and len(found) > 1
+    normalised = trainer_of(tmp_path, normalize_scores=True, ngram=math.inf)
+    batch, _ = batch_of(normalised)
+    plain, _ = batch_of(trainer_of(tmp_path, ngram=math.inf))
+    scores = plain.trajectory.scores.double()
+    deviation = (scores.var(correction=0) + 1e-8).sqrt()
+    assert batch.trajectory.values is not None and plain.trajectory.values is not None
+    expected = torch.where(plain.response_mask, (plain.trajectory.values.double() - scores.mean()) / deviation, 0.0)
+    assert_near(batch.trajectory.values, expected.float())
+
+
+def test_a_response_without_a_score_has_no_advantage(group: Any, tmp_path: Any) -> None:
+    def picky(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float | None]:
+        return [None if row["n"] == 3 else len(response) / 4 for row, response in zip(rows, responses, strict=True)]
+
+    source = WeightedScores([Weighted("", 1.0, FunctionScores(picky, "--f", "skip"))], skips=True)
+    batch, _ = batch_of(trainer_of(tmp_path, source, on_reward_error="skip", samples_per_prompt=1))
+    assert batch.response_mask.any(1).tolist() == [True, True, False, True]
+    assert not batch.advantages[2].any() and batch.advantages[:2].any()
+
+
+def test_completions_without_a_score_are_left_out(group: Any, tmp_path: Any) -> None:
+    """Scores that are all 2: V is 2 where most completions have none, and by the others where all have none."""
+
+    def some(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float | None]:
+        calls.append(len(prompts))
+        if len(calls) == 1:
+            return [2.0] * len(prompts)
+        return [2.0 if n % 5 == 0 else None for n in range(len(prompts))]
+
+    calls: list[int] = []
+    source = WeightedScores([Weighted("", 1.0, FunctionScores(some, "--f", "skip"))], skips=True)
+    batch, _ = batch_of(trainer_of(tmp_path, source, on_reward_error="skip"))
+    assert batch.trajectory.values is not None
+    assert_near(batch.trajectory.values, 2.0 * batch.response_mask.float())
+    assert_near(batch.advantages, torch.zeros_like(batch.advantages))
+
+
+# -- runs
+
+
+def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in the second part, taken up by another run: it draws its rollout and the second part alone.
+
+    Of global random numbers, the second part gets those that it would have got.
+    """
+    sizes: list[int] = []
+    real = ContinuousEngine.draw_from
+
+    def noted(engine: Any, causal_lm: Any) -> Any:
+        def draw(prompts: Any, *args: Any, **options: Any) -> Any:
+            sizes.append(len(prompts))
+            random.append(float(torch.rand(())))
+            if stops and len(sizes) == 3:
+                raise KeyboardInterrupt
+            return draw_from(prompts, *args, **options)
+
+        draw_from = real(engine, causal_lm)
+        return draw
+
+    monkeypatch.setattr(ContinuousEngine, "draw_from", noted)
+    whole, random, stops = trainer_of(tmp_path), list[float](), False
+    torch.manual_seed(0)
+    expected, _ = batch_of(whole)
+    numbers = random.copy()
+    sizes.clear()
+    stopped, stops = trainer_of(tmp_path), True
+    torch.manual_seed(0)
+    with pytest.raises(KeyboardInterrupt):
+        batch_of(stopped)
+    rollout, first, second = sizes
+    state = stopped.algorithm.state_dict()
+    sizes.clear()
+    random.clear()
+    again, stops = trainer_of(tmp_path), False
+    again.algorithm.load_state_dict(state)
+    torch.manual_seed(0)
+    batch, outside = batch_of(again)
+    assert sizes == [rollout, second] and first > 0
+    assert random == [numbers[0], numbers[2]]
+    assert torch.equal(batch.advantages, expected.advantages) and outside.totals["rollout/mc_tokens"] > 0
+    # What is done grows with every part, so that a run that is stopped again writes it down again.
+    assert state.numbers["completions"] == [1, 1]
+    monkeypatch.setattr(SegmentValues, "forget", lambda values: None)
+    assert again.algorithm.state_dict().numbers["completions"] == [1, 2]
+    # Of another iteration, nothing is left.
+    sizes.clear()
+    again.algorithm.load_state_dict(state)
+    batch_of(again, iteration=1)
+    assert len(sizes) == 3
+
+
+def test_a_run_learns_and_says_what_it_drew(group: Any, tmp_path: Any) -> None:
+    from cli_runs import read_jsonl
+
+    trainer = trainer_of(tmp_path, num_train_epochs=6, actor_learning_rate=3e-3, generation_batches=4)
+    trainer.fit()
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "objective/scores" in row]
+    assert rows[-1]["objective/scores"] > rows[0]["objective/scores"] + 0.2
+    assert all(row["rollout/mc_tokens"] > 0 and row["time/completions"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("flag", ["--segment_rewards each", "--gamma 0.9", "--isolate_last_token"])
+def test_refused(flag: str) -> None:
+    given = ["--actor_model_name_or_path", "m", "--data_path", "d", "--output_dir", "o", "--reward_url", "http://h/s"]
+    with pytest.raises(UserError, match=f"{flag.split()[0]}.*--advantage_estimator segment_mc"):
+        parse(PPOConfig, [*given, "--advantage_estimator", "segment_mc", *flag.split()])

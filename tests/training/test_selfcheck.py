@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self-checks pass on healthy models and stop each kind of broken one."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dschat.base.errors import UserError
+from dschat.data.dialogue_pairs import RegressionExample
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.lora import add_lora
+from dschat.rollouts.generate import generate
+from dschat.rollouts.sampling import Sampling
+from dschat.run.state import random_states
+from dschat.training.refuel.pairs import RefuelTask
+from dschat.training.selfcheck import check_modes, check_packing, check_policy, check_rollout, check_scalar
+from factories import (
+    BOS,
+    EOS,
+    KINDS,
+    PAD,
+    engine_of,
+    frozen_engine_of,
+    make_causal_lm,
+    make_classifier,
+    make_prompts,
+    make_rollout,
+    make_tokenizer,
+    pad_rows,
+    ppo_config,
+    ppo_loop,
+    ragged_rows,
+    random_ids,
+    save_folder,
+    score,
+    supervised_loop,
+    to_device,
+)
+from macro_actions.types import Trajectory
+from refuel_runs import trainer_of as refuel_trainer_of
+
+ROWS = ragged_rows([2, 5, 9], [7, 3, 4])
+
+
+def tokens_of(rows=ROWS):
+    ids, attention_mask, mask = (to_device(x) for x in pad_rows(rows))
+    return (ids, attention_mask), mask.shape[1]
+
+
+def check(engine, temperature=1.0):
+    tokens, width = tokens_of()
+    check_policy(engine, tokens, width, temperature, PAD)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [*((kind, torch.float32) for kind in KINDS), ("gemma2", torch.bfloat16)])
+def test_healthy_models_pass(kind, dtype, group):
+    # In bf16 a random model with logits of tens of nats would round more than a real one does.
+    spread = 0.3 if dtype == torch.float32 else 0.05
+    check(frozen_engine_of(make_causal_lm(kind, initializer_range=spread), dtype), temperature=0.8)
+    check_scalar(frozen_engine_of(make_classifier(kind, initializer_range=spread), dtype), tokens_of()[0], PAD)
+
+
+def test_a_reward_model_whose_tokenizer_cannot_pad_is_read_row_by_row(group, tmp_path):
+    """transformers refuses batches without a pad token, and would read the token before EOS if EOS padded."""
+    tokenizer = make_tokenizer(pad_token="<eos>")
+    folder = save_folder(tmp_path, make_classifier("llama"), tokenizer)
+    model = load_scalar(folder, "--m", torch.float32, tokenizer)
+    assert model.config.pad_token_id is None
+    ids, mask, _ = pad_rows([([5, 6, 7], [8, EOS]), ([5, 6], [9, 10, 11, EOS])])
+    check_scalar(frozen_engine_of(model), (ids, mask), EOS)
+
+
+def test_an_id_that_the_tokenizer_lacks_is_found(models):
+    trajectory = trajectory_of(*models, sampled(models[0]))
+    first = trajectory.rollout.response_ids[0, :1]
+    models[0].module.inner.register_buffer("missing_ids", first, persistent=False)
+    with pytest.raises(UserError, match="sampled an id that its tokenizer does not have"):
+        check_rollout(models[0], trajectory, SAMPLING)
+
+
+@pytest.mark.parametrize("size", [1.0, 1000.0])
+def test_large_scores_in_bf16_are_no_alarm(size, group):
+    """Scores around 1000, where bf16 rounds what goes into them by units; 0.3 of their size is no rounding."""
+    with torch.no_grad():
+        model = make_classifier()
+        model.score.weight.mul_(size)
+        engine = frozen_engine_of(model, torch.bfloat16)
+        check_scalar(engine, tokens_of()[0], PAD)
+        engine.module.inner.config.pad_token_id = ROWS[0][1][-1]  # of the classifier's own choice of the last token
+        with pytest.raises(UserError, match="self-check: scores differ from those of the classifier's own forward"):
+            check_scalar(engine, tokens_of()[0], PAD)
+
+
+def test_a_missing_soft_cap_is_found(group):
+    engine = frozen_engine_of(make_causal_lm("gemma2"))
+    engine.module.to_logits = engine.module.inner.lm_head
+    with pytest.raises(UserError, match="log-probs differ from those of the model's own logits"):
+        check(engine)
+
+
+def test_positions_that_count_padding_are_found(group, monkeypatch):
+    policy, scalar = frozen_engine_of(make_causal_lm("gpt2")), frozen_engine_of(make_classifier("gpt2"))
+    for module in ("models.backbone", "training.selfcheck"):
+        monkeypatch.setattr(f"dschat.{module}.position_ids", lambda *_: {})
+    with pytest.raises(UserError, match="log-probs with padding differ from those without"):
+        check(policy)
+    rows = [(random_ids(4, 1), random_ids(4, 2)), (random_ids(4, 3), random_ids(4, 4))]
+    with pytest.raises(UserError, match="scores with padding differ from those without"):
+        check_scalar(scalar, tokens_of(rows)[0], PAD)
+
+
+def trajectory_of(actor, reference, critic, rollout):
+    return score(rollout, torch.zeros(len(rollout.input_ids)), actor, reference, critic, 0.8, 4)
+
+
+@pytest.fixture
+def models(group):
+    actor, reference = frozen_engine_of(make_causal_lm("gemma2")), frozen_engine_of(make_causal_lm("gemma2"))
+    return actor, reference, frozen_engine_of(make_classifier("gemma2"))
+
+
+SAMPLING = Sampling(6, (EOS,), PAD, BOS, 0.8)
+
+
+def sampled(actor):
+    prompts = [random_ids(2 + i, i) for i in range(6)]
+    return generate(actor.module.inner, prompts, SAMPLING, range(6), 6).rollout
+
+
+def test_a_response_that_ends_is_fine_where_bos_and_eos_are_one_token(models):
+    """GPT-2's tokenizer: <|endoftext|> is both, and ending a response with it is what was asked for."""
+    rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, EOS]), (random_ids(3, 1), [7, EOS])]))
+    check_rollout(models[0], trajectory_of(*models, rollout), Sampling(6, (EOS,), PAD, EOS, 0.8))
+
+
+def test_another_temperature_is_found(models):
+    trajectory = trajectory_of(*models, sampled(models[0]))
+    with pytest.raises(UserError, match="log-probs at the update differ from those of the rollout"):
+        check_rollout(models[0], trajectory, replace(SAMPLING, temperature=1.0))
+
+
+def test_a_reference_that_differs_from_the_actor_is_found(models):
+    actor, _, critic = models
+    trajectory = trajectory_of(actor, frozen_engine_of(make_causal_lm("gemma2", seed=9)), critic, sampled(actor))
+    with pytest.raises(UserError, match="actor's log-probs differ from the reference's"):
+        check_rollout(actor, trajectory, SAMPLING)
+
+
+def test_a_drawing_pass_that_computes_another_way_is_found(models):
+    trajectory = trajectory_of(*models, sampled(models[0]))
+    drawn = trajectory.logprobs + 1e-5
+    check_rollout(models[0], trajectory, SAMPLING, drawn)
+    with pytest.raises(UserError, match="log-probs of the drawing pass differ from those of the actor"):
+        check_rollout(models[0], trajectory, SAMPLING, drawn - 0.1)
+
+
+@pytest.mark.parametrize("token", [PAD, BOS])
+def test_a_policy_that_samples_pad_or_bos_is_found(token, models):
+    rollout = to_device(make_rollout([(random_ids(3, 0), [5, token, 6, EOS]), (random_ids(3, 1), [7, 8])]))
+    with pytest.raises(UserError, match=f"the policy sampled token {token}"):
+        check_rollout(models[0], trajectory_of(*models, rollout), SAMPLING)
+
+
+def test_a_response_with_a_hole_is_found(models):
+    rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, 7, EOS]), (random_ids(3, 1), [7, 8])]))
+    mask = rollout.response_mask.clone()
+    mask[0, 1] = False
+    trajectory = trajectory_of(*models, rollout)
+    zeroed = [torch.where(mask, x, 0.0) for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values)]
+    broken = Trajectory(replace(rollout, response_mask=mask), *zeroed, trajectory.scores)
+    with pytest.raises(UserError, match="a response is not a prefix of its row"):
+        check_rollout(models[0], broken, SAMPLING)
+
+
+def test_a_wrong_eos_record_is_found(models):
+    rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, EOS]), (random_ids(3, 1), [7, 8])]))
+    for finished in ([True, True], [False, False]):
+        lying = replace(rollout, finished=torch.tensor(finished))
+        with pytest.raises(UserError, match="a finished response does not end with EOS"):
+            check_rollout(models[0], trajectory_of(*models, lying), SAMPLING)
+
+
+# -- training mode and evaluation mode
+
+
+def randomised(engine):
+    """An engine whose model adds noise in training mode, as routers of experts do."""
+    layer = engine.module.inner.model.layers[0].mlp.up_proj
+    layer.register_forward_hook(
+        lambda module, inputs, output: output * (1 + 0.1 * torch.rand_like(output)) if module.training else output
+    )
+    return engine
+
+
+DIFFER = "in training mode differ from those in evaluation mode .* random in training mode.* config.json"
+EXAMPLES = [SFTExample(*row) for row in ROWS]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_numbers_that_training_mode_changes_are_found_and_nothing_else_is_touched(training, group):
+    (ids, mask), width = tokens_of()
+    for engine, forward, counts in (
+        (policy := engine_of(make_causal_lm()), lambda: policy(ids, mask, width)[0], mask[:, -width:]),
+        (scalar := engine_of(make_classifier()), lambda: scalar(ids, mask), mask),
+    ):
+        (engine.train if training else engine.eval)()
+        check_modes(engine, "numbers", counts, forward)
+        before, weights = random_states(), {name: p.clone() for name, p in engine.module.named_parameters()}
+        with pytest.raises(UserError, match=f"self-check: numbers {DIFFER}"):
+            check_modes(randomised(engine), "numbers", counts, forward)
+        after = random_states()
+        assert engine.module.training is training and all(torch.equal(before[name], after[name]) for name in before)
+        assert all(p.grad is None and torch.equal(p, weights[name]) for name, p in engine.module.named_parameters())
+        check_modes(randomised(frozen_engine_of(make_causal_lm())), "numbers", counts, forward)  # it is never trained
+
+
+def test_where_no_number_counts_nothing_differs(group):
+    """Of two responses that were left without a score no token is left."""
+    engine, (tokens, width) = randomised(engine_of(make_causal_lm())), tokens_of()
+    nothing = torch.zeros_like(tokens[1][:, -width:])
+    check_modes(engine, "log-probs", nothing, lambda: engine(*tokens, width)[0])
+
+
+def updated(make, kind, stage, checked):
+    """Weights after an update with gradient checkpointing, with the self-check before it or without."""
+    engine = engine_of(make(kind), zero_stage=stage, gradient_checkpointing=True)
+    (ids, mask), width = tokens_of([ROWS[0]])
+    if checked and make is make_causal_lm:
+        engine.eval()
+        check(engine, temperature=0.8)
+    elif checked:
+        check_scalar(engine, tokens_of()[0], PAD)
+        assert engine.module.training
+    engine.train()
+    numbers = engine(ids, mask, width)[0] if make is make_causal_lm else engine(ids, mask)
+    engine.backward(numbers.mean())
+    engine.step()
+    return [x.clone() for _, x in engine.whole_weights()]
+
+
+@pytest.mark.parametrize(("kind", "stage"), [("llama", 0), ("gemma2", 2), ("llama", 3)])
+@pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
+def test_training_mode_of_healthy_models_is_no_alarm(make, kind, stage, group):
+    """Gradient checkpointing acts in training mode alone; an update afterwards is as without the check."""
+    weights = [updated(make, kind, stage, checked) for checked in (False, True)]
+    assert all(torch.equal(x, y) for x, y in zip(*weights, strict=True))
+
+
+def test_dropout_of_adapters_that_was_asked_for_is_no_alarm(group):
+    model = make_causal_lm()
+    add_lora(model, 2, None, "base", dropout=0.5)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    engine = engine_of(model)
+    engine.eval()
+    check(engine)
+
+
+@pytest.mark.parametrize("step", ["sft", "dpo", "reward", "refuel", "refuel online", "actor", "critic"])
+def test_every_step_compares_both_modes(step, group, tmp_path):
+    engine = randomised(engine_of(make_classifier() if step in ("reward", "critic") else make_causal_lm(), 8))
+    engine.eval()
+    preferences = [PreferenceExample(p, r, r[::-1][:2]) for p, r in ROWS]
+    regressions = [RegressionExample(p, r, r[::-1][:2], chosen_reward=1.0, rejected_reward=0.0) for p, r in ROWS]
+    rewards = [PairExample(p + r, p + r[:1]) for p, r in ROWS]
+    examples = {"sft": EXAMPLES, "dpo": preferences, "reward": rewards, "refuel": regressions}
+    if step in examples:
+        trainer = supervised_loop(step, tmp_path, examples[step], engine=engine)
+    elif step == "refuel online":
+        trainer = refuel_trainer_of(tmp_path)
+        randomised(trainer.algorithm.models.policy)
+    else:
+        trainer = ppo_loop(ppo_config(tmp_path), lambda p, r, rows: [0.0] * len(r), make_prompts(8), **{step: engine})
+    with pytest.raises(UserError, match=DIFFER):
+        trainer.self_check()
+
+
+# -- weights that are not finite
+
+
+def spoiled_folder(folder, model, tokenizer, name):
+    """A model in several files, one of whose weights holds a NaN; that file."""
+    model.save_pretrained(folder, max_shard_size="20KB")
+    tokenizer.save_pretrained(folder)
+    for file in sorted(folder.glob("*.safetensors")):
+        weights = load_file(file)
+        if name in weights:
+            weights[name].view(-1)[-1] = torch.nan
+            save_file(weights, file, metadata={"format": "pt"})
+            return file
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_weight_that_is_not_finite_is_named_with_its_file(stage, group, tokenizer, tmp_path):
+    name = "model.layers.1.mlp.down_proj.weight"
+    file = spoiled_folder(tmp_path, make_causal_lm(), tokenizer, name)
+    said = re.escape(f"self-check: {name} of {file} holds numbers that are not finite.")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    opened = load_causal_lm(str(tmp_path), "--m", torch.float32, tokenizer)
+    policy = engine_of(opened, zero_stage=stage)
+    scalar = engine_of(load_scalar(str(tmp_path), "--m", torch.float32, tokenizer), zero_stage=stage)
+    for engine in (policy, scalar):
+        engine.eval()
+    regression = RegressionExample([5], [6], [7], (-1.0, -1.0), chosen_reward=1.0, rejected_reward=0.0)
+    task = RefuelTask([regression], [], PAD, 1.0, 1.0)
+    calls = [lambda: check(policy), lambda: check_packing(policy, EXAMPLES[:2], PAD)]
+    calls += [lambda: task.check_start(policy, [regression])]
+    calls += [lambda: check_scalar(scalar, tokens_of()[0], PAD)]
+    for call in calls:
+        with pytest.raises(UserError, match=said):
+            call()
+
+
+def test_a_weight_of_adapters_that_is_not_finite_is_named(group, tokenizer, tmp_path):
+    """A frozen weight below an adapter has the file's name, one of the adapter its own; a whole file is not blamed."""
+    broken = make_causal_lm()
+    with torch.no_grad():
+        broken.model.layers[0].self_attn.q_proj.weight[0, 0] = torch.inf
+    whole = save_folder(tmp_path / "whole", make_causal_lm(), tokenizer)
+    file = save_folder(tmp_path / "broken", broken, tokenizer) + "/model.safetensors"
+    for part, said in ((".lora_A.default.weight", whole), (".base_layer.weight", whole), (".base_layer.weight", file)):
+        folder = said.removesuffix("/model.safetensors")
+        model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
+        add_lora(model, 2, None, folder)
+        name = next(name for name, _ in model.named_parameters() if name.endswith(part))
+        with torch.no_grad():
+            model.get_parameter(name).view(-1)[0] = torch.inf
+        engine = engine_of(model)
+        engine.eval()
+        with pytest.raises(UserError, match=re.escape(f"{name.replace('.base_layer', '')} of {said} holds numbers")):
+            check(engine)
+
+
+def test_numbers_that_are_not_finite_without_such_a_weight_are_still_found(group):
+    engine = frozen_engine_of(make_causal_lm())
+    engine.module.inner.model.norm.register_forward_hook(lambda module, inputs, output: output * torch.nan)
+    with pytest.raises(UserError, match="log-probs differ from those of the model's own logits by up to nan"):
+        check(engine)

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One base in memory for all models of step 3 (--share_base)."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from closeness import WEIGHT_GAP, assert_near, near
+from dschat.base.errors import UserError
+from dschat.base.fingerprints import model_hash
+from dschat.models.lora import WEIGHTS, adapter_settings, find_adapter, load_adapter
+from dschat.run.distributed import device
+from dschat.training.build.data import check_lengths
+from factories import (
+    collected,
+    hf_logprobs,
+    hf_score,
+    largest_difference,
+    make_classifier,
+    ragged_rows,
+    save_engines,
+    save_folder,
+)
+from resume_runs import check_every_stop
+from shared_base_runs import (
+    config_of,
+    separate_trainer_of,
+    storages,
+    trainer_of,
+    two_updates,
+    write_adapter,
+    write_base,
+)
+
+STAGES = [{}, *({"zero_stage": stage} for stage in (1, 2, 3)), {"actor_zero_stage": 2, "critic_zero_stage": 0}]
+SLOW = {"zero_stage": 3, "ppo_epochs": 1, "critic_gradient_checkpointing": True}
+FORMS = [
+    {"actor_gradient_checkpointing": True, "critic_gradient_checkpointing": True},
+    {"ppo_epochs": 1},
+    {"advantage_estimator": "rloo", "samples_per_prompt": 2, "per_device_generation_batch_size": 4},
+    {"critic_lora_dim": 3, "critic_model_name_or_path": None},
+    {"dtype": "bf16"},
+]
+
+
+def paths(folder, tokenizer, kind="gemma"):
+    base = write_base(folder, tokenizer, kind)
+    adapter = write_adapter(folder / "reward", base, tokenizer)
+    return base, {"critic_model_name_or_path": adapter, "reward_model_name_or_path": adapter}
+
+
+def both(tmp_path, tokenizer, base, flags):
+    flags = {name: value for name, value in flags.items() if value is not None}
+    shared = trainer_of(tmp_path / "shared", base, tokenizer, **flags)
+    other = separate_trainer_of(tmp_path / "separate", base, tokenizer, **flags)
+    return shared, other
+
+
+def name_of(flags):
+    return ",".join(f"{name}={value}" for name, value in flags.items()) or "plain"
+
+
+@pytest.mark.parametrize("flags", [*STAGES, *FORMS, pytest.param(SLOW, marks=pytest.mark.slow)], ids=name_of)
+def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path):
+    base, models = paths(tmp_path, tokenizer)
+    if "advantage_estimator" in flags:
+        models["critic_model_name_or_path"] = None
+    shared, other = both(tmp_path, tokenizer, base, models | flags)
+    inner, in_parts = shared.algorithm.models.actor.module.inner, flags.get("zero_stage") == 3
+    before = {name: p.detach().clone() for name, p in inner.named_parameters()}
+    if not in_parts:
+        kept = storages(inner).items()
+        for model in (shared.algorithm.models.critic, shared.algorithm.models.reward.model):
+            if model is not None:
+                own = storages(model.module.inner)
+                assert own and own.items() <= kept
+        of_other = other.algorithm.models.actor.module.inner
+        assert not storages(other.algorithm.models.reward.model.module.inner).items() <= storages(of_other).items()
+    found, expected = two_updates(shared), two_updates(other)
+    assert found[1] == near(expected[1])
+    assert largest_difference(found[0], expected[0]) < WEIGHT_GAP
+    if not in_parts:
+        moved = {name for name, p in inner.named_parameters() if not torch.equal(p, before[name])}
+        assert moved and all(".lora_" in name for name in moved)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_stops_anywhere_and_goes_on(every, stage, group, tokenizer, tmp_path):
+    base, models = paths(tmp_path, tokenizer)
+
+    def make(folder, **flags):
+        more = {"zero_stage": stage, "enable_ema": True, "normalize_scores": True}
+        return trainer_of(folder, base, tokenizer, **models, **more, **flags)
+
+    check_every_stop(make, tmp_path, every, first=5 * stage if every > 1 else 0)
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gpt2", "gemma2", "llama"])
+def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
+    """transformers opens the merged models, and gives the engines' numbers; an adapter stands on the base."""
+    base, models = paths(tmp_path, tokenizer, kind)
+    trainer = trainer_of(tmp_path / "out", base, tokenizer, **models)
+    two_updates(trainer)
+    actor, critic = trainer.algorithm.models.actor, trainer.algorithm.models.critic
+    save_engines(tmp_path / "saved", tokenizer, actor=actor, critic=critic)
+    prompt, response = ragged_rows([4], [5], seed=3)[0]
+    ids = torch.tensor([prompt + response])
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "actor")
+    own, _ = actor(ids.to(device()), None, len(response))
+    assert_near(own[0].cpu(), hf_logprobs(opened, (prompt, response))[0])
+    score = critic(ids.to(device()), None)[0, -1].item()
+    opened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved" / "critic")
+    assert hf_score(opened, prompt + response) == near(score)
+    again = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    adapter = PeftModel.from_pretrained(again, tmp_path / "saved" / "critic" / "adapter")
+    again.score.weight.data.copy_(critic.module.inner.score.weight.detach().cpu())
+    assert hf_score(adapter, prompt + response) == near(score)
+    reference, _ = trainer.algorithm.models.reference(ids.to(device()), None, len(response))
+    expected = hf_logprobs(AutoModelForCausalLM.from_pretrained(base), (prompt, response))[0]
+    assert_near(reference[0].cpu(), expected)
+
+
+def test_a_reward_model_of_its_own_and_a_critic_that_starts_from_the_base(group, tokenizer, tmp_path, caplog):
+    """The critic's first values are 0, and the whole reward model's scores are its own."""
+    base, _ = paths(tmp_path, tokenizer)
+    whole = save_folder(tmp_path / "whole", make_classifier(seed=5), tokenizer)
+    trainer = trainer_of(tmp_path / "out", base, tokenizer, reward_model_name_or_path=whole)
+    kept = storages(trainer.algorithm.models.actor.module.inner)
+    assert storages(trainer.algorithm.models.critic.module.inner).items() <= kept.items()
+    assert not storages(trainer.algorithm.models.reward.model.module.inner).items() & kept.items()
+    batch = collected(trainer, [list(range(8))]).batch
+    assert not batch.trajectory.values.any()
+    ids = batch.rollout.input_ids[0][batch.rollout.attention_mask[0]].tolist()
+    assert float(batch.trajectory.scores[0]) == near(hf_score(make_classifier(seed=5), ids))
+
+
+def refused(tmp_path, base, **flags):
+    with pytest.raises(UserError) as caught:
+        check_lengths(config_of(tmp_path / "out", base, share_base=True, **flags))
+    return str(caught.value)
+
+
+def test_what_cannot_share_is_refused_by_name(tokenizer, tmp_path):
+    base, models = paths(tmp_path, tokenizer)
+    path = models["critic_model_name_or_path"]
+    whole = save_folder(tmp_path / "whole", make_classifier(), tokenizer)
+    assert "whole holds no LoRA adapter" in refused(tmp_path, base, critic_model_name_or_path=whole)
+    assert "has rank 2. Give --critic_lora_dim 2" in refused(tmp_path, base, **models, critic_lora_dim=4)
+    offload = refused(tmp_path, base, **models, offload_reference_model=True)
+    assert offload.startswith("--offload_reference_model: with --share_base")
+    other = write_base(tmp_path / "other", tokenizer, "gpt2")
+    assert f"was trained on another base, {base}" in refused(tmp_path, other, **models)
+    alone = refused(tmp_path, other, reward_model_name_or_path=path)
+    assert "is an adapter alone" in alone and f"trained on another base, {base}" in alone
+    assert "give --lora_dim" in refused(tmp_path, base, **models, lora_dim=0)
+    assert "give --lora_dim" in refused(tmp_path, base, **models, lora_dim=0, actor_lora_dim=2)
+    assert "ZeRO 3 for one of" in refused(tmp_path, base, **models, actor_zero_stage=3)
+    check_lengths(config_of(tmp_path / "out", base, share_base=True, **models))
+
+
+def test_a_base_that_was_moved_is_known_by_its_weights(tokenizer, tmp_path):
+    base, models = paths(tmp_path, tokenizer)
+    shutil.copytree(base, tmp_path / "copy")
+    check_lengths(config_of(tmp_path / "out", str(tmp_path / "copy"), share_base=True, **models))
+
+
+def test_damaged_adapters_are_refused(tokenizer, tmp_path):
+    base, models = paths(tmp_path, tokenizer)
+    folder = find_adapter(models["critic_model_name_or_path"])
+    weights = load_file(folder / WEIGHTS)
+    model = make_classifier()
+    save_file({name: x for name, x in weights.items() if "score" not in name}, folder / WEIGHTS)
+    with pytest.raises(UserError, match=r"not the adapter and score head of a reward model .*score.weight"):
+        load_adapter(model, folder, "--critic_model_name_or_path", base)
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(UserError, match="the adapter .* cannot be read"):
+        load_adapter(make_classifier(), folder, "--critic_model_name_or_path", base)
+    (folder / "adapter_config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        adapter_settings(folder)
+
+
+def test_the_identity_of_an_adapter_is_its_weights(tokenizer, tmp_path):
+    """A folder that holds an adapter alone, in itself or in adapter/."""
+    base, models = paths(tmp_path, tokenizer)
+    path = models["critic_model_name_or_path"]
+    before = model_hash(path)
+    assert before == model_hash(f"{path}/adapter")
+    write_adapter(tmp_path / "merged", base, tokenizer, merge=True)
+    assert model_hash(str(tmp_path / "merged")) != before
+    weights = load_file(Path(path) / "adapter" / WEIGHTS)
+    save_file({name: x + 1 for name, x in weights.items()}, Path(path) / "adapter" / WEIGHTS)
+    assert model_hash(path) != before
+
+
+def test_an_adapter_trained_with_dropout_has_none_in_step_3(tokenizer, tmp_path):
+    """Values of an update are compared with those of the rollout."""
+    base, flags = paths(tmp_path, tokenizer)
+    file = Path(flags["critic_model_name_or_path"])
+    file = (file if (file / "adapter_config.json").exists() else file / "adapter") / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_dropout": 0.5}))
+    critic = make_classifier()
+    load_adapter(critic, file.parent, "--critic_model_name_or_path", base)
+    assert not [m for m in critic.modules() if isinstance(m, torch.nn.Dropout) and m.p > 0]
+    config = config_of(tmp_path / "out", base, share_base=True, rm_template=True, **flags)
+    with pytest.raises(UserError, match="--rm_template: with --share_base"):
+        check_lengths(config)

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks of step 1, step 2 and REFUEL on pairs: losses, gradients and evaluations by plain transformers."""
+
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cli_runs import read_jsonl
+from closeness import UPDATE, assert_near, near
+from dschat.base.errors import UserError
+from dschat.data.dialogue_pairs import RegressionExample
+from dschat.data.examples import PairExample, SFTExample
+from dschat.models.layout import PassSize
+from dschat.run.metrics import with_variances
+from dschat.training.reference import reference_logprobs, with_logprobs
+from dschat.training.refuel.pairs import RefuelTask
+from dschat.training.supervised.reward import margin_warning
+from dschat.training.supervised.sft import SFTTask
+from factories import (
+    PAD,
+    engine_of,
+    hf_logprobs,
+    hf_score,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    ragged_rows,
+    random_ids,
+    supervised_loop,
+    weights_of,
+)
+
+DEMONSTRATIONS = [
+    SFTExample(p, r) for p, r in ragged_rows([2, 5, 9, 1, 3, 4, 6, 2, 3], [7, 1, 4, 3, 9, 2, 5, 8, 4], seed=1)
+]
+HELD_OUT_DEMONSTRATIONS = [SFTExample(p, r) for p, r in ragged_rows([3, 1, 6], [5, 9, 2], seed=2)]
+
+
+def sft_trainer(folder, micro=4, **overrides):
+    flags = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 2, "learning_rate": 1e-2}
+    return supervised_loop("sft", folder, DEMONSTRATIONS, HELD_OUT_DEMONSTRATIONS, **(flags | overrides))
+
+
+def nll_of(examples, on_prompt=False):
+    """Mean negative log-likelihood per trained token, from the model's own logits row by row."""
+    model, rows = make_causal_lm(), [(e.prompt_ids, e.response_ids) for e in examples]
+    if on_prompt:
+        rows = [(p[:1], p[1:] + r) for p, r in rows]
+    return -torch.cat([hf_logprobs(model, row)[0] for row in rows]).mean().item()
+
+
+def nll_error_of(examples, on_prompt=False):
+    """Its standard error over texts: √(n / (n − 1) · Σ(tokens of a text · (its mean − mean))²) / tokens of all."""
+    lengths = [len(e) - 1 if on_prompt else len(e.response_ids) for e in examples]
+    mean = nll_of(examples, on_prompt)
+    residuals = [
+        length * (nll_of([example], on_prompt) - mean) for length, example in zip(lengths, examples, strict=True)
+    ]
+    n = len(examples)
+    return math.sqrt(n / (n - 1) * sum(x**2 for x in residuals)) / sum(lengths)
+
+
+@pytest.mark.parametrize("on_prompt", [False, True])
+def test_evaluation_is_the_perplexity_over_tokens(on_prompt, group, tmp_path):
+    trainer = sft_trainer(tmp_path, sft_on_prompt=on_prompt)
+    metrics = trainer.evaluate()
+    expected = nll_of(HELD_OUT_DEMONSTRATIONS, on_prompt)
+    error = nll_error_of(HELD_OUT_DEMONSTRATIONS, on_prompt)
+    assert metrics == near(
+        {
+            "eval/loss": expected,
+            "eval/loss_stderr": error,
+            "eval/perplexity": math.exp(expected),
+            "eval/perplexity_stderr": math.exp(expected) * error,
+            "eval/rows": 3.0,
+        },
+        UPDATE,
+    )
+
+
+@pytest.mark.parametrize("flags", [{"packing": True, "max_seq_len": 24}, {"max_tokens_per_micro_batch": 24}])
+def test_the_standard_error_is_that_of_texts_in_every_layout(flags, group, tmp_path):
+    trainer = sft_trainer(tmp_path, **({"max_seq_len": 24} | flags))
+    metrics = trainer.evaluate()
+    assert metrics["eval/loss"] == near(nll_of(HELD_OUT_DEMONSTRATIONS), UPDATE)
+    assert metrics["eval/loss_stderr"] == near(nll_error_of(HELD_OUT_DEMONSTRATIONS), UPDATE)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_max_steps_ends_inside_a_pass_or_repeats_the_rows(steps, group, tmp_path):
+    """Two updates are a pass over 9 rows, and two passes the epochs. A resumed run goes on to a larger number."""
+    trainer = sft_trainer(tmp_path, num_train_epochs=2, max_steps=steps, save_steps=1)
+    trainer.fit()
+    trained = [row["update"] for row in read_jsonl(tmp_path / "metrics.jsonl") if "loss/sft" in row]
+    assert trained == list(range(1, steps + 1)) and trainer.update == steps
+    trainer.run.metrics.close()
+    resumed = sft_trainer(tmp_path, num_train_epochs=2, max_steps=steps + 1, resume_from_checkpoint="latest")
+    resumed.fit()
+    assert resumed.update == steps + 1
+
+
+def test_eval_iters_limits_the_evaluation(group, tmp_path):
+    trainer = sft_trainer(tmp_path, eval_iters=1)
+    assert trainer.evaluate()["eval/loss"] == near(nll_of(HELD_OUT_DEMONSTRATIONS[:2]), UPDATE)
+
+
+def test_a_perplexity_beyond_floats_is_no_crash():
+    assert SFTTask([], [], PAD).summary({"loss": 1e4})["perplexity"] < math.inf
+
+
+@pytest.mark.parametrize("on_prompt", [False, True])
+def test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update(on_prompt, group, tmp_path):
+    trainer = sft_trainer(tmp_path, micro=2, gradient_accumulation_steps=2, sft_on_prompt=on_prompt)
+    metrics = trainer.iterate([[0, 1], [2, 4]])
+    assert metrics["loss/sft"] == near(nll_of([DEMONSTRATIONS[i] for i in (0, 1, 2, 4)], on_prompt), UPDATE)
+    assert metrics["lr"] == pytest.approx(1e-2) and metrics["grad_norm"] > 0
+
+
+def test_label_smoothing_is_torchs_and_leaves_the_evaluation_alone(group, tmp_path):
+    trainer = sft_trainer(tmp_path, micro=2, gradient_accumulation_steps=2, label_smoothing=0.2)
+    held_out = trainer.evaluate()["eval/loss"]
+    metrics = trainer.iterate([[0, 1], [2, 4]])
+    model, total, count = make_causal_lm(), 0.0, 0
+    for example in (DEMONSTRATIONS[i] for i in (0, 1, 2, 4)):
+        ids = torch.tensor([example.prompt_ids + example.response_ids])
+        logits = model(input_ids=ids).logits[0, len(example.prompt_ids) - 1 : -1]
+        response = torch.tensor(example.response_ids)
+        total += torch.nn.functional.cross_entropy(logits, response, reduction="sum", label_smoothing=0.2).item()
+        count += len(response)
+    assert metrics["loss/sft"] == near(total / count, UPDATE)
+    assert held_out == near(nll_of(HELD_OUT_DEMONSTRATIONS), UPDATE)
+
+
+def test_it_learns(group, tmp_path):
+    trainer = sft_trainer(tmp_path, num_train_epochs=6)
+    trainer.algorithm.task.eval = DEMONSTRATIONS
+    assert trainer.evaluate()["eval/loss"] - trainer.fit()["eval/loss"] > 1
+
+
+def pairs(count, seed):
+    """The chosen response holds the tokens 10 to 20, the rejected one 30 to 40."""
+    examples = []
+    for i in range(count):
+        prompt = random_ids(2 + i % 3, 10 * seed + i)
+        chosen = [10 + (token % 10) for token in random_ids(3 + i % 4, 100 * seed + i)]
+        rejected = [30 + (token % 10) for token in random_ids(2 + i % 5, 200 * seed + i)]
+        examples.append(PairExample(prompt + chosen, prompt + rejected))
+    return examples
+
+
+PAIRS, HELD_OUT_PAIRS = pairs(16, 1), pairs(5, 2)
+
+
+def reward_trainer(folder, micro=4, train=PAIRS, model=None, **overrides):
+    flags = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 2, "learning_rate": 3e-3}
+    return supervised_loop("reward", folder, train, HELD_OUT_PAIRS, model, **(flags | overrides))
+
+
+def expected_of(examples):
+    """Loss and statistics from the classifier's own scores, pair by pair."""
+    model = make_classifier()
+    scores = [(hf_score(model, e.chosen_ids), hf_score(model, e.rejected_ids)) for e in examples]
+    n = len(scores)
+    return {
+        "loss": sum(math.log1p(math.exp(r - c)) for c, r in scores) / n,
+        "accuracy": sum(c > r for c, r in scores) / n,
+        "chosen": sum(c for c, _ in scores) / n,
+        "rejected": sum(r for _, r in scores) / n,
+        "margin": sum(c - r for c, r in scores) / n,
+    }
+
+
+def test_evaluation(group, tmp_path):
+    rows = [expected_of([pair]) for pair in HELD_OUT_PAIRS]
+    expected = {"eval/rows": float(len(rows))}
+    for name, value in expected_of(HELD_OUT_PAIRS).items():
+        spread = statistics.stdev([row[name] for row in rows])
+        expected |= {f"eval/{name}": value, f"eval/{name}_stderr": spread / math.sqrt(len(rows))}
+    assert reward_trainer(tmp_path).evaluate() == near(expected, UPDATE)
+
+
+def test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update(group, tmp_path):
+    metrics = reward_trainer(tmp_path, micro=2, gradient_accumulation_steps=3).iterate([[0, 1], [2, 3], [8, 9]])
+    expected = expected_of([PAIRS[i] for i in (0, 1, 2, 3, 8, 9)])
+    assert metrics["loss/reward"] == near(expected.pop("loss"), UPDATE)
+    for name, value in expected.items():
+        assert metrics[f"train/{name}"] == near(value, UPDATE)
+
+
+@pytest.mark.parametrize("loss", ["end", "last_token", "per_sample", "average"])
+def test_an_update_of_each_loss_does_not_depend_on_the_accumulation(loss, group, tmp_path):
+    """Nor on where the pair of equal sequences is, which only per_sample leaves out."""
+    equal = PairExample(PAIRS[3].chosen_ids, PAIRS[3].chosen_ids)
+    train, results = [*PAIRS[:3], equal, *PAIRS[4:]], []
+    for micro in (1, 2, 8):
+        trainer = reward_trainer(
+            tmp_path / str(micro), micro, train, gradient_accumulation_steps=8 // micro, reward_loss=loss
+        )
+        metrics = trainer.iterate([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
+        results.append({name: metrics[name] for name in ("loss/reward", "train/accuracy", "grad_norm")})
+    assert results[1] == near(results[0], UPDATE) and results[2] == near(results[0], UPDATE)
+    without = reward_trainer(tmp_path / "7", 7, train, reward_loss=loss).iterate([[0, 1, 2, 4, 5, 6, 7]])
+    rest = results[0]["loss/reward"] * (7 if loss == "per_sample" else 8) - (loss != "per_sample") * math.log(2)
+    assert without["loss/reward"] == near(rest / 7, UPDATE)
+
+
+def test_an_update_without_a_pair_that_counts_changes_nothing(group, tmp_path):
+    equal = PairExample(PAIRS[0].chosen_ids, PAIRS[0].chosen_ids)
+    trainer = reward_trainer(tmp_path, 2, [equal, equal], reward_loss="per_sample")
+    before = weights_of(trainer.algorithm.engine)
+    metrics = trainer.iterate([[0, 1]])
+    assert metrics["loss/reward"] == 0 and metrics["grad_norm"] == 0
+    assert largest_difference(before, weights_of(trainer.algorithm.engine)) == 0
+
+
+def test_margins_and_centring_reach_the_loss(group, tmp_path):
+    train = [replace(example, margin=0.5 * i) for i, example in enumerate(PAIRS[:4])]
+    trainer = reward_trainer(tmp_path, train=train, center_rewards_coefficient=0.2)
+    model = make_classifier()
+    scores = [(hf_score(model, e.chosen_ids), hf_score(model, e.rejected_ids)) for e in train]
+    costs = [math.log1p(math.exp(r - c + 0.5 * i)) + 0.2 * (c + r) ** 2 for i, (c, r) in enumerate(scores)]
+    assert trainer.iterate([[0, 1, 2, 3]])["loss/reward"] == near(sum(costs) / 4, UPDATE)
+
+
+@pytest.mark.parametrize("loss", ["last_token", "average"])
+def test_a_new_head_ranks_nothing(loss, group, tmp_path):
+    model = make_classifier()
+    torch.nn.init.zeros_(model.score.weight)
+    found = reward_trainer(tmp_path, model=model, reward_loss=loss).evaluate()
+    assert found["eval/accuracy"] == found["eval/end_accuracy"] == 0
+    assert found["eval/loss"] == near(math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "margin", "nats"), [(1.0, 0.015, "0.3"), (1.0, 0.06, "1.2"), (0.7, 0.249, "5"), (0.4, -0.2, "0")]
+)
+def test_a_margin_below_the_kl_penalty_is_said(accuracy, margin, nats):
+    """The policy's log-ratio moves by the margin divided by the coefficient, .05."""
+    warning = margin_warning(accuracy, margin)
+    assert f"only {margin:.2g} on average (accuracy {accuracy:.3f})" in warning and f"at most {nats} nats" in warning
+    assert "--learning_rate" in warning and "--normalize_scores" in warning
+
+
+def test_a_margin_of_five_nats_is_enough():
+    assert margin_warning(0.7, 0.25) is None and margin_warning(1.0, 3.0) is None
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+@pytest.mark.parametrize(("learning_rate", "warns"), [(1e-6, True), (3e-3, False)])
+def test_step_2_ends_with_the_warning(learning_rate, warns, held_out, group, tmp_path, caplog):
+    """Of the last evaluation; of the last update where nothing is held out."""
+    model = make_classifier()
+    torch.nn.init.zeros_(model.score.weight)
+    flags = {"learning_rate": learning_rate, "num_train_epochs": 1 if warns else 6}
+    trainer = reward_trainer(tmp_path, model=model, **flags)
+    if not held_out:
+        trainer.algorithm.task.eval = []
+    trainer.fit()
+    assert ("the scores of a pair differ by only" in caplog.text) == warns
+
+
+@pytest.mark.parametrize("loss", ["end", "last_token", "per_sample", "average"])
+def test_it_learns_to_rank(loss, group, tmp_path):
+    trainer = reward_trainer(tmp_path, num_train_epochs=6, reward_loss=loss)
+    first, last = trainer.evaluate(), trainer.fit()
+    assert last["eval/loss"] < first["eval/loss"] / 2
+    assert last["eval/accuracy"] == 1.0 and last["eval/margin"] > 1
+    assert torch.tensor(list(last.values())).isfinite().all()
+
+
+ETA, TEMPERATURE = 3.0, 0.8
+pytestmark = pytest.mark.usefixtures("group")
+
+
+def scored_pairs(count=3):
+    """Pairs of several lengths with rewards, all but the last of which differ."""
+    made = []
+    for n in range(count):
+        ids = [random_ids(length, 10 * n + place) for place, length in enumerate((2 + n, 3 + n % 3, 6 - n % 4))]
+        made.append(
+            RegressionExample(*ids, chosen_reward=float(n + 1), rejected_reward=float(min(n + 1, count - 1) - n % 2))
+        )
+    return made
+
+
+def task_of(train, eval=(), eta=ETA):
+    return RefuelTask(train, list(eval), PAD, eta, TEMPERATURE)
+
+
+def own_sums(model, examples):
+    """Σ log π by plain transformers: (n, 2)."""
+    sides = [(e.prompt_ids, r) for e in examples for r in (e.chosen_ids, e.rejected_ids)]
+    return torch.stack([hf_logprobs(model, side, TEMPERATURE)[0].sum() for side in sides]).view(-1, 2)
+
+
+def test_the_loss_is_the_regression_on_the_replies_alone():
+    model, before = make_causal_lm(), make_causal_lm(seed=4)
+    examples = with_logprobs(scored_pairs(), own_sums(before, scored_pairs()))
+    expected = own_sums(model, examples) - own_sums(before, examples)
+    rewards = torch.tensor([e.chosen_reward - e.rejected_reward for e in examples])
+    assert 0 in rewards and rewards.min() >= 0 and rewards.max() > 0
+    differences = expected[:, 0] - expected[:, 1]
+    wanted = (differences - ETA * rewards).square().mean()
+    loss, stats = task_of(examples).loss(engine_of(model), examples, 3)
+    assert_near(loss.cpu(), wanted, UPDATE)
+    found = with_variances({name: float(x) for name, x in stats.items()})
+    ratios = expected.exp()
+    assert found == {
+        "kl": near(float(expected.mean()), UPDATE),
+        "kl_chosen": near(float(expected[:, 0].mean()), UPDATE),
+        "kl_rejected": near(float(expected[:, 1].mean()), UPDATE),
+        "agreement": pytest.approx(float((differences * rewards > 0).float().mean())),
+        "ratio": near(float(ratios.mean()), 8 * UPDATE),
+        "ratio_variance": near(float(ratios.var(unbiased=False)), 8 * UPDATE),
+    }
+
+
+def test_large_rewards_that_lie_close_together_keep_their_difference():
+    (example,) = scored_pairs(1)
+    example = replace(example, chosen_reward=1e6 + 1 / 64, rejected_reward=1e6)
+    (example,) = with_logprobs([example], own_sums(make_causal_lm(), [example]))
+    loss, _ = task_of([example]).loss(engine_of(make_causal_lm()), [example], 1)
+    assert loss.item() == near((ETA / 64) ** 2, UPDATE)
+
+
+def test_at_the_start_the_loss_is_that_of_the_rewards_alone(tmp_path):
+    engine = engine_of(make_causal_lm())
+    kept = reference_logprobs(engine, scored_pairs(), PAD, PassSize(2), TEMPERATURE, tmp_path / "r.safetensors", {})
+    examples = with_logprobs(scored_pairs(), kept)
+    task = task_of(examples)
+    task.check_start(engine, examples)
+    loss, stats = task.loss(engine, examples, 3)
+    expected = sum((ETA * (e.chosen_reward - e.rejected_reward)) ** 2 for e in examples) / 3
+    assert loss.item() == near(expected, UPDATE)
+    assert abs(float(stats["kl"])) < 1e-5 and float(stats["ratio"]) == near(1)
+    wrong = with_logprobs(
+        examples, torch.tensor([[chosen, rejected + 1] for chosen, rejected in (e.ref_logprobs for e in examples)])
+    )
+    with pytest.raises(UserError, match="self-check: the log-probs of a reply .*Remove the file of"):
+        task.check_start(engine, wrong)
+
+
+def trainer_of(folder, **flags):
+    """A run on 5 scored_pairs, two to an update."""
+    flags = {"learning_rate": 1e-2, "gradient_accumulation_steps": 2, "eval_interval": 2, "eta": 1.0} | flags
+    flags = {"total_episodes": 10, "temperature": TEMPERATURE} | flags
+    return supervised_loop("refuel", folder, scored_pairs(5), scored_pairs(5)[:2], **flags)
+
+
+def test_it_goes_through_the_pairs_until_so_many_were_seen(tmp_path, monkeypatch):
+    trainer, seen = trainer_of(tmp_path), []
+    real = trainer.iterate
+    monkeypatch.setattr(trainer, "iterate", lambda batches: seen.append(batches) or real(batches))
+    result = trainer.fit()
+    rows = [sorted(i for batch in update for i in batch) for update in seen]
+    assert len(rows) == 5 and all(len(row) == 2 for row in rows)  # 10 episodes; an epoch is two updates
+    assert all(len(set(rows[n] + rows[n + 1])) == 4 for n in (0, 2))
+    assert trainer.update == 5 and "eval/ratio_variance" in result

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens per second, MFU and the share of the memory's bandwidth: by hand, and in the metrics of every step."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3NextConfig
+
+from cli_runs import read_jsonl
+from closeness import FORMULA, near
+from dschat.data.dialogue_pairs import RegressionExample
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample
+from dschat.models.layout import Lengths
+from dschat.models.operations import Peaks
+from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
+from dschat.training import throughput
+from dschat.training.refuel.models import DrawnPair, draws_of
+from dschat.training.refuel.pairs import RefuelTask
+from dschat.training.supervised.dpo import DPOTask
+from dschat.training.supervised.reward import RewardTask
+from dschat.training.supervised.sft import SFTTask
+from dschat.training.throughput import Throughput, TrainedTexts
+from factories import (
+    collected,
+    make_causal_lm,
+    make_classifier,
+    make_prompts,
+    ppo_config,
+    ppo_loop,
+    ragged_rows,
+    supervised_loop,
+)
+from refuel_runs import trainer_of
+
+# The models of `factories`: 2 layers, 32 wide, 2 heads of width 16, 1 key-value head, an MLP of 64; 100 ids. By hand:
+# q and o 32 · 32 each, k and v 32 · 16 each, gate, up and down 32 · 64 each.
+LAYERS = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
+HEAD = 100 * 32
+PEAKS = Peaks(operations_per_second=1e9, bytes_per_second=1e6)
+
+
+def engine_with(model: Any) -> Any:
+    """As much of an engine as is looked at."""
+    return SimpleNamespace(module=SimpleNamespace(inner=model))
+
+
+def operations(lengths: list[int], targets: int, critic: bool = False) -> int:
+    """Of a forward and a backward pass: three times a forward."""
+    keys = sum(n * (n + 1) // 2 for n in lengths)
+    body = 2 * LAYERS * sum(lengths) + 2 * (4 * 2 * 16) * keys
+    return 3 * (body * (1 + critic) + 2 * HEAD * targets)
+
+
+def test_updates_by_hand() -> None:
+    """Actor and critic on texts of 5 and 3 tokens with 4 targets, in 2 s."""
+    measured = Throughput([engine_with(make_causal_lm()), engine_with(make_classifier())], PEAKS)
+    metrics = measured.trained(TrainedTexts.of([(5, 3), (3, 1)]), 2.0)
+    expected = {"time/trained_per_second": 4.0, "time/mfu": operations([5, 3], 4, critic=True) / 2e9}
+    assert metrics == near(expected, FORMULA)
+
+
+def test_sampling_by_hand() -> None:
+    """Two draws in 0.5 s, float32, two rows at a time.
+
+    Responses of 3 and 1 tokens to prompts of 4 and 6 take 3 steps, and two tokens see 5 and 6 keys; one of 2 tokens to
+    a prompt of 1 takes 2 steps, and one token sees 2.
+    """
+    measured = Throughput([engine_with(make_causal_lm())], PEAKS, slots=2)
+    draws = [Lengths(np.array([4, 6]), np.array([3, 1])), Lengths(np.array([1]), np.array([2]))]
+    read = 4 * ((3 + 2) * (LAYERS + HEAD) + (5 + 6 + 2) * 2 * 2 * 16)
+    expected = {"time/sampled_per_second": 12.0, "time/bandwidth": read / 0.5e6}
+    assert measured.sampled(draws, 0.5) == near(expected, FORMULA)
+
+
+def test_two_processes_have_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as much on the other one, there are twice the tokens in the same time, and the shares are the same."""
+    measured = Throughput([engine_with(make_causal_lm())], PEAKS, slots=1)
+    texts, draws = TrainedTexts.of([(5, 3)]), [Lengths(np.array([4]), np.array([3]))]
+    alone = measured.trained(texts, 1.0) | measured.sampled(draws, 1.0)
+    monkeypatch.setattr(throughput, "sum_over_ranks", lambda numbers: 2 * numbers)
+    monkeypatch.setattr(throughput, "world_size", lambda: 2)
+    both = measured.trained(texts, 1.0) | measured.sampled(draws, 1.0)
+    doubled = {name: x * (2 if name.endswith("per_second") else 1) for name, x in alone.items()}
+    assert both == near(doubled, FORMULA)
+
+
+def test_without_peaks_there_are_tokens_alone() -> None:
+    """No model is looked at."""
+    measured = Throughput([engine_with(None)], slots=1)
+    assert measured.trained(TrainedTexts.of([(5, 3)]), 2.0) == {"time/trained_per_second": 2.5}
+    draws = [Lengths(np.array([4]), np.array([3]))]
+    assert measured.sampled(draws, 2.0) == {"time/sampled_per_second": 1.5}
+
+
+def test_what_samples_elsewhere_reads_none_of_this_memory() -> None:
+    measured = Throughput([engine_with(make_causal_lm())], PEAKS)
+    assert set(measured.sampled([Lengths(np.array([4]), np.array([3]))], 2.0)) == {"time/sampled_per_second"}
+
+
+def test_a_model_whose_operations_are_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(Qwen3NextConfig(**sizes))
+    with caplog.at_level(logging.INFO, logger="dschat"):
+        measured = Throughput([engine_with(model)], PEAKS, slots=1)
+    assert "time/mfu is not given: the operations of a qwen3_next model are not known" in caplog.text
+    assert set(measured.trained(TrainedTexts.of([(5, 3)]), 2.0)) == {"time/trained_per_second"}
+    assert set(measured.sampled([Lengths(np.array([4]), np.array([3]))], 2.0)) == {"time/sampled_per_second"}
+
+
+def test_the_texts_of_every_task() -> None:
+    """Tokens and targets of each."""
+    demonstration = SFTExample([1, 2], [3, 4, 5], [True, False, True])
+    pair = PreferenceExample([1, 2], [3], [4, 5])
+    regression = RegressionExample([1, 2], [3], [4, 5], chosen_reward=1.0, rejected_reward=0.0)
+    assert SFTTask([], [], 0).texts([demonstration]) == [(5, 2)]
+    assert SFTTask([], [], 0, sft_on_prompt=True).texts([demonstration]) == [(5, 4)]
+    assert RewardTask([], [], 0).texts([PairExample([1, 2, 3], [1, 2])]) == [(3, 0), (2, 0)]
+    dpo: Any = DPOTask([], [], 0, *[None] * 3)  # type: ignore[arg-type]
+    assert dpo.texts([pair]) == RefuelTask([], [], 0, 1.0, 1.0).texts([regression]) == [(3, 1), (4, 2)]
+
+
+def test_replies_of_one_turn_are_one_draw() -> None:
+    """The second dialogues have no turn 0 of their own; one dialogue ended after its first turn."""
+
+    def reply(state: int, length: int) -> AssistantTurn:
+        return AssistantTurn([0] * state, [0] * length, "", True)
+
+    first = DialogueRollout([], {0: reply(2, 3), 1: reply(6, 1)})
+    again = DialogueRollout([], {1: reply(6, 4)})
+    short = DialogueRollout([], {0: reply(3, 2)})
+    draws = draws_of([DrawnPair(1, first, again), DrawnPair(0, short, short)])
+    found = [(draw.prompts.tolist(), draw.responses.tolist()) for draw in draws]
+    assert found == [([2, 3], [3, 2]), ([6], [1]), ([3], [2]), ([6], [4])]
+
+
+def ppo_trainer(folder: Any, **overrides: Any) -> Any:
+    """32 prompts, scored by the length of their responses."""
+    config = ppo_config(folder, **overrides)
+
+    def score(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float]:
+        return [float(len(response)) for response in responses]
+
+    return ppo_loop(config, score, make_prompts(32), make_prompts(6))
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_rollouts_updates(done: int, group: Any, tmp_path: Any) -> None:
+    """Two PPO epochs of one update each: an iteration that is taken up after the first has trained on half as much."""
+    trainer = ppo_trainer(tmp_path, ppo_epochs=2, generation_batches=1)
+    algorithm = trainer.algorithm
+    algorithm.throughput = Throughput(algorithm.models.trained.values(), PEAKS, slots=8)
+    count = algorithm.plan.rollout_per_rank
+    current = collected(trainer, [list(range(count))])
+    assert {"time/sampled_per_second", "time/bandwidth"} <= current.metrics.keys()
+    rollout = current.batch.rollout
+    lengths, targets = rollout.attention_mask.sum(1).tolist(), int(rollout.response_mask.sum())
+    assert current.metrics["time/sampled_per_second"] == near(targets / current.metrics["time/generation"], FORMULA)
+    updates = algorithm.plan.updates_per_rollout
+    assert updates % 2 == 0
+    current.updates.done = done * updates // 2
+    algorithm.current = current
+    metrics = algorithm.iterate([], 0)
+    seconds, epochs = metrics["time/training"], 2 - done
+    assert metrics["time/trained_per_second"] == near(epochs * sum(lengths) / seconds, FORMULA)
+    expected = epochs * operations(lengths, targets, critic=True)
+    assert metrics["time/mfu"] == near(expected / (seconds * PEAKS.operations_per_second), FORMULA)
+
+
+def test_refilled_prompts_were_sampled_too(group: Any, tmp_path: Any) -> None:
+    """Every group has equal scores, so that two rounds sample as much again each."""
+    config = ppo_config(
+        tmp_path,
+        advantage_estimator="grpo",
+        samples_per_prompt=2,
+        drop_equal_groups=True,
+        refill_rounds=2,
+        generation_batches=1,
+    )
+    trainer = ppo_loop(config, lambda prompts, responses, rows: [1.0] * len(responses), make_prompts(32), [])
+    count = trainer.algorithm.plan.rollout_per_rank
+    metrics = collected(trainer, [list(range(count))]).metrics
+    drawn = metrics["time/sampled_per_second"] * metrics["time/generation"]
+    refilled = metrics["rollout/refill_tokens"]
+    rollout = metrics["response/length"] * count * 2
+    assert refilled > 0 and drawn == near(rollout + refilled, FORMULA)
+
+
+def test_a_run_on_a_cpu_has_tokens_per_second_alone(group: Any, tmp_path: Any) -> None:
+    trainer = ppo_trainer(tmp_path)
+    trainer.fit()
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "objective/scores" in row]
+    for row in rows:
+        assert row["time/sampled_per_second"] > 0 and row["time/trained_per_second"] > 0
+        assert not {"time/mfu", "time/bandwidth"} & row.keys()
+
+
+def test_steps_that_learn_from_texts(group: Any, tmp_path: Any) -> None:
+    examples = [SFTExample(p, r) for p, r in ragged_rows([2, 5, 9, 1], [7, 1, 4, 3], seed=1)]
+    trainer = supervised_loop("sft", tmp_path, examples, [], per_device_train_batch_size=2, global_batch_size=4)
+    trainer.algorithm.throughput = Throughput([trainer.algorithm.engine], PEAKS)
+    trainer.fit()
+    (row,) = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "loss/sft" in row]
+    seconds = row["time/training"]
+    assert row["time/trained_per_second"] == near(32 / seconds, FORMULA)
+    assert row["time/mfu"] == near(operations([9, 6, 13, 4], 15) / (seconds * 1e9), FORMULA)
+
+
+def test_refuel_online(group: Any, tmp_path: Any) -> None:
+    """Every update of a round trains on all replies."""
+    trainer = trainer_of(tmp_path)
+    algorithm = trainer.algorithm
+    algorithm.throughput = Throughput([algorithm.models.policy], PEAKS, slots=4)
+    count = algorithm.plan.rollout_per_rank
+    metrics = algorithm.iterate([list(range(count))], 0)
+    assert metrics["time/sampled_per_second"] > 0 and metrics["time/bandwidth"] > 0 and metrics["time/mfu"] > 0
+    current = collected(trainer, list(range(count)))
+    texts = algorithm.texts_left(current)
+    lengths = current.batch.rollout.attention_mask.sum(1).tolist()
+    assert texts.lengths.tolist() == lengths * algorithm.plan.updates_per_rollout
+    assert texts.targets == int(current.batch.rollout.response_mask.sum()) * algorithm.plan.updates_per_rollout
+    current.updates.done = algorithm.plan.updates_per_rollout
+    assert len(algorithm.texts_left(current).lengths) == 0
