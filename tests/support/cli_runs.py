@@ -43,7 +43,7 @@ PRELOADED = (
     "dschat.training.build.steps",
     "dschat.cli",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
-    "dschat.plan.plan",
+    "dschat.plan.remedies",
     "dschat.training.evaluation",
     "deepspeed.module_inject.auto_ep_layer",
     "torch.utils.tensorboard",

@@ -17,7 +17,8 @@ import torch
 
 from dschat.base.atomic import missing_folders, remove_empty
 from dschat.base.errors import UserError
-from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
+from dschat.plan.plan import MinimumMemory, minimum_memory
+from dschat.plan.remedies import warn_of_gpu_memory
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
 from dschat.run.hub import push_problem
 from dschat.run.trackers import wandb_problem
