@@ -166,12 +166,6 @@ COMMANDS: dict[str, Command] = {
     "quickstart programs": Command(
         "the same with rewards by execution", "quickstart.options:ProgramsOptions", "quickstart.programs:run"
     ),
-    "quickstart learners": Command(
-        "DPO, RLOO, PPO, MA-PPO side by side", "quickstart.options:LearnersOptions", "quickstart.learners:run"
-    ),
-    "quickstart reward-losses": Command(
-        "the losses of step 2 side by side", "quickstart.options:RewardLossesOptions", "quickstart.reward_losses:run"
-    ),
     "completion": Command(
         "what a shell needs to complete these", "settings.commands:CompletionOptions", "reference:completion"
     ),

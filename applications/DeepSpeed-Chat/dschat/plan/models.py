@@ -171,25 +171,25 @@ def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
     actor = ModelPath(config.models.actor_model_name_or_path, "--actor_model_name_or_path")
     critic_path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
     critic = ModelPath(critic_path, "--critic_model_name_or_path")
-    actor_stage, critic_stage = config.zero_stages
-    actor_rank, critic_rank = config.lora_ranks
+    stages = config.zero_stages  # of the actor and, if there is one, the critic
+    ranks = config.lora_ranks
     every = config.engine.gradient_checkpointing_every
 
     # Trained models.
     recomputed = every * bool(config.memory.actor_gradient_checkpointing)
-    roles = [builder.trained("actor", actor, "policy", actor_stage, actor_rank, recomputed)]
+    roles = [builder.trained("actor", actor, "policy", stages[0], ranks[0], recomputed)]
     if config.advantages.needs.critic:
         recomputed = every * bool(config.memory.critic_gradient_checkpointing)
         if config.memory.share_base:
-            role = builder.trained("critic", actor, "scalar", critic_stage, critic_rank, recomputed)
+            role = builder.trained("critic", actor, "scalar", stages[1], ranks[1], recomputed)
             roles.append(_on_actor_base(role, critic.path))
         else:
-            roles.append(builder.trained("critic", critic, "scalar", critic_stage, critic_rank, recomputed))
+            roles.append(builder.trained("critic", critic, "scalar", stages[1], ranks[1], recomputed))
 
     # Frozen models. With LoRA the reference is the actor with its adapters switched off.
     offload = config.memory.offload_reference_model
     stage = 3 if config.memory.actor_zero_stage == 3 or offload else 0
-    if not actor_rank:
+    if not ranks[0]:
         roles.append(builder.frozen("reference", actor, "policy", stage, offload))
     reward_path = config.rewards.reward_model_name_or_path
     if reward_path is not None:
