@@ -75,7 +75,7 @@ def test_macro_actions_reach_the_first_token_sooner(finished: Path) -> None:
     curves = group.curves(finished)
     gold = {name: run["gold"].tail(5).mean() for name, run in curves.groupby("setting")}
     assert gold[MACRO] - gold[PPO] >= 0.10
-    assert (curves["length"] > 63.9).all(), "EOS, which no demonstration has, ends next to no response"
+    assert (curves["length"] > 63).all(), "EOS, which no demonstration has, ends next to no response"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from dschat.settings.processes import LaunchFlags
 
 @dataclass(kw_only=True)
 class ExampleFlags:
-    """Those of every example."""
+    """Flags of every example."""
 
     output_dir: Path = like(OutputFlags, "output_dir", Path("runs"), "folder of everything made")
     small: bool = flag("a few updates only: shows that every part runs", False)
