@@ -88,26 +88,6 @@ def test_what_counts_as_memory_of_a_learner(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.slow
-def test_parsing_cost(benepar_model: Path) -> None:
-    """Every parser; link-grammar where it is installed."""
-    figures = run_benchmark(
-        "parsing_cost.py", f"--sentences 4 --responses 3 --words 32 --repeats 1 --benepar_model {benepar_model}"
-    )
-    assert set(figures) == {"chunker", "tree-sitter", "link-grammar", "benepar"}
-    for parser, row in figures.items():
-        if parser == "link-grammar" and "not_measured" in row:
-            continue
-        assert row["rollout_units"] == (3 if parser == "tree-sitter" else 6)
-        assert min(row["milliseconds_per_unit"], row["rollout_milliseconds"]) >= 0
-    assert figures["chunker"]["parsed_percent"] == 100
-
-
-def test_parsing_cost_without_a_model() -> None:
-    flags = "--parsers chunker benepar --sentences 2 --responses 1 --words 16 --repeats 1"
-    assert run_benchmark("parsing_cost.py", flags)["benepar"] == {"not_measured": "no --benepar_model"}
-
-
 def run_on_two(script: str, flags: str) -> Any:
     """The figures of two processes: of the one JSON object among the launcher's own lines."""
     output = launch(FOLDER / script, flags.split()).expect(0).stdout

@@ -53,7 +53,11 @@ def make_prompt_and_response(rng: random.Random) -> tuple[str, str]:
     return f"{prompt}:", "".join(lines)
 
 
-def make_demonstration(name: str, question: Sequence[str], rng: random.Random) -> str:
+def make_demonstration(
+    name: str,
+    question: Sequence[str],
+    rng: random.Random,
+) -> str:
     """A function, parts of which may be wrong, or which lacks a bracket."""
     answer = []
     for part, choices in zip(question, PARTS, strict=True):
@@ -77,7 +81,14 @@ def programs(
 
     With `segments` (the texts of the macro actions): the share that ends in each of them.
     """
-    results = [right_functions(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+    results = [
+        right_functions(prompt, response)
+        for prompt, response in zip(
+            prompts,
+            responses,
+            strict=True,
+        )
+    ]
     if segments is None:
         return [sum(result) / len(NAMES) for result in results]
     by_segment = []
@@ -91,7 +102,11 @@ def right_functions(prompt: str, response: str) -> list[bool]:
     """Whether each function returns what the prompt asks for; the last definition of a name counts."""
     lines = {line[: line.find("(")]: line for line in response.split("\n")}
     results = []
-    for name, question in zip(NAMES, prompt.rstrip(":").split(";"), strict=True):
+    for name, question in zip(
+        NAMES,
+        prompt.rstrip(":").split(";"),
+        strict=True,
+    ):
         text = lines.get(f"def {name}")
         _, value = QUESTIONS[question.strip()]
         results.append(text is not None and run_function(text, name) == value)

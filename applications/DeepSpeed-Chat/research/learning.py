@@ -87,7 +87,11 @@ def main() -> None:
     draw_pictures(groups, options)
 
 
-def run_all(trials: Sequence[Trial], folder: Path, jobs: int) -> None:
+def run_all(
+    trials: Sequence[Trial],
+    folder: Path,
+    jobs: int,
+) -> None:
     """Makes the runs that are not finished, several at a time.
 
     Raises:
@@ -108,7 +112,7 @@ def _prepare_process() -> None:
     """One thread per run: the models are small, and threads would wait for each other."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    logging.getLogger("dschat").setLevel(logging.WARNING)
+    logging.getLogger("dschat").setLevel(logging.ERROR)
 
 
 def limit_of(group: Group, seeds: int, folder: Path) -> str:

@@ -71,7 +71,12 @@ class GoldScores:
         return float(self.probabilities @ self.gold.double())
 
 
-def load_scores(folder: Path, task: LearningTask, start: Start, seed: int) -> GoldScores:
+def load_scores(
+    folder: Path,
+    task: LearningTask,
+    start: Start,
+    seed: int,
+) -> GoldScores:
     """Exact scores of `opener`; otherwise scores of sampled responses, which the folder keeps."""
     if task.kind == "opener":
         return first_word_scores(task, start, seed)
@@ -83,11 +88,20 @@ def load_scores(folder: Path, task: LearningTask, start: Start, seed: int) -> Go
 
 
 @torch.no_grad()
-def first_word_scores(task: LearningTask, start: Start, seed: int, count: int = BATCH) -> GoldScores:
+def first_word_scores(
+    task: LearningTask,
+    start: Start,
+    seed: int,
+    count: int = BATCH,
+) -> GoldScores:
     """The gold score of every token as a first word, with its mean probability over prompts."""
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
-    prompts, _ = prompt_examples(task.parsed(task.rows(count, seed, "limit")), tokenizer, task.max_prompt)
+    prompts, _ = prompt_examples(
+        task.parsed(task.rows(count, seed, "limit")),
+        tokenizer,
+        task.max_prompt,
+    )
     input_ids = torch.tensor([prompt.prompt_ids for prompt in prompts])
     logits = model(input_ids).logits[:, -1].double()
     logits[:, [tokenizer.pad_token_id, tokenizer.bos_token_id]] = -torch.inf  # never sampled
@@ -97,7 +111,12 @@ def first_word_scores(task: LearningTask, start: Start, seed: int, count: int = 
     return GoldScores(gold[mass > 0], mass[mass > 0])
 
 
-def sft_scores(task: LearningTask, start: Start, seed: int, count: int = RESPONSES) -> Tensor:
+def sft_scores(
+    task: LearningTask,
+    start: Start,
+    seed: int,
+    count: int = RESPONSES,
+) -> Tensor:
     """Gold scores of the SFT model's responses, each to a prompt of its own: shape (count,)."""
     tokenizer = load_tokenizer(start.sft, "sft")
     model = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
@@ -136,7 +155,8 @@ def best_of(scores: GoldScores, n: int) -> KLPoint:
     """The best of n SFT responses: its mean gold score, and the bound of its KL, ln n − (n − 1) / n."""
     ordered, order = scores.gold.double().sort()
     ranks = scores.probabilities[order].cumsum(0)
-    ranks_before = torch.cat([torch.zeros(1, dtype=torch.float64), ranks[:-1]])
+    ranks_before = ranks.roll(1)
+    ranks_before[0] = 0
     weights = ranks**n - ranks_before**n
     responses = math.inf if scores.mass is not None else len(ordered) / n
     return KLPoint(best_of_kl(n), float((weights * ordered).sum()), responses)
@@ -154,13 +174,19 @@ def best_at(scores: GoldScores, kl: float) -> KLPoint:
     return best_of(scores, n)
 
 
-def limit_table(group: Group, task: LearningTask, curves: pd.DataFrame, scores: Mapping[int, GoldScores]) -> str:
+def limit_table(
+    group: Group,
+    task: LearningTask,
+    curves: pd.DataFrame,
+    scores: Mapping[int, GoldScores],
+) -> str:
     """The limit at some KL, the best of as many SFT responses, and the share of the limit that each setting has.
 
     A share counts from the SFT model's mean: means over the seeds of `scores` with their 95 % intervals.
     """
     name = f"{task.name}, {len(scores)} seeds"
-    columns: dict[str, list[str]] = {name: ["limit", "its responses", "best of N", *group.settings]}
+    names = ["limit", "its responses", "best of N", *group.settings]
+    columns: dict[str, list[str]] = {name: names}
     for level in LEVELS:
         limits = {seed: limit_at(scores_of_seed, level) for seed, scores_of_seed in scores.items()}
         points = {seed: point for seed, point in limits.items() if point is not None}

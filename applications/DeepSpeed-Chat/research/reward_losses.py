@@ -42,7 +42,11 @@ def main() -> None:
     print(f"\n{pairs} held-out pairs, {time.perf_counter() - start_time:.0f} s in all\n\n{table}")
 
 
-def compare_losses(folder: Path, seeds: Sequence[int], scale: ReviewScale) -> tuple[pd.DataFrame, int]:
+def compare_losses(
+    folder: Path,
+    seeds: Sequence[int],
+    scale: ReviewScale,
+) -> tuple[pd.DataFrame, int]:
     """Trains a reward model with each seed and loss.
 
     Returns:
@@ -50,7 +54,14 @@ def compare_losses(folder: Path, seeds: Sequence[int], scale: ReviewScale) -> tu
     """
     data, model = make_inputs(folder, seeds[0], scale)
     sft = folder / "sft"
-    train_sft(data, model, sft, scale, [*COMMON, "--seed", str(seeds[0])], ONE)
+    train_sft(
+        data,
+        model,
+        sft,
+        scale,
+        [*COMMON, "--seed", str(seeds[0])],
+        ONE,
+    )
     rows = []
     pairs = 0
     for seed in seeds:

@@ -64,7 +64,12 @@ def run_trial(trial: Trial, folder: Path) -> None:
     shutil.rmtree(output)
 
 
-def make_config(trial: Trial, task: LearningTask, starts: Starts, output: Path) -> PPOConfig:
+def make_config(
+    trial: Trial,
+    task: LearningTask,
+    starts: Starts,
+    output: Path,
+) -> PPOConfig:
     """The settings of a run."""
     start = starts.sft(task, trial.seed)
     prompts = BATCH // int(trial.flags.get("samples_per_prompt", 1))
@@ -116,7 +121,13 @@ def read_curves(output: Path, gold: str) -> pd.DataFrame:
             metrics = json.loads(line)
             if gold in metrics:
                 row = {name: metrics.get(metric, math.nan) for name, metric in CURVES.items()}
-                rows.append({"update": len(rows) + 1, "gold": metrics[gold], **row})
+                rows.append(
+                    {
+                        "update": len(rows) + 1,
+                        "gold": metrics[gold],
+                        **row,
+                    }
+                )
     return pd.DataFrame(rows)
 
 
@@ -140,7 +151,12 @@ class CreditRecorder:
     estimator: Estimator
     rows: list[dict[str, float]] = field(default_factory=list)
 
-    def __call__(self, trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
+    def __call__(
+        self,
+        trajectory: Trajectory,
+        macro: MacroActions,
+        settings: EstimatorSettings,
+    ) -> PPOBatch:
         """Advantages and returns."""
         batch = self.estimator(trajectory, macro, settings)
         row = {

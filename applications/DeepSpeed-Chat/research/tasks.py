@@ -86,7 +86,12 @@ class LearningTask:
             return train_tokenizer([row["prompt"] + row["chosen"] for row in rows], 320)
         return word_tokenizer([*SPECIALS.values(), MARK, *COMPLAINTS, *PRAISES, *NEUTRALS])
 
-    def rows(self, count: int, seed: int, split: str) -> list[Text]:
+    def rows(
+        self,
+        count: int,
+        seed: int,
+        split: str,
+    ) -> list[Text]:
         """Prompts with mediocre responses; they differ between seeds and splits."""
         if self.kind == "reviews":
             return review_rows(count, seed, "demonstrations", split)
@@ -103,7 +108,14 @@ class LearningTask:
 
     def parsed(self, rows: Sequence[Text]) -> list[Row]:
         """Rows as the package reads them from a file."""
-        parsed = [parse_row(dict(row), ColumnFlags(), str(number)) for number, row in enumerate(rows)]
+        parsed = [
+            parse_row(
+                dict(row),
+                ColumnFlags(),
+                str(number),
+            )
+            for number, row in enumerate(rows)
+        ]
         return [row for row in parsed if row is not None]
 
 
@@ -125,13 +137,24 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIALS)
 
 
-def review_rows(count: int, seed: int, kind: synthetic.Kind, split: str = "train") -> list[Text]:
+def review_rows(
+    count: int,
+    seed: int,
+    kind: synthetic.Kind,
+    split: str = "train",
+) -> list[Text]:
     """Rows of the quickstart's corpus."""
     rows = []
     for number, raw in enumerate(synthetic.make_rows(count, seed, kind, split)):
         row = parse_row(raw, ColumnFlags(), str(number))
         if row is not None:
-            rows.append({"prompt": row.prompt or "", "chosen": row.chosen or "", "rejected": row.rejected or ""})
+            rows.append(
+                {
+                    "prompt": row.prompt or "",
+                    "chosen": row.chosen or "",
+                    "rejected": row.rejected or "",
+                }
+            )
     return rows
 
 
@@ -170,7 +193,11 @@ def _style_by_segment(segments: Sequence[str]) -> list[float]:
     return added
 
 
-def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[object]) -> list[float]:
+def opener(
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    rows: Sequence[object],
+) -> list[float]:
     """The rank of the first word among the openers, from 0 to 1; 0 for any other word."""
     ranks = {word: rank / (CLASS_SIZE - 1) for rank, word in enumerate(OPENERS)}
     return [ranks.get(response.split(" ", 1)[0], 0.0) for response in responses]
@@ -185,7 +212,11 @@ GOLD_FUNCTIONS: dict[str, Callable[..., object]] = {  # type: ignore[explicit-an
 }
 
 
-def gold_scores(task: LearningTask, prompts: Sequence[str], responses: Sequence[str]) -> Tensor:
+def gold_scores(
+    task: LearningTask,
+    prompts: Sequence[str],
+    responses: Sequence[str],
+) -> Tensor:
     """Gold scores of B responses: shape (B,), float32."""
     scores = GOLD_FUNCTIONS[task.kind](prompts, responses, [])
     return torch.as_tensor(scores, dtype=torch.float32)
@@ -216,7 +247,11 @@ def standardized_scores(
 # ---- Demonstrations ----
 
 
-def make_demonstration(kind: str, length: int, rng: random.Random) -> list[str]:
+def make_demonstration(
+    kind: str,
+    length: int,
+    rng: random.Random,
+) -> list[str]:
     """The words of a mediocre response: complaints and praises anywhere, or for `opener` any of the openers first."""
     words = [rng.choice(OPENERS)] if kind == "opener" else []
     while len(words) < length:

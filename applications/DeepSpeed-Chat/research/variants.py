@@ -51,7 +51,13 @@ def reward_only(trajectory: Trajectory, macro: MacroActions, settings: Estimator
     last = torch.ones_like(macro.index, dtype=torch.bool)
     last[:, :-1] = macro.index[:, 1:] != macro.index[:, :-1]
     rewards = torch.where(last & batch.response_mask, sums, 0.0)
-    advantages, returns = gae(critic_values(trajectory), rewards, batch.response_mask, settings.gamma, settings.lam)
+    advantages, returns = gae(
+        critic_values(trajectory),
+        rewards,
+        batch.response_mask,
+        settings.gamma,
+        settings.lam,
+    )
     return replace(batch, macro=macro, advantages=advantages, returns=returns)
 
 
@@ -84,7 +90,10 @@ def token_lambda(trajectory: Trajectory, macro: MacroActions, settings: Estimato
     mask = batch.response_mask
     values = critic_values(trajectory)
     lam = settings.lam ** (1 / to_tokens(macro.lengths, macro).clamp(min=1))
-    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
+    following = torch.cat(
+        [values[:, 1:], torch.zeros_like(values[:, :1])],
+        1,
+    )
     following = torch.where(last_true(mask), 0.0, following)
     deltas = torch.where(mask, batch.rewards + settings.gamma * following - values, 0.0)
     advantages = torch.zeros_like(values)
@@ -148,7 +157,11 @@ def high_entropy(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> 
     with torch.no_grad():
         _, entropy = reference(rollout.input_ids, rollout.attention_mask, mask.shape[1])
     before = torch.full_like(entropy, -1.0)
-    before[:, :-1] = torch.where(mask[:, 1:], entropy[:, 1:], -1.0)
+    before[:, :-1] = torch.where(
+        mask[:, 1:],
+        entropy[:, 1:],
+        -1.0,
+    )
     return cut_at_highest(before, mask)
 
 
@@ -160,7 +173,8 @@ def _reference(folder: str, tokenizer: PreTrainedTokenizerBase) -> PolicyModel:
 def cut_at_highest(x: Tensor, mask: Tensor) -> Tensor:
     """Ends (B, R) behind the highest numbers of each row, one token in MEAN_LENGTH, and at the end of the row."""
     wanted = (mask.sum(1) / MEAN_LENGTH).ceil().long() - 1
-    rank = x.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    order = x.argsort(dim=1, descending=True, stable=True)
+    rank = order.argsort(dim=1)
     return ((rank < wanted[:, None]) & mask) | last_true(mask)
 
 

@@ -109,7 +109,11 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     return word_tokenizer(words, f"w{FIRST_WORD}", pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
-def word_tokenizer(words: Sequence[str], unknown: str, **settings: str) -> PreTrainedTokenizerFast:
+def word_tokenizer(
+    words: Sequence[str],
+    unknown: str,
+    **settings: str,
+) -> PreTrainedTokenizerFast:
     """One token for each word between spaces, whose id is its place; others are the unknown one."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -167,7 +171,11 @@ def _end_weight(model: GemmaForCausalLM, work: IterationWork, mean: float) -> fl
     """
     from scipy.optimize import brentq
 
-    ids = torch.randint(FIRST_WORD, work.size.vocab_size, (8, work.longest_prompt + work.response))
+    ids = torch.randint(
+        FIRST_WORD,
+        work.size.vocab_size,
+        (8, work.longest_prompt + work.response),
+    )
     states = model.model(ids.to(model.device)).last_hidden_state[:, work.longest_prompt - 1 : -1]
     others = torch.stack([model.lm_head(row).float().logsumexp(-1) for row in states])  # EOS adds nothing to it yet
     channel = states[..., CHANNEL].float()

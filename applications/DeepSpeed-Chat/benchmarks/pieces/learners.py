@@ -125,15 +125,28 @@ def learner_cases(folder: Path, sequences: int) -> dict[str, tuple[str, Flags]]:
         "samples_per_prompt": GROUP_SIZE,
         "reward_model_name_or_path": folder / "reward",
     }
-    return {"sft": (SFT, sft), "dpo": (DPO, dpo), "ppo, gae": (PPO, ppo), "ppo, rloo": (PPO, rloo)}
+    return {
+        "sft": (SFT, sft),
+        "dpo": (DPO, dpo),
+        "ppo, gae": (PPO, ppo),
+        "ppo, rloo": (PPO, rloo),
+    }
 
 
-def step3_cases(folder: Path, sequences: int, rank: int) -> dict[str, tuple[str, Flags]]:
+def step3_cases(
+    folder: Path,
+    sequences: int,
+    rank: int,
+) -> dict[str, tuple[str, Flags]]:
     """How step 3 holds its models → its step and its flags."""
     whole = {**ppo_flags(folder, sequences), "critic_model_name_or_path": folder / "adapted"}
     lora = {**whole, "lora_dim": rank}
     shared = {**lora, "share_base": True}
-    return {"whole models": (PPO, whole), "LoRA": (PPO, lora), "LoRA, --share_base": (PPO, shared)}
+    return {
+        "whole models": (PPO, whole),
+        "LoRA": (PPO, lora),
+        "LoRA, --share_base": (PPO, shared),
+    }
 
 
 def ppo_flags(folder: Path, prompts: int) -> Flags:

@@ -30,20 +30,34 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=int, default=256, help="width of the hidden states")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
     parser.add_argument("--response", type=int, default=512, help="tokens of the response")
-    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 8], help="sequences")
+    parser.add_argument(
+        "--batch_sizes",
+        type=int,
+        nargs="+",
+        default=[1, 8],
+        help="sequences",
+    )
 
 
 def measure(settings: argparse.Namespace) -> list[dict[str, object]]:
     """Every case."""
     rows = []
-    for method, sizes in (("chunks", settings.batch_sizes), ("full_logits", settings.batch_sizes[:1])):
+    for method, sizes in (
+        ("chunks", settings.batch_sizes),
+        ("full_logits", settings.batch_sizes[:1]),
+    ):
         for phase in ("training", "scoring"):
             for batch_size in sizes:
                 rows.append(in_process(measure_case, method, phase, batch_size, settings))
     return rows
 
 
-def measure_case(method: str, phase: str, batch_size: int, settings: argparse.Namespace) -> dict[str, object]:
+def measure_case(
+    method: str,
+    phase: str,
+    batch_size: int,
+    settings: argparse.Namespace,
+) -> dict[str, object]:
     """The peak of one case above its inputs, in GB, and its seconds."""
     training = phase == "training"
     run(method, training, *make_inputs(training, 1, 2, 4, 64, settings.hidden))
@@ -73,12 +87,22 @@ def make_inputs(
     return hidden.requires_grad_(training), weight.requires_grad_(training), targets
 
 
-def run(method: str, training: bool, hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
+def run(
+    method: str,
+    training: bool,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+) -> None:
     """Log-probs of the response, in chunks or by full logits, and in training the gradients of the inputs."""
     positions = slice(-targets.shape[1] - 1, -1)
     with torch.set_grad_enabled(training):
         if method == "chunks":
-            head = Head(partial(F.linear, weight=weight), (weight,), weight.shape[0])
+            head = Head(
+                partial(F.linear, weight=weight),
+                (weight,),
+                weight.shape[0],
+            )
             states = hidden[:, positions].flatten(0, 1)
             logprobs, _ = token_logprobs(states, targets.flatten(), head, with_entropy=False)
         else:

@@ -59,7 +59,9 @@ def measure(settings: argparse.Namespace) -> None:
     with process_group(), tempfile.TemporaryDirectory() as name:
         folder = Path(broadcast_object(name))
         tokenizer = make_tokenizer(settings.vocabulary)
-        model = make_gemma(tokenizer, 0, settings.hidden, settings.layers, 4 * settings.hidden).bfloat16()
+        width = settings.hidden
+        model = make_gemma(tokenizer, 0, width, settings.layers, 4 * width)
+        model = model.bfloat16()
         whole = FLOAT32 * sum(weight.numel() for weight in model.parameters())
         if is_main():
             model.save_pretrained(folder / "model")
@@ -69,14 +71,24 @@ def measure(settings: argparse.Namespace) -> None:
         peaks = ModelPeaks(folder, tokenizer, whole, settings.file_size)
         peaks.measure()
         if is_main():
-            report(settings, {"weights_gb": round(whole / GB, 3), **peaks.figures}, processes=world_size())
+            report(
+                settings,
+                {"weights_gb": round(whole / GB, 3), **peaks.figures},
+                processes=world_size(),
+            )
         barrier()
 
 
 class ModelPeaks:
     """The peaks of one model, as parts of its whole weights in float32: one number per process."""
 
-    def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, whole: int, file_size: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        whole: int,
+        file_size: int,
+    ) -> None:
         """Takes the folder of model/, its tokenizer, bytes of its whole weights, and bytes of a saved file."""
         self.folder = folder
         self.tokenizer = tokenizer
@@ -99,7 +111,11 @@ class ModelPeaks:
         actor = self._peak("engine at ZeRO 3, with LoRA", lambda: train(adapted))
         self._peak("reference at ZeRO 3, with LoRA", lambda: AdaptersOff(actor))
 
-    def _peak(self, name: str, call: Callable[[], R]) -> R:
+    def _peak(
+        self,
+        name: str,
+        call: Callable[[], R],
+    ) -> R:
         """Notes the peak of a call, and returns its result."""
         barrier()
         peak = SampledPeak(own_bytes)
@@ -119,7 +135,13 @@ class ModelPeaks:
         """Saves the weights as a run does at its end."""
         weights = ((name.removeprefix("inner."), tensor) for name, tensor in engine.whole_weights())
         if is_main():
-            save_model(engine.module.inner, weights, self.tokenizer, self.folder / "saved", file_size=self.file_size)
+            save_model(
+                engine.module.inner,
+                weights,
+                self.tokenizer,
+                self.folder / "saved",
+                file_size=self.file_size,
+            )
         for _ in weights:
             pass
         barrier()
@@ -127,7 +149,11 @@ class ModelPeaks:
 
 def train(model: PreTrainedModel) -> Engine[PolicyModel]:
     """An engine that would train the model at ZeRO 3, one row at a time."""
-    return train_engine(PolicyModel(model), OptimizerSettings(1e-6, 0.0, 1, schedule="constant"), settings_at(3))
+    return train_engine(
+        PolicyModel(model),
+        OptimizerSettings(1e-6, 0.0, 1, schedule="constant"),
+        settings_at(3),
+    )
 
 
 def settings_at(stage: int) -> EngineSettings:

@@ -39,7 +39,12 @@ class Counts:
     evaluated: int  # examples in all evaluations
 
 
-def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) -> Counts:
+def counts(
+    config: CommonConfig,
+    plan: BatchPlan,
+    examples: int,
+    held_out: int,
+) -> Counts:
     """Counts a run with the trainers' arithmetic; rows that do not fill a rollout (or an update) are left out.
 
     Raises:
@@ -95,7 +100,13 @@ def find_sources(config: CommonConfig) -> list[dict[str, Any]] | None:
     for path in config.data.data_path:
         known_set = find_known(path)
         if Path(path).exists():
-            share = read_share([path], config.columns, config.data.data_split, config.step, config.optimisation.seed)
+            share = read_share(
+                [path],
+                config.columns,
+                config.data.data_split,
+                config.step,
+                config.optimisation.seed,
+            )
             sources += share.sources
         elif known_set is not None:
             sources.append(_published_source(known_set, config))

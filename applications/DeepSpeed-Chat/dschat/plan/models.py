@@ -130,7 +130,12 @@ class ModelPath:
     flag: str
 
 
-def roles_of(config: CommonConfig, batches: BatchPlan, configs: Configs, device: torch.device) -> list[Role]:
+def roles_of(
+    config: CommonConfig,
+    batches: BatchPlan,
+    configs: Configs,
+    device: torch.device,
+) -> list[Role]:
     """The models that a run with these flags holds.
 
     Unless a flag sets the dtype it is bf16 on GPUs and float32 on CPUs.
@@ -157,7 +162,17 @@ def _one_model_roles(config: OneModelConfig, builder: RoleBuilder) -> list[Role]
     if not isinstance(config, RefuelOnlineConfig):
         return [builder.trained("policy", base, "policy", stage, rank, recomputed)]
 
-    roles = [builder.trained("policy", base, "policy", stage, rank, recomputed, config.dialogues.trained_layers)]
+    roles = [
+        builder.trained(
+            "policy",
+            base,
+            "policy",
+            stage,
+            rank,
+            recomputed,
+            config.dialogues.trained_layers,
+        )
+    ]
     if config.kl.kl_coef and not rank:
         reference_stage = 3 if stage == 3 or offload else 0
         roles.append(builder.frozen("reference", base, "policy", reference_stage, offload))
@@ -177,14 +192,32 @@ def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
 
     # Trained models.
     recomputed = every * bool(config.memory.actor_gradient_checkpointing)
-    roles = [builder.trained("actor", actor, "policy", stages[0], ranks[0], recomputed)]
+    roles = [
+        builder.trained(
+            "actor",
+            actor,
+            "policy",
+            stages[0],
+            ranks[0],
+            recomputed,
+        )
+    ]
     if config.advantages.needs.critic:
         recomputed = every * bool(config.memory.critic_gradient_checkpointing)
         if config.memory.share_base:
             role = builder.trained("critic", actor, "scalar", stages[1], ranks[1], recomputed)
             roles.append(_on_actor_base(role, critic.path))
         else:
-            roles.append(builder.trained("critic", critic, "scalar", stages[1], ranks[1], recomputed))
+            roles.append(
+                builder.trained(
+                    "critic",
+                    critic,
+                    "scalar",
+                    stages[1],
+                    ranks[1],
+                    recomputed,
+                )
+            )
 
     # Frozen models. With LoRA the reference is the actor with its adapters switched off.
     offload = config.memory.offload_reference_model
@@ -197,7 +230,13 @@ def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
     return roles
 
 
-def _reward_model(config: PPOConfig, builder: RoleBuilder, actor: ModelPath, path: str, stage: int) -> Role:
+def _reward_model(
+    config: PPOConfig,
+    builder: RoleBuilder,
+    actor: ModelPath,
+    path: str,
+    stage: int,
+) -> Role:
     """The reward model of step 3: adapters on the actor's base, a bidirectional classifier or a whole scalar model."""
     rank = _rank_on_actor_base(config, path)
     if rank is not None:
@@ -265,13 +304,30 @@ class RoleBuilder:
         compiled = self.config.compiles(self.on_gpu)
         return Role(name, base.path, model, weights, recomputed, compiled)
 
-    def frozen(self, name: str, base: ModelPath, kind: Kind, stage: int, offload: bool) -> Role:
+    def frozen(
+        self,
+        name: str,
+        base: ModelPath,
+        kind: Kind,
+        stage: int,
+        offload: bool,
+    ) -> Role:
         """A model without an optimizer, held by DeepSpeed."""
         config = self.configs(base.path, base.flag)
         model = Model(config, kind, self.dtype, self.config.engine.attn_implementation)
-        return Role(name, base.path, model, self._weights(model, stage, offload, trained=0))
+        return Role(
+            name,
+            base.path,
+            model,
+            self._weights(model, stage, offload, trained=0),
+        )
 
-    def plain(self, name: str, base: ModelPath, offload: bool = False) -> Role:
+    def plain(
+        self,
+        name: str,
+        base: ModelPath,
+        offload: bool = False,
+    ) -> Role:
         """A sequence classifier held by transformers; with `offload` it is in main memory while it is idle."""
         config = self.configs(base.path, base.flag)
         kind: Kind = "classifier" if reads_both_ways(config) else "scalar"
@@ -281,7 +337,13 @@ class RoleBuilder:
         weights = Weights(shape.parameters, 0, shape.largest, self.dtype.itemsize, zero)
         return Role(name, base.path, model, weights)
 
-    def _weights(self, model: Model, stage: int, offload: bool, trained: int) -> Weights:
+    def _weights(
+        self,
+        model: Model,
+        stage: int,
+        offload: bool,
+        trained: int,
+    ) -> Weights:
         shape = shape_of(model)
         file = self.config.engine.deepspeed_config
         settings = deepspeed_settings(self.batches, NAMES[self.dtype], stage, offload, file)

@@ -100,7 +100,11 @@ class Texts:
         assert isinstance(config, SupervisedConfig)
         return cls(config.model.max_seq_len, config.model.max_seq_len, config.sequences_per_example)
 
-    def filling(self, examples: int, budget: int | None) -> tuple[int, int, int]:
+    def filling(
+        self,
+        examples: int,
+        budget: int | None,
+    ) -> tuple[int, int, int]:
         """Rows, tokens per row and number of log-probs of the largest micro-batch.
 
         Args:
@@ -129,7 +133,12 @@ def kept_bytes(roles: Sequence[Role], processes: int) -> int:
     return total
 
 
-def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], machine: Machine) -> list[Phase]:
+def phases_of(
+    config: CommonConfig,
+    plan: BatchPlan,
+    roles: Sequence[Role],
+    machine: Machine,
+) -> list[Phase]:
     """The phases of a run, in the order of an iteration."""
     processes = plan.world_size
     device = machine.device
@@ -188,7 +197,13 @@ def _training_parts(
     return {"activations": activations, "logits": logits, "ZeRO": buffers}
 
 
-def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:
+def _passes(
+    role: Role,
+    rows: int,
+    tokens: int,
+    positions: int,
+    device: torch.device,
+) -> tuple[Pass, Pass, int]:
     """The pass of the model without its head, that of its log-probs, and the head's gradient that stays after both."""
     body = training_pass(role.model, rows, tokens, role.recomputed, role.compiled)
     if role.model.kind != "policy":
@@ -245,7 +260,8 @@ def _sampling_parts(
     }
     if uses_graphs(config, machine) and not parts["gathered weights"]:
         # CUDA graphs keep their buffers between rollouts: the cache, and all that one step writes.
-        kept += parts.pop("KV cache") + scoring_pass(actor.model, slots, 1).forward + parts["logits"]
+        step = scoring_pass(actor.model, slots, 1)
+        kept += parts.pop("KV cache") + step.forward + parts["logits"]
     return parts, kept
 
 
@@ -254,7 +270,12 @@ def _slots(config: SamplingConfig, plan: BatchPlan) -> int:
     return config.sampling.per_device_generation_batch_size * plan.samples_per_prompt
 
 
-def _kv_cache(config: SamplingConfig, plan: BatchPlan, actor: Role, machine: Machine) -> int:
+def _kv_cache(
+    config: SamplingConfig,
+    plan: BatchPlan,
+    actor: Role,
+    machine: Machine,
+) -> int:
     """Keys and values of all rows that are generated at a time."""
     slots = _slots(config, plan)
     texts = Texts.of(config)
@@ -288,7 +309,13 @@ def uses_graphs(config: SamplingConfig, machine: Machine) -> bool:
     return setting == "on" or (setting == "auto" and machine.device.type == "cuda")
 
 
-def engines(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine, gpus: int) -> dict[int, int]:
+def engines(
+    config: PPOConfig,
+    plan: BatchPlan,
+    actor: Role,
+    machine: Machine,
+    gpus: int,
+) -> dict[int, int]:
     """The possible sizes of a vLLM engine: GPUs per engine → bytes on each of them.
 
     The number of GPUs divides the attention heads and all `gpus`, and stays within a node. Each GPU holds its part of
@@ -304,7 +331,11 @@ def engines(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine, g
     return sizes
 
 
-def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, int]:
+def _vllm_parts(
+    config: PPOConfig,
+    actor: Role,
+    machine: Machine,
+) -> dict[str, int]:
     """vLLM's share of a GPU and the weight that is on its way to vLLM.
 
     An engine holds the actor, or its part of it where neighbours share an engine. A server is sent one whole weight at
@@ -338,7 +369,12 @@ def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, i
 # ---- Scoring and evaluation ----
 
 
-def _scoring_parts(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.device) -> dict[str, int]:
+def _scoring_parts(
+    config: CommonConfig,
+    plan: BatchPlan,
+    role: Role,
+    device: torch.device,
+) -> dict[str, int]:
     """A pass without gradients: of a rollout, or of an evaluation in steps without rollouts."""
     texts, examples, budget = _scored_batch(config, plan, role)
     rows, tokens, positions = texts.filling(examples, budget)
@@ -347,12 +383,20 @@ def _scoring_parts(config: CommonConfig, plan: BatchPlan, role: Role, device: to
     logits = scoring_logits(shape.head, positions, device) if role.model.kind == "policy" else 0
 
     # The peak is in the layers or in the head.
-    activations, logits = max((body.forward, 0), (body.held, logits), key=sum)
+    activations, logits = max(
+        (body.forward, 0),
+        (body.held, logits),
+        key=sum,
+    )
     weights = pass_weight_bytes(role.weights, plan.world_size)
     return {"activations": activations, "logits": logits, "whole weights": weights}
 
 
-def _scored_batch(config: CommonConfig, plan: BatchPlan, role: Role) -> tuple[Texts, int, int | None]:
+def _scored_batch(
+    config: CommonConfig,
+    plan: BatchPlan,
+    role: Role,
+) -> tuple[Texts, int, int | None]:
     """Sequence lengths, examples and tokens of the largest pass without gradients."""
     texts = Texts.of(config)
     training = PassSize(plan.micro_batch, plan.max_tokens)
@@ -398,7 +442,11 @@ class Host:
         return self.processes + self.offload + self.average + max(self.loading, self.saving)
 
 
-def host_of(roles: Sequence[Role], machine: Machine, average: bool) -> Host:
+def host_of(
+    roles: Sequence[Role],
+    machine: Machine,
+    average: bool,
+) -> Host:
     """Main memory of the node with the main process; `average` is --enable_ema."""
     processes = machine.processes
     on_a_node = machine.on_a_node

@@ -91,7 +91,13 @@ def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
     roles = roles_of(config, batches, configs, machine.device)
     phases = phases_of(config, batches, roles, machine)
     average = isinstance(config, PPOConfig) and config.memory.enable_ema
-    return Plan(config, machine, tuple(roles), tuple(phases), host_of(roles, machine, average))
+    return Plan(
+        config,
+        machine,
+        tuple(roles),
+        tuple(phases),
+        host_of(roles, machine, average),
+    )
 
 
 @dataclass(frozen=True)

@@ -75,10 +75,15 @@ FRAMES = (
     ),
 )
 PROBLEMS = [(frame, words) for frame in FRAMES for words in product(*frame.choices)]
-EXPRESSIONS = {words: expression for words, (expression, _) in {**QUANTITIES, **JOINTS, **FORMS}.items()}
+MEANINGS: Mapping[str, tuple[str, object]] = {**QUANTITIES, **JOINTS, **FORMS}
 
 
-def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[str, object]:
+def make_row(
+    index: int,
+    seed: int,
+    kind: Kind,
+    split: str = "train",
+) -> dict[str, object]:
     """Makes row number `index` of a source in the columns of APPS; the arguments alone decide it.
 
     A problem's tests follow from the problem, so that equal programs for it are equal runs.
@@ -100,7 +105,11 @@ def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[st
     }
 
 
-def _demonstration(rng: random.Random, frame: Frame, words: Sequence[str]) -> str:
+def _demonstration(
+    rng: random.Random,
+    frame: Frame,
+    words: Sequence[str],
+) -> str:
     """A program whose blanks may be wrong, or which lacks its last bracket."""
     answer = []
     for word, choices in zip(words, frame.choices, strict=True):
@@ -114,16 +123,28 @@ def _demonstration(rng: random.Random, frame: Frame, words: Sequence[str]) -> st
 
 
 def _fill(frame: Frame, words: Sequence[str]) -> str:
-    expressions = [EXPRESSIONS[word] for word in words]
+    expressions = [MEANINGS[word][0] for word in words]
     return frame.program.format(*expressions)
 
 
-def write_problems(folder: Path, demonstrations: int, problems: int, held_out: int, seed: int) -> None:
+def write_problems(
+    folder: Path,
+    demonstrations: int,
+    problems: int,
+    held_out: int,
+    seed: int,
+) -> None:
     """Writes `demonstrations/` for step 1 and `problems/` for step 3, each as train.jsonl and test.jsonl."""
     sizes: dict[Kind, int] = {"demonstrations": demonstrations, "problems": problems}
     for kind, size in sizes.items():
-        write_rows(folder / kind / "train.jsonl", (make_row(i, seed, kind) for i in range(size)))
-        write_rows(folder / kind / "test.jsonl", (make_row(i, seed, kind, "test") for i in range(held_out)))
+        write_rows(
+            folder / kind / "train.jsonl",
+            (make_row(i, seed, kind) for i in range(size)),
+        )
+        write_rows(
+            folder / kind / "test.jsonl",
+            (make_row(i, seed, kind, "test") for i in range(held_out)),
+        )
 
 
 def _tests(frame: Frame, words: Sequence[str]) -> dict[str, object]:
@@ -153,7 +174,11 @@ def _tests(frame: Frame, words: Sequence[str]) -> dict[str, object]:
     return tests
 
 
-def _result(frame: Frame, words: Sequence[str], numbers: list[int]) -> object:
+def _result(
+    frame: Frame,
+    words: Sequence[str],
+    numbers: list[int],
+) -> object:
     """What a problem on numbers asks for."""
     _, first_quantity = QUANTITIES[words[0]]
     _, last_quantity = QUANTITIES[words[-1]]

@@ -67,7 +67,11 @@ def run(options: QuickstartOptions) -> str:
     return f"{summary.text()}\n\nreport: {folder / 'report.html'} ({seconds:.0f} s in all)"
 
 
-def train_policies(runs: Sequence[Sequence[str]], at_once: int, processes: Processes) -> None:
+def train_policies(
+    runs: Sequence[Sequence[str]],
+    at_once: int,
+    processes: Processes,
+) -> None:
     """Step 3 with the flags of each run: several at a time, or one after another if each is several processes."""
     if processes.count > 1:
         for flags in runs:

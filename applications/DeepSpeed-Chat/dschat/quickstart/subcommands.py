@@ -27,7 +27,11 @@ class Processes:
         """One process's part of a batch."""
         return batch // self.count
 
-    def command(self, name: str, flags: Sequence[str]) -> list[str]:
+    def command(
+        self,
+        name: str,
+        flags: Sequence[str],
+    ) -> list[str]:
         """The command line of a subcommand; several processes are started by a launcher with a free port."""
         words = [sys.executable, "-m", "dschat", *name.split(), *flags]
         if self.count > 1:
@@ -46,7 +50,11 @@ def as_arguments(flags: Mapping[str, object]) -> list[str]:
     return words
 
 
-def run_step(name: str, flags: Sequence[str], processes: Processes) -> None:
+def run_step(
+    name: str,
+    flags: Sequence[str],
+    processes: Processes,
+) -> None:
     """Runs a subcommand and shows its output.
 
     Raises:
