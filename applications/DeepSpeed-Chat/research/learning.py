@@ -150,11 +150,14 @@ def draw_pictures(groups: Sequence[Group], options: argparse.Namespace) -> None:
     if options.markdown is not None:
         folders.append(options.markdown.parent)
     for picture, names in PICTURES.items():
-        drawn = [group for group in groups if group.name in names and not group.curves(options.output_dir).empty]
-        if not drawn:
+        finished = []
+        for group in groups:
+            if group.name in names and not group.curves(options.output_dir).empty:
+                finished.append(group)
+        if not finished:
             continue
-        drawn.sort(key=lambda group: names.index(group.name))
-        content = draw(drawn, options.output_dir)
+        finished.sort(key=lambda group: names.index(group.name))
+        content = draw(finished, options.output_dir)
         for folder in folders:
             (folder / f"{picture}.svg").write_bytes(content)
 

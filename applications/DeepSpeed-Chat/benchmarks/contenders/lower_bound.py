@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lower bound: what any PPO on these models must compute, in plain transformers and PyTorch, and nothing else.
+"""The lower bound: only what any PPO on these models must compute, in plain transformers and PyTorch.
 
 One batched ``generate``; forwards of reference and reward model; forwards and backwards of actor and critic, and
 AdamW. Micro-batches are rows in the order of the prompts, as wide as the whole rollout. Log-probs are a log_softmax of
@@ -18,7 +18,8 @@ from contenders.work import DTYPES, EOS, PAD, IterationWork
 
 KL_COEF = 0.05
 LEARNING_RATE = 1e-6
-# Of each row: reference log-probs with the score on the last token (B, R), and what scoring found of actor and critic.
+# Rewards (B, R): the reference's part of the KL penalty, with the score on the last token; log-probs and values (B, R)
+# of actor and critic, if they were computed.
 Scored = tuple[Tensor, Tensor | None, Tensor | None]
 
 
@@ -44,7 +45,7 @@ class Models:
 
 
 def main() -> None:
-    """Serves iterations."""
+    """Runs iterations whenever the meter is asked for one."""
     job, meter = read_job()
     files = Path(job.files)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -77,7 +78,7 @@ def score(
     response_mask: Tensor,
     job: ContenderJob,
 ) -> Scored:
-    """What training needs of the frozen models, and where the job says so of the others."""
+    """Passes of the frozen models, and with `job.scoring` also of actor and critic."""
     width = response_mask.shape[1]
     rows = job.work.micro_batch
     rewards = []

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 3 as it is run: the main program itself, its flags, models and data read from files, ZeRO 0 unless told so.
+"""Step 3 as users run it: the main program with its flags, models and data in files; ZeRO 0 unless flags say more.
 
-An iteration is a call of the trainer's `iterate`; its phases are those of the trainer's own clock. What a phase holds
-is the trainer's business: with one update per rollout, for instance, log-probs and values may come from training.
+An iteration is a call of the trainer's `iterate`, and its phases are those of the trainer's own clock. The trainer
+decides what a phase includes: with one update per rollout, for instance, log-probs and values may come from training.
 
-Booked beside the phases is the work itself: model forward (log-probs included, also inside sampling), model backward,
-sampling (everything else of the rollout engine), optimiser, and macro actions.
+Beside the phases, time is recorded by kind of work: model forward (log-probs included, also inside sampling), model
+backward, sampling (everything else of the rollout engine), optimizer, and macro actions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def flags(job: ContenderJob) -> list[str]:
-    """The command line of step 3 for this work; the job's own flags come last, and hold."""
+    """The command line of step 3 for this work; the job's own flags come last and override the others."""
     files = Path(job.files)
     work = job.work
     options = {
@@ -90,7 +90,7 @@ def flags(job: ContenderJob) -> list[str]:
 
 @contextmanager
 def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[Draw]:
-    """Draws words evenly, at no cost; every response has the full length."""
+    """Samples words uniformly, at no cost; every response has the full length."""
 
     def draw(
         prompts: Sequence[Sequence[int]],
@@ -144,7 +144,7 @@ def count_positions(
     meter: Meter,
     training: bool,
 ) -> None:
-    """Books the positions, padding included, that a model computes outside of sampling, with or without gradients."""
+    """Counts the positions, padding included, that a model computes outside of sampling, with or without gradients."""
 
     def count(
         module: nn.Module,
@@ -162,7 +162,7 @@ def count_positions(
 
 
 def booking(lap: Callable[[Clock, str], None], meter: Meter) -> Callable[[Clock, str], None]:
-    """The trainer's `Clock.lap`, which tells the meter, too."""
+    """The trainer's `Clock.lap`, which also notifies the meter."""
 
     def run(clock: Clock, name: str) -> None:
         lap(clock, name)

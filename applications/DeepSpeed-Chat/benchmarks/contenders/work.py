@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work that every contender does: models, tokenizer and prompts as files. Needs transformers alone, not dschat.
+"""The work that every contender does: models, tokenizer and prompts as files. Imports transformers but not dschat.
 
-The models are random Gemmas. How long responses are is decided by the actor itself, so that no contender needs to be
-told: one residual channel holds the same number at every position, since no layer writes to it, and the embedding of
-EOS (which is also its row of the output head) reads that channel alone. EOS then has nearly the same probability
-everywhere: zero for equal lengths, or what gives the mean length that is asked for. The pad token is never drawn.
+The models are random Gemmas. The actor itself decides how long responses are, so that no contender needs a setting for
+it: one residual channel holds the same number at every position, since no layer writes to it, and the embedding of EOS
+(which is also its row of the output head) reads that channel alone. EOS then has nearly the same probability at every
+position: zero for equal lengths, or the one that gives the requested mean length. The pad token is never sampled.
 """
 
 import json

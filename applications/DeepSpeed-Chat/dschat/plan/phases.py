@@ -144,13 +144,13 @@ def phases_of(
     device = machine.device
     trained = [role for role in roles if role.weights.trained]
     parts: dict[str, dict[str, int]] = {}
-    kept = kept_bytes(roles, processes)
+    permanent = kept_bytes(roles, processes)
     is_sampling = isinstance(config, SamplingConfig)
 
     # Sampling of responses.
     if isinstance(config, SamplingConfig):
         parts["generate"], sampler = _sampling_parts(config, plan, roles[0], machine)
-        kept += sampler
+        permanent += sampler
 
     # Passes without gradients, by the model that needs most.
     scoring = [_scoring_parts(config, plan, role, device) for role in roles]
@@ -169,7 +169,7 @@ def phases_of(
     phases = []
     for name, sizes in parts.items():
         nonzero = {part: size for part, size in sizes.items() if size}
-        phases.append(Phase(name, kept, nonzero))
+        phases.append(Phase(name, permanent, nonzero))
     return phases
 
 
@@ -237,15 +237,15 @@ def _sampling_parts(
     config: SamplingConfig, plan: BatchPlan, actor: Role, machine: Machine
 ) -> tuple[dict[str, int], int]:
     """What sampling adds, and what it keeps between rollouts (with the moving average)."""
-    kept = 0
+    permanent = 0
     if isinstance(config, PPOConfig):
         if config.memory.enable_ema:
-            kept += ema_bytes(actor.weights, machine.processes)[0]
+            permanent += ema_bytes(actor.weights, machine.processes)[0]
         if config.runs_vllm and machine.device_memory is None:
             # On a CPU, vLLM never sleeps.
-            kept += actor.weights.whole // config.vllm.vllm_tensor_parallel + VLLM_CPU_CACHE
+            permanent += actor.weights.whole // config.vllm.vllm_tensor_parallel + VLLM_CPU_CACHE
         if config.rollouts.uses_vllm:
-            return _vllm_parts(config, actor, machine), kept
+            return _vllm_parts(config, actor, machine), permanent
 
     # The prompts of the first pass.
     texts = Texts.of(config)
@@ -261,8 +261,8 @@ def _sampling_parts(
     if uses_graphs(config, machine) and not parts["gathered weights"]:
         # CUDA graphs keep their buffers between rollouts: the cache, and all that one step writes.
         step = scoring_pass(actor.model, slots, 1)
-        kept += parts.pop("KV cache") + step.forward + parts["logits"]
-    return parts, kept
+        permanent += parts.pop("KV cache") + step.forward + parts["logits"]
+    return parts, permanent
 
 
 def _slots(config: SamplingConfig, plan: BatchPlan) -> int:

@@ -120,9 +120,11 @@ def minimum_memory(
         roles = roles_of(config, config.plan_batches(processes), configs, device)
     except UserError:
         return None
-    kept = kept_bytes(roles, processes)
+    held = kept_bytes(roles, processes)
     offloaded = sum(model_states(role.weights, processes).host for role in roles)
     if device.type == "cpu":
-        return MinimumMemory(kept + offloaded, 0)
-    draws = isinstance(config, RefuelOnlineConfig) or (isinstance(config, PPOConfig) and not config.rollouts.uses_vllm)
-    return MinimumMemory(offloaded, kept, sampling_weight_bytes(roles[0].weights, processes) if draws else 0)
+        return MinimumMemory(held + offloaded, 0)
+    gathered = 0
+    if isinstance(config, RefuelOnlineConfig) or (isinstance(config, PPOConfig) and not config.rollouts.uses_vllm):
+        gathered = sampling_weight_bytes(roles[0].weights, processes)
+    return MinimumMemory(offloaded, held, gathered)

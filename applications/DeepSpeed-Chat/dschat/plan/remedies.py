@@ -104,10 +104,10 @@ def hardware_advice(plan: Plan) -> str:
 def _engine_sizes(plan: Plan, memory: int) -> Sequence[int]:
     """Numbers of GPUs that could hold the actor together."""
     processes = plan.machine.processes
-    whole = plan.roles[0].weights.whole
+    actor = plan.roles[0].weights.whole
     sizes = []
     for k in range(2, processes + 1):
-        if processes % k == 0 and whole / k + CUDA_BYTES < memory:
+        if processes % k == 0 and actor / k + CUDA_BYTES < memory:
             sizes.append(k)
     return sizes
 
