@@ -240,11 +240,11 @@ def group_of(settings: dict[str, Any], **values: Any) -> Group:
 
 
 def test_settings_beside_the_baseline_by_hand() -> None:
-    """Ten updates: n = 5 has gold .2 more and 2 tokens more, of which each is worth .01; at a KL of 2 all have their
+    """Ten updates: n = 5 has gold .25 more and 2.5 tokens more, of which each is worth .01; at a KL of 2 all have their
     third number. Seed 1 has no baseline."""
     group = group_of({PPO: {"ngram": 1}, MACRO: {"ngram": 5}})
     rows = []
-    for setting, seed, more in ((PPO, 0, 0.0), (MACRO, 0, 0.2), (MACRO, 1, 0.3)):
+    for setting, seed, more in ((PPO, 0, 0.0), (MACRO, 0, 0.25), (MACRO, 1, 0.5)):
         for update in range(10):
             rest = dict.fromkeys(("lambda_eff", "advantage_rms", "return_rms", "explained_variance_middle"), 0.5)
             row = {"setting": setting, "seed": seed, "gold": update / 10 + more, "kl": float(update), **rest}
@@ -253,13 +253,13 @@ def test_settings_beside_the_baseline_by_hand() -> None:
     assert list(zip(runs["setting"], runs["seed"], strict=True)) == [(PPO, 0), (MACRO, 0)]
     macro = runs.iloc[1]
     assert (macro["updates"], macro["speed_up"]) == (8, 1.25)
-    assert macro["gain"] == pytest.approx(0.2) and macro["gold_at_length"] == pytest.approx(1.1 - 0.02)
-    assert macro["KL 2"] == pytest.approx(0.4)
+    assert macro["gain"] == pytest.approx(0.25) and macro["gold_at_length"] == pytest.approx(1.15 - 0.025)
+    assert macro["KL 2"] == pytest.approx(0.45)
     cells = tables.learning_table(runs).splitlines()[-1].strip("| ").split(" | ")
-    assert cells[:6] == [MACRO, "1", "8", "1.25", "1/1", "1.100"]
-    assert cells[6:] == ["0.200", "1.080", "62.0", "9.0", "0.500", "0.50 / 0.50", "0.50", "0.50", "7"]
+    assert cells[:6] == [MACRO, "1", "8", "1.25", "1/1", "1.150"]
+    assert cells[6:] == ["0.250", "1.125", "62.5", "9.0", "0.500", "0.50 / 0.50", "0.50", "0.50", "7"]
     ppo, macro_actions = tables.kl_table(group, runs).splitlines()[2:]
-    assert ppo == f"| {PPO} | 0.200 | +0.000 |" and macro_actions == f"| {MACRO} | 0.400 | +0.200 |"
+    assert ppo == f"| {PPO} | 0.200 | +0.000 |" and macro_actions == f"| {MACRO} | 0.450 | +0.250 |"
 
 
 def test_the_best_token_ppo_is_one_that_most_seeds_bring_there() -> None:

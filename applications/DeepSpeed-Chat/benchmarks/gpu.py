@@ -41,6 +41,7 @@ from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas as pd
 import psutil
 import torch
 
@@ -60,8 +61,6 @@ from contenders.process import PHASES, ContenderJob, IterationFigures, run_alone
 from contenders.profiled import WARMUP_ITERATIONS, profile_decoding
 from contenders.work import SIZES, IterationWork, make_actor, make_files
 from dschat.base.atomic import write_file
-from dschat.base.jsonl import json_lines
-from dschat.lab.run_summary import trailing_mean, window_of
 from dschat.models.load import open_config
 from dschat.models.operations import Peaks
 from dschat.plan.phases import CUDA_BYTES, Machine
@@ -543,15 +542,15 @@ def run_quickstart(folder: Path, flags: Sequence[str]) -> list[Figures]:
     status = subprocess.run(command, stdout=sys.stderr).returncode
     runs: list[Figures] = []
     for file in sorted(folder.glob("step3-*/metrics.jsonl")):
-        rows = [row for _, row in json_lines(file) if GOLD in row]
-        means = trailing_mean([row[GOLD] for row in rows])
+        rows = pd.read_json(file, lines=True).dropna(subset=[GOLD])
+        tenth = max(1, round(len(rows) / 10))
         runs.append(
             {
                 "run": file.parent.name,
                 "updates": len(rows),
-                "seconds": rows[-1]["seconds"],
-                "first_gold": means[window_of(len(rows)) - 1],
-                "gold": means[-1],
+                "seconds": float(rows["seconds"].iloc[-1]),
+                "first_gold": float(rows[GOLD].head(tenth).mean()),
+                "gold": float(rows[GOLD].tail(tenth).mean()),
             }
         )
     if status:
