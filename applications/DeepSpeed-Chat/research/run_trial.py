@@ -176,7 +176,9 @@ def score_per_token(trajectory: Trajectory) -> float:
     """How much the score rises with a token of length: the slope of a regression over the batch."""
     lengths = trajectory.response_mask.sum(1).float()
     distances = lengths - lengths.mean()
-    slope = (distances * trajectory.scores).sum() / distances.square().sum().clamp(min=1)
+    # Lengths are whole numbers: if they differ, the sum of squares is at least 0.5.
+    squares = distances.square().sum().clamp(min=0.5)
+    slope = (distances * trajectory.scores).sum() / squares
     return float(slope)
 
 
