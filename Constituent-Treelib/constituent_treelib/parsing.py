@@ -23,19 +23,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NAMES = ("benepar", "link-grammar", "chunker", "tree-sitter")
+NAMES = ("benepar", "chunker", "tree-sitter")
 
 
-def make_backend(name: str, model: str | None = None, device: str = "cpu", timeout: float = 1.0) -> Backend:
+def make_backend(name: str, model: str | None = None, device: str = "cpu") -> Backend:
     """A parser, loaded and ready.
 
     Args:
-        name: benepar (a neural parser, for sentences), link-grammar (a grammar of English), chunker (built in, needs
-            nothing), or tree-sitter (programs).
-        model: of benepar the name or path of a model, of link-grammar and tree-sitter a language; the backend's own
-            default if None. The chunker has none.
-        device: of torch, where benepar computes.
-        timeout: seconds that link-grammar may take for a sentence.
+        name: benepar (a neural parser of sentences), chunker (built in, needs nothing), or tree-sitter (programs).
+        model: name or path of benepar's model, or tree-sitter's language; None for the backend's default. The chunker
+            has no models.
+        device: torch device on which benepar computes.
 
     Raises:
         TreelibError: there is no such backend, or it lacks a library or model; the message says what to do.
@@ -45,10 +43,6 @@ def make_backend(name: str, model: str | None = None, device: str = "cpu", timeo
         from constituent_treelib.benepar_backend import BeneparBackend
 
         return BeneparBackend(**given, device=device)
-    if name == "link-grammar":
-        from constituent_treelib.link_grammar import LinkGrammarBackend
-
-        return LinkGrammarBackend("en" if model is None else model, timeout)
     if name == "tree-sitter":
         from constituent_treelib.tree_sitter_backend import TreeSitterBackend
 

@@ -3,9 +3,9 @@
 
 A unit is a sentence, one of twenty of 16 words (all --sentences are parsed in one call), or for tree-sitter a program
 of 11 lines with other names each time. A rollout is --responses of them, in a byte-level BPE tokenizer's ids; its time
-is all of `ParsingCondition`: from ids to characters, sentences, trees and lengths. Time is CPU seconds of this process
-and of its children (link-grammar runs in one), in steps of 10 ms; one thread; the fastest of --repeats runs after one
-to warm up. A real model of benepar is measured with ``--benepar_model benepar_en3``, the small one of the tests with:
+is all of `ParsingCondition`: from ids to characters, sentences, trees and lengths. Time is CPU seconds of this
+process; one thread; the fastest of --repeats runs after one to warm up. A real model of benepar is measured with
+``--benepar_model benepar_en3``, the small one of the tests with:
 
     python ../../../tests/support/toy_parser.py runs/toy && python parsing_cost.py --benepar_model runs/toy/toy.pt
 """
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import psutil
 import torch
 
 from constituent_treelib import TreelibError, make_backend
@@ -26,7 +25,7 @@ from harness import report, settings_parser
 from macro_actions.constituents import ParsingCondition
 
 R = TypeVar("R")
-PARSERS = ("chunker", "tree-sitter", "link-grammar", "benepar")
+PARSERS = ("chunker", "tree-sitter", "benepar")
 WORDS_PER_SENTENCE = 16
 SENTENCES = """
 The library near the river was closed for three weeks because the roof had leaked again.
@@ -110,19 +109,13 @@ def make_units(backend: Backend, count: int, seed: int) -> list[str]:
 
 
 def least_cpu_time(work: Callable[[], R], repeats: int) -> tuple[float, R]:
-    """CPU milliseconds of this process and its children in the fastest run after one to warm up; the last result."""
+    """CPU milliseconds of this process in the fastest run after one to warm up; the last result."""
     result = work()
-    children = psutil.Process().children()
-
-    def seconds() -> float:
-        others = [process.cpu_times() for process in children]
-        return time.process_time() + sum(float(times.user + times.system) for times in others)
-
     runs = []
     for _ in range(repeats):
-        start = seconds()
+        start = time.process_time()
         result = work()
-        runs.append(1000 * (seconds() - start))
+        runs.append(1000 * (time.process_time() - start))
     return min(runs), result
 
 
