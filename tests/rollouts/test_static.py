@@ -72,10 +72,10 @@ def test_two_steps_of_a_bucket_are_the_same_to_a_gpu(family: str, options: dict[
     for column in (10, 11):
         with Operators(before) as operators, HostSyncs() as syncs:
             decoder.step(3, 0, column)
-        assert decoder.refusal is None and syncs.found == []
+        assert decoder.refusal is None and syncs.operators == []
         steps.append(operators.list)
     assert steps[0] == steps[1] and len(steps[0]) > 100
-    assert decoder.drawn.tolist() == [4, 4, 4, 3]  # the fourth slot fills the bucket
+    assert decoder.sampled.tolist() == [4, 4, 4, 3]  # the fourth slot fills the bucket
 
 
 class Actor:

@@ -31,7 +31,7 @@ from dschat.settings.supervised import SupervisedConfig
 
 # Of a GPU's memory, what is none of ours: CUDA's context, NCCL's and cuBLAS's work space.
 CUDA_BYTES = 2_500_000_000
-VLLM_CPU_CACHE = 1 << 28  # of vLLM on a CPU, as `dschat.rollouts.vllm` asks for it
+VLLM_CPU_CACHE = 1 << 28  # of vLLM on a CPU, as `dschat.rollouts.vllm.engine` asks for it
 VLLM_PASSES = 2_000_000_000  # of a GPU, for vLLM's activations and logits; an allowance that nobody has measured
 GB = 10**9
 PROCESS_BYTES = 3_000_000_000  # of main memory: a process with torch, DeepSpeed and CUDA's libraries
