@@ -60,7 +60,7 @@ def test_folders_without_a_policy_say_what_they_are(run, model, tmp_path):
     save_reward(as_run(tmp_path / "reward", model_name_or_path=model))
     for place, words in [
         ("begun", "saved no model yet"),
-        ("saved", "training checkpoints alone"),
+        ("saved", "only training checkpoints"),
         ("empty", "neither a run's output folder nor a model's"),
         ("file", "no such folder"),
         ("away", "no such folder"),

@@ -99,6 +99,7 @@ def test_a_lost_server_ends_the_run_with_a_checkpoint(sessions, group, tmp_path)
     """From which the run goes on exactly, whether it was lost in a rollout or in an evaluation."""
     whole = result_of(ppo(tmp_path / "whole"), tmp_path / "whole")
     place = tmp_path / "lost"
+    torch.manual_seed(5)  # as `result_of`
     with pytest.raises(ServerLost):
         ppo(place, rollouts=LosesItsServer(sessions)).fit()
     assert list((place / "checkpoints").glob("step-*"))

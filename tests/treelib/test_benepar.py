@@ -63,7 +63,7 @@ def test_every_shape_of_tree(backend, sentences):
         output = CompressedParserOutput.from_tree(sentence.tree, parser.label_vocab, parser.tag_vocab)
         [words] = loading._split_words([sentence.text])
         expected = str(sentence.tree[0]).replace("(-LRB- ()", "(-LRB- -LRB-)").replace("(-RRB- ))", "(-RRB- -RRB-)")
-        tree = backend._tree(words, output)
+        tree = backend._build_tree(words, output)
         inner = [(node, node.children) for node in tree.nodes() if node.children]
         assert all((node.start, node.end) == (below[0].start, below[-1].end) for node, below in inner)
         printed.append(tree.bracket_string(sentence.text))

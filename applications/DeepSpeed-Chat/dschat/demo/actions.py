@@ -177,7 +177,7 @@ class Actions:
         draw_actions: bool,
     ) -> list[Component]:
         """The messages of a side in Gradio's form."""
-        messages = []
+        messages: list[Component] = []
         for turn in conversation.turns:
             answer = turn.answers[side]
             content = []

@@ -127,11 +127,14 @@ class GrowingAnswer:
     def next_draft(self) -> Draft | None:
         """The answer so far, or the whole answer; None if nothing new has come within POLL_INTERVAL."""
         try:
-            self._text += next(self._streamer)
+            words = next(self._streamer)
         except queue.Empty:
             return None if self.thread.is_alive() else self._result()
         except StopIteration:
             return self._result()
+        if not words:  # the last token has not ended a word
+            return None
+        self._text += words
         text, _ = cut_at_marker(self._text, self._question.markers)
         return Draft(text[: len(text) - longest_marker_start(text, self._question.markers)])
 
@@ -259,7 +262,7 @@ class _StopAnswer(StoppingCriteria):
         self,
         input_ids: Tensor,
         scores: Tensor,
-        **_: object,
+        **options: object,
     ) -> Tensor:
         ids = input_ids[0, len(self._question.prompt_ids) :].tolist()
         text = decode_response(self._question.model.tokenizer, ids)

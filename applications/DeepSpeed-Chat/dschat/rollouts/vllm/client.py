@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import httpx2
 
 from dschat.base.errors import ServerLost, UserError
-from dschat.rollouts.vllm.requests import ResponseRequest, SampledResponse
+from dschat.rollouts.vllm.requests import ResponseRequest, VllmResponse
 from dschat.run.stop import is_stopping_here, raise_if_stopped_here
 
 FLAG = "--vllm_url"
@@ -135,7 +135,7 @@ class ServerClient:
         url: str,
         request: ResponseRequest,
         version: str,
-    ) -> SampledResponse:
+    ) -> VllmResponse:
         """Samples one response. Raises UserError if the server refuses, ServerLost if it or its weights are gone."""
         body = json.dumps({"token_ids": request.prompt, "sampling_params": request.parameters})  # has infinities
         headers = {"Content-Type": "application/json", VERSION_HEADER: version}
@@ -152,7 +152,7 @@ class ServerClient:
             if span["version"] != version:
                 raise other_weights(url, span["version"], version)
         logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
-        return SampledResponse(choice["token_ids"], logprobs)
+        return VllmResponse(choice["token_ids"], logprobs)
 
 
 class BackgroundGeneration:
@@ -180,13 +180,13 @@ class BackgroundGeneration:
         self._first_server = first_server
         self._version = version
         self._timeout = timeout
-        self._responses: dict[int, SampledResponse] = {}
+        self._responses: dict[int, VllmResponse] = {}
         self._problem: UserError | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     @property
-    def responses(self) -> list[SampledResponse]:
+    def responses(self) -> list[VllmResponse]:
         """All responses in the order of the requests, once they are finished."""
         return [self._responses[number] for number in range(len(self._requests))]
 
@@ -237,7 +237,7 @@ class BackgroundGeneration:
         requests: Mapping[int, ResponseRequest],
     ) -> None:
         """Sends the requests of one server and collects its responses; after a problem, the others are cancelled."""
-        numbers: dict[asyncio.Task[SampledResponse], int] = {}
+        numbers: dict[asyncio.Task[VllmResponse], int] = {}
         for number, request in requests.items():
             task = asyncio.create_task(self._client.generate(http, url, request, self._version))
             numbers[task] = number
@@ -252,7 +252,7 @@ class BackgroundGeneration:
     async def _collect(
         self,
         url: str,
-        numbers: Mapping[asyncio.Task[SampledResponse], int],
+        numbers: Mapping[asyncio.Task[VllmResponse], int],
     ) -> None:
         """Waits for the responses of one server. Raises ServerLost if it hangs or does not answer."""
         pending = set(numbers)

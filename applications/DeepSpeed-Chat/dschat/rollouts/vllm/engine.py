@@ -25,7 +25,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm.requests import (
     BATCHED_TOKENS,
     ResponseRequest,
-    SampledResponse,
+    VllmResponse,
     make_requests,
     to_generation,
 )
@@ -197,7 +197,7 @@ class VllmEngine:
         responses = shared_responses[first : first + len(prompts)]
         return to_generation(prompts, responses, sampling, limits)
 
-    def _generate(self, requests: Sequence[ResponseRequest]) -> list[SampledResponse]:
+    def _generate(self, requests: Sequence[ResponseRequest]) -> list[VllmResponse]:
         from vllm import SamplingParams
 
         assert self._llm is not None
@@ -206,5 +206,5 @@ class VllmEngine:
         responses = []
         for output in self._llm.generate(inputs, parameters, use_tqdm=False):
             completion = output.outputs[0]
-            responses.append(SampledResponse(list(completion.token_ids), completion.logprobs.logprobs))
+            responses.append(VllmResponse(list(completion.token_ids), completion.logprobs.logprobs))
         return responses

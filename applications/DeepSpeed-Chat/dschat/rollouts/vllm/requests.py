@@ -26,7 +26,7 @@ class ResponseRequest:
 
 
 @dataclass(frozen=True)
-class SampledResponse:
+class VllmResponse:
     """A response as vLLM returns it."""
 
     tokens: list[int]
@@ -70,7 +70,7 @@ def sampling_parameters(
 
 def to_generation(
     prompts: Sequence[Sequence[int]],
-    responses: Sequence[SampledResponse],
+    responses: Sequence[VllmResponse],
     sampling: Sampling,
     limits: Sequence[int] | None = None,
 ) -> Generation:

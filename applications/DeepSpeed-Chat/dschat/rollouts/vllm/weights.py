@@ -64,10 +64,15 @@ def plain_weights(actor: TrainedPolicy) -> Iterator[tuple[str, Tensor]]:
     until it has them all, while those of `whole_weights` are freed when the next one is gathered.
     """
     inner = actor.module.inner
-    weights = ((name.removeprefix("inner."), tensor.clone()) for name, tensor in actor.whole_weights())
+    weights = _copies(actor.whole_weights())
     if lora_config(inner) is not None:
-        return as_published(inner, merged(inner, weights))
+        weights = merged(inner, weights)
     return as_published(inner, weights)
+
+
+def _copies(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        yield name.removeprefix("inner."), tensor.clone()
 
 
 def transposed_matrices(actor: TrainedPolicy) -> frozenset[str]:
