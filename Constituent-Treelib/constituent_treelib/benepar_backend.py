@@ -100,7 +100,13 @@ class BeneparBackend:
         if not sentences:
             return []
         try:
-            return list(self._parser.parse(sentences, return_compressed=True, subbatch_max_tokens=WORDS_PER_PASS))
+            return list(
+                self._parser.parse(
+                    sentences,
+                    return_compressed=True,
+                    subbatch_max_tokens=WORDS_PER_PASS,
+                )
+            )
         except Exception as error:  # a model may fail in any way
             if len(sentences) == 1:
                 self._log_failure(sentences[0], error)
@@ -127,7 +133,14 @@ class BeneparBackend:
             tags = [self._parser.tag_from_index[i] for i in output.tags.tolist()]
         starts = output.starts.tolist()
         ends = output.ends.tolist()
-        constituents = list(zip(starts, ends, output.labels.tolist(), strict=True))
+        constituents = list(
+            zip(
+                starts,
+                ends,
+                output.labels.tolist(),
+                strict=True,
+            )
+        )
         if constituents[0][:2] != (0, word_count) or len(tags) != word_count:
             return None
 

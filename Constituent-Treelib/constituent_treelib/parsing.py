@@ -128,7 +128,13 @@ def parse_texts(
     trees: list[list[Tree]] = [[] for _ in texts]
     reasons: Counter[str] = Counter()
     results = _parse(units, backend)
-    for number, start, unit, parsed in zip(text_numbers, starts, units, results, strict=True):
+    for number, start, unit, parsed in zip(
+        text_numbers,
+        starts,
+        units,
+        results,
+        strict=True,
+    ):
         if isinstance(parsed, str):
             reasons[parsed] += 1
             trees[number] += [part.moved(start) for part in chunk_text(unit)]
@@ -171,7 +177,14 @@ def _parse(
         return [f"failed: {type(error).__name__}"] * len(units)
     if len(trees) != len(units):
         return ["wrong number of trees"] * len(units)
-    return [_check_tree(tree, len(unit)) for unit, tree in zip(units, trees, strict=True)]
+    return [
+        _check_tree(tree, len(unit))
+        for unit, tree in zip(
+            units,
+            trees,
+            strict=True,
+        )
+    ]
 
 
 def _check_tree(tree: object, length: int) -> Tree | str:

@@ -260,7 +260,11 @@ def draw_png(
         raise TreelibError(f"a PNG needs matplotlib ({error}): pip install matplotlib, or write an SVG.") from error
     picture = arrange(tree, text)
     scale = min(2.0, _MAX_PIXELS / picture.width, _MAX_PIXELS / picture.height)
-    figure = Figure(figsize=(picture.width / 100, picture.height / 100), dpi=100 * scale, facecolor="white")
+    figure = Figure(
+        figsize=(picture.width / 100, picture.height / 100),
+        dpi=100 * scale,
+        facecolor="white",
+    )
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, picture.width)

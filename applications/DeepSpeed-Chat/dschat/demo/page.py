@@ -34,7 +34,13 @@ def serve(session: Session) -> tuple[Component, str]:
     style = (resources.files("dschat.demo") / "demo.css").read_text(encoding="utf-8")
     password = os.environ.get(PASSWORD)
     demo = options.demo
-    address = launch(page, f"{STYLE}\n{style}", port=demo.port, host=demo.host, password=password)
+    address = launch(
+        page,
+        f"{STYLE}\n{style}",
+        port=demo.port,
+        host=demo.host,
+        password=password,
+    )
     return page, address
 
 
@@ -44,7 +50,11 @@ def build(session: Session) -> Component:
     sides = session.options.demo.sides
     gr = gradio(f"dschat demo {task}")
     actions = Actions(gr, session)
-    with gr.Blocks(title=TITLES[task], analytics_enabled=False, fill_width=True) as blocks:
+    with gr.Blocks(
+        title=TITLES[task],
+        analytics_enabled=False,
+        fill_width=True,
+    ) as blocks:
         for side in range(sides):
             _add_chooser(gr, actions, side)
         with gr.Row(elem_id="demo-main"):
@@ -79,12 +89,31 @@ def _add_chooser(gr: Any, actions: Actions, side: int) -> None:
         folder = gr.Textbox(
             path, label=f"{name}: run folder", placeholder="runs/…/step3-ppo", elem_id=f"demo-{key}-run", scale=4
         )
-        find = gr.Button("Load run", elem_id=f"demo-{key}-find", min_width=120, scale=0)
-        chooser = gr.Dropdown(
-            choices, value=session.path(side), label="Checkpoint", elem_id=f"demo-{key}-checkpoint", scale=4
+        find = gr.Button(
+            "Load run",
+            elem_id=f"demo-{key}-find",
+            min_width=120,
+            scale=0,
         )
-        load = gr.Button("Load model", variant="primary", elem_id=f"demo-{key}-load", min_width=130, scale=0)
-    status = _html(gr, status_html(session.status(side)), elem_id=f"demo-{key}-status")
+        chooser = gr.Dropdown(
+            choices,
+            value=session.path(side),
+            label="Checkpoint",
+            elem_id=f"demo-{key}-checkpoint",
+            scale=4,
+        )
+        load = gr.Button(
+            "Load model",
+            variant="primary",
+            elem_id=f"demo-{key}-load",
+            min_width=130,
+            scale=0,
+        )
+    status = _html(
+        gr,
+        status_html(session.status(side)),
+        elem_id=f"demo-{key}-status",
+    )
     actions.folders.append(folder)
     actions.choosers.append(chooser)
     actions.statuses.append(status)
@@ -131,7 +160,12 @@ def _add_form(gr: Any, actions: Actions) -> list[Component]:
     with gr.Row():
         subreddit = gr.Textbox(label="Subreddit", placeholder="AskReddit", elem_id="demo-subreddit")
         title = gr.Textbox(label="Title (optional; the published data have none)", elem_id="demo-title")
-    post = gr.Textbox(label="Post", lines=8, max_lines=8, elem_id="demo-post")
+    post = gr.Textbox(
+        label="Post",
+        lines=8,
+        max_lines=8,
+        elem_id="demo-post",
+    )
     actions.form = [subreddit, title, post]
     return list(actions.form)
 
@@ -150,8 +184,19 @@ def _add_summaries(gr: Any, actions: Actions) -> None:
 def _add_buttons(gr: Any) -> dict[str, Component]:
     with gr.Row(elem_id="demo-buttons"):
         return {
-            "submit": gr.Button("Submit", variant="primary", elem_id="demo-submit", min_width=100),
-            "stop": gr.Button("Stop", variant="stop", interactive=False, elem_id="demo-stop", min_width=100),
+            "submit": gr.Button(
+                "Submit",
+                variant="primary",
+                elem_id="demo-submit",
+                min_width=100,
+            ),
+            "stop": gr.Button(
+                "Stop",
+                variant="stop",
+                interactive=False,
+                elem_id="demo-stop",
+                min_width=100,
+            ),
             "example": gr.Button("Load example", elem_id="demo-example", min_width=100),
             "clear": gr.Button("Clear", elem_id="demo-clear", min_width=100),
         }
@@ -170,8 +215,21 @@ def _add_panel(gr: Any, actions: Actions) -> Component:
             label="Temperature",
             elem_id="demo-temperature",
         ),
-        "top_k": gr.Number(choice.top_k, label="Top-k (0: all)", precision=0, minimum=0, elem_id="demo-top-k"),
-        "top_p": gr.Slider(0.01, 1, choice.top_p, step=0.01, label="Top-p", elem_id="demo-top-p"),
+        "top_k": gr.Number(
+            choice.top_k,
+            label="Top-k (0: all)",
+            precision=0,
+            minimum=0,
+            elem_id="demo-top-k",
+        ),
+        "top_p": gr.Slider(
+            0.01,
+            1,
+            choice.top_p,
+            step=0.01,
+            label="Top-p",
+            elem_id="demo-top-p",
+        ),
         "max_new_tokens": gr.Number(
             choice.max_new_tokens, label="Max new tokens", precision=0, minimum=1, elem_id="demo-max-new-tokens"
         ),
@@ -179,7 +237,12 @@ def _add_panel(gr: Any, actions: Actions) -> Component:
     load = gr.Button("Load from run", elem_id="demo-own", size="sm")
     actions.parts["source"] = _html(gr, elem_id="demo-source")
     outputs = [*actions.panel.values(), actions.parts["source"]]
-    load.click(actions.load_sampling, inputs=actions.choosers[0], outputs=outputs, **QUIET)
+    load.click(
+        actions.load_sampling,
+        inputs=actions.choosers[0],
+        outputs=outputs,
+        **QUIET,
+    )
     compares_models = actions.session.options.demo.sides == 2
     return gr.Checkbox(compares_models, label="Draw macro actions", elem_id="demo-draw")
 
@@ -191,10 +254,20 @@ def _connect_draw_box(
     legend: Component,
 ) -> None:
     """Shows or hides the legend, and the macro actions of answers that are there already."""
-    draw_box.change(lambda is_on: gr.update(visible=is_on), inputs=draw_box, outputs=legend, **UNQUEUED)
+    draw_box.change(
+        lambda is_on: gr.update(visible=is_on),
+        inputs=draw_box,
+        outputs=legend,
+        **UNQUEUED,
+    )
     if actions.session.task == "chat":
         inputs = [actions.parts["state"], draw_box]
-        draw_box.change(actions.show, inputs=inputs, outputs=actions.answers, **UNQUEUED)
+        draw_box.change(
+            actions.show,
+            inputs=inputs,
+            outputs=actions.answers,
+            **UNQUEUED,
+        )
 
 
 def _connect(
@@ -222,7 +295,11 @@ def _connect(
     # Submit: lock the buttons, answer, unlock them.
     all_buttons = list(buttons.values())
     for submit in submits:
-        answering = submit(partial(set_busy, True), outputs=all_buttons, **UNQUEUED).then(
+        answering = submit(
+            partial(set_busy, True),
+            outputs=all_buttons,
+            **UNQUEUED,
+        ).then(
             _make_answer_handler(gr, actions.chat if is_chat else actions.summary),
             inputs=[*inputs, draw_box, *actions.panel.values()],
             outputs=changed,
@@ -236,7 +313,11 @@ def _connect(
         example: Update = {parts["message"]: CHAT_EXAMPLE}
     else:
         example = dict(zip(actions.form, SUMMARY_EXAMPLE, strict=True))
-    buttons["example"].click(lambda: example, outputs=list(example), **UNQUEUED)
+    buttons["example"].click(
+        lambda: example,
+        outputs=list(example),
+        **UNQUEUED,
+    )
     cleared = [*changed, *actions.form]
     buttons["clear"].click(actions.cleared, outputs=cleared, **UNQUEUED)
 

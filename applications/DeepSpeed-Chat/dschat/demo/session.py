@@ -80,7 +80,11 @@ def chat_prompt(
     if tokenizer.chat_template is not None:
         answers = reply_contents(tokenizer, [answer for _, answer in turns])
         messages = []
-        for (question, _), answer in zip(turns, answers, strict=True):
+        for (question, _), answer in zip(
+            turns,
+            answers,
+            strict=True,
+        ):
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         messages.append({"role": "user", "content": message})
         return Prompt(Row(None, messages, None, None, {}, ORIGIN))

@@ -268,7 +268,12 @@ class _StopAnswer(StoppingCriteria):
         text = decode_response(self._question.model.tokenizer, ids)
         _, has_marker = cut_at_marker(text, self._question.markers)
         is_over = has_marker or any(stop.is_set() for stop in self._stops)
-        return torch.full(input_ids.shape[:1], is_over, dtype=torch.bool, device=input_ids.device)
+        return torch.full(
+            input_ids.shape[:1],
+            is_over,
+            dtype=torch.bool,
+            device=input_ids.device,
+        )
 
 
 class MacroActionCutter:
@@ -323,11 +328,24 @@ class MacroActionCutter:
         )
         zeros = torch.zeros(mask.shape)
         logprobs = self._logprobs(rollout) if self._reads_logprobs else zeros
-        trajectory = Trajectory(rollout, logprobs, logprobs, values=zeros, scores=torch.zeros(1))
+        trajectory = Trajectory(
+            rollout,
+            logprobs,
+            logprobs,
+            values=zeros,
+            scores=torch.zeros(1),
+        )
         macro_actions = segment(self._condition(trajectory, 0).ends, mask)
         texts = token_texts(list(answer_ids), self._model.tokenizer)
         numbers = macro_actions.index[0].tolist()
-        return [MacroToken(text, number) for text, number in zip(texts, numbers, strict=True)]
+        return [
+            MacroToken(text, number)
+            for text, number in zip(
+                texts,
+                numbers,
+                strict=True,
+            )
+        ]
 
     @torch.no_grad()
     def _logprobs(self, rollout: Rollout) -> Tensor:

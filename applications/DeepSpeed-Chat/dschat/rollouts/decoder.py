@@ -65,13 +65,30 @@ class Decoder:
         self._steps_by_products = not is_plain and causal_lm._supports_attention_backend
         self._masks = StepMasks(causal_lm.config, self.cache, is_plain or self._steps_by_products)
 
-        self._slot_state = torch.zeros(5, capacity.slots, dtype=torch.long, device=device)
+        self._slot_state = torch.zeros(
+            5,
+            capacity.slots,
+            dtype=torch.long,
+            device=device,
+        )
         self.number, self.sampled, self.position, self.id, self.first = self._slot_state
-        self.ended = torch.zeros(capacity.slots, dtype=torch.bool, device=device)
+        self.ended = torch.zeros(
+            capacity.slots,
+            dtype=torch.bool,
+            device=device,
+        )
         shape = (capacity.prompts + 1, capacity.tokens)
-        self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
+        self.tokens = torch.zeros(
+            shape,
+            dtype=torch.long,
+            device=device,
+        )
         self.logprobs = torch.zeros(shape, device=device)
-        self.uniform = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.uniform = torch.zeros(
+            shape,
+            dtype=torch.float64,
+            device=device,
+        )
         self._samplers: dict[Sampling, TokenSampler] = {}
 
     def begin(
@@ -154,7 +171,12 @@ class Decoder:
                 and logits.
         """
         start = end - input_ids.shape[1]
-        self.cache.window.set(rows, low=start, start=start, end=end)
+        self.cache.window.set(
+            rows,
+            low=start,
+            start=start,
+            end=end,
+        )
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         with self._uncompiled():
             logits = self._forward(rows, input_ids, positions, mask.long())
@@ -176,7 +198,12 @@ class Decoder:
     ) -> None:
         """Samples the next token of the first `live` slots, which see columns [low, end] and write column `end`."""
         rows = slice(0, live)
-        self.cache.window.set(rows, low=low, start=end, end=end + 1)
+        self.cache.window.set(
+            rows,
+            low=low,
+            start=end,
+            end=end + 1,
+        )
         self.position[rows] += 1
         by_products = one_token_attention(self._model) if self._steps_by_products else nullcontext()
         input_ids = self.id[rows, None]

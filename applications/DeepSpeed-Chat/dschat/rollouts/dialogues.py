@@ -146,7 +146,13 @@ class PolicyAssistant:
         for ids, has_end in zip(responses, finished, strict=True):
             texts.append(decode_response(self._tokenizer, ids[:-1] if has_end else ids))
         contents = reply_contents(self._tokenizer, texts)
-        for n, ids, content, has_end in zip(fitting, responses, contents, finished, strict=True):
+        for n, ids, content, has_end in zip(
+            fitting,
+            responses,
+            contents,
+            finished,
+            strict=True,
+        ):
             replies[n] = AssistantTurn(prompts[n], ids, content, has_end)
         return replies
 

@@ -249,7 +249,11 @@ class FiniteLogits(LogitsProcessor):
         device: torch.device,
         missing: Tensor | None = None,
     ) -> None:
-        self.bad_rows = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.bad_rows = torch.zeros(
+            rows,
+            dtype=torch.bool,
+            device=device,
+        )
         self._missing = missing
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -288,7 +292,11 @@ def generate(
     input_ids, attention_mask = pad_prompts(prompts, sampling.pad_id, device)
     shape = (len(prompts), sampling.max_new_tokens)
     tokens = torch.full(shape, sampling.pad_id, device=device)
-    bad_rows = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    bad_rows = torch.zeros(
+        len(prompts),
+        dtype=torch.bool,
+        device=device,
+    )
     max_tokens = sampling.limits(len(prompts), limits)
     order = sorted(range(len(prompts)), key=lambda row: (max_tokens[row], -len(prompts[row])))
     fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])

@@ -115,7 +115,11 @@ class TokenSampler:
         allowed = [i for i in range(vocab_size) if i not in excluded]
         self._temperature = sampling.temperature
         forbidden = sorted(sampling.forbidden)
-        self._forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)
+        self._forbidden = torch.tensor(
+            forbidden,
+            dtype=torch.long,
+            device=device,
+        )
         self._allowed = torch.tensor(allowed, device=device)
         self._end_ids = torch.tensor(sampling.end_ids, device=device)
         self._no_ids = torch.LongTensor()  # the warpers do not read them
@@ -196,7 +200,11 @@ def inverse_cdf(
     total = running[:, -1]
     target = uniform[:, None] * running[:, -1:]
     last_block = block_sums.shape[1] - 1
-    block = torch.searchsorted(running, target, right=True).clamp(max=last_block)
+    block = torch.searchsorted(
+        running,
+        target,
+        right=True,
+    ).clamp(max=last_block)
     previous = (block - 1).clamp(min=0)
     before = torch.where(block > 0, running.gather(1, previous), 0.0)
 
@@ -206,7 +214,11 @@ def inverse_cdf(
     inside = torch.where(ids < num_ids, inside, 0.0).cumsum(-1)
     # The block's float32 sum may be above that of float64, and the target behind its end.
     largest = torch.nextafter(inside[:, -1:], torch.zeros_like(before))
-    position = torch.searchsorted(inside, torch.minimum(target - before, largest), right=True)
+    position = torch.searchsorted(
+        inside,
+        torch.minimum(target - before, largest),
+        right=True,
+    )
     sampled = (block * BLOCK + position).clamp(max=num_ids - 1)
     return sampled[:, 0], total
 

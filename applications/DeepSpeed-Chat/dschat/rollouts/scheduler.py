@@ -171,7 +171,11 @@ class BatchScheduler:
         mask = rollout.response_mask
         logprobs = self._decoder.logprobs[:count, : mask.shape[1]]
         logprobs = torch.where(mask, logprobs, 0.0)
-        return Generation(rollout, logprobs, bad_rows=logprobs.isnan().any(1))
+        return Generation(
+            rollout,
+            logprobs,
+            bad_rows=logprobs.isnan().any(1),
+        )
 
     def _low(self) -> int:
         """First column of the live rows."""

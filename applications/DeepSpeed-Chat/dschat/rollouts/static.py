@@ -155,7 +155,11 @@ class StaticDecoder(Decoder):
         columns = round_up(capacity.columns, COLUMN_STEP)
         super().__init__(causal_lm, replace(capacity, columns=columns))
         self._addresses = addresses_of(causal_lm)
-        self._column = torch.zeros(1, dtype=torch.long, device=self._device)  # the one that was filled last
+        self._column = torch.zeros(
+            1,
+            dtype=torch.long,
+            device=self._device,
+        )  # the one that was filled last
         self._steps: dict[tuple[Sampling, int, int], Callable[[], None]] = {}  # by sampling, rows and columns
         on_gpu = self._device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
@@ -262,7 +266,13 @@ class StaticDecoder(Decoder):
         self._column += 1
         self.position[slots] += 1
         start = columns - COLUMN_STEP
-        self.cache.window.set(slots, low=0, start=start, end=columns, column=self._column)
+        self.cache.window.set(
+            slots,
+            low=0,
+            start=start,
+            end=columns,
+            column=self._column,
+        )
         mask = self._masks.of_static_step(self.first[slots], self._column)
         input_ids = self.id[slots, None].data
         positions = self.position[slots, None].data
@@ -279,7 +289,12 @@ class StaticDecoder(Decoder):
         graph = torch.cuda.CUDAGraph()
         stream_before = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph,
+                self._pool,
+                self._stream,
+                capture_error_mode="thread_local",
+            ):
                 step()
         except RuntimeError as error:
             # When torch.cuda.graph fails it leaves its stream set, and the allocator recording.

@@ -61,7 +61,11 @@ class ServerClient:
         self.urls = [url.rstrip("/") for url in urls]
         token = os.environ.get(TOKEN)
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx2.Client(headers=self.headers, timeout=POST_TIMEOUT, limits=LIMITS)
+        self._http = httpx2.Client(
+            headers=self.headers,
+            timeout=POST_TIMEOUT,
+            limits=LIMITS,
+        )
 
     def info(self, url: str) -> ServerInfo:
         """What a server is. Raises UserError if it is of another kind, ServerLost if there is none."""
@@ -120,7 +124,11 @@ class ServerClient:
     ) -> None:
         headers = {} if version is None else {VERSION_HEADER: version}
         try:
-            answer = self._http.post(url + path, json=body, headers=headers)
+            answer = self._http.post(
+                url + path,
+                json=body,
+                headers=headers,
+            )
         except httpx2.HTTPError as error:
             raise lost(url, f"has gone: {error or type(error).__name__}") from error
         if answer.status_code == 500 and asyncio.run(_is_healthy(url)):
@@ -226,7 +234,11 @@ class BackgroundGeneration:
         for number, request in enumerate(self._requests):
             url = urls[(self._first_server + number) % len(urls)]
             requests_by_url[url][number] = request
-        async with httpx2.AsyncClient(headers=self._client.headers, timeout=None, limits=LIMITS) as http:
+        async with httpx2.AsyncClient(
+            headers=self._client.headers,
+            timeout=None,
+            limits=LIMITS,
+        ) as http:
             servers = [self._generate_on(http, url, requests) for url, requests in requests_by_url.items()]
             await asyncio.gather(*servers)
 

@@ -166,7 +166,13 @@ class VllmEngine:
             llm.apply_model(repack_weights)
 
         shard = rank() % self._tensor_parallel
-        (wrong,) = llm.apply_model(partial(wrong_layers, columns=columns, shard=shard))
+        (wrong,) = llm.apply_model(
+            partial(
+                wrong_layers,
+                columns=columns,
+                shard=shard,
+            )
+        )
         for name in sorted(set().union(*self._gather(wrong))):
             raise UserError(
                 f"--rollout_engine vllm: {name} computes with other weights than the actor's, which vLLM was given. "

@@ -42,7 +42,12 @@ def make_requests(
     """One request per prompt; see `dschat.rollouts.engine.ResponseSampler` for the arguments."""
     requests = []
     max_tokens = sampling.limits(len(prompts), limits)
-    for prompt, seed, limit in zip(prompts, seeds, max_tokens, strict=True):
+    for prompt, seed, limit in zip(
+        prompts,
+        seeds,
+        max_tokens,
+        strict=True,
+    ):
         requests.append(ResponseRequest(list(prompt), sampling_parameters(sampling, seed, limit)))
     return requests
 

@@ -146,7 +146,11 @@ class VllmServers:
     def _open_update(self, actor: TrainedPolicy) -> None:
         """Checks the servers, introduces the run at its first update, and opens the update."""
         infos = [self._client.info(url) for url in self._client.urls]
-        for url, info in zip(self._client.urls, infos, strict=True):
+        for url, info in zip(
+            self._client.urls,
+            infos,
+            strict=True,
+        ):
             self._check(url, info, actor)
 
         # From here on, servers refuse to sample until the update is complete.

@@ -99,7 +99,11 @@ class NcclTransport:
         bodies: list[Json] = [{"update_info": update}] * len(self._client.urls)
         receiving = self._post("/update_weights", bodies, version)
         if not receiving.done():  # otherwise a server has refused, and nobody would receive
-            self._group.broadcast(weight.contiguous(), src=0, stream=self._stream)
+            self._group.broadcast(
+                weight.contiguous(),
+                src=0,
+                stream=self._stream,
+            )
         receiving.result()
 
     def _post(

@@ -106,9 +106,22 @@ class TrainerWeights(NCCLWeightTransferEngine):
         update: WeightUpdate,
     ) -> Iterable[tuple[str, Tensor]]:
         assert self.model_update_group is not None  # `init_transfer_engine` has joined it
-        for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):
-            weight = torch.empty(shape, dtype=getattr(torch, dtype), device=self.device)
-            self.model_update_group.broadcast(weight, src=0, stream=torch.cuda.current_stream())
+        for name, dtype, shape in zip(
+            update.names,
+            update.dtype_names,
+            update.shapes,
+            strict=True,
+        ):
+            weight = torch.empty(
+                shape,
+                dtype=getattr(torch, dtype),
+                device=self.device,
+            )
+            self.model_update_group.broadcast(
+                weight,
+                src=0,
+                stream=torch.cuda.current_stream(),
+            )
             yield name, weight
 
     def _append_piece(
