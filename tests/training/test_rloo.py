@@ -71,13 +71,13 @@ def test_recorded_seeds_of_rows():
 
 def test_seeds_of_rows_are_those_of_prompt_and_sample(group, tmp_path, monkeypatch):
     trainer, seeds = trainer_of(tmp_path), []
-    real = ContinuousEngine.draw_from
+    real = ContinuousEngine.sampler_for
 
     def noted(engine, causal_lm):
         draw = real(engine, causal_lm)
         return lambda prompts, sampling, given: (seeds.extend(given), draw(prompts, sampling, given))[1]
 
-    monkeypatch.setattr(ContinuousEngine, "draw_from", noted)
+    monkeypatch.setattr(ContinuousEngine, "sampler_for", noted)
     drawn_by(trainer, 1, (0, 5), draw=7)
     assert seeds == [row_seed(1234, SeedKind.TRAINING, 7, index) for index in (0, 5)]
     seeds.clear()

@@ -241,7 +241,7 @@ def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monk
     Of global random numbers, the second part gets those that it would have got.
     """
     sizes: list[int] = []
-    real = ContinuousEngine.draw_from
+    real = ContinuousEngine.sampler_for
 
     def noted(engine: Any, causal_lm: Any) -> Any:
         def draw(prompts: Any, *args: Any, **options: Any) -> Any:
@@ -249,12 +249,12 @@ def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monk
             random.append(float(torch.rand(())))
             if stops and len(sizes) == 3:
                 raise KeyboardInterrupt
-            return draw_from(prompts, *args, **options)
+            return sampler_for(prompts, *args, **options)
 
-        draw_from = real(engine, causal_lm)
+        sampler_for = real(engine, causal_lm)
         return draw
 
-    monkeypatch.setattr(ContinuousEngine, "draw_from", noted)
+    monkeypatch.setattr(ContinuousEngine, "sampler_for", noted)
     whole, random, stops = trainer_of(tmp_path), list[float](), False
     torch.manual_seed(0)
     expected, _ = batch_of(whole)

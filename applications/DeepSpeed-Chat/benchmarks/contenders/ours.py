@@ -24,7 +24,7 @@ from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.quickstart.subcommands import as_arguments
-from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
+from dschat.rollouts.engine import Generation, ResponseSampler, assemble, pad_prompts
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.termination import TerminationCondition
@@ -89,7 +89,7 @@ def flags(job: ContenderJob) -> list[str]:
 
 
 @contextmanager
-def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[Draw]:
+def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
     """Samples words uniformly, at no cost; every response has the full length."""
 
     def draw(

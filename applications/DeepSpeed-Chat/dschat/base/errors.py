@@ -9,3 +9,7 @@ class UserError(Exception):
     """
 
     on_every_rank = False  # where all raise the same one, the main process alone prints it
+
+
+class ServerLost(UserError):
+    """A server that the run needs is gone. The run saves a checkpoint and ends; the message says how to go on."""

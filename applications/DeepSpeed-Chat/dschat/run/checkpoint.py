@@ -37,7 +37,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dschat.base.atomic import WRITING, flush, recover, remove, write_file
-from dschat.base.errors import UserError
+from dschat.base.errors import ServerLost, UserError
 from dschat.base.fingerprints import content_hash, file_hash
 from dschat.base.glossary import BEST
 from dschat.base.jsonl import read_object
@@ -163,11 +163,14 @@ class Checkpoints:
 
     @contextmanager
     def stopping(self, progress: Callable[[], Progress]) -> Iterator[None]:
-        """Inside, SIGTERM and Ctrl-C end the run where `raise_if_stopped` stands, after a checkpoint is written."""
+        """Inside, a checkpoint is written before the run ends by SIGTERM, Ctrl-C or a lost server.
+
+        Signals take effect where `raise_if_stopped` is called. `ServerLost` must be raised by every rank.
+        """
         with stop_signals():
             try:
                 yield
-            except Stopped:
+            except (Stopped, ServerLost):
                 now = progress()
                 if self._last is None or (now.update, now.numbers) != (self._last.update, self._last.numbers):
                     self.save(now)

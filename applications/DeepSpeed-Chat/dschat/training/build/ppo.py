@@ -33,8 +33,8 @@ from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, r
 from dschat.models.vocabulary import lacks_rows, row_count
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.generate import Report, choose_engine
-from dschat.rollouts.vllm import VllmEngine
-from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
+from dschat.rollouts.vllm.engine import VllmEngine
+from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
 from dschat.scoring.programs.run import ProgramPool
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.models import PPOModels
@@ -177,7 +177,6 @@ def _rollout_engine(
                 vocabulary,
                 max_tokens,
                 config.sampling.temperature or 1.0,
-                config.vllm.vllm_patience,
                 config.vllm.vllm_timeout,
             )
             return VllmServers(config.vllm.vllm_url, needs)

@@ -55,7 +55,7 @@ class RolloutAhead:
             return None
         drawn = upcoming.responses
         if not isinstance(drawn, Generation):
-            drawn = drawn.finish(self._sample.policy)
+            drawn = drawn.finish()
         # Not before: a signal may come.
         self._upcoming, self._taken, self._is_scoring = None, Upcoming(iteration, drawn), True
         return self._sample.told(drawn, self._sample.rows(examples, SeedKind.TRAINING, iteration, self._samples))

@@ -16,7 +16,7 @@ from dschat.data.examples import PromptExample
 from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, PassSize, layouts
 from dschat.models.tokenizer import end_token_id
-from dschat.rollouts.engine import AheadEngine, Draw, Generation, PolicySampler, RolloutEngine
+from dschat.rollouts.engine import AheadEngine, Generation, PolicySampler, ResponseSampler, RolloutEngine
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.distributed import largest_over_ranks
 from dschat.run.state import SeedKind
@@ -169,7 +169,7 @@ class ActorSampler(PolicySampler):
         return self.told(drawn, rows)
 
     @contextmanager
-    def session(self, again: bool = False) -> Iterator[Draw]:
+    def session(self, again: bool = False) -> Iterator[ResponseSampler]:
         """That of the engine. Every rank must enter it; a signal ends it on all.
 
         Args:
