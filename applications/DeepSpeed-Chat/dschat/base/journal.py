@@ -12,6 +12,7 @@ from typing import Any
 from dschat.base.atomic import missing_folders, remove_empty, reporting
 from dschat.base.errors import UserError
 from dschat.base.jsonl import dump_row, write_rows
+from dschat.base.kept import first_change
 from dschat.base.lock import Lock
 
 logger = logging.getLogger(__name__)
@@ -127,13 +128,6 @@ def begun_settings(path: Path, overwrite: bool = False) -> dict[str, Any]:
         return {}
     settings = first.get("settings")
     return settings if isinstance(settings, dict) else {}
-
-
-def first_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first flag that has another value now, in words; empty where none has."""
-    changed = (name for name in [*now, *before] if before.get(name) != now.get(name))
-    found = ((name.replace("-", "_"), before.get(name), now.get(name)) for name in changed)
-    return next((f"--{name} {then}, now it is {other}" for name, then, other in found), "")
 
 
 def make_writable(folder: Path, what: str) -> None:

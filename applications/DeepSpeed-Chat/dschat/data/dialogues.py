@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import TurnEnd, encode_prompts, encode_responses, render
-from dschat.data.examples import kept
+from dschat.data.examples import collect_examples
 from dschat.data.rows import Row, check_text, kind_of
 
 if TYPE_CHECKING:
@@ -176,11 +176,11 @@ def dialogue_examples(
         if len(complaints) == len(rows) and not held_out:
             raise complaints[0]
         logger.warning("the first row that is left out: %s", complaints[0])
-    named = (
+    limit_flags = (
         f"--max_turns {limits.turns}, --max_prompt_seq_len {limits.prompt_tokens}, --max_answer_seq_len "
         f"{limits.reply_tokens}, --max_seq_len {limits.total_tokens}"
     )
-    return kept(rows, made, named, held_out)
+    return collect_examples(rows, made, limit_flags, held_out)
 
 
 def _messages_of(row: Row) -> Dialogue:
