@@ -78,7 +78,11 @@ def writing_folder(folder: Path, shared: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def writing_into(place: Path, beside: Path, before_moving: Callable[[], None]) -> Iterator[Path]:
+def writing_into(
+    place: Path,
+    beside: Path,
+    before_moving: Callable[[], None],
+) -> Iterator[Path]:
     """A new folder to write into; afterwards its files and folders are in ``place``, among what is there.
 
     A file or folder that was there stays as it is until its successor is whole. If writing fails, nothing is replaced.

@@ -246,7 +246,11 @@ def metrics_of(step: str) -> list[Metric]:
     return [metric for metric in METRICS if step in metric.runs.split()]
 
 
-def names_under(prefix: str, step: str, always: bool = False) -> tuple[str, ...]:
+def names_under(
+    prefix: str,
+    step: str,
+    always: bool = False,
+) -> tuple[str, ...]:
     """Names behind a prefix (`eval/`) that a step gives, families left out; `always`, those that every run has."""
     named = [metric for metric in metrics_of(step) if metric.name.startswith(prefix) and "<" not in metric.name]
     return tuple(metric.name.removeprefix(prefix) for metric in named if not (always and metric.when))

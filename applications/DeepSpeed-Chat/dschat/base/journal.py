@@ -30,7 +30,12 @@ class Journal:
     `rows` are what an interrupted run had kept.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        overwrite: bool = False,
+    ) -> None:
         """Opens the journal of a file, or starts one.
 
         Args:
@@ -85,7 +90,10 @@ class Journal:
             self.partial.unlink(missing_ok=True)
         self._lock.close()
 
-    def _recover_overwriting(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    def _recover_overwriting(
+        self,
+        settings: dict[str, Any],
+    ) -> list[dict[str, Any]]:
         """The rows of an interrupted run that was begun with overwrite and these settings; else none."""
         self._file.seek(0)
         try:
@@ -93,7 +101,10 @@ class Journal:
         except (ValueError, AttributeError, UserError):
             return []
 
-    def _recover(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    def _recover(
+        self,
+        settings: dict[str, Any],
+    ) -> list[dict[str, Any]]:
         """The rows of an interrupted run; what a kill left of a last line is cut off."""
         self._file.seek(0)
         content = self._file.read()

@@ -67,12 +67,18 @@ def parse_json(content: bytes, origin: str) -> Any:
         raise UserError(f"{origin}: not readable as JSON in UTF-8 ({error}); correct or remove the row.") from error
 
 
-def read_rows(path: Path, flag: str) -> list[tuple[str, dict[str, Any]]]:
+def read_rows(
+    path: Path,
+    flag: str,
+) -> list[tuple[str, dict[str, Any]]]:
     """The objects of a file that a command-line flag named, each with its place "file:line"; see `iterate_rows`."""
     return list(iterate_rows(path, flag))
 
 
-def iterate_rows(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def iterate_rows(
+    path: Path,
+    flag: str,
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """The same row by row, for large files.
 
     Raises:
@@ -92,7 +98,11 @@ def iterate_rows(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"{flag} {path}: the file is empty; give one with at least one row.")
 
 
-def text_of(row: Mapping[str, Any], column: str, origin: str) -> str:
+def text_of(
+    row: Mapping[str, Any],
+    column: str,
+    origin: str,
+) -> str:
     """Text of a column. Raises UserError where it is missing or no text."""
     value = row.get(column)
     if not isinstance(value, str):
@@ -106,7 +116,10 @@ def dump_row(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8") + "\n"
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_rows(
+    path: Path,
+    rows: Iterable[Mapping[str, Any]],
+) -> None:
     """Writes a file at once, whoever else writes it at the same time; raises UserError where it cannot be written."""
     with reporting(str(path)), writing(path, shared=True) as beside, open(beside, "w", encoding="utf-8") as file:
         file.writelines(map(dump_row, rows))

@@ -20,13 +20,19 @@ MADE_FROM = "made_from"  # key of the settings in the file
 CONTENT = "content"  # key of what they made
 
 
-def changed_names(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+def changed_names(
+    saved: Mapping[str, Any],
+    current: Mapping[str, Any],
+) -> list[str]:
     """Names whose values differ, or that only one of two mappings has; those of `current` first."""
     names = dict.fromkeys([*current, *saved])
     return [name for name in names if saved.get(name) != current.get(name)]
 
 
-def first_change(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+def first_change(
+    saved: Mapping[str, Any],
+    current: Mapping[str, Any],
+) -> str:
     """The first changed flag, as in "--seed 1, now it is 2"; empty if there is none."""
     for name in changed_names(saved, current):
         flag = name.replace("-", "_")

@@ -25,7 +25,12 @@ class Lock:
     Folders that are made for the file go with it, unless something else is in them by then.
     """
 
-    def __init__(self, file: Path, what: str, waits: bool = False) -> None:
+    def __init__(
+        self,
+        file: Path,
+        what: str,
+        waits: bool = False,
+    ) -> None:
         """Makes the file; `waits` half a minute for others. Raises UserError, which begins with `what` (a flag and its
         value), where another process has it or it cannot be made.
         """

@@ -60,7 +60,11 @@ def _import_file(file: Path) -> ModuleType:
     return module
 
 
-def call_function(function: Callable[..., Any], flag: str, *args: Any) -> Any:
+def call_function(
+    function: Callable[..., Any],
+    flag: str,
+    *args: Any,
+) -> Any:
     """Calls a user's function; what goes wrong inside is reported with its place in the user's file.
 
     Raises:

@@ -47,7 +47,11 @@ def sharegpt_keys(raw: Mapping[str, Any], keys: ColumnFlags) -> ColumnFlags:
     return keys
 
 
-def is_sharegpt(raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> bool:
+def is_sharegpt(
+    raw: Mapping[str, Any],
+    keys: ColumnFlags,
+    response: str,
+) -> bool:
     """Whether a column that is read holds messages of `from` and `value`, or one such message.
 
     `response` is the column of the preferred, or only, response.
@@ -101,7 +105,11 @@ def _with_roles(value: Any, column: str, origin: str) -> Messages:
     return converted
 
 
-def _with_role(message: Mapping[str, Any], name: str, origin: str) -> dict[str, Any]:
+def _with_role(
+    message: Mapping[str, Any],
+    name: str,
+    origin: str,
+) -> dict[str, Any]:
     """One message by role, with all its further fields; `name` says which one, for messages of errors."""
     speaker, text = message[SPEAKER], message.get(VALUE)
     check_text(speaker, f"{SPEAKER!r} of {name}", origin)
@@ -117,7 +125,11 @@ def _with_role(message: Mapping[str, Any], name: str, origin: str) -> dict[str, 
     return {**further, "role": ROLES[label], **content}
 
 
-def _call_of(text: str, name: str, origin: str) -> dict[str, Any]:
+def _call_of(
+    text: str,
+    name: str,
+    origin: str,
+) -> dict[str, Any]:
     """Content and `tool_calls` of a value that holds one call of a tool as JSON, or a list of them."""
     thought, end, call_text = text.rpartition(THOUGHT_END)
     try:
@@ -136,7 +148,11 @@ def _call_of(text: str, name: str, origin: str) -> dict[str, Any]:
     return {"content": thought + end, "tool_calls": tool_calls}
 
 
-def _with_system(messages: Messages, raw: Mapping[str, Any], origin: str) -> Messages:
+def _with_system(
+    messages: Messages,
+    raw: Mapping[str, Any],
+    origin: str,
+) -> Messages:
     """Messages behind the one of the system column, unless they begin with it themselves.
 
     Raises:
@@ -168,7 +184,11 @@ def is_alpaca(raw: Mapping[str, Any], keys: ColumnFlags) -> bool:
     return not has_others and raw.get(INSTRUCTION) is not None and (INPUT in raw or OUTPUT in raw)
 
 
-def alpaca_response(raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> str:
+def alpaca_response(
+    raw: Mapping[str, Any],
+    keys: ColumnFlags,
+    response: str,
+) -> str:
     """Column of an Alpaca row's preferred, or only, response.
 
     `response` (as of `is_sharegpt`) where it holds the preferred one or a flag names it, else `output`.
@@ -179,7 +199,12 @@ def alpaca_response(raw: Mapping[str, Any], keys: ColumnFlags, response: str) ->
     return OUTPUT
 
 
-def alpaca_row(raw: dict[str, Any], keys: ColumnFlags, response: str, origin: str) -> Row:
+def alpaca_row(
+    raw: dict[str, Any],
+    keys: ColumnFlags,
+    response: str,
+    origin: str,
+) -> Row:
     """A row of instruction, input, history and system prompt, all texts.
 
     `response` is as of `is_sharegpt`.
@@ -232,7 +257,12 @@ def _history_messages(history: Any, origin: str) -> Messages:
     return messages
 
 
-def read_columns(name: str, raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> tuple[str, ...]:
+def read_columns(
+    name: str,
+    raw: Mapping[str, Any],
+    keys: ColumnFlags,
+    response: str,
+) -> tuple[str, ...]:
     """The columns of which a row of one of these formats is made; `response` as of `is_sharegpt`."""
     if name == ALPACA:
         answered = alpaca_response(raw, keys, response)

@@ -147,7 +147,10 @@ def _lengths_in_characters(rows: Sequence[Row]) -> dict[str, list[str]]:
     }
 
 
-def _lengths_in_tokens(tokens: Sequence[RowTokens], settings: Settings) -> dict[str, list[str]]:
+def _lengths_in_tokens(
+    tokens: Sequence[RowTokens],
+    settings: Settings,
+) -> dict[str, list[str]]:
     """As training encodes them: with BOS and EOS."""
     prompts = [row.prompt for row in tokens]
     whole = list(map(len, tokens))
@@ -163,7 +166,12 @@ def _lengths_in_tokens(tokens: Sequence[RowTokens], settings: Settings) -> dict[
     }
 
 
-def _longer(flag: str, limit: int, lengths: Sequence[int], fate: str) -> str:
+def _longer(
+    flag: str,
+    limit: int,
+    lengths: Sequence[int],
+    fate: str,
+) -> str:
     count = sum(length > limit for length in lengths)
     share = f"{count} of {len(lengths)} rows ({100 * count / len(lengths):.1f} %)"
     return f"longer than {flag} {limit}: {share}, {fate}"
@@ -226,7 +234,10 @@ def describe_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def _flatten(
+    name: str,
+    value: Any,
+) -> Iterator[tuple[str, str]]:
     """(column, type) of a value and of everything in it; the row itself has no name."""
     if name:
         yield name, _type(value)

@@ -20,7 +20,11 @@ from dschat.base.errors import UserError
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 
 
-def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, Tensor]:
+def collate_sft(
+    examples: Sequence[SFTExample],
+    pad_id: int,
+    sft_on_prompt: bool = False,
+) -> dict[str, Tensor]:
     """Pads B demonstrations.
 
     With `sft_on_prompt` every token but the first is trained on; the first alone is then the prompt (P = 1).
@@ -47,7 +51,11 @@ def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool
     }
 
 
-def collate_targets(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, Tensor]:
+def collate_targets(
+    examples: Sequence[SFTExample],
+    pad_id: int,
+    sft_on_prompt: bool = False,
+) -> dict[str, Tensor]:
     """Pads B demonstrations on the right and lists the tokens that are trained on.
 
     Returns:
@@ -61,7 +69,10 @@ def collate_targets(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: 
     return {"input_ids": input_ids, "targets": torch.tensor(targets, dtype=torch.long)}
 
 
-def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> dict[str, Tensor]:
+def collate_pairs(
+    examples: Sequence[PairExample],
+    pad_id: int,
+) -> dict[str, Tensor]:
     """Pads B comparisons on the right: input_ids and attention_mask ``(2B, T)``, the B chosen sequences first."""
     sequences = [example.chosen_ids for example in examples] + [example.rejected_ids for example in examples]
     input_ids, attention_mask = pad(sequences, pad_id, "right")
@@ -119,7 +130,13 @@ def update_batches(
     return updates
 
 
-def further_examples(count: int, taken: Collection[int], size: int, seed: int, part: int) -> list[int]:
+def further_examples(
+    count: int,
+    taken: Collection[int],
+    size: int,
+    seed: int,
+    part: int,
+) -> list[int]:
     """Indices of additional examples for an update of all ranks together: one part of a shuffled order.
 
     Args:
@@ -134,7 +151,12 @@ def further_examples(count: int, taken: Collection[int], size: int, seed: int, p
     return [order[position % count] for position in range(part * size, (part + 1) * size)]
 
 
-def eval_batches(lengths: Sequence[int], batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+def eval_batches(
+    lengths: Sequence[int],
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[list[int]]:
     """Indices of all examples, shortest first, in batches that are shared by the ranks; the last may hold fewer.
 
     Every rank gets the same number of batches: if the examples do not suffice, a rank's last batch is empty.
@@ -147,18 +169,28 @@ def eval_batches(lengths: Sequence[int], batch_size: int, rank: int = 0, world_s
     return batches
 
 
-def _chunks(indices: list[int], size: int) -> list[list[int]]:
+def _chunks(
+    indices: list[int],
+    size: int,
+) -> list[list[int]]:
     return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
-def pad(sequences: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
+def pad(
+    sequences: Sequence[Sequence[int]],
+    pad_id: int,
+    side: str,
+) -> tuple[Tensor, Tensor]:
     """Ids and mask ``(B, T)`` of sequences of different lengths, padded on one side to the longest."""
     ids = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
     mask = [torch.ones_like(sequence, dtype=torch.bool) for sequence in ids]
     return pad_sequence(ids, True, pad_id, side), pad_sequence(mask, True, False, side)
 
 
-def pack(lengths: Sequence[int], width: int) -> list[list[int]]:
+def pack(
+    lengths: Sequence[int],
+    width: int,
+) -> list[list[int]]:
     """Packs examples into rows by first-fit decreasing: the longest first, each into the first row with room.
 
     Args:
@@ -229,7 +261,10 @@ def trained_positions(example: SFTExample, sft_on_prompt: bool) -> list[int]:
     return [prompt_length + position for position, is_target in enumerate(targets) if is_target]
 
 
-def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> dict[str, Tensor]:
+def collate_preferences(
+    examples: Sequence[PreferenceExample],
+    pad_id: int,
+) -> dict[str, Tensor]:
     """Pads the 2B sequences of B comparisons on the right, the B chosen ones first.
 
     Returns:

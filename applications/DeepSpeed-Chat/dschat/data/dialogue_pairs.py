@@ -77,7 +77,12 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
     return DialoguePair(first, second, turn, last, (rewards[0], rewards[1]), origin)
 
 
-def _require(raw: Any, columns: Sequence[str], origin: str, maker: str) -> None:
+def _require(
+    raw: Any,
+    columns: Sequence[str],
+    origin: str,
+    maker: str,
+) -> None:
     missing = [name for name in columns if not isinstance(raw, dict) or raw.get(name) is None]
     if missing:
         raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {maker} makes.")
@@ -174,7 +179,11 @@ class RegressionExample(PreferenceExample):
 
 
 def load_regression_data(
-    names: Sequence[str], max_seq_len: int, vocabulary: int, start: int = 0, end: int = -1
+    names: Sequence[str],
+    max_seq_len: int,
+    vocabulary: int,
+    start: int = 0,
+    end: int = -1,
 ) -> StepData[RegressionExample]:
     """Reads what tokenize_masks.py wrote.
 
@@ -217,7 +226,10 @@ def load_regression_data(
 
 
 def _examples(
-    rows: Iterable[tuple[str, Any]], max_seq_len: int, vocabulary: int, dropped: Counter[str]
+    rows: Iterable[tuple[str, Any]],
+    max_seq_len: int,
+    vocabulary: int,
+    dropped: Counter[str],
 ) -> list[RegressionExample]:
     examples = []
     for origin, raw in rows:
@@ -250,7 +262,11 @@ def _example(raw: Any, origin: str, vocabulary: int) -> RegressionExample:
     return RegressionExample(prompt, chosen, rejected, chosen_reward=better, rejected_reward=worse)
 
 
-def _split(tokens: list[int], mask: list[int], origin: str) -> tuple[list[int], list[int]]:
+def _split(
+    tokens: list[int],
+    mask: list[int],
+    origin: str,
+) -> tuple[list[int], list[int]]:
     """State and reply; raises UserError where the mask is not one run of ones behind at least one other token."""
     first = mask.index(1) if 1 in mask else 0
     count = sum(mask)

@@ -90,7 +90,11 @@ def state(dialogue: Dialogue, turn: int) -> Dialogue:
     return dialogue[: 2 * turn + 1]
 
 
-def encode_states(tokenizer: PreTrainedTokenizerBase, states: Sequence[Dialogue], origin: str) -> list[list[int]]:
+def encode_states(
+    tokenizer: PreTrainedTokenizerBase,
+    states: Sequence[Dialogue],
+    origin: str,
+) -> list[list[int]]:
     """Token ids of n states, which end with a user's message, up to the place where the reply begins.
 
     Raises:
@@ -195,7 +199,12 @@ def _messages_of(row: Row) -> Dialogue:
     return check_dialogue([*messages, *replies], row.origin)
 
 
-def _length(messages: Dialogue, row: Row, tokenizer: PreTrainedTokenizerBase, limits: DialogueLimits) -> int | str:
+def _length(
+    messages: Dialogue,
+    row: Row,
+    tokenizer: PreTrainedTokenizerBase,
+    limits: DialogueLimits,
+) -> int | str:
     """The tokens that a dialogue can come to, or why it must go."""
     turns = num_turns(messages)
     if turns > limits.turns:

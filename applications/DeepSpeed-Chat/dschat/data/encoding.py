@@ -53,12 +53,19 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
     return render_messages(tokenizer, row.messages, True, row.origin, row.template_arguments)
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str) -> str:
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    origin: str,
+) -> str:
     """Messages as text; up to the place of the reply where the last one is not the assistant's."""
     return render_messages(tokenizer, messages, messages[-1]["role"] != "assistant", origin)
 
 
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[list[int]]:
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+) -> list[list[int]]:
     """Prompt ids of n rows: see `encode_prompt_texts`.
 
     Raises:
@@ -67,7 +74,10 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> l
     return encode_prompt_texts(tokenizer, [prompt_text(tokenizer, row) for row in rows])
 
 
-def encode_prompt_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+def encode_prompt_texts(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+) -> list[list[int]]:
     """Prompt ids of n texts: BOS where the tokenizer itself puts one before a text, then the prompt.
 
     So a saved model reads a text the same way in plain transformers. A prompt or chat template that begins with BOS
@@ -91,7 +101,10 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return set(tokenizer.all_special_ids) | {number for number, token in added if token.special}
 
 
-def encode_responses(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+def encode_responses(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+) -> list[list[int]]:
     """Response ids of n texts, without BOS, EOS and dummy prefix.
 
     After the ids of a prompt they decode to exactly the response's text, if the tokenizer can represent it.
@@ -126,7 +139,10 @@ def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> s
     return _decode(tokenizer, ids)
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+def _encode(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+) -> list[list[int]]:
     return [
         ids
         for chunk in _chunks(texts)
@@ -162,7 +178,10 @@ def _make_bare(backend: Tokenizer) -> Tokenizer | None:
     return bare
 
 
-def _without_prefix(node: dict[str, Any] | None, sequence_key: str) -> dict[str, Any] | None:
+def _without_prefix(
+    node: dict[str, Any] | None,
+    sequence_key: str,
+) -> dict[str, Any] | None:
     """One part of a backend's JSON without what adds a prefix, or, in a decoder, removes it."""
     if node is None:
         return None
@@ -347,7 +366,11 @@ def template_variables(row: Row) -> dict[str, Any]:
 
 
 def reply_text(
-    tokenizer: PreTrainedTokenizerBase, row: Row, message: Mapping[str, Any], prompt: str, end: TurnEnd | None
+    tokenizer: PreTrainedTokenizerBase,
+    row: Row,
+    message: Mapping[str, Any],
+    prompt: str,
+    end: TurnEnd | None,
 ) -> str:
     """What the chat template writes behind its generation prompt for an assistant's message.
 
@@ -447,7 +470,12 @@ def reply_contents(tokenizer: PreTrainedTokenizerBase, replies: Sequence[str]) -
     return list(replies) if end is None else [end.content_of(reply) for reply in replies]
 
 
-def _turn_body(tokenizer: PreTrainedTokenizerBase, turn: str, end: TurnEnd | None, content: str) -> str:
+def _turn_body(
+    tokenizer: PreTrainedTokenizerBase,
+    turn: str,
+    end: TurnEnd | None,
+    content: str,
+) -> str:
     """A turn as the template wrote it, up to the token that ends it: its usual one or another special token.
 
     A special token is no end where the content itself ends with it.
@@ -514,7 +542,11 @@ def turn_end_of(tokenizer: PreTrainedTokenizerBase, row: Row) -> TurnEnd:
         return end
 
 
-def _end_of_turns(tokenizer: PreTrainedTokenizerBase, row: Row, ends: dict[str, TurnEnd]) -> TurnEnd | None:
+def _end_of_turns(
+    tokenizer: PreTrainedTokenizerBase,
+    row: Row,
+    ends: dict[str, TurnEnd],
+) -> TurnEnd | None:
     """As `turn_end_of`; None where it cannot be told. `ends` holds what is known, by the variables of rows."""
     key = repr(template_variables(row))
     if key not in ends:
@@ -536,7 +568,11 @@ def _turn_end_or_none(
         return None
 
 
-def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
+def other_turn_end(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    end_id: int,
+) -> str | None:
     """What differs, and the flag that mends it, where the chat template ends earlier turns with another token.
 
     With another than `end_id`, that is, which ends a response in training. None also where no row holds messages.

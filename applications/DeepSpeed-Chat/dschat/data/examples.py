@@ -157,7 +157,12 @@ def sft_examples(
         texts = response_texts(tokenizer, rows, "chosen", prompt_texts)
     responses = encode_responses(tokenizer, texts)
 
-    def make(row: Row, prompt: MarkedPrompt, response_ids: list[int], text: str) -> SFTExample | str:
+    def make(
+        row: Row,
+        prompt: MarkedPrompt,
+        response_ids: list[int],
+        text: str,
+    ) -> SFTExample | str:
         if row.chosen is None:
             return str(row.no_response)
         if is_unwritten(row.chosen_message, text):
@@ -235,7 +240,11 @@ def pair_examples(
 
 
 def preference_examples(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_seq_len: int, eos_id: int, held_out: bool = False
+    rows: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_len: int,
+    eos_id: int,
+    held_out: bool = False,
 ) -> tuple[list[PreferenceExample], Counter[str]]:
     """Comparisons, each response cut so that prompt and response together have at most `max_seq_len` tokens.
 
@@ -255,7 +264,11 @@ def preference_examples(
 
 
 def fit_pair(
-    prompt: list[int], chosen: list[int], rejected: list[int], limit: int, end: Sequence[int] = ()
+    prompt: list[int],
+    chosen: list[int],
+    rejected: list[int],
+    limit: int,
+    end: Sequence[int] = (),
 ) -> PreferenceExample | str:
     """Two responses, each with the tokens of `end` and cut to length, or the reason why there is no example."""
     room = max(0, limit - len(prompt))
@@ -278,7 +291,12 @@ def prompt_examples(
 ) -> tuple[list[PromptExample], Counter[str]]:
     """Prompts of at most `max_prompt_seq_len` tokens, BOS included; longer ones are dropped, never cut."""
 
-    def make(index: int, row: Row, text: str, ids: list[int]) -> PromptExample | str:
+    def make(
+        index: int,
+        row: Row,
+        text: str,
+        ids: list[int],
+    ) -> PromptExample | str:
         if not ids:
             return EMPTY_PROMPT
         if len(ids) > max_prompt_seq_len:
@@ -330,7 +348,10 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Ite
 
 
 def collect_examples(
-    rows: Sequence[HasOrigin], made: Iterable[E | str], limit: str, held_out: bool
+    rows: Sequence[HasOrigin],
+    made: Iterable[E | str],
+    limit: str,
+    held_out: bool,
 ) -> tuple[list[E], Counter[str]]:
     """Separates examples from the reasons why rows gave none, which are counted.
 

@@ -74,7 +74,12 @@ def response_column(raw: dict[str, Any], keys: ColumnFlags) -> str:
     return keys.response_key
 
 
-def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = False) -> Row | None:
+def parse_row(
+    raw: Any,
+    keys: ColumnFlags,
+    origin: str,
+    fills_nulls: bool = False,
+) -> Row | None:
     """Recognises the format of one row by its columns (see `format_of`); None for a TL;DR row without any text.
 
     Args:
@@ -102,7 +107,11 @@ def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = Fals
     return replace(row, prompt=None, messages=[{"role": "user", "content": row.prompt}], template_arguments=arguments)
 
 
-def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row | None:
+def _parse_columns(
+    raw: dict[str, Any],
+    keys: ColumnFlags,
+    origin: str,
+) -> Row | None:
     """`parse_row` of an object, with the prompt as the row has it."""
     name = format_of(raw, keys)
     if name in PUBLISHED_FORMATS:
@@ -131,7 +140,12 @@ def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row |
     return Row(prompt, None, chosen, rejected, raw, origin)
 
 
-def _text(raw: dict[str, Any], column: str, name: str, origin: str) -> str | None:
+def _text(
+    raw: dict[str, Any],
+    column: str,
+    name: str,
+    origin: str,
+) -> str | None:
     """Text of the column that `--NAME_key` names; None where it is absent or null."""
     value = raw.get(column)
     if value is not None:
@@ -141,7 +155,11 @@ def _text(raw: dict[str, Any], column: str, name: str, origin: str) -> str | Non
 
 
 def messages_row(
-    messages: Any, keys: ColumnFlags, texts: tuple[str | None, str | None], raw: dict[str, Any], origin: str
+    messages: Any,
+    keys: ColumnFlags,
+    texts: tuple[str | None, str | None],
+    raw: dict[str, Any],
+    origin: str,
 ) -> Row:
     """A conversation in a column of its own: its last message is the response if the assistant wrote it.
 
@@ -169,7 +187,12 @@ def messages_row(
     return Row(None, before, text, rejected, raw, origin, chosen_message=message, template_arguments=arguments)
 
 
-def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, answered: str, origin: str) -> Row:
+def message_lists_row(
+    raw: dict[str, Any],
+    keys: ColumnFlags,
+    answered: str,
+    origin: str,
+) -> Row:
     """A row in which the prompt, the responses or both are lists of messages.
 
     `answered` is the column of the preferred, or only, response.
@@ -214,7 +237,9 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, answered: str, ori
     )  # fmt: skip
 
 
-def _response(message: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+def _response(
+    message: dict[str, Any],
+) -> tuple[str, dict[str, Any] | None]:
     """The text of a response, and the whole message where it has more fields than role and content."""
     is_plain_text = message.keys() == {"role", "content"}
     return message.get("content", ""), None if is_plain_text else message
@@ -242,7 +267,13 @@ def unread_columns(row: Row, keys: ColumnFlags) -> list[str]:
     return [column for column, value in raw.items() if value is not None and column not in read]
 
 
-def _whole(prompt: str | Messages | None, messages: Messages, column: str, keys: ColumnFlags, origin: str) -> Messages:
+def _whole(
+    prompt: str | Messages | None,
+    messages: Messages,
+    column: str,
+    keys: ColumnFlags,
+    origin: str,
+) -> Messages:
     """The conversation that ends with a response: the prompt's messages, unless the column repeats them, and its own.
 
     Raises:
@@ -297,7 +328,9 @@ def _check_same_prompt(whole: dict[str, Messages], origin: str) -> None:
         )
 
 
-def _said(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _said(
+    messages: Sequence[dict[str, Any]],
+) -> list[dict[str, Any]]:
     """Messages without their weights, which do not change what they say."""
     return [{name: value for name, value in message.items() if name != WEIGHT} for message in messages]
 
@@ -414,7 +447,13 @@ def _decode(value: Any, column: str, origin: str) -> Any:
         raise UserError(f"{origin}: column {column!r} holds no valid JSON ({error}); correct the row.") from error
 
 
-def _check(is_right: bool, column: str, wanted: str, value: Any, origin: str) -> None:
+def _check(
+    is_right: bool,
+    column: str,
+    wanted: str,
+    value: Any,
+    origin: str,
+) -> None:
     """Raises UserError, which names the row, unless a column holds what it should."""
     if not is_right:
         raise UserError(f"{origin}: column {column!r} must hold {wanted}, not {kind_of(value)}; correct the row.")

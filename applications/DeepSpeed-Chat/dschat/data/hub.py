@@ -127,7 +127,11 @@ def find_known(path: str) -> KnownSet | None:
     return None
 
 
-def compared_set(text: str, own: bool = False, remedy: str = "leave the flag out") -> str:
+def compared_set(
+    text: str,
+    own: bool = False,
+    remedy: str = "leave the flag out",
+) -> str:
     """The name in results of the set that a `--dataset` names.
 
     Args:
@@ -170,7 +174,11 @@ def local_copy(known: KnownSet) -> Path | None:
     return None
 
 
-def fetch_command(hub_id: str, folder: str | Path, options: tuple[str, ...] = ()) -> str:
+def fetch_command(
+    hub_id: str,
+    folder: str | Path,
+    options: tuple[str, ...] = (),
+) -> str:
     """Shell command that downloads a data set of the hub into `folder`."""
     return shlex.join(["hf", "download", hub_id, "--repo-type", "dataset", *options, "--local-dir", os.fspath(folder)])
 
@@ -257,7 +265,10 @@ def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
     return splits
 
 
-def _rows(dataset: "Dataset", hub_id: str) -> Iterator[tuple[str, Any]]:
+def _rows(
+    dataset: "Dataset",
+    hub_id: str,
+) -> Iterator[tuple[str, Any]]:
     """The rows of a split, each as its origin and its columns."""
     for number, raw in enumerate(dataset, start=1):
         yield f"{hub_id} {dataset.split or 'rows'} row {number}", raw
@@ -299,7 +310,13 @@ def _target(known: KnownSet) -> str:
     return str((data_folder() or Path(DEFAULT_FOLDER)) / known.name)
 
 
-def push(folder: Path, files: Sequence[str], repository: str, public: bool, flag: str) -> str:
+def push(
+    folder: Path,
+    files: Sequence[str],
+    repository: str,
+    public: bool,
+    flag: str,
+) -> str:
     """Pushes files of a folder to a data set of the hub, which is created if need be.
 
     Args:

@@ -34,7 +34,12 @@ TEXT_PARTS = (None, "text", "input_text", "output_text")  # types of a content's
 THOUGHT_PARTS = ("reasoning", "thinking")  # types of parts that are an assistant's thought
 
 
-def check_messages(messages: Any, column: str, flag: str | None, origin: str) -> Messages:
+def check_messages(
+    messages: Any,
+    column: str,
+    flag: str | None,
+    origin: str,
+) -> Messages:
     """The messages of a column in the form that chat templates read.
 
     `content` must be text, or a list of parts of text, which are joined; parts that are thoughts become
@@ -60,7 +65,11 @@ def check_messages(messages: Any, column: str, flag: str | None, origin: str) ->
     return checked
 
 
-def _checked(raw: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
+def _checked(
+    raw: dict[str, Any],
+    name: str,
+    origin: str,
+) -> dict[str, Any]:
     """One message in the form that chat templates read; `name` says which one, for messages of errors."""
     check_text(raw.get("role"), f"role of {name}", origin)
     if raw.keys() == {"role", "content"} and isinstance(raw["content"], str):
@@ -78,7 +87,11 @@ def _checked(raw: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
     return message
 
 
-def _take_calls(message: dict[str, Any], name: str, origin: str) -> None:
+def _take_calls(
+    message: dict[str, Any],
+    name: str,
+    origin: str,
+) -> None:
     """Brings the calls of a message into the form of `tool_calls`, and removes empty ones."""
     function_call = _parsed(message.pop(FUNCTION_CALL, None))
     calls = _tool_calls(message.pop(TOOL_CALLS, []), name, origin)
@@ -94,7 +107,11 @@ def _take_calls(message: dict[str, Any], name: str, origin: str) -> None:
         message[TOOL_CALLS] = calls
 
 
-def _take_weight(message: dict[str, Any], name: str, origin: str) -> None:
+def _take_weight(
+    message: dict[str, Any],
+    name: str,
+    origin: str,
+) -> None:
     """Brings what says whether a message is trained on into the form of `weight`, 0 or 1."""
     weights = {field: message.pop(field) for field in (WEIGHT, *WEIGHT_ALIASES) if field in message}
     for field, value in weights.items():
@@ -123,7 +140,12 @@ def without_nulls(value: Any) -> Any:
     return value if is_plain(value) else str(value)
 
 
-def _take_parts(message: dict[str, Any], parts: list[Any], name: str, origin: str) -> None:
+def _take_parts(
+    message: dict[str, Any],
+    parts: list[Any],
+    name: str,
+    origin: str,
+) -> None:
     """Makes a content that is a list of parts, {"type": "text", "text": …} or a text alone, the text of all.
 
     An assistant's parts that are thoughts become `reasoning_content`.
@@ -156,7 +178,11 @@ def _take_parts(message: dict[str, Any], parts: list[Any], name: str, origin: st
     message[THOUGHT] = thought
 
 
-def _tool_calls(value: Any, name: str, origin: str) -> list[dict[str, Any]]:
+def _tool_calls(
+    value: Any,
+    name: str,
+    origin: str,
+) -> list[dict[str, Any]]:
     calls = _parsed(value)
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise UserError(f"{origin}: tool_calls of {name} must be a list of objects; correct the row.")
@@ -185,7 +211,10 @@ def _parsed(value: Any) -> Any:
         return value
 
 
-def template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def template_arguments(
+    raw: Mapping[str, Any],
+    origin: str,
+) -> dict[str, Any]:
     """What a row's columns TEMPLATE_COLUMNS give to its chat template, by the names of the template's variables.
 
     Each column may hold JSON text. A tool is an object as the API of OpenAI has it; one that is the function alone

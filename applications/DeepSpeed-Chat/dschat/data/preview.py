@@ -105,7 +105,13 @@ class RowView:
     end_id: int
 
 
-def preview_report(path: str, count: int, step: int | None, colour: bool, settings: Settings) -> str:
+def preview_report(
+    path: str,
+    count: int,
+    step: int | None,
+    colour: bool,
+    settings: Settings,
+) -> str:
     """The first `count` training rows of a source, their parts marked by name and, with `colour`, by colours.
 
     Without a tokenizer, the texts as they are read. Without a `step`, the first of 2, 1, 3 for which the first row has
@@ -166,7 +172,11 @@ def _text_parts(row: Row, step: int) -> list[RowSpan] | str:
     return parts
 
 
-def _encoded_parts(rows: Sequence[Row], view: RowView, settings: Settings) -> list[list[RowSpan] | str]:
+def _encoded_parts(
+    rows: Sequence[Row],
+    view: RowView,
+    settings: Settings,
+) -> list[list[RowSpan] | str]:
     """Per row its parts, read off one batch of all rows, or the reason for which it is dropped."""
     made = [examples_of(view.step, [row], view.tokenizer, settings) for row in rows]
     kept_rows = [row for row, (examples, _) in zip(rows, made, strict=True) if examples]
@@ -175,7 +185,11 @@ def _encoded_parts(rows: Sequence[Row], view: RowView, settings: Settings) -> li
     return [next(parts) if examples else next(iter(dropped)) for examples, dropped in made]
 
 
-def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: RowView) -> list[list[RowSpan]]:
+def _batch_parts(
+    rows: Sequence[Row],
+    examples: Sequence[Any],
+    view: RowView,
+) -> list[list[RowSpan]]:
     from dschat.data.collate import collate_pairs, collate_sft
 
     tokenizer, step = view.tokenizer, view.step
@@ -200,7 +214,10 @@ def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: RowView) ->
     return [chosen + rejected[1:] for chosen, rejected in pairs]  # the prompt is shown once
 
 
-def _rollout_parts(examples: Sequence[PromptExample], view: RowView) -> list[list[RowSpan]]:
+def _rollout_parts(
+    examples: Sequence[PromptExample],
+    view: RowView,
+) -> list[list[RowSpan]]:
     """Rows of a rollout: the prompts of a process, padded on the left to the longest, then what is to be sampled."""
     longest = max(map(len, examples))
     end = str(view.tokenizer.convert_ids_to_tokens(view.end_id))
@@ -211,7 +228,12 @@ def _rollout_parts(examples: Sequence[PromptExample], view: RowView) -> list[lis
 
 
 def _parts(
-    ids: Tensor, mask: Tensor, prompt_length: int, kind: str, targets: Tensor | None, view: RowView
+    ids: Tensor,
+    mask: Tensor,
+    prompt_length: int,
+    kind: str,
+    targets: Tensor | None,
+    view: RowView,
 ) -> list[RowSpan]:
     """One sequence of a batch: padding, prompt, response, padding.
 
@@ -234,7 +256,12 @@ def _prompt_part(ids: Sequence[int], view: RowView) -> RowSpan:
     return RowSpan("prompt", PROMPT_USE[view.step], len(ids), _decode(view.tokenizer, ids))
 
 
-def _response_part(ids: Sequence[int], kind: str, is_last: bool, view: RowView) -> RowSpan:
+def _response_part(
+    ids: Sequence[int],
+    kind: str,
+    is_last: bool,
+    view: RowView,
+) -> RowSpan:
     """A response, with what surprises in it; an earlier turn's ends as the chat template writes it."""
     note, is_whole = RESPONSE_USE[view.step], not is_last or ids[-1] == view.end_id
     if not is_whole:
@@ -251,7 +278,11 @@ def _padding(tokens: int) -> list[RowSpan]:
     return [RowSpan("padding", "masked", tokens, "")] if tokens else []
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bool = False) -> str:
+def _decode(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    response: bool = False,
+) -> str:
     """Text of ids, special tokens by their names."""
     special = special_ids(tokenizer)
     texts = []
@@ -280,7 +311,11 @@ class RowTokens:
         return self.prompt + self.response + 1
 
 
-def row_tokens(tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row]) -> list[RowTokens]:
+def row_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    rows: Sequence[Row],
+) -> list[RowTokens]:
     """Rows as training encodes them."""
     special, bos = ends_and_special(tokenizer, end_id), tokenizer.bos_token_id
     found = []
@@ -317,14 +352,22 @@ def special_notes(
     return notes
 
 
-def prompt_notes(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, keys: ColumnFlags) -> list[str]:
+def prompt_notes(
+    rows: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    keys: ColumnFlags,
+) -> list[str]:
     """What somebody should know of rows and the chat template, a line each; none where all is well."""
     plain = plain_prompt_note(rows, tokenizer, keys.apply_chat_template)
     date = date_note(tokenizer) if any(row.messages is not None for row in rows) else None
     return [note for note in (plain, date) if note is not None]
 
 
-def _bos_notes(rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _bos_notes(
+    rows: Sequence[Row],
+    tokens: Sequence[RowTokens],
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[str]:
     notes, name = [], str(tokenizer.bos_token)
     doubled = [row.origin for row, found in zip(rows, tokens, strict=True) if found.twice_bos]
     if doubled:

@@ -31,7 +31,10 @@ class Row:
     # Variables of the chat template beside the messages: tools, documents and those of column chat_template_kwargs.
     template_arguments: dict[str, Any] = field(default_factory=dict)
 
-    def reply(self, column: Literal["chosen", "rejected"]) -> dict[str, Any] | None:
+    def reply(
+        self,
+        column: Literal["chosen", "rejected"],
+    ) -> dict[str, Any] | None:
         """A response as a message of the assistant; None if the row has none."""
         if column == "chosen":
             message = self.chosen_message
@@ -60,7 +63,12 @@ class RawSource:
         return self.hub is not None or any(file.suffix in COLUMNAR for file in self.files)
 
 
-def check_text(value: Any, what: str, origin: str, remedy: str = "correct the row") -> None:
+def check_text(
+    value: Any,
+    what: str,
+    origin: str,
+    remedy: str = "correct the row",
+) -> None:
     """Raises UserError, which names the row, unless a value is text that UTF-8 can encode."""
     if not isinstance(value, str):
         raise UserError(f"{origin}: {what} must be text, not {kind_of(value)}; {remedy}.")

@@ -60,7 +60,10 @@ def open_source(path: str | Path, keys: ColumnFlags | None = None) -> RawSource:
 
 
 def load_source(
-    path: str | Path, keys: ColumnFlags | None = None, seed: int | None = 1234, show: bool = False
+    path: str | Path,
+    keys: ColumnFlags | None = None,
+    seed: int | None = 1234,
+    show: bool = False,
 ) -> Source:
     """Reads one source. Nothing of a data set is executed.
 
@@ -127,7 +130,10 @@ def _is_short_name(path: str | Path) -> bool:
     return isinstance(path, str) and "/" not in path and find_known(path) is not None
 
 
-def _open(path: str | Path, keys: ColumnFlags) -> tuple[RawSource, KnownSet | None]:
+def _open(
+    path: str | Path,
+    keys: ColumnFlags,
+) -> tuple[RawSource, KnownSet | None]:
     """The source that a path names; and the published set, if the source is a local copy of one."""
     root = Path(path)
     if root.exists() and not _is_short_name(path):
@@ -155,7 +161,12 @@ def _open(path: str | Path, keys: ColumnFlags) -> tuple[RawSource, KnownSet | No
     )
 
 
-def _parse(source: RawSource, raws: Iterable[tuple[str, Any]], keys: ColumnFlags, show: bool) -> tuple[list[Row], int]:
+def _parse(
+    source: RawSource,
+    raws: Iterable[tuple[str, Any]],
+    keys: ColumnFlags,
+    show: bool,
+) -> tuple[list[Row], int]:
     """Parses `raws`, the training or evaluation rows of a source; the rows, and the number of skipped ones."""
     rows = []
     num_skipped = 0
@@ -195,7 +206,10 @@ def open_data(name: str, flag: str) -> RawSource:
     return replace(raw, train=_read(raw.train, flag), eval=held_out)
 
 
-def _read(rows: Iterable[tuple[str, Any]], flag: str) -> Iterator[tuple[str, Any]]:
+def _read(
+    rows: Iterable[tuple[str, Any]],
+    flag: str,
+) -> Iterator[tuple[str, Any]]:
     with _naming_flag(flag):
         yield from rows
 
@@ -209,7 +223,12 @@ def _naming_flag(flag: str) -> Iterator[None]:
         raise UserError(str(error).replace("--data_path", flag)) from error
 
 
-def split_indices(num_rows: int, data_split: str, part: int, seed: int | None) -> np.ndarray:
+def split_indices(
+    num_rows: int,
+    data_split: str,
+    part: int,
+    seed: int | None,
+) -> np.ndarray:
     """Indices of the rows of one part of a split, in shuffled order: uint32 of shape ``(n,)``.
 
     The parts of a split are disjoint and together hold every row.
@@ -236,7 +255,12 @@ def split_indices(num_rows: int, data_split: str, part: int, seed: int | None) -
     return order[bounds[part] : bounds[part + 1]]
 
 
-def split_part(rows: Sequence[T], data_split: str, part: int, seed: int | None) -> list[T]:
+def split_part(
+    rows: Sequence[T],
+    data_split: str,
+    part: int,
+    seed: int | None,
+) -> list[T]:
     """The rows of one part of a split, in shuffled order; see `split_indices`."""
     return [rows[i] for i in split_indices(len(rows), data_split, part, seed)]
 
@@ -343,7 +367,11 @@ def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
     return read_share(data.data_path, config.columns, data.data_split, config.step, config.optimisation.seed, show)
 
 
-def split_for(path: str | Path, data_split: str | None, published_split: str = PUBLISHED_SPLIT) -> str | None:
+def split_for(
+    path: str | Path,
+    data_split: str | None,
+    published_split: str = PUBLISHED_SPLIT,
+) -> str | None:
     """The fractions by which the steps share the rows of a source; None if each step takes all rows.
 
     Args:
@@ -356,7 +384,12 @@ def split_for(path: str | Path, data_split: str | None, published_split: str = P
     return published_split if is_published(path) else None
 
 
-def step_rows(rows: Sequence[T], split: str | None, step: int, seed: int | None) -> list[T]:
+def step_rows(
+    rows: Sequence[T],
+    split: str | None,
+    step: int,
+    seed: int | None,
+) -> list[T]:
     """The rows that step 1, 2 or 3 takes, in shuffled order; see `split_indices`.
 
     `split`: from `split_for`; None gives all rows in the same order as fractions that give this step everything, such

@@ -75,7 +75,10 @@ def _say_columns(columns: Mapping[str, int]) -> None:
 
 
 def template_notes(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int | None = None, reads: Sequence[str] = ()
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    end_id: int | None = None,
+    reads: Sequence[str] = (),
 ) -> list[str]:
     """A line for each thing that somebody should know; none where all is well or no row holds messages.
 
@@ -97,7 +100,11 @@ def template_notes(
     return [note for note in notes if note]
 
 
-def _note_of_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
+def _note_of_call_ends(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    end_id: int,
+) -> str | None:
     """What differs where the template ends tool calls with another token than training does."""
     used = str(tokenizer.convert_ids_to_tokens(end_id))
     counts = {token: count for token, count in other_call_ends(tokenizer, rows).items() if token != used}
@@ -144,7 +151,11 @@ def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], k
     _say_columns(unread_column_counts(rows, keys))
 
 
-def unread_column_counts(rows: Iterable[Row], keys: ColumnFlags, reads: Sequence[str] = ()) -> Counter[str]:
+def unread_column_counts(
+    rows: Iterable[Row],
+    keys: ColumnFlags,
+    reads: Sequence[str] = (),
+) -> Counter[str]:
     """Column → number of rows whose prompt and responses are not made of it though it holds something."""
     return Counter(column for row in rows for column in unread_columns(row, keys) if column not in reads)
 
@@ -167,7 +178,10 @@ def other_renderings(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Row]) ->
     return list(notes.values())
 
 
-def other_rendering(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> str | None:
+def other_rendering(
+    tokenizer: PreTrainedTokenizerBase,
+    variables: Mapping[str, Any] | None = None,
+) -> str | None:
     """How the text of training differs from the chat template's own, for the user's "a" and the assistant's "b".
 
     None where both are the same, apart from the end of the turn (see `other_turn_end`), or where the template refuses
@@ -245,7 +259,12 @@ class _Part:
         except (TemplateRefusal, UserError):  # of messages without the field; a row's own refusal is told elsewhere
             return True
 
-    def _text(self, tokenizer: PreTrainedTokenizerBase, row: Row, reply: Mapping[str, Any] | None) -> str:
+    def _text(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        row: Row,
+        reply: Mapping[str, Any] | None,
+    ) -> str:
         """What is trained on or, with `in_template`, what the template itself writes."""
         if reply is None:
             return apply_template(tokenizer, row.messages or [], True, row.template_arguments)
@@ -270,7 +289,10 @@ class _Part:
         return replace(row, messages=messages), reply
 
 
-def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _without(
+    fields: Mapping[str, Any],
+    name: str,
+) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != name}
 
 

@@ -61,13 +61,23 @@ class NotStorable(Exception):
 class MakeExamples(Protocol[E_co]):
     """A function of `dschat.data.examples` whose other arguments are bound: rows → examples, and dropped rows."""
 
-    def __call__(self, rows: Sequence[Any], *, held_out: bool) -> tuple[Sequence[E_co], Counter[str]]: ...
+    def __call__(
+        self,
+        rows: Sequence[Any],
+        *,
+        held_out: bool,
+    ) -> tuple[Sequence[E_co], Counter[str]]: ...
 
 
 class Examples(Sequence[E], Generic[E]):
     """The examples of a table. Each is built when it is read, from a file that is mapped into memory."""
 
-    def __init__(self, kind: type[E], table: pa.Table, row_numbers: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        kind: type[E],
+        table: pa.Table,
+        row_numbers: Sequence[int] | None = None,
+    ) -> None:
         """Examples of a table: those at `row_numbers`, or all."""
         if row_numbers is None:
             has_example = table[REASON].is_null().to_numpy()
@@ -156,7 +166,12 @@ def schema_of(kind: type) -> pa.Schema:
     return pa.schema(columns)
 
 
-def table_of(kind: type[E], examples: Sequence[E], reasons: Sequence[str] = (), start: int = 0) -> pa.Table:
+def table_of(
+    kind: type[E],
+    examples: Sequence[E],
+    reasons: Sequence[str] = (),
+    start: int = 0,
+) -> pa.Table:
     """Examples as a table, followed by a row for each reason why a row gave no example.
 
     `start` is added to the examples' field `index`, if they have one.
@@ -265,7 +280,9 @@ def encode_rows(
     batches = [list(rows[start : start + BATCH]) for start in starts]
     workers = min(workers, len(batches))
 
-    def collect(tables: Iterable[pa.Table]) -> tuple[Examples[E], Counter[str]]:
+    def collect(
+        tables: Iterable[pa.Table],
+    ) -> tuple[Examples[E], Counter[str]]:
         with progress(len(rows), title, unit="row", disable=not show) as bar:
             return _collect(kind, tables, [len(batch) for batch in batches], bar.update, file)
 
@@ -283,7 +300,11 @@ def encode_rows(
 
 
 def _collect(
-    kind: type[E], tables: Iterable[pa.Table], sizes: Sequence[int], report: Any, file: Path | None
+    kind: type[E],
+    tables: Iterable[pa.Table],
+    sizes: Sequence[int],
+    report: Any,
+    file: Path | None,
 ) -> tuple[Examples[E], Counter[str]]:
     """Writes the tables of batches one after another; `report` is called with the size of each finished batch."""
     sink = pa.BufferOutputStream() if file is None else open(file, "wb")  # noqa: SIM115

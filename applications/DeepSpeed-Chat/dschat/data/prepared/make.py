@@ -186,7 +186,12 @@ def _read_rows(
 
 
 def prepared_examples(
-    rows: Sequence[Row], *, tokenizer: PreTrainedTokenizerBase, stage: Stage, end_id: int, held_out: bool = False
+    rows: Sequence[Row],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    stage: Stage,
+    end_id: int,
+    held_out: bool = False,
 ) -> tuple[list[PreparedExample], Counter[str]]:
     """Encodes rows without cutting them; counts the rows that have no response, by their reasons.
 
@@ -283,7 +288,11 @@ class Filter:
         self._seen: set[tuple[str, str]] = set()
         self.skipped: list[tuple[PreparedExample, str]] = []  # rows that were left out, and the reasons
 
-    def passing(self, examples: Iterable[PreparedExample], dropped: Counter[str]) -> Iterator[PreparedExample]:
+    def passing(
+        self,
+        examples: Iterable[PreparedExample],
+        dropped: Counter[str],
+    ) -> Iterator[PreparedExample]:
         """The rows that pass, cut to length; the others are counted in `dropped` and listed in `skipped`."""
         for example in examples:
             reason = self._reason(example)
