@@ -172,7 +172,7 @@ def test_all_turns_of_a_template_that_writes_eos_behind_the_last_alone():
 
 
 def test_a_turn_that_ends_with_another_token_once_others_follow_is_refused():
-    with pytest.raises(UserError, match="writes message 2, of the assistant, otherwise once others follow"):
+    with pytest.raises(UserError, match="writes message 2, of the assistant, differently once others follow"):
         trained_text(byte_tokenizer("gpt-oss"), TALK[:3], "<|return|>")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of what may be deleted at any time and is then made anew: tokenised examples, compiled code."""
+"""The folder of caches, which may be deleted at any time: tokenised examples, compiled code."""
 
 import os
 from pathlib import Path
@@ -9,5 +9,5 @@ DEFAULT_FOLDER = "~/.cache/ma-rlhf"
 
 
 def cache_home() -> Path:
-    """The folder that MA_RLHF_CACHE names, or ~/.cache/ma-rlhf. It need not exist, or be writable."""
+    """The folder that MA_RLHF_CACHE names, or ~/.cache/ma-rlhf. It may not exist, or not be writable."""
     return Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_FOLDER).expanduser()
