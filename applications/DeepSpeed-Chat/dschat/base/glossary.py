@@ -84,7 +84,7 @@ _LOSSES: tuple[tuple[str, ...], ...] = (
     ("loss/reward", "reward", "nats per pair", "of `--reward_loss`; ln 2 = 0.69 is a coin's"),
     ("loss/dpo", "dpo", "nats per pair", "of DPO; ln 2 = 0.69 before training"),
     ("loss/refuel", "refuel refuel_online", "", "mean of (D − η ΔR)² over pairs"),
-    ("train/accuracy", "reward dpo", "share", "pairs in which the chosen response has the higher number; a tie is wrong",
+    ("train/accuracy", "reward dpo", "share", "pairs whose chosen response has the higher number; a tie is wrong",
      "near 1 early, while `eval/accuracy` stays behind: the model memorises the pairs"),
     ("train/chosen", "reward", "score", "mean of the chosen responses"),
     ("train/rejected", "reward", "score", "mean of the rejected ones"),
@@ -136,7 +136,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("objective/kl_per_token", "ppo", "nats per token", "the same over all tokens"),
         ("objective/kl_per_token", "refuel_online", "nats per token", "the same over all tokens", "", KL),
         ("objective/kl_coef", ONLINE, "", "weight of the KL in rewards; fixed without `--adaptive_kl_target`"),
-        ("objective/entropy", ONLINE, "nats per response", "−log-prob of the sampled tokens, an estimate of the entropy",
+        ("objective/entropy", ONLINE, "nats per response", "−log-prob of sampled tokens, an estimate of the entropy",
          "it falls to 0: every response becomes the same"),
         ("objective/scores", ONLINE, "score", "mean score as the source gave it"),
         ("objective/scores_std", "ppo", "score", "standard deviation of the scores of a rollout",
@@ -174,7 +174,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rollout/mc_tokens", "ppo", "tokens", "sampled to complete responses from where macro actions begin, by all"
          " processes", "what `segment_mc` costs beside the rollout", COMPLETIONS),
         ("rollout/refilled", "ppo", "prompts", "that replaced others whose responses all had the same score, on all"
-         " processes; `objective/` and `response/` describe the responses that are trained on, which are a selection", "",
+         " processes; `objective/` and `response/` describe the responses that are trained on, a selection", "",
          REFILL),
         ("rollout/refill_tokens", "ppo", "tokens", "sampled for such replacements, used or not, by all processes",
          "what `--refill_rounds` costs beside the rollout", REFILL),
