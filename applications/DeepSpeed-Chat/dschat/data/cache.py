@@ -71,7 +71,10 @@ class CacheEntry:
             for name, expected in content["files"].items():
                 if file_hash(self.folder / name) != expected:
                     raise ValueError(f"{name} has changed")
-            tables = {Path(name).stem: open_table([self.folder / name]) for name in content["files"]}
+            tables = {}
+            for name in content["files"]:
+                split = name.removesuffix(".arrow")
+                tables[split] = open_table([self.folder / name])
             return tables, content["note"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # Arrow raises these kinds, too
             logger.warning("the tokenised data in %s are damaged (%s) and are made anew", self.folder, error)

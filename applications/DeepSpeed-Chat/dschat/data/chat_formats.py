@@ -269,7 +269,8 @@ def _history_messages(history: Any, origin: str) -> Messages:
     """Earlier turns, pairs of an instruction and its response, as messages."""
     if history is None:
         return []
-    if not isinstance(history, list) or not all(isinstance(turn, Sequence) and len(turn) == 2 for turn in history):
+    are_pairs = isinstance(history, list) and all(_is_pair(turn) for turn in history)
+    if not are_pairs:
         raise UserError(
             f"{origin}: column {HISTORY!r} must hold a list of pairs of an instruction and its response, not "
             f"{kind_of(history)}; correct the row."
@@ -280,6 +281,10 @@ def _history_messages(history: Any, origin: str) -> Messages:
             check_text(text, f"the {role}'s text of pair {number} in {HISTORY!r}", origin)
             messages.append({"role": role, "content": text})
     return messages
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, Sequence) and len(value) == 2
 
 
 def read_columns(

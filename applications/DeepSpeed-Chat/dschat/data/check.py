@@ -34,6 +34,14 @@ ALL_STEPS = range(1, len(STEPS) + 1)
 Shares = dict[str, dict[int, list[Row]]]  # "training" or "evaluation" → step → its rows
 MAX_BINS = 12  # of a histogram
 BAR_WIDTH = 40  # characters of the longest bar
+TYPE_NAMES: dict[type, str] = {
+    type(None): "null",
+    bool: "true/false",
+    int: "number",
+    float: "number",
+    list: "list",
+    dict: "object",
+}
 
 
 def check_report(path: str, data_split: str | None, settings: Settings) -> str:
@@ -50,7 +58,9 @@ def check_report(path: str, data_split: str | None, settings: Settings) -> str:
     split = split_for(path, data_split)
     shares: Shares = {}
     for name, part_rows in (("training", source.train), ("evaluation", source.eval)):
-        shares[name] = {step: step_rows(part_rows, split, step, settings.seed) for step in ALL_STEPS}
+        shares[name] = {}
+        for step in ALL_STEPS:
+            shares[name][step] = step_rows(part_rows, split, step, settings.seed)
     shares_title = "rows of the steps: all rows in each (no --data_split)"
     if split is not None:
         shares_title = f"shares of --data_split {split}, seed {settings.seed}"
@@ -285,8 +295,7 @@ def _flatten(
 def _type(value: Any) -> str:
     if isinstance(value, str):
         return "text" if value else "text (empty)"
-    names = {type(None): "null", bool: "true/false", int: "number", float: "number", list: "list", dict: "object"}
-    return names.get(type(value), type(value).__name__)
+    return TYPE_NAMES.get(type(value), type(value).__name__)
 
 
 def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase | None) -> str:

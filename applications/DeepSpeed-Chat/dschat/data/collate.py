@@ -61,7 +61,8 @@ def collate_targets(
     Returns:
         input_ids ``(B, T)`` long, and targets ``(N,)`` long: indices into ``input_ids.flatten()``.
     """
-    input_ids, _ = pad([[*example.prompt_ids, *example.response_ids] for example in examples], pad_id, "right")
+    sequences = [example.prompt_ids + example.response_ids for example in examples]
+    input_ids, _ = pad(sequences, pad_id, "right")
     width = input_ids.shape[1]
     targets: list[int] = []
     for row, example in enumerate(examples):
@@ -120,7 +121,8 @@ def update_batches(
     np.random.RandomState([seed, epoch]).shuffle(order)
     updates = []
     for start in range(0, len(order) - update_size + 1, update_size):
-        by_length = sorted(order[start : start + update_size].tolist(), key=lambda index: lengths[index])
+        indices = order[start : start + update_size].tolist()
+        by_length = sorted(indices, key=lambda index: lengths[index])
         local_indices = by_length[rank::world_size]
         if balance_tokens:
             num_batches = math.ceil(len(local_indices) / micro_size)
@@ -148,7 +150,8 @@ def further_examples(
     """
     shuffled = np.random.RandomState(seed).permutation(count).tolist()
     order = sorted(shuffled, key=set(taken).__contains__)
-    return [order[position % count] for position in range(part * size, (part + 1) * size)]
+    positions = range(part * size, (part + 1) * size)
+    return [order[position % count] for position in positions]
 
 
 def eval_batches(
@@ -202,7 +205,8 @@ def pack(
     """
     rows: list[list[int]] = []
     room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    for index in longest_first:
         row = 0
         while row < len(rows) and lengths[index] > room[row]:
             row += 1
@@ -273,7 +277,7 @@ def collate_preferences(
     """
     sequences = [(example.prompt_ids, example.chosen_ids) for example in examples]
     sequences += [(example.prompt_ids, example.rejected_ids) for example in examples]
-    input_ids, _ = pad([[*prompt, *response] for prompt, response in sequences], pad_id, "right")
+    input_ids, _ = pad([prompt + response for prompt, response in sequences], pad_id, "right")
     width = input_ids.shape[1]
     targets = []
     for row, (prompt, response) in enumerate(sequences):

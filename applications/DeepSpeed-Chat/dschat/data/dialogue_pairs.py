@@ -83,7 +83,8 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
     turns = len(first) // 2
     if len(first) % 2 or len(second) != len(first):
         raise UserError(f"{origin}: the dialogues must have the same number of turns, each with its reply.")
-    if not (isinstance(turn, int) and isinstance(last, int) and 0 <= turn <= last < turns):
+    are_numbers = isinstance(turn, int) and isinstance(last, int)
+    if not are_numbers or not 0 <= turn <= last < turns:
         raise UserError(f"{origin}: {TURN} {turn!r} and {LAST} {last!r} must be turns, in this order, from 0.")
     if state(first, turn) != state(second, turn):
         raise UserError(f"{origin}: the dialogues differ before the reply of turn {turn}, counted from 0.")
@@ -103,13 +104,15 @@ def _require(
     origin: str,
     maker: str,
 ) -> None:
-    missing = [name for name in columns if not isinstance(raw, dict) or raw.get(name) is None]
+    present = raw if isinstance(raw, dict) else {}
+    missing = [name for name in columns if present.get(name) is None]
     if missing:
         raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {maker} makes.")
 
 
 def _number(value: Any, origin: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
         raise UserError(f"{origin}: a reward must be a number, not {value!r}; one that failed is {FAILED:g}.")
     return float(value)
 
@@ -169,9 +172,12 @@ def _encoded(
     origin = "a pair of dialogues"
 
     # Ids of the shared state of turn h, of its two replies, and of the whole first dialogue.
-    shared_states = encode_states(tokenizer, [state(pair.first, pair.turn) for pair in pairs], origin)
-    first_replies = encode_replies(tokenizer, [pair.first[: 2 * pair.turn + 2] for pair in pairs], end, origin)
-    second_replies = encode_replies(tokenizer, [pair.second[: 2 * pair.turn + 2] for pair in pairs], end, origin)
+    states = [state(pair.first, pair.turn) for pair in pairs]
+    first_dialogues = [pair.first[: 2 * pair.turn + 2] for pair in pairs]
+    second_dialogues = [pair.second[: 2 * pair.turn + 2] for pair in pairs]
+    shared_states = encode_states(tokenizer, states, origin)
+    first_replies = encode_replies(tokenizer, first_dialogues, end, origin)
+    second_replies = encode_replies(tokenizer, second_dialogues, end, origin)
     last_states = encode_states(tokenizer, [pair.first[:-1] for pair in pairs], origin)
     last_replies = encode_replies(tokenizer, [pair.first for pair in pairs], end, origin)
 

@@ -76,10 +76,13 @@ def messages_of_text(prompt: str) -> Dialogue | None:
     Example: "\\n\\nHuman: Hi.\\n\\nAssistant: Hello.\\n\\nHuman: Bye.\\n\\nAssistant:" has three messages.
     """
     pieces = SPEAKER.split(prompt)
-    if pieces[0].strip() or len(pieces) < 3 or pieces[-2] != "Assistant" or pieces[-1].strip():
+    has_text_before = bool(pieces[0].strip())
+    if has_text_before or len(pieces) < 3 or pieces[-2] != "Assistant" or pieces[-1].strip():
         return None
     messages = []
-    for speaker, text in zip(pieces[1:-2:2], pieces[2:-2:2], strict=True):
+    speakers = pieces[1:-2:2]
+    texts = pieces[2:-2:2]
+    for speaker, text in zip(speakers, texts, strict=True):
         role = "assistant" if speaker == "Assistant" else "user"
         messages.append({"role": role, "content": text.strip()})
     return messages
@@ -105,7 +108,8 @@ def encode_states(
     Raises:
         UserError: see `dschat.data.encoding.prompt_text`; its message begins with `origin`.
     """
-    return encode_prompts(tokenizer, [Row(None, messages, None, None, {}, origin) for messages in states])
+    rows = [Row(None, messages, None, None, {}, origin) for messages in states]
+    return encode_prompts(tokenizer, rows)
 
 
 def encode_replies(
@@ -223,7 +227,8 @@ def _length(
     turns = num_turns(messages)
     if turns > limits.turns:
         return TOO_MANY_TURNS
-    lengths = [len(ids) for ids in encode_responses(tokenizer, [message["content"] for message in messages])]
+    contents = [message["content"] for message in messages]
+    lengths = [len(ids) for ids in encode_responses(tokenizer, contents)]
     if max(lengths[0::2]) > limits.prompt_tokens:
         return PROMPT_TOO_LONG
     if max(lengths[1::2], default=0) > limits.reply_tokens:

@@ -152,7 +152,8 @@ def _encode(
 
 
 def _chunks(texts: Sequence[str]) -> list[list[str]]:
-    return [list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
+    starts = range(0, len(texts), CHUNK)
+    return [list(texts[start : start + CHUNK]) for start in starts]
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
@@ -397,7 +398,8 @@ def response_texts(
 
 def template_variables(row: Row) -> dict[str, Any]:
     """The variables that a row gives to its chat template, without tools and documents."""
-    return {name: value for name, value in row.template_arguments.items() if name not in (TOOLS, DOCUMENTS)}
+    arguments = row.template_arguments.items()
+    return {name: value for name, value in arguments if name not in (TOOLS, DOCUMENTS)}
 
 
 def reply_text(
@@ -443,7 +445,9 @@ def reply_text(
 
 def has_thought(message: Mapping[str, Any]) -> bool:
     """Whether a message holds a thought, in a separate field or in its content."""
-    return any(message.get(name) for name in THOUGHTS) or THOUGHT_END in str(message.get("content", ""))
+    if any(message.get(name) for name in THOUGHTS):
+        return True
+    return THOUGHT_END in str(message.get("content", ""))
 
 
 def _without_thought(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -474,7 +478,8 @@ def _begun_turn(
             marked = apply_template(tokenizer, messages, False, row.template_arguments)
         except TemplateRefusal:
             return None
-        opening = marked[: max(0, marked.rfind(MARK))].removesuffix(end.lead or end.replaced)
+        before_mark, mark, _ = marked.rpartition(MARK)
+        opening = before_mark.removesuffix(end.lead or end.replaced) if mark else ""
     if not opening or not whole.startswith(opening):
         return None
     reply = whole[len(opening) :].removeprefix(end.replaced)
@@ -540,7 +545,12 @@ def _without_special_end(tokenizer: PreTrainedTokenizerBase, turn: str) -> tuple
     for token in map(str, tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))):
         if not text.endswith(token):
             continue
-        openings = {token.replace("end", "begin"), token.replace("end", "start"), token.replace("/", "")} - {token}
+        openings = {
+            token.replace("end", "begin"),
+            token.replace("end", "start"),
+            token.replace("/", ""),
+        }
+        openings.discard(token)
         if not any(opening in text for opening in openings):
             return text.removesuffix(token), token
     return turn, ""
@@ -558,8 +568,9 @@ def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> 
             if message is None or "tool_calls" not in message:
                 continue
             end = _end_of_turns(tokenizer, row, ends)
+            messages = [*(row.messages or []), message]
             try:
-                turn = apply_template(tokenizer, [*(row.messages or []), message], False, row.template_arguments)
+                turn = apply_template(tokenizer, messages, False, row.template_arguments)
             except TemplateRefusal:  # reported elsewhere
                 continue
             _, token = _without_special_end(tokenizer, turn)

@@ -181,7 +181,10 @@ def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
 
 def has_further_fields(message: Mapping[str, Any]) -> bool:
     """Whether a message holds something beside role, content and weight."""
-    return any(value not in EMPTY for name, value in message.items() if name not in ("role", "content", WEIGHT))
+    for name, value in message.items():
+        if name not in ("role", "content", WEIGHT) and value not in EMPTY:
+            return True
+    return False
 
 
 def fit_demonstration(
@@ -283,7 +286,9 @@ def fit_pair(
 
 def join_pair(pair: PreferenceExample, margin: float = 0.0) -> PairExample:
     """A comparison with prompt and response joined in each sequence."""
-    return PairExample([*pair.prompt_ids, *pair.chosen_ids], [*pair.prompt_ids, *pair.rejected_ids], margin)
+    chosen = pair.prompt_ids + pair.chosen_ids
+    rejected = pair.prompt_ids + pair.rejected_ids
+    return PairExample(chosen, rejected, margin)
 
 
 def prompt_examples(
@@ -304,7 +309,8 @@ def prompt_examples(
         return PromptExample(ids, text, row, index)
 
     texts = [prompt_text(tokenizer, row) for row in rows]
-    made = map(make, range(len(rows)), rows, texts, encode_prompt_texts(tokenizer, texts))
+    ids = encode_prompt_texts(tokenizer, texts)
+    made = map(make, range(len(rows)), rows, texts, ids)
     return collect_examples(rows, made, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
 
 
@@ -421,7 +427,8 @@ def margin_of(row: Row, key: str) -> float:
     if isinstance(margin, str):  # as CSV files hold numbers
         with suppress(ValueError):
             margin = float(margin)
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
+    is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
+    if not is_number or not 0 <= margin < math.inf:
         problem = f"holds {margin!r}" if key in row.extra else "is missing"
         raise UserError(
             f"{row.origin}: --margin_key {key}: the column {problem}; it must hold a number of at least 0, by how"

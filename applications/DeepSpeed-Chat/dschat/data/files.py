@@ -66,7 +66,8 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
         return train_files, []
     train_patterns = ", ".join(f"{TRAIN_PREFIX}*{suffix}" for suffix in FOLDER_SUFFIXES)
     eval_patterns = ", ".join(f"{prefix}*" for prefix in EVAL_PREFIXES)
-    content = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "nothing"
+    names = sorted(entry.name for entry in folder.iterdir())
+    content = ", ".join(names[:10]) or "nothing"
     raise UserError(
         f"--data_path {folder}: no training file. Looked for {train_patterns} (and, for evaluation, {eval_patterns} "
         f"with the same suffixes); the folder holds: {content}. Rename the files, or give one file instead of the "
@@ -104,7 +105,10 @@ def _first_with_prefix(names: list[str], prefix: str) -> str | None:
 def _matching_files(folder: Path, prefix: str) -> list[Path]:
     """Files of a folder with a prefix, or else all files in subfolders with it; sorted, all of one suffix."""
     for pattern in (f"{prefix}*", f"{prefix}*/*"):
-        files = sorted(file for file in folder.glob(pattern) if file.is_file() and suffix_of(file) in FOLDER_SUFFIXES)
+        files = []
+        for file in sorted(folder.glob(pattern)):
+            if file.is_file() and suffix_of(file) in FOLDER_SUFFIXES:
+                files.append(file)
         suffixes = sorted({suffix_of(file) for file in files})
         if len(suffixes) > 1:
             raise UserError(
@@ -264,11 +268,13 @@ def open_saved(folder: Path) -> RawSource:
             )
         folders = [folder / split for split in splits]
         parts = [saved[split] for split in splits]
-    rows = [_saved_rows(part, part_folder) for part, part_folder in zip(parts, folders, strict=True)]
+    rows: list[Iterator[tuple[str, Any]]] = []
     files: list[Path] = []
-    for part_folder in folders:
+    for part, part_folder in zip(parts, folders, strict=True):
+        rows.append(_saved_rows(part, part_folder))
         files += sorted(part_folder.glob("*.arrow"))
-    return RawSource(folder.resolve().name, rows[0], rows[1] if len(rows) > 1 else None, tuple(files))
+    eval_rows = rows[1] if len(rows) > 1 else None
+    return RawSource(folder.resolve().name, rows[0], eval_rows, tuple(files))
 
 
 def _saved_rows(

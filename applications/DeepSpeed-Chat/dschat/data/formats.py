@@ -52,7 +52,8 @@ def format_of(raw: dict[str, Any], keys: ColumnFlags) -> str:
     response = response_column(raw, keys)
     if chat_formats.is_sharegpt(raw, keys, response):
         return SHAREGPT
-    if any(isinstance(raw.get(column), list) for column in (keys.prompt_key, response, keys.rejected_key)):
+    text_columns = (keys.prompt_key, response, keys.rejected_key)
+    if any(isinstance(raw.get(column), list) for column in text_columns):
         return MESSAGE_LISTS
     keys = chat_formats.sharegpt_keys(raw, keys)
     if chat_formats.is_alpaca(raw, keys):
@@ -201,7 +202,10 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, ori
     elif prompt is not None:
         check_text(prompt, f"column {keys.prompt_key!r}", origin)
     arguments = template_arguments(raw, origin)
-    responses = {column: raw[column] for column in (response, keys.rejected_key) if raw.get(column) is not None}
+    responses = {}
+    for column in (response, keys.rejected_key):
+        if raw.get(column) is not None:
+            responses[column] = raw[column]
     if len({type(value) for value in responses.values()}) > 1:
         kinds = " and ".join(f"{column!r} {kind_of(value)}" for column, value in responses.items())
         raise UserError(f"{origin}: {kinds}; give both as text or both as lists of messages.")
@@ -301,7 +305,8 @@ def _join_conversation(
     elif prompt is not None and messages[0]["role"] == "assistant":
         messages = [{"role": "user", "content": prompt}, *messages]
     elif prompt is not None:
-        user_texts = [message_text(message).strip() for message in messages[:-1] if message["role"] == "user"]
+        user_messages = [message for message in messages[:-1] if message["role"] == "user"]
+        user_texts = [message_text(message).strip() for message in user_messages]
         if prompt.strip() not in user_texts:
             raise UserError(
                 f"{origin}: no message of the user in {column!r} says what column {keys.prompt_key!r} says "
@@ -327,7 +332,8 @@ def _check_same_prompt(conversations: dict[str, Messages], origin: str) -> None:
     first_column, second_column = conversations
     first = conversations[first_column]
     second = conversations[second_column]
-    for number, (left, right) in enumerate(zip(first[:-1], second[:-1], strict=False), start=1):
+    pairs = zip(first[:-1], second[:-1], strict=False)
+    for number, (left, right) in enumerate(pairs, start=1):
         if _without_weights([left]) != _without_weights([right]):
             raise UserError(
                 f"{origin}: {first_column!r} and {second_column!r} differ in message {number} already "
@@ -374,7 +380,9 @@ def tldr_row(raw: dict[str, Any], origin: str) -> Row | None:
     prompt = tldr_prompt(info)
     if prompt is None:
         return None
-    return Row(prompt, None, summaries[choice]["text"], summaries[1 - choice]["text"], raw, origin)
+    chosen = summaries[choice]["text"]
+    rejected = summaries[1 - choice]["text"]
+    return Row(prompt, None, chosen, rejected, raw, origin)
 
 
 def tldr_prompt(info: dict[str, Any]) -> str | None:
@@ -473,8 +481,9 @@ def _check(is_valid: bool, column: str, expected: str, value: Any, origin: str) 
         raise UserError(f"{origin}: column {column!r} must hold {expected}, not {kind_of(value)}; correct the row.")
 
 
+ParseRow = Callable[[dict[str, Any], str], Row | None]
 # Format → the columns that identify it, and the function that parses such a row.
-PUBLISHED_FORMATS: Mapping[str, tuple[Sequence[str], Callable[[dict[str, Any], str], Row | None]]] = {
+PUBLISHED_FORMATS: Mapping[str, tuple[Sequence[str], ParseRow]] = {
     "TL;DR comparison": (("info", "summaries", "choice"), tldr_row),
     "WebGPT comparison": (("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row),
     "APPS problem": (("question", "solutions", "input_output"), apps_row),

@@ -180,7 +180,8 @@ def fetch_command(
     options: tuple[str, ...] = (),
 ) -> str:
     """Shell command that downloads a data set of the hub into `folder`."""
-    return shlex.join(["hf", "download", hub_id, "--repo-type", "dataset", *options, "--local-dir", os.fspath(folder)])
+    command = ["hf", "download", hub_id, "--repo-type", "dataset", *options]
+    return shlex.join([*command, "--local-dir", os.fspath(folder)])
 
 
 def describe_counts(train_rows: int, eval_rows: int | None) -> str:
@@ -218,10 +219,16 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
             "from the cache of the datasets library (HF_DATASETS_CACHE) and try again, or give a local copy, whose "
             f"rows are not counted: `{known.fetch_command(_target(known))}`."
         )
-    record: dict[str, Any] = {"id": hub_id, "revision": known.revision if known else "main", "splits": {}}
+    split_records = {}
     for name in names:
+        split = splits[name]
         # The fingerprint depends on the files of the split and their versions.
-        record["splits"][name] = {"rows": len(splits[name]), "fingerprint": splits[name]._fingerprint}
+        split_records[name] = {"rows": len(split), "fingerprint": split._fingerprint}
+    record = {
+        "id": hub_id,
+        "revision": known.revision if known else "main",
+        "splits": split_records,
+    }
     eval_rows = None if held_out is None else _rows(held_out, hub_id)
     return RawSource(hub_id, _rows(train, hub_id), eval_rows, hub=record)
 

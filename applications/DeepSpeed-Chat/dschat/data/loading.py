@@ -99,7 +99,8 @@ class ExampleLoader(Generic[E]):
         data = self._config.data
         sources = []
         for source in self._sources:
-            sources.append({"files": {str(file): file_hash(file) for file in source.files}, "hub": source.hub})
+            hashes = {str(file): file_hash(file) for file in source.files}
+            sources.append({"files": hashes, "hub": source.hub})
         settings = {
             name: str(value) for name, value in self._make.keywords.items() if name not in ("kind", "tokenizer")
         }
@@ -196,8 +197,15 @@ class ExampleLoader(Generic[E]):
         dropped = {}
         for split, rows in (("train", share.train), ("eval", share.eval)):
             workers = 1 if self._prepared else workers_for(rows)
-            file = folder / f"{split}.arrow"
-            _, dropped[split] = encode_rows(self._kind, self._make, rows, f"tokenising {split}", workers, show, file)
+            _, dropped[split] = encode_rows(
+                self._kind,
+                self._make,
+                rows,
+                title=f"tokenising {split}",
+                workers=workers,
+                show=show,
+                file=folder / f"{split}.arrow",
+            )
         if share.train and dropped["train"].total() == len(share.train):
             self._make(share.train)  # raises, and says why none is left
         return dropped
@@ -205,7 +213,8 @@ class ExampleLoader(Generic[E]):
     def _encode_in_memory(self, share: Share[Any]) -> StepData[E]:
         train, dropped = self._make(share.train)
         held_out, dropped_eval = self._make(share.eval, held_out=True)
-        return StepData(train, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
+        all_dropped = {"train": dropped, "eval": dropped_eval}
+        return StepData(train, held_out, share.sources, share.files, all_dropped)
 
     def _share(self, show: bool) -> Share[Any]:
         if self._prepared:

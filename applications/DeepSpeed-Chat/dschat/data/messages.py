@@ -93,7 +93,7 @@ def _convert_message(raw: dict[str, Any], name: str, origin: str) -> dict[str, A
     if raw.keys() == {"role", "content"} and isinstance(raw["content"], str):
         check_text(raw["content"], f"content of {name}", origin)
         return raw
-    message = {field: value for field, value in raw.items() if value is not None}
+    message = _without_null_fields(raw)
     _convert_calls(message, name, origin)
     _convert_weight(message, name, origin)
     content = message.get("content")
@@ -123,7 +123,10 @@ def _convert_calls(message: dict[str, Any], name: str, origin: str) -> None:
 
 def _convert_weight(message: dict[str, Any], name: str, origin: str) -> None:
     """Converts the field that says whether a message is trained on to `weight`, 0 or 1."""
-    weights = {field: message.pop(field) for field in (WEIGHT, *WEIGHT_ALIASES) if field in message}
+    weights = {}
+    for field in (WEIGHT, *WEIGHT_ALIASES):
+        if field in message:
+            weights[field] = message.pop(field)
     for field, value in weights.items():
         if not isinstance(value, int | float) or value not in (0, 1):
             raise UserError(
@@ -204,7 +207,7 @@ def _parse_arguments(call: dict[str, Any]) -> dict[str, Any]:
 
     Fields of the call and of its function that hold null are left out; arguments that hold null are kept.
     """
-    call = {field: value for field, value in call.items() if value is not None}
+    call = _without_null_fields(call)
     if isinstance(call.get("function"), dict):
         call["function"] = _parse_arguments(call["function"])
         return call
@@ -264,7 +267,7 @@ def template_arguments(
             f"{origin}: column {TEMPLATE_VARIABLES!r} holds {', '.join(reserved)}, which training sets itself; remove "
             "it from the row."
         )
-    return {name: value for name, value in variables.items() if value is not None} | arguments
+    return _without_null_fields(variables) | arguments
 
 
 def reserved_names(variables: Mapping[str, Any]) -> list[str]:
@@ -274,13 +277,17 @@ def reserved_names(variables: Mapping[str, Any]) -> list[str]:
 
 def _whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool as in OpenAI's API; fields of the tool and of its function that hold null are left out."""
-    tool = {field: value for field, value in tool.items() if value is not None}
+    tool = _without_null_fields(tool)
     if "name" in tool and "function" not in tool:
         return {"type": "function", "function": tool}
     function = tool.get("function")
     if isinstance(function, dict):
-        tool["function"] = {field: value for field, value in function.items() if value is not None}
+        tool["function"] = _without_null_fields(function)
     return tool
+
+
+def _without_null_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def message_text(message: Mapping[str, Any]) -> str:
@@ -289,7 +296,8 @@ def message_text(message: Mapping[str, Any]) -> str:
     calls = message.get("tool_calls")
     if not calls:
         return content
-    return "\n".join(filter(None, [content, json.dumps(calls, ensure_ascii=False, default=str)]))
+    calls_text = json.dumps(calls, ensure_ascii=False, default=str)
+    return f"{content}\n{calls_text}" if content else calls_text
 
 
 def dialogue_text(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -78,7 +78,10 @@ def plain_prompt_note(
             f"--apply_chat_template writes it around them once more (first: {doubled[0]}): drop the flag, or remove "
             "the marks from the texts"
         )
-    plain = [row.origin for row in rows if row.prompt is not None and not marks.are_in(row.prompt)]
+    plain = []
+    for row in rows:
+        if row.prompt is not None and not marks.are_in(row.prompt):
+            plain.append(row.origin)
     if not plain:
         return None
     return (

@@ -286,17 +286,20 @@ def _sequence_parts(sequence: _Sequence, kind: str, view: RowView) -> list[RowSp
     start = 0
     for is_target, group in itertools.groupby(targets):
         stop = start + len(list(group))
+        run = response[start:stop]
         if is_target:
-            parts.append(_response_part(response[start:stop], kind, stop == len(response), view))
+            is_last = stop == len(response)
+            parts.append(_response_part(run, kind, is_last, view))
         else:
-            parts.append(_prompt_part(response[start:stop], view))
+            parts.append(_prompt_part(run, view))
         start = stop
     parts += _padding(len(padded_ids) - left_padding - len(ids))
     return parts
 
 
 def _prompt_part(ids: Sequence[int], view: RowView) -> RowSpan:
-    return RowSpan("prompt", PROMPT_USE[view.step], len(ids), _decode(view.tokenizer, ids))
+    text = _decode(view.tokenizer, ids)
+    return RowSpan("prompt", PROMPT_USE[view.step], len(ids), text)
 
 
 def _response_part(
@@ -318,7 +321,8 @@ def _response_part(
     inside = [special[token_id] for token_id in dict.fromkeys(content) if token_id in special]
     if inside:
         note += f", holds {', '.join(inside)} inside"
-    return RowSpan(kind, note, len(ids), _decode(view.tokenizer, ids, response=True))
+    text = _decode(view.tokenizer, ids, response=True)
+    return RowSpan(kind, note, len(ids), text)
 
 
 def _padding(tokens: int) -> list[RowSpan]:

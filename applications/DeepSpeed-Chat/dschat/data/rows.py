@@ -98,5 +98,11 @@ def in_words(counts: Mapping[str, int]) -> str:
 
 def kind_of(value: Any) -> str:
     """The type of a value in words, such as "an object" or "null"."""
-    names = {type(None): "null", dict: "an object", list: "a list", str: "text", bool: "true or false"}
+    names = {
+        type(None): "null",
+        dict: "an object",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+    }
     return names.get(type(value), f"a value of type {type(value).__name__}")

@@ -170,7 +170,8 @@ def _parse(
     """Parses `raws`, the training or evaluation rows of a source; the rows, and the number of skipped ones."""
     rows = []
     num_skipped = 0
-    for origin, raw in progress(desc=f"reading {source.name}", unit="row", disable=not show, iterable=raws):
+    title = f"reading {source.name}"
+    for origin, raw in progress(desc=title, unit="row", disable=not show, iterable=raws):
         row = parse_row(raw, keys, origin, source.fills_nulls)
         if row is None:
             num_skipped += 1
@@ -183,7 +184,8 @@ def _parse(
 
 def is_folder(name: str) -> bool:
     """Whether a name to write to is a local folder: unless it is an owner/name and there is no folder "owner"."""
-    return name.startswith(".") or HUB_NAME.fullmatch(name) is None or Path(name).parent.is_dir()
+    is_hub_name = HUB_NAME.fullmatch(name) is not None and not name.startswith(".")
+    return not is_hub_name or Path(name).parent.is_dir()
 
 
 def open_data(name: str, flag: str) -> RawSource:

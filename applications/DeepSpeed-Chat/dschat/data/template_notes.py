@@ -212,7 +212,15 @@ def other_rendering(
     dialogue. `variables`: additional variables of the template.
     """
     arguments = dict(variables or {})
-    question = Row(PROBE[0]["content"], PROBE[:1], None, None, {}, "the chat template", template_arguments=arguments)
+    question = Row(
+        prompt=None,
+        messages=PROBE[:1],
+        chosen=None,
+        rejected=None,
+        extra={},
+        origin="the chat template",
+        template_arguments=arguments,
+    )
     try:
         prompt = prompt_text(tokenizer, question)
         end = turn_end(tokenizer, arguments)

@@ -102,7 +102,9 @@ class Examples(Sequence[E], Generic[E]):
         if isinstance(index, slice):
             return Examples(self._kind, self._table, self._row_numbers[index])
         row_number = self._row_numbers[index]
-        values = {name: self._value(name, hint, row_number) for name, hint in self._fields.items()}
+        values = {}
+        for name, hint in self._fields.items():
+            values[name] = self._value(name, hint, row_number)
         return self._kind(**values)
 
     def _value(self, name: str, hint: object, row_number: int) -> Any:
@@ -118,8 +120,8 @@ class Examples(Sequence[E], Generic[E]):
     @property
     def lengths(self) -> list[int]:
         """Lengths of all examples in tokens; no example is built."""
-        lengths: list[int] = self._table[LENGTH].to_numpy()[self._row_numbers].tolist()
-        return lengths
+        lengths = self._table[LENGTH].to_numpy()
+        return list(lengths[self._row_numbers].tolist())
 
 
 def lengths_of(examples: Sequence[Any]) -> list[int]:
@@ -181,7 +183,10 @@ def table_of(
     """
     missing = [None] * len(reasons)
     lengths = [len(example) for example in examples]  # type: ignore[arg-type]
-    columns: dict[str, list[Any]] = {LENGTH: lengths + missing, REASON: [None] * len(examples) + list(reasons)}
+    columns: dict[str, list[Any]] = {
+        LENGTH: lengths + missing,
+        REASON: [None] * len(examples) + list(reasons),
+    }
     for name, hint in stored_fields(kind).items():
         values = [getattr(example, name) for example in examples]
         if hint is Row:

@@ -92,7 +92,8 @@ def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) ->
         before = render_messages(tokenizer, messages[:number], True, row.origin, row.template_arguments)
         after = render_messages(tokenizer, messages[: number + 1], False, row.origin, row.template_arguments)
         closings = [text for text in end.closings(after) if whole.startswith(text)]
-        if not (closings and whole.startswith(before) and len(before) <= len(closings[0])):
+        is_unchanged = bool(closings) and whole.startswith(before)
+        if not is_unchanged or len(before) > len(closings[0]):
             raise UserError(
                 f"{row.origin}: the chat template writes message {number + 1}, of the assistant, differently once "
                 "others follow, so that its tokens are not known: give --train_on last, or a template that writes "

@@ -131,8 +131,9 @@ def _open_described(folder: Path) -> PreparedFolder:
     """A folder that has a `prepared.json`. Raises UserError where that cannot be read."""
     try:
         info = json.loads((folder / INFO).read_text(encoding="utf-8"))
-        files = {split: split_files(folder, info["stage"], split, info["format"]) for split in info["kept"]}
-        prepared = PreparedFolder(folder, info["stage"], files, info)
+        stage = info["stage"]
+        files = {split: split_files(folder, stage, split, info["format"]) for split in info["kept"]}
+        prepared = PreparedFolder(folder, stage, files, info)
         # Keys that are read later.
         info["tokenizer"]["fingerprint"], info["template"]["fingerprint"], info["end_id"], info["mask_prompt"]
         info["arguments"]["keys"]["apply_chat_template"]
@@ -144,7 +145,11 @@ def _open_described(folder: Path) -> PreparedFolder:
 
 def _open_undescribed(folder: Path) -> PreparedFolder | None:
     """A folder with `.pt` files alone. Raises UserError where they are of two stages."""
-    stages: list[Stage] = [stage for stage in STAGES if split_files(folder, stage, "train", "pt")[0].is_file()]
+    stages: list[Stage] = []
+    for stage in STAGES:
+        (train_file,) = split_files(folder, stage, "train", "pt")
+        if train_file.is_file():
+            stages.append(stage)
     if not stages:
         return None
     if len(stages) > 1:
@@ -152,9 +157,9 @@ def _open_undescribed(folder: Path) -> PreparedFolder | None:
         raise UserError(f"--data_path {folder}: it holds {names}; leave the files of one stage in a folder.")
     files = {}
     for split in SPLITS:
-        split_file = split_files(folder, stages[0], split, "pt")
-        if split_file[0].is_file():
-            files[split] = split_file
+        (split_file,) = split_files(folder, stages[0], split, "pt")
+        if split_file.is_file():
+            files[split] = [split_file]
     return PreparedFolder(folder, stages[0], files, {})
 
 

@@ -90,7 +90,10 @@ def prepare(
     """
     _check_output(path, options, keys)
     share = _read_rows(path, options, keys, tokenizer, end_id)
-    rows = {"train": share.train[: options.num_samples], "test": share.eval[: options.num_samples]}
+    rows = {
+        "train": share.train[: options.num_samples],
+        "test": share.eval[: options.num_samples],
+    }
     warn_of_plain_prompts(rows["train"], tokenizer, keys.apply_chat_template)
 
     # Encode, filter and cut the rows.
@@ -129,7 +132,12 @@ def prepare(
         "stage": options.stage,
         "format": options.format,
         "mask_prompt": options.mask_prompt,
-        "arguments": {"source": path, **recorded_flags, "limits": asdict(limits), "keys": asdict(keys)},
+        "arguments": {
+            "source": path,
+            **recorded_flags,
+            "limits": asdict(limits),
+            "keys": asdict(keys),
+        },
         "source": {
             "name": source["name"],
             "hub": source.get("hub"),
@@ -148,7 +156,8 @@ def prepare(
         "kept": {split: len(examples) for split, examples in splits.items() if examples},
         "example_prompt": _example_prompt(path, source["name"], splits["train"][0], tokenizer),
     }
-    write_folder(Path(options.output).resolve(), info, splits, row_filter.skipped if options.save_skipped else None)
+    skipped = row_filter.skipped if options.save_skipped else None
+    write_folder(Path(options.output).resolve(), info, splits, skipped)
     return info
 
 

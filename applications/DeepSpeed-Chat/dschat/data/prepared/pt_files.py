@@ -88,7 +88,10 @@ def read_pt(file: Path, tokenizer: PreTrainedTokenizerBase | None) -> list[Prepa
     vocabulary = frozenset[int]()
     if tokenizer is not None:
         vocabulary = frozenset(tokenizer.get_vocab().values())
-    return [_example(row, f"{file} row {number}", tokenizer, vocabulary) for number, row in enumerate(rows, start=1)]
+    examples = []
+    for number, row in enumerate(rows, start=1):
+        examples.append(_example(row, f"{file} row {number}", tokenizer, vocabulary))
+    return examples
 
 
 def _example(
@@ -104,7 +107,8 @@ def _example(
         rejected = _ids(row["rejected_input_ids"]) if is_pair else None
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{origin}: {error} is missing or has a wrong value; prepare the data again.") from error
-    if not 0 < length <= len(chosen) or (rejected is not None and rejected[:length] != chosen[:length]):
+    has_same_prompt = rejected is None or rejected[:length] == chosen[:length]
+    if not 0 < length <= len(chosen) or not has_same_prompt:
         raise UserError(f"{origin}: prompt_len {length} is no prompt of its ids; prepare the data again.")
     prompt_ids = chosen[:length]
     chosen_ids = chosen[length:]

@@ -126,10 +126,12 @@ def prepared_share(
     for folder in folders:
         logger.info("%s is prepared and holds its own splits: --data_split does not cut it", folder.path)
         eval_split = held_out_split(folder)
-        train.append(read_split(folder, "train", tokenizer))
-        held_out.append(read_split(folder, eval_split, tokenizer) if eval_split else [])
-        counts = (len(train[-1]), len(held_out[-1]))
-        sources.append(described(str(folder.path), train[-1], held_out[-1], {}, counts))
+        folder_train = read_split(folder, "train", tokenizer)
+        folder_eval = read_split(folder, eval_split, tokenizer) if eval_split else []
+        train.append(folder_train)
+        held_out.append(folder_eval)
+        counts = (len(folder_train), len(folder_eval))
+        sources.append(described(str(folder.path), folder_train, folder_eval, {}, counts))
         files += chain.from_iterable(folder.files.values())
     return Share(_joined(train), _joined(held_out), sources, tuple(files))
 
