@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from dschat.base.cache_home import CACHE_VARIABLE
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import file_hash, template_fingerprint, tokenizer_fingerprint
 from dschat.data.cache import CacheEntry, cache_folder, code_version
@@ -178,7 +179,12 @@ class ExampleLoader(Generic[E]):
             logger.info("%s holds values that JSON has not: the tokenised data are not kept for the next run", error)
             return self._encode_in_memory(share)
         except OSError as error:
-            logger.warning("%s: tokenised data cannot be kept for the next run: %s", cache_folder(), error)
+            logger.warning(
+                "%s: tokenised data cannot be kept for the next run: %s. Set %s to a folder that can be written.",
+                cache_folder(),
+                error,
+                CACHE_VARIABLE,
+            )
             return self._encode_in_memory(share)
         data = self.open(self.made_from)
         if data is None:
