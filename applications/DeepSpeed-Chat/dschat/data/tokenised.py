@@ -15,7 +15,7 @@ import os
 import pickle
 import signal
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import MISSING, dataclass, fields
@@ -282,33 +282,35 @@ def encode_rows(
     """
     encoder = BatchEncoder(kind, make)
     starts = range(0, len(rows), BATCH)
-    batches = [list(rows[start : start + BATCH]) for start in starts]
-    workers = min(workers, len(batches))
+    sizes = [min(BATCH, len(rows) - start) for start in starts]
+    workers = min(workers, len(starts))
 
-    def collect(
-        tables: Iterable[pa.Table],
-    ) -> tuple[Examples[E], Counter[str]]:
+    def batches() -> Iterator[list[Any]]:
+        for start in starts:
+            yield list(rows[start : start + BATCH])
+
+    def collect(tables: Iterable[pa.Table]) -> tuple[Examples[E], Counter[str]]:
         with progress(len(rows), title, unit="row", disable=not show) as bar:
-            return _collect(kind, tables, [len(batch) for batch in batches], bar.update, file)
+            return _collect(kind, tables, sizes, bar.update, file)
 
     if workers > 1 and encoder.is_picklable():
         # Spawned, since this process may hold a CUDA context and threads, which a fork would break.
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(workers, context, _start_worker, (encoder,))
         try:
-            return collect(pool.map(_encode_in_worker, starts, batches))
+            return collect(pool.map(_encode_in_worker, starts, batches()))
         except BrokenProcessPool:
             logger.warning("a worker process ended (is memory short?): this process does the work")
         finally:
             pool.shutdown(cancel_futures=True)
-    return collect(map(encoder.encode, starts, batches))
+    return collect(map(encoder.encode, starts, batches()))
 
 
 def _collect(
     kind: type[E],
     tables: Iterable[pa.Table],
     sizes: Sequence[int],
-    report: Any,
+    report: Callable[[int], object],
     file: Path | None,
 ) -> tuple[Examples[E], Counter[str]]:
     """Writes the tables of batches one after another; `report` is called with the size of each finished batch."""
