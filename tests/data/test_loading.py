@@ -216,10 +216,10 @@ def test_a_second_process_may_be_first(tmp_path, monkeypatch) -> None:
     loader, inner = loader_of(SFTExample, folder), loader_of(SFTExample, folder)
     encode = loading.encode_rows
 
-    def encode_while_another_finishes(*arguments: Any) -> Any:
+    def encode_while_another_finishes(*arguments: Any, **settings: Any) -> Any:
         monkeypatch.setattr(loading, "encode_rows", encode)
         inner.make()
-        return encode(*arguments)
+        return encode(*arguments, **settings)
 
     monkeypatch.setattr(loading, "encode_rows", encode_while_another_finishes)
     assert list(loader.make().train) == inner.read().train
