@@ -190,7 +190,7 @@ def test_a_thought_behind_a_closed_one_is_told():
     in_field, in_content = bot("b") | {"reasoning_content": "so"}, bot("<think>so</think>b")
     quiet = [message_row(message, enable_thinking=False) for message in (in_field, in_content, bot("b"))]
     notes = template_notes(tokenizer, quiet, end_id)
-    assert any("behind a generation prompt that holds a closed one: 2;" in note for note in notes)
+    assert any("after a generation prompt that holds a closed one: 2;" in note for note in notes)
     assert any("does not write: 'reasoning_content' of responses: 1" in note for note in notes)
     assert template_notes(tokenizer, [message_row(in_field), message_row(in_content), quiet[2]], end_id) == []
 
