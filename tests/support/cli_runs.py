@@ -132,13 +132,6 @@ def run_forked(
     return result_of(start_forked(step, flags, scratch, first), scratch)
 
 
-def cache_from_the_first_byte() -> None:
-    """In a fork: small data are treated as large ones, encoded in worker processes and kept."""
-    from dschat.data import loading
-
-    loading.LARGE = 1
-
-
 def start_forked(
     step: str | Path, flags: dict[str, Any] | list[str], scratch: Path, first: Callable[[], None] | None = None
 ) -> Any:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash, model_hash, template_fingerprint, tokenizer_fingerprint
+from dschat.base.kept import changed_names
 from dschat.models.template_date import date_read_by
 from dschat.run.distributed import device, gather_objects
 from dschat.run.state import Json
@@ -72,14 +73,15 @@ def check_same_everywhere(identity: Identity) -> None:
     """
     (host, first), *others = gather_objects((socket.gethostname(), identity))
     for number, (other_host, own) in enumerate(others, 1):
-        found = [
-            f"{name}{_changed_files(first, own)}" if name == DATA else name
-            for name in sorted({*first, *own} - {FILES})
-            if first.get(name) != own.get(name)
-        ]
-        if found:
+        changed = []
+        for name in sorted(changed_names(first, own)):
+            if name == DATA:
+                changed.append(f"{name}{_changed_files(first, own)}")
+            elif name != FILES:
+                changed.append(name)
+        if changed:
             error = UserError(
-                f"rank {number} ({other_host}) and rank 0 ({host}) were given different things: {', '.join(found)}. "
+                f"rank {number} ({other_host}) and rank 0 ({host}) were given different things: {', '.join(changed)}. "
                 "Start every node with the same flags and the same files, or read them from a disk that all share."
             )
             error.on_every_rank = True
@@ -91,14 +93,17 @@ def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: b
     processes differs, so that a process's share of a batch may.
     """
     passed_over = {FILES, *(f"--{name}" for name in SHARES if other_size)}
-    found = []
-    for name in sorted({*before, *now} - passed_over):
-        old, new = before.get(name), now.get(name)
-        if old != new:
-            is_content = name.startswith("the ")
-            which = _changed_files(before, now) if name == DATA else ""
-            found.append(f"{name} has changed{which}" if is_content else f"{name} was {old}, is {new}")
-    return found
+    texts = []
+    for name in sorted(changed_names(before, now)):
+        if name in passed_over:
+            continue
+        if name == DATA:
+            texts.append(f"{name} has changed{_changed_files(before, now)}")
+        elif name.startswith("the "):
+            texts.append(f"{name} has changed")
+        else:
+            texts.append(f"{name} was {before.get(name)}, is {now.get(name)}")
+    return texts
 
 
 def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:

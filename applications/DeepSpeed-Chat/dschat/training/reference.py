@@ -22,6 +22,7 @@ from torch import Tensor
 from dschat.base.atomic import writing
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import contents_hash
+from dschat.base.kept import changed_names
 from dschat.base.progress import progress
 from dschat.data.collate import collate_preferences
 from dschat.data.examples import PreferenceExample
@@ -139,11 +140,11 @@ def _read(file: Path, identity: Mapping[str, str]) -> Tensor | str | None:
     remedy = f"Remove {file} to compute them anew, or give another folder."
     try:
         with safe_open(file, "pt") as content:
-            found = content.metadata() or {}
+            saved = content.metadata() or {}
             numbers: Tensor = content.get_tensor(CONTENT)
     except (OSError, SafetensorError) as error:
         return f"{file}: the reference log-probs cannot be read: {error}. {remedy}"
-    changed = [name for name in identity if found.get(name) != identity[name]]
+    changed = changed_names(saved, identity)
     if changed:
         return f"{file}: these reference log-probs are not of this run: {', '.join(changed)} differ. {remedy}"
     return numbers

@@ -44,21 +44,20 @@ def load_step_data(
     `on_prompt`: in step 1, prompts are learnt from, too. Raises UserError: no data, a bad row, or no example is left.
     """
     loader = ExampleLoader(config, kind, make, validate, on_prompt)
-    if broadcast_object(loader.is_small):
-        return loader.read(show=is_main())
-    key = broadcast_object(loader.key if is_main() else "")
+    made_from = broadcast_object(loader.made_from if is_main() else {})
     data = None
     if is_main():
-        data = loader.find(key, show=True)
+        data = loader.open(made_from, show=True)
         data = loader.make(show=True) if data is None else data
     barrier()
+    # The first process of another machine, which may have a disk of its own.
     if data is None:
-        data = loader.find(key)
-        if data is None and os.environ.get("LOCAL_RANK") == "0":  # of a machine with a disk of its own
+        data = loader.open(made_from)
+        if data is None and os.environ.get("LOCAL_RANK") == "0":
             data = loader.make()
     barrier()
     if data is None:
-        data = loader.find(key)
+        data = loader.open(made_from)
     return loader.read() if data is None else data
 
 
