@@ -149,8 +149,8 @@ ELSEWHERE = {
     "data.tokenised.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
     "common.fingerprints.SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
     "common.fingerprints.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
-    "scoring.programs.run.KEPT": "test_sizes.py::test_outcomes_of_many_programs",
-    "scoring.serve.LARGEST_REQUEST": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
+    "scoring.programs.run.MAX_CACHED": "test_sizes.py::test_outcomes_of_many_programs",
+    "scoring.serve.MAX_REQUEST_BYTES": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
     "trainers.nonfinite.MOST_KEPT": "test_sizes.py::test_batches_that_are_kept",
     "plan.states.REDUCE_BUCKET": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
     "plan.states.LIVE_PARAMETERS": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
@@ -239,8 +239,8 @@ def test_outcomes_of_many_programs(monkeypatch):
     monkeypatch.setattr(programs, "_says_little", lambda run: False)
     tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
     expected = [f"program {i % 5}" for i in range(12)]
-    for kept in (2, programs.KEPT):
-        monkeypatch.setattr(programs, "KEPT", kept)
+    for kept in (2, programs.MAX_CACHED):
+        monkeypatch.setattr(programs, "MAX_CACHED", kept)
         pool = programs.ProgramPool()
         found = pool.run(expected, [tests] * 12, ["rows:1"] * 12)
         assert [outcome.status for outcome in found] == expected

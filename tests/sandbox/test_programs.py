@@ -377,7 +377,7 @@ def test_what_waits_is_given_up_when_a_run_ends_early() -> None:
     tests = [json.dumps({"inputs": ["1"], "outputs": ["1"]})] * 8
     with pytest.raises(UserError, match="bad row"):
         pool.run([*slow, ""], [*tests, "no JSON"], [*["row"] * 8, "bad row"])
-    assert sum(future.cancelled() for future in pool._known.values()) >= 6
+    assert sum(future.cancelled() for future in pool._cache.values()) >= 6
     assert pool.run(slow[-1:], tests[-1:], ["row"])[0].status == "passed"
 
 
