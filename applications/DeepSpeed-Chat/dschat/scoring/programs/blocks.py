@@ -91,8 +91,8 @@ def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") 
     """The program in a response's answer.
 
     Only the answer counts, see `answer_start`. The program is the first or last fenced block that names Python; if
-    there is none, the first or last block without a name; otherwise the whole answer. Blank blocks are ignored. A block
-    that the prompt leaves open continues in the response.
+    there is none, the first or last block without a name; otherwise the whole answer. Blank blocks are ignored. A
+    block that the prompt leaves open continues in the response.
 
     Args:
         response: of a policy.

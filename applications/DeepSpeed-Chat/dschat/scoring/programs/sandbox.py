@@ -136,7 +136,7 @@ def execute(job: SandboxJob, limits: SandboxLimits, level: Level) -> Execution:
 class _PipeReader:
     """Reads output, report and info until all are closed or a limit is exceeded.
 
-    The process in the new namespaces, or bubblewrap, writes an id to `info`; then the users of its namespace are mapped.
+    The process in the new namespaces, or bubblewrap, writes an id to `info`; then its namespace's users are mapped.
     """
 
     def __init__(self, output: int, report: int, info: int, mapped: int, limits: SandboxLimits) -> None:

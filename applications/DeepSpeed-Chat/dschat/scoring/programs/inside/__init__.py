@@ -13,7 +13,7 @@ What protects the machine, all set up before a line of the program runs:
   none of which starts a process, opens a socket, signals others, mounts, traces or sets the clock.
 
 What this does not stop: bugs of the kernel in the permitted system calls; a program that uses all of its limits;
-forged texts of exceptions, which is why the parent draws no conclusions from them; more threads than the limit, if the
-trainer is root and cannot give the program a user of its own. Level rlimits has no namespaces and protects from accidents alone: on a
-kernel without Landlock and seccomp, a program can read the user's files, use the network and start processes.
+forged texts of exceptions, from which the parent draws no conclusions; more threads than the limit, if the trainer is
+root and cannot give the program a user of its own. Level rlimits has no namespaces and protects from accidents alone:
+on a kernel without Landlock and seccomp, a program can read the user's files, use the network and start processes.
 """
