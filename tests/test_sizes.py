@@ -236,7 +236,7 @@ def test_outcomes_of_many_programs(monkeypatch):
     monkeypatch.setattr(programs, "strongest_level", lambda least: "namespaces")
     monkeypatch.setattr(programs, "try_out", lambda level: ({}, []))
     monkeypatch.setattr(programs, "run_problem", lambda program, *how: SimpleNamespace(status=program, invalid=False))
-    monkeypatch.setattr(programs, "_says_little", lambda run: False)
+    monkeypatch.setattr(programs, "_may_change", lambda run: False)
     tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
     expected = [f"program {i % 5}" for i in range(12)]
     for kept in (2, programs.MAX_CACHED):
@@ -244,7 +244,7 @@ def test_outcomes_of_many_programs(monkeypatch):
         pool = programs.ProgramPool()
         found = pool.run(expected, [tests] * 12, ["rows:1"] * 12)
         assert [outcome.status for outcome in found] == expected
-        assert len(pool._known) == min(kept, 5) and all(isinstance(run, Future) for run in pool._known.values())
+        assert len(pool._cache) == min(kept, 5) and all(isinstance(run, Future) for run in pool._cache.values())
 
 
 def test_batches_that_are_kept(group, tmp_path, monkeypatch):

@@ -81,7 +81,10 @@ class FiniteWatch:
         self._largest_loss = torch.maximum(self._largest_loss, loss.abs())
         return torch.where(loss.isfinite(), 1.0, math.nan)
 
-    def read(self, norm: Tensor | float) -> tuple[bool, bool, float]:
+    def read(
+        self,
+        norm: Tensor | float,
+    ) -> tuple[bool, bool, float]:
         """Whether losses and gradients since the last call were finite, and the norm, in one transfer."""
         norm = torch.as_tensor(norm, dtype=torch.float32, device=self._largest_loss.device)
         numbers = torch.stack([self._largest_loss, self._largest_gradient, norm]).tolist()
@@ -269,7 +272,11 @@ class Engine(Generic[M]):
             for script in folder.parent.glob("zero_to_*.py"):  # DeepSpeed adds converters
                 script.unlink()
 
-    def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
+    def load_checkpoint(
+        self,
+        folder: Path,
+        scratch: Path | None = None,
+    ) -> None:
         """Restores a checkpoint of `save_checkpoint`. Every rank must call it.
 
         Args:
@@ -288,7 +295,10 @@ class Engine(Generic[M]):
     def parts(self) -> dict[str, Tensor]:
         return zero3.parts(self._engine)
 
-    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+    def whole_weights(
+        self,
+        instead: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[tuple[str, Tensor]]:
         return zero3.whole_weights(self._engine, instead or {})
 
 
@@ -315,7 +325,11 @@ def _merge_shards(folder: Path, engine: Any, target: Path) -> None:
     engine._config.load_universal_checkpoint = True
 
 
-def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
+def train_engine(
+    model: M,
+    optimizer: OptimizerSettings,
+    settings: EngineSettings,
+) -> Engine[M]:
     """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule.
 
     Raises:
@@ -357,7 +371,10 @@ def schedule_of(adam: torch.optim.Optimizer, optimizer: OptimizerSettings) -> La
         optimizer.schedule, adam, num_warmup_steps=warmup, num_training_steps=max(optimizer.total_updates, 1)
     )
 
-    def factor(update: int, after_warmup: Callable[[int], float]) -> float:
+    def factor(
+        update: int,
+        after_warmup: Callable[[int], float],
+    ) -> float:
         return (update + 1) / warmup if update < warmup else after_warmup(update)
 
     return LambdaLR(adam, [partial(factor, after_warmup=function) for function in schedule.lr_lambdas])
@@ -388,7 +405,9 @@ def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettin
 
 
 def _adamw(
-    groups: list[dict[str, Any]], optimizer: OptimizerSettings, settings: EngineSettings
+    groups: list[dict[str, Any]],
+    optimizer: OptimizerSettings,
+    settings: EngineSettings,
 ) -> torch.optim.Optimizer:
     """AdamW: a fused kernel on a GPU, DeepSpeed's vectorised version for states in CPU memory."""
     options: dict[str, Any] = {"lr": optimizer.learning_rate, "betas": ADAM_BETAS, "eps": optimizer.epsilon}
@@ -404,7 +423,10 @@ def _adamw(
     return SkippingAdamW(groups, fused=is_fused, **options)
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def _parameter_groups(
+    model: nn.Module,
+    weight_decay: float,
+) -> list[dict[str, Any]]:
     """Weight decay applies to matrices, not to norms and biases, which are vectors."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
@@ -426,6 +448,10 @@ class AdaptersOff:
     def module(self) -> PolicyModel:
         return self._actor.module
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), adapters_off(self._actor.module):
             return self._actor(*args, **kwargs)

@@ -40,7 +40,12 @@ class GradientSample:
         hook: handle that ends the recording.
     """
 
-    def __init__(self, name: str, parameter: nn.Parameter, node: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameter: nn.Parameter,
+        node: Any,
+    ) -> None:
         """Hooks into the autograd node that accumulates the parameter's gradient."""
         self.name = name
         self.parameter = parameter
@@ -67,7 +72,11 @@ class GradientSample:
 class ReductionCheck:
     """Compares the gradients of an engine's next updates. Every rank must call its methods."""
 
-    def __init__(self, engine: Any, nodes: Mapping[nn.Parameter, Any]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        nodes: Mapping[nn.Parameter, Any],
+    ) -> None:
         """Takes DeepSpeed's engine, and the autograd nodes that accumulate the gradients of trained parameters."""
         self._engine = engine
         names = {parameter: name for name, parameter in engine.module.named_parameters()}
@@ -139,7 +148,14 @@ class ReductionCheck:
                 sample.hook.remove()
         self._samples = remaining
 
-    def _message(self, actual: Tensor, expected: Tensor, tolerances: Tensor, differs: Tensor, sizes: list[int]) -> str:
+    def _message(
+        self,
+        actual: Tensor,
+        expected: Tensor,
+        tolerances: Tensor,
+        differs: Tensor,
+        sizes: list[int],
+    ) -> str:
         """The error message: the first parameter that differs, at the element with the largest difference."""
         differing_numbers: list[int] = []
         for number, part in enumerate(differs.split(sizes)):
@@ -162,7 +178,10 @@ class ReductionCheck:
         )
 
 
-def reduction_check(engine: Any, nodes: Mapping[nn.Parameter, Any]) -> ReductionCheck | None:
+def reduction_check(
+    engine: Any,
+    nodes: Mapping[nn.Parameter, Any],
+) -> ReductionCheck | None:
     """The check of an engine's next updates; None if nothing is reduced, or rounding errors have no bound."""
     if world_size() == 1 or not nodes:
         return None
@@ -182,7 +201,11 @@ def sampled_indices(numel: int) -> Tensor:
     return starts + (numbers[:-1] * 7919) % lengths
 
 
-def rounding_error(magnitudes: Tensor, roundings: Tensor, dtypes: tuple[torch.dtype, torch.dtype]) -> Tensor:
+def rounding_error(
+    magnitudes: Tensor,
+    roundings: Tensor,
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> Tensor:
     """Upper bound of the rounding error of sums: each rounding by half an eps, or the smallest normal number.
 
     Args:
@@ -213,7 +236,10 @@ def local_gradient(engine: Any, sample: GradientSample) -> Tensor:
     return elements
 
 
-def local_gradient_part(engine: Any, parameter: Any) -> tuple[int, Tensor | None]:
+def local_gradient_part(
+    engine: Any,
+    parameter: Any,
+) -> tuple[int, Tensor | None]:
     """This rank's part of a parameter's reduced gradient, flat, after the index of its first element.
 
     None if it has no part. At stage 0, where every rank has the whole gradient, it counts as rank 0's.

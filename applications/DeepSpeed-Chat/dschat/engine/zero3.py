@@ -111,7 +111,10 @@ def _local_part(parameter: Any) -> Tensor:
     return parameter.ds_tensor.detach()[: max(0, parameter.ds_numel - rank() * padded_size)]
 
 
-def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def whole_weights(
+    engine: Any,
+    instead: Mapping[str, Tensor],
+) -> Iterator[tuple[str, Tensor]]:
     """Yields name and whole tensor of every parameter, gathered one at a time, then of every saved buffer.
 
     A tensor is valid until the next one. Every rank must call it.
@@ -163,7 +166,12 @@ class SavedParts:
                 self._parts[name] = SavedPart(group, start, shape.numel())
                 start += -(-shape.numel() // saved_ranks)
 
-    def fill(self, target: Tensor, name: str, moment: str | None) -> None:
+    def fill(
+        self,
+        target: Tensor,
+        name: str,
+        moment: str | None,
+    ) -> None:
         """Writes this rank's part of a parameter, or of its `moment`, into `target`, which may end in padding."""
         saved = self._parts[name]
         saved_size = -(-saved.numel // len(self.optimizers))
@@ -268,7 +276,11 @@ class Sharded:
                 os.environ[SEQUENTIAL_LOAD_VARIABLE] = previous
 
     @contextmanager
-    def whole(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
+    def whole(
+        self,
+        model: nn.Module,
+        *modules: nn.Module,
+    ) -> Iterator[None]:
         """Replaces the modules' partitioned weights by ordinary ones, and partitions them again at the end."""
         ordinary: dict[nn.Parameter, nn.Parameter] = {}
         for module in modules:
@@ -289,7 +301,12 @@ class Sharded:
             parameter.data = parameter.data.to(self._dtype)
         self._zero._convert_to_zero_parameters(unpartitioned)
 
-    def _partition_on_registration(self, module: nn.Module, name: str, weight: Any) -> Any:
+    def _partition_on_registration(
+        self,
+        module: nn.Module,
+        name: str,
+        weight: Any,
+    ) -> Any:
         if weight is None:
             return None
         if hasattr(weight, "ds_id"):

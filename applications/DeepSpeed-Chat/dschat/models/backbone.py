@@ -14,7 +14,10 @@ from transformers import masking_utils
 OWN_MASK = ("opt", "falcon")
 
 
-def position_ids(backbone: nn.Module, attention_mask: Tensor) -> dict[str, Tensor]:
+def position_ids(
+    backbone: nn.Module,
+    attention_mask: Tensor,
+) -> dict[str, Tensor]:
     """Position ids (B, T) long for a mask (B, T) bool, as keyword arguments of a backbone; {} if it takes none.
 
     ALiBi models derive their positions themselves.
@@ -51,7 +54,10 @@ def packed_inputs(model: Any, position_ids: Tensor) -> dict[str, Tensor]:
 
 
 def last_hidden_state(
-    model: Any, input_ids: Tensor, attention_mask: Tensor | None, packed_positions: Tensor | None = None
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    packed_positions: Tensor | None = None,
 ) -> Tensor:
     """Hidden states before the head, (B, T, H), padding included.
 

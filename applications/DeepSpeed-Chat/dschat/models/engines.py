@@ -57,7 +57,10 @@ class ModelEngine(Protocol):
         allocates. Every rank must enter it, before the first update since the start of the process.
         """
 
-    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+    def whole_weights(
+        self,
+        instead: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[tuple[str, Tensor]]:
         """Yields name and whole tensor of every weight, on this rank's device and valid until the next one.
 
         Every rank must exhaust the iterator.
@@ -110,7 +113,11 @@ class Trained(ModelEngine, Protocol):
     def save_checkpoint(self, folder: Path) -> None:
         """Writes weights, optimiser and schedule into a folder. Every rank must call it."""
 
-    def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
+    def load_checkpoint(
+        self,
+        folder: Path,
+        scratch: Path | None = None,
+    ) -> None:
         """Restores a checkpoint, by way of `scratch` if another number of ranks wrote it. Every rank must call it."""
 
     def parts(self) -> dict[str, Tensor]:

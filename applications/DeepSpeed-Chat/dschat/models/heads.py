@@ -75,7 +75,10 @@ class _Product(torch.autograd.Function):
         return x.float() @ weight.float().t()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(
+        ctx: Any,
+        *grads: Tensor,
+    ) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grads[0].to(x.dtype)
         needs_x_grad, needs_weight_grad = ctx.needs_input_grad
@@ -101,7 +104,9 @@ def add_gain(head: nn.Linear) -> None:
     head.gain = nn.Parameter(torch.ones(1, dtype=head.weight.dtype, device=head.weight.device))
 
 
-def folded(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def folded(
+    weights: Iterable[tuple[str, Tensor]],
+) -> Iterator[tuple[str, Tensor]]:
     """Folds a head's gain into the weights of its head, as a plain classifier has them.
 
     Args:

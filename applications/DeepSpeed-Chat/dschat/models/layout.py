@@ -129,7 +129,11 @@ def lay_out(rollout: Rollout, rows: Integers, lengths: Lengths) -> Layout:
     return Layout(input_ids, targets, response_indices, row_numbers, ends, width)
 
 
-def group_by_length(lengths: Integers, size: PassSize, agree: Callable[[int], int] = int) -> list[Integers]:
+def group_by_length(
+    lengths: Integers,
+    size: PassSize,
+    agree: Callable[[int], int] = int,
+) -> list[Integers]:
     """Groups rows of similar length with as little padding as possible, the shortest first.
 
     Limited by rows, there are ⌈n / rows⌉ groups, each no larger in tokens than `size.rows` rows of the maximum length;
@@ -164,7 +168,11 @@ def group_by_length(lengths: Integers, size: PassSize, agree: Callable[[int], in
 
 
 def _best_cuts(
-    ordered: Integers, budget: int, max_rows: int, count: int, padding: float = 1.0
+    ordered: Integers,
+    budget: int,
+    max_rows: int,
+    count: int,
+    padding: float = 1.0,
 ) -> list[tuple[int, int]]:
     """Cuts rows, sorted by length, into groups with the smallest total area, by dynamic programming.
 
@@ -199,7 +207,11 @@ def _best_cuts(
     return list(pairwise(bounds))
 
 
-def layouts(rollout: Rollout, size: PassSize, agree: Callable[[int], int] = int) -> Iterator[Layout]:
+def layouts(
+    rollout: Rollout,
+    size: PassSize,
+    agree: Callable[[int], int] = int,
+) -> Iterator[Layout]:
     """Lays out all rows of a rollout for forward passes of a size; see `group_by_length`."""
     lengths = Lengths.of(rollout)
     for rows in group_by_length(lengths.totals, size, agree):

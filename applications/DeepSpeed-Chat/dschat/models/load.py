@@ -109,7 +109,9 @@ def load_causal_lm(
 
 
 def _set_generation_ids(
-    generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int | None]
+    generation: GenerationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: Collection[int | None],
 ) -> None:
     """Sets the special ids of a generation config; `end_ids` end a response in addition to EOS, unless they pad."""
     _set_special_ids(generation, tokenizer)
@@ -210,7 +212,11 @@ def load_scalar(
     return model
 
 
-def start_head(head: nn.Linear, seed: int | None, where: str) -> None:
+def start_head(
+    head: nn.Linear,
+    seed: int | None,
+    where: str,
+) -> None:
     """Initialises a new head, randomly with `seed` or with zeros without one, and logs which."""
     if seed is None:
         logger.info("%s: a new score head, starting at zero", where)
@@ -231,7 +237,12 @@ def drop_eos_as_pad(config: PreTrainedConfig) -> None:
         config.pad_token_id = None
 
 
-def load_classifier(path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> Any:
+def load_classifier(
+    path: str,
+    flag: str,
+    dtype: torch.dtype,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Any:
     """Opens any sequence classifier with one trained label for scoring, with its own tokenizer.
 
     Raises:
@@ -256,7 +267,12 @@ def load_classifier(path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrai
     return model
 
 
-def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
+def explain_missing(
+    what: str,
+    path: str,
+    flag: str,
+    error: Exception,
+) -> str:
     """The message for a model or tokenizer that cannot be opened, local or on the hub."""
     error_lines = str(error).strip().splitlines()
     first_line = error_lines[0] if error_lines else type(error).__name__
@@ -383,7 +399,12 @@ def _check_weights(
         )
 
 
-def _fit(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement, where: str) -> None:
+def _fit(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    placement: Placement,
+    where: str,
+) -> None:
     """Enlarges embeddings for the tokenizer's ids, places the remaining weights, and sets the config's special ids.
 
     More than one added row is a warning: one may be a pad token.

@@ -109,7 +109,11 @@ def is_adapter(name: str) -> bool:
     return ".lora_" in name or name.startswith("score.")
 
 
-def save_adapter(model: Any, adapter: Mapping[str, Tensor], folder: Path) -> None:
+def save_adapter(
+    model: Any,
+    adapter: Mapping[str, Tensor],
+    folder: Path,
+) -> None:
     """Writes adapter_config.json and adapter_model.safetensors.
 
     AutoPeftModelForCausalLM and AutoPeftModelForSequenceClassification (with num_labels=1) open them; they read the
@@ -136,7 +140,10 @@ def save_adapter(model: Any, adapter: Mapping[str, Tensor], folder: Path) -> Non
     config.save_pretrained(str(folder))
 
 
-def merged(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def merged(
+    model: Any,
+    weights: Iterable[tuple[str, Tensor]],
+) -> Iterator[tuple[str, Tensor]]:
     """Merges adapters into a stream of weights: W + scaling · B·A, with each layer's own scaling.
 
     The model's own weights are not changed.
@@ -225,7 +232,10 @@ def adapter_alone(path: str) -> Path | None:
     return adapter_folder
 
 
-def base_of(path: str, flag: str) -> tuple[str, list[Path]]:
+def base_of(
+    path: str,
+    flag: str,
+) -> tuple[str, list[Path]]:
     """The path of a model's whole weights, and the folders of the LoRA adapters to merge into them, in order.
 
     The base of an adapter may be an adapter itself. A path with a whole model has no adapters.
@@ -274,7 +284,13 @@ def has_score_head(adapter: Path) -> bool:
 
 
 @torch.no_grad()
-def merge_adapter(model: Any, folder: Path, where: str, base: str, placement: Placement) -> None:
+def merge_adapter(
+    model: Any,
+    folder: Path,
+    where: str,
+    base: str,
+    placement: Placement,
+) -> None:
     """Merges a saved LoRA adapter into a model, as `merged` does. Every rank must call it.
 
     Whole weights that were saved with the adapter, such as a score head, replace the model's. If the adapter changes
@@ -335,13 +351,22 @@ def merge_adapter(model: Any, folder: Path, where: str, base: str, placement: Pl
                 weight.copy_(new_weight)
 
 
-def _names_of(model: nn.Module, parameter: nn.Parameter) -> list[str]:
+def _names_of(
+    model: nn.Module,
+    parameter: nn.Parameter,
+) -> list[str]:
     """All names of a parameter, several if modules share it."""
     named = model.named_parameters(remove_duplicate=False)
     return [name for name, candidate in named if candidate is parameter]
 
 
-def _untie(model: Any, module: nn.Module, attribute: str, values: Tensor, where: str) -> None:
+def _untie(
+    model: Any,
+    module: nn.Module,
+    attribute: str,
+    values: Tensor,
+    where: str,
+) -> None:
     """Replaces a parameter that a module shares by a new one of its own."""
     shared = getattr(module, attribute)
     values = values.to(shared.device, shared.dtype, copy=True)
@@ -352,7 +377,10 @@ def _untie(model: Any, module: nn.Module, attribute: str, values: Tensor, where:
     logger.info("%s: the adapter changes one of several tied weights, which is no longer tied", where)
 
 
-def _fits(module: nn.Module, matrices: Mapping[str, Tensor]) -> bool:
+def _fits(
+    module: nn.Module,
+    matrices: Mapping[str, Tensor],
+) -> bool:
     """Whether a layer is linear and A (rank, in) and B (out, rank) match its size."""
     if not isinstance(module, nn.Linear | Conv1D) or matrices.keys() != {"A.weight", "B.weight"}:
         return False
@@ -371,7 +399,11 @@ def _scaling(config: LoraConfig, layer: str, rank: int) -> float:
     return float(alpha / math.sqrt(rank) if config.use_rslora else alpha / rank)
 
 
-def _read_adapter(folder: Path, where: str, remedy_end: str) -> tuple[LoraConfig, dict[str, Tensor]]:
+def _read_adapter(
+    folder: Path,
+    where: str,
+    remedy_end: str,
+) -> tuple[LoraConfig, dict[str, Tensor]]:
     """Reads the config and weights of a saved adapter.
 
     Raises:
@@ -397,7 +429,12 @@ def _read_adapter(folder: Path, where: str, remedy_end: str) -> tuple[LoraConfig
     return config, weights
 
 
-def load_adapter(model: Any, folder: Path, flag: str, base: str) -> None:
+def load_adapter(
+    model: Any,
+    folder: Path,
+    flag: str,
+    base: str,
+) -> None:
     """Loads a saved adapter and its score head into a classifier, and freezes everything else.
 
     Args:

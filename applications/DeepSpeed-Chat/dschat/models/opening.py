@@ -31,7 +31,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
+def choose_dtype(
+    name: str | None,
+    device: torch.device,
+) -> torch.dtype:
     """The dtype called fp32, bf16 or fp16; by default bf16 on a GPU and fp32 on a CPU."""
     if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -82,7 +85,11 @@ def implementation(wanted: str, config: PreTrainedConfig) -> str | None:
     return EAGER if has_cap else None
 
 
-def explain_refusal(wanted: str, path: str, error: Exception) -> str | None:
+def explain_refusal(
+    wanted: str,
+    path: str,
+    error: Exception,
+) -> str | None:
     """A message if transformers refused an attention that was asked for; None for any other error.
 
     It does so if the family does not support the attention, the kernel does not support the GPU, or the kernel cannot
@@ -124,7 +131,11 @@ class Placement(Protocol):
     def load_sharded(self) -> AbstractContextManager[dict[str, Any]]:
         """Inside, each weight is placed as soon as it is loaded; yields options of from_pretrained."""
 
-    def whole(self, model: nn.Module, *modules: nn.Module) -> AbstractContextManager[None]:
+    def whole(
+        self,
+        model: nn.Module,
+        *modules: nn.Module,
+    ) -> AbstractContextManager[None]:
         """Inside, these modules' weights are whole and may be changed; the main process's values are kept."""
 
     def finalise(self, model: nn.Module) -> None:
@@ -143,7 +154,11 @@ class Whole:
         yield {} if self.device.type == "cpu" else {"device_map": {"": self.device}}
 
     @contextmanager
-    def whole(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
+    def whole(
+        self,
+        model: nn.Module,
+        *modules: nn.Module,
+    ) -> Iterator[None]:
         """Does nothing: all weights are whole."""
         yield
 

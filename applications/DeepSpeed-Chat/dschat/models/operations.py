@@ -89,7 +89,11 @@ def decoding_steps(responses: Integers, slots: int) -> int:
     return max(longest, -(-int(responses.sum()) // slots))
 
 
-def decoding_bytes(cost: ModelCost, lengths: Lengths, slots: int) -> float | None:
+def decoding_bytes(
+    cost: ModelCost,
+    lengths: Lengths,
+    slots: int,
+) -> float | None:
     """Bytes that must be read to sample responses in `slots` slots; None with experts.
 
     Each of `decoding_steps` reads the weights once. Each response token but the last reads the keys and values that it
@@ -244,6 +248,9 @@ def _attention_operations(config: PreTrainedConfig) -> float:
     return 2.0 * config.num_attention_heads * _key_plus_value_width(config)
 
 
-def _by_window(windows: Sequence[Window], cost: float) -> dict[Window, float]:
+def _by_window(
+    windows: Sequence[Window],
+    cost: float,
+) -> dict[Window, float]:
     """The total cost of the layers with each window."""
     return {window: count * cost for window, count in Counter(windows).items()}

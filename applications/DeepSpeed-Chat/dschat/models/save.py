@@ -25,7 +25,12 @@ Weights = Iterable[tuple[str, Tensor]]
 
 
 def save_model(
-    model: Any, weights: Weights, tokenizer: Any, folder: Path, merge: bool = True, file_size: int = FILE_SIZE
+    model: Any,
+    weights: Weights,
+    tokenizer: Any,
+    folder: Path,
+    merge: bool = True,
+    file_size: int = FILE_SIZE,
 ) -> None:
     """Writes an ordinary Hugging Face folder: safetensors, configs, tokenizer.
 
@@ -55,7 +60,10 @@ def save_model(
     save_adapter(model, adapter, folder / "adapter")
 
 
-def _collect_adapter(weights: Weights, adapter: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _collect_adapter(
+    weights: Weights,
+    adapter: dict[str, Tensor],
+) -> Iterator[tuple[str, Tensor]]:
     """Passes weights on, and copies those of the adapter into `adapter`."""
     for name, tensor in weights:
         if is_adapter(name):
@@ -63,7 +71,12 @@ def _collect_adapter(weights: Weights, adapter: dict[str, Tensor]) -> Iterator[t
         yield name, tensor
 
 
-def _save_plain(model: Any, weights: Weights, folder: Path, file_size: int) -> None:
+def _save_plain(
+    model: Any,
+    weights: Weights,
+    folder: Path,
+    file_size: int,
+) -> None:
     """Writes the configs, using a model of the same class without weights, then the weights."""
     config = copy.deepcopy(model.config)
     config.use_cache = True  # gradient checkpointing turns it off
@@ -75,7 +88,10 @@ def _save_plain(model: Any, weights: Weights, folder: Path, file_size: int) -> N
     _write_files(as_published(plain, weights), folder, file_size, {"total_parameters": plain.num_parameters()})
 
 
-def as_published(model: Any, weights: Weights) -> Iterator[tuple[str, Tensor]]:
+def as_published(
+    model: Any,
+    weights: Weights,
+) -> Iterator[tuple[str, Tensor]]:
     """Converts weights to the names and shapes of the family's published folders, which differ for experts, say.
 
     Args:
@@ -100,7 +116,12 @@ def as_published(model: Any, weights: Weights) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def _write_files(weights: Weights, folder: Path, file_size: int, metadata: dict[str, int]) -> None:
+def _write_files(
+    weights: Weights,
+    folder: Path,
+    file_size: int,
+    metadata: dict[str, int],
+) -> None:
     """Writes model.safetensors; or, if it needs several files, model-00001-of-00002.safetensors … and their index."""
     names_by_file: list[list[str]] = []
     buffered: dict[str, Tensor] = {}

@@ -115,7 +115,10 @@ def matrices_of(layer: nn.Module) -> list[nn.Parameter]:
 def merging_backend(backend: Backend) -> Backend:
     """A backend of torch.compile that merges linear layers before another backend compiles the graph."""
 
-    def compile_merged(module: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+    def compile_merged(
+        module: fx.GraphModule,
+        inputs: list[Tensor],
+    ) -> Callable[..., object]:
         merge_linears(module)
         return backend(module, inputs)
 
@@ -176,7 +179,11 @@ def neighbours(linears: list[Linear]) -> list[list[Linear]]:
     return [run for run in runs if len(run) > 1]
 
 
-def merge_run(graph: fx.Graph, run: list[Linear], first: Linear) -> None:
+def merge_run(
+    graph: fx.Graph,
+    run: list[Linear],
+    first: Linear,
+) -> None:
     """Computes a run of linear layers at the position of the one that comes first in the graph."""
     rows = [int(linear.weight.shape[0]) for linear in run]
     columns = int(run[0].weight.shape[1])

@@ -43,7 +43,12 @@ def open_tokenizer(path: str, flag: str) -> Any:
         raise UserError(explain_missing("tokenizer", tokenizer_path, named_base(path, flag), error)) from error
 
 
-def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token: str | None = None) -> Any:
+def load_tokenizer(
+    path: str,
+    flag: str,
+    for_classifier: bool = False,
+    end_token: str | None = None,
+) -> Any:
     """Opens the tokenizer at ``path`` and makes sure that it can pad, by the same rule in every step.
 
     An existing pad token that ends no turn is kept. If there is none, or it is EOS, `end_token` or a token with which
@@ -152,7 +157,12 @@ def end_ids_of(generation: GenerationConfig) -> list[int]:
     return [end_ids] if isinstance(end_ids, int) else list(end_ids)
 
 
-def require_same_tokenizer(first: Any, second: Any, first_flag: str, second_flag: str) -> None:
+def require_same_tokenizer(
+    first: Any,
+    second: Any,
+    first_flag: str,
+    second_flag: str,
+) -> None:
     """Raises UserError unless the critic's tokenizer has the actor's vocabulary, BOS and EOS.
 
     Pad tokens may differ, since the critic reads masks.
@@ -179,7 +189,11 @@ def same_ids(first: Any, second: Any) -> bool:
     return first_vocabulary == second_vocabulary
 
 
-def _unused_token(tokenizer: Any, end_ids: Collection[int], end_token: str | None) -> str | None:
+def _unused_token(
+    tokenizer: Any,
+    end_ids: Collection[int],
+    end_token: str | None,
+) -> str | None:
     """A token of the vocabulary that can pad; None if there is none. See `load_tokenizer`."""
     vocabulary = tokenizer.get_vocab()
     excluded = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token, end_token}
@@ -199,7 +213,10 @@ def _unused_token(tokenizer: Any, end_ids: Collection[int], end_token: str | Non
     return None
 
 
-def token_texts(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def token_texts(
+    ids: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[str]:
     """The text that each token adds to a response, with special tokens; joined, they are the decoded response.
 
     A token that ends inside a character (bytes of an emoji) adds "", and the one that completes it adds the character.

@@ -61,7 +61,11 @@ def missing_ids_of(causal_lm: HasBuffers) -> Tensor | None:
     return dict(causal_lm.named_buffers(recurse=False)).get(_BUFFER)
 
 
-def _mask_logits(causal_lm: nn.Module, inputs: object, output: Any) -> Any:
+def _mask_logits(
+    causal_lm: nn.Module,
+    inputs: object,
+    output: Any,
+) -> Any:
     missing = missing_ids_of(causal_lm)
     assert missing is not None  # the hook comes with the buffer
     logits = output.logits

@@ -183,7 +183,10 @@ class Checkpoints:
         return max(updates & values.keys(), key=lambda update: values[update], default=None)
 
     @contextmanager
-    def stopping(self, progress: Callable[[], Progress]) -> Iterator[None]:
+    def stopping(
+        self,
+        progress: Callable[[], Progress],
+    ) -> Iterator[None]:
         """Inside, SIGTERM and Ctrl-C end the run at the next `raise_if_stopped`, and a checkpoint is saved."""
         with stop_signals():
             try:
@@ -291,7 +294,12 @@ class Checkpoints:
         problem = rows_problem(folder / METRICS, manifest["update"], self._run.plan.updates_per_rollout)
         return manifest, problem and f"its file {METRICS} is damaged: {problem}"
 
-    def _check(self, folder: Path, manifest: Json, in_rollout: bool) -> None:
+    def _check(
+        self,
+        folder: Path,
+        manifest: Json,
+        in_rollout: bool,
+    ) -> None:
         """Raises UserError if this run cannot resume from a checkpoint; `in_rollout`: it has the current rollout."""
         saved_ranks = manifest["world_size"]
         ranks = world_size()
@@ -330,7 +338,11 @@ def _average_file(number: int) -> str:
     return f"average-{number}.safetensors"
 
 
-def _load_average(average: Mapping[str, Tensor], folder: Path, saved_ranks: int) -> None:
+def _load_average(
+    average: Mapping[str, Tensor],
+    folder: Path,
+    saved_ranks: int,
+) -> None:
     """Copies this rank's parts of the moving average of a checkpoint into `average`."""
     is_resized = saved_ranks != world_size()
     with ExitStack() as stack:

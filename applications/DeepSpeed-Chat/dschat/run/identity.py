@@ -31,7 +31,12 @@ TOKENIZER = "the tokenizer"  # its hash and its chat template
 Identity = dict[str, str]  # name of a part → its value, or the hash of its content
 
 
-def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, data: Json) -> Identity:
+def identity_of(
+    config: CommonConfig,
+    plan: BatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Json,
+) -> Identity:
     """Everything that determines the numbers of a run, by name.
 
     Args:
@@ -70,7 +75,9 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     return identity
 
 
-def _python_files(flags: Mapping[str, object]) -> dict[str, list[Path]]:
+def _python_files(
+    flags: Mapping[str, object],
+) -> dict[str, list[Path]]:
     """The Python files of flags that name functions, as in file.py:function; by flag."""
     files: dict[str, list[Path]] = {}
     for name, value in flags.items():
@@ -103,7 +110,11 @@ def check_same_everywhere(identity: Identity) -> None:
             raise error
 
 
-def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: bool) -> list[str]:
+def differences(
+    before: Mapping[str, str],
+    now: Mapping[str, str],
+    other_size: bool,
+) -> list[str]:
     """What differs between the identities of a checkpoint and of this run, in words. `other_size`: the number of
     processes differs, so that a process's share of a batch may.
     """
@@ -118,7 +129,10 @@ def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: b
     return found
 
 
-def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+def _changed_files(
+    before: Mapping[str, str],
+    now: Mapping[str, str],
+) -> str:
     """The files and sets of the hub whose content only one of two runs has."""
     old, new = (json.loads(identity[FILES]) for identity in (before, now))
     found = [name for one, other in ((new, old), (old, new)) for name in one if one[name] not in other.values()]

@@ -27,7 +27,9 @@ FEW_ROWS = 30  # fewer held-out rows than this cause a warning
 Number = float | int | Tensor
 
 
-def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
+def with_variances(
+    metrics: Mapping[str, float],
+) -> dict[str, float]:
     """Replaces each mean of squares, x_squared, by x_variance: the mean of squares minus the square of the mean."""
     result: dict[str, float] = {}
     variances: dict[str, float] = {}
@@ -40,7 +42,11 @@ def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
     return result | variances
 
 
-def rows_problem(file: Path, update: int, per_rollout: int) -> str | None:
+def rows_problem(
+    file: Path,
+    update: int,
+    per_rollout: int,
+) -> str | None:
     """Checks that a checkpoint's metrics.jsonl has one row per update, or per rollout; evaluation rows are ignored.
 
     Args:
@@ -76,7 +82,12 @@ class Means:
         self._sums: dict[str, Number] = {}
         self._weights: dict[str, Number] = {}  # metrics without a weight are sums
 
-    def add(self, name: str, total: Number, weight: Number = 1) -> None:
+    def add(
+        self,
+        name: str,
+        total: Number,
+        weight: Number = 1,
+    ) -> None:
         """Adds ``total``, a sum over ``weight`` items, to the metric ``name``."""
         self.add_sum(name, total)
         self._weights[name] = self._weights.get(name, 0) + weight
@@ -110,7 +121,11 @@ class Means:
         return numbers, tensors
 
     @classmethod
-    def from_state(cls, numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> Means:
+    def from_state(
+        cls,
+        numbers: Mapping[str, float],
+        tensors: Mapping[str, Tensor],
+    ) -> Means:
         """Restores the sums of `state`, with tensors on this process's device."""
         means = cls()
         state: dict[str, Number] = {**numbers, **tensors}
@@ -142,7 +157,12 @@ class RowMeans:
         self._means = Means()
         self._names: list[str] = []  # of metrics with a standard error
 
-    def add(self, name: str, totals: Tensor, weights: Tensor) -> None:
+    def add(
+        self,
+        name: str,
+        totals: Tensor,
+        weights: Tensor,
+    ) -> None:
         """Adds rows to the metric ``name``, which is Σ totals / Σ weights.
 
         Args:
@@ -161,7 +181,12 @@ class RowMeans:
         self._means.add_sum(f"{name} w", w.sum())
         self._means.add_sum(f"{name} n", (w > 0).sum())
 
-    def add_mean(self, name: str, total: Number, weight: Number = 1) -> None:
+    def add_mean(
+        self,
+        name: str,
+        total: Number,
+        weight: Number = 1,
+    ) -> None:
         """Adds to a mean without a standard error."""
         self._means.add(name, total, weight)
 
@@ -190,7 +215,12 @@ class RowMeans:
 class MetricsLog:
     """``metrics.jsonl``, one object per line, and trackers. Only the main process writes."""
 
-    def __init__(self, folder: Path, trackers: Trackers | None = None, keep: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        trackers: Trackers | None = None,
+        keep: bool = False,
+    ) -> None:
         """Opens the file in a folder, and trackers.
 
         Args:
@@ -228,7 +258,12 @@ class MetricsLog:
         """All rows so far; on the main process."""
         return [json.loads(line) for line in self.text().splitlines()]
 
-    def cut(self, text: str, seconds: float, update: int) -> None:
+    def cut(
+        self,
+        text: str,
+        seconds: float,
+        update: int,
+    ) -> None:
         """Resumes from a checkpoint: replaces the rows by those of the checkpoint, also in trackers.
 
         Args:
@@ -247,7 +282,12 @@ class MetricsLog:
         # An evaluation may follow the checkpoint of its update, so trackers show the rows of that update again.
         self._trackers.open(self.rows(), update)
 
-    def log(self, update: int, samples: int, metrics: Mapping[str, float]) -> None:
+    def log(
+        self,
+        update: int,
+        samples: int,
+        metrics: Mapping[str, float],
+    ) -> None:
         """Writes one row; a number that is not finite is written as null.
 
         Args:
@@ -281,7 +321,11 @@ class MetricsLog:
             self._trackers.close()
 
 
-def evaluation_line(update: int, metrics: Mapping[str, float], before: Mapping[str, float]) -> str:
+def evaluation_line(
+    update: int,
+    metrics: Mapping[str, float],
+    before: Mapping[str, float],
+) -> str:
     """An evaluation in one line: number of rows, and metrics with standard errors and changes.
 
     Args:

@@ -111,7 +111,12 @@ class CardSettings:
     defaults: Mapping[str, object]  # further flags that affect the model's weights
 
 
-def write_model_card(folder: Path, model: CardModel, settings: CardSettings, record: RunRecord) -> None:
+def write_model_card(
+    folder: Path,
+    model: CardModel,
+    settings: CardSettings,
+    record: RunRecord,
+) -> None:
     """Writes ``folder/README.md``: data, settings and metrics of the model saved there, and how to use it."""
     sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
     estimator = NEEDS[str(settings.given.get("advantage_estimator", "gae"))]
@@ -171,7 +176,10 @@ def _base_in_card(card: Path) -> str | None:
     return base if isinstance(base, str) and HUB_ID.fullmatch(base) else None
 
 
-def _metadata(model: CardModel, sources: Iterable[Mapping[str, object]]) -> str:
+def _metadata(
+    model: CardModel,
+    sources: Iterable[Mapping[str, object]],
+) -> str:
     """The YAML header."""
     from huggingface_hub import ModelCardData
 
@@ -201,7 +209,9 @@ def _example(model: CardModel) -> str:
     return SCALAR_EXAMPLE.format(path=model.path)
 
 
-def _metric_lines(metrics: Mapping[str, float]) -> tuple[list[str], str]:
+def _metric_lines(
+    metrics: Mapping[str, float],
+) -> tuple[list[str], str]:
     """Lines with metrics and standard errors; and the number of held-out rows and a space, if it is recorded."""
     lines: list[str] = []
     for name, value in metrics.items():

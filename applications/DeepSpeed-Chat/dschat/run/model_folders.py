@@ -60,7 +60,11 @@ class ModelFolders:
     """Writes the models of a run. Every rank must call its methods, since partitioned weights are gathered."""
 
     def __init__(
-        self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, run: RunOutput
+        self,
+        models: Sequence[SavedModel],
+        tokenizer: PreTrainedTokenizerBase,
+        config: CommonConfig,
+        run: RunOutput,
     ) -> None:
         """Takes the models, the tokenizer to save with each, and the flags and run for the model cards."""
         self._models = models
@@ -113,7 +117,12 @@ class ModelFolders:
             if failure is not None:
                 raise failure
 
-    def _write_model(self, model: SavedModel, weights: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+    def _write_model(
+        self,
+        model: SavedModel,
+        weights: Iterator[tuple[str, Tensor]],
+        folder: Path,
+    ) -> None:
         inner_weights = ((name.removeprefix("inner."), tensor) for name, tensor in weights)
         merge = self._config.finetuning.merge_lora
         save_model(model.engine.module.inner, inner_weights, self._tokenizer, folder, merge)
@@ -145,11 +154,11 @@ class ModelFolders:
         required = {name: values[name] for name, flag in flags.items() if flag.default is dataclasses.MISSING}
         default_values = type(self._config)(**required).flat()
         irrelevant = flags_on_resume(type(self._config), FREE) - {"num_train_epochs"}
-        given: dict[str, object] = {}
+        changed: dict[str, object] = {}
         defaults: dict[str, object] = {}
         for name, value in values.items():
             if name in required or value != default_values[name]:
-                given[name] = value
+                changed[name] = value
             elif name not in irrelevant and value is not None:
                 defaults[name] = value
-        return CardSettings(given, defaults)
+        return CardSettings(changed, defaults)

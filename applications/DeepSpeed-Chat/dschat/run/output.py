@@ -81,7 +81,11 @@ class RunRecord:
     wandb_id: str | None = None  # of the W&B run, which is resumed with this one
     finished: bool = False
 
-    def measured(self, metrics: dict[str, float], update: int) -> None:
+    def measured(
+        self,
+        metrics: dict[str, float],
+        update: int,
+    ) -> None:
         """Records an evaluation for model cards, and logs its changes since the previous one."""
         warning = few_rows_warning(metrics)
         if warning and not self.metrics and is_main():
@@ -95,7 +99,12 @@ class RunRecord:
         write_file(folder / "run.json", json.dumps(vars(self), indent=2) + "\n")
 
 
-def new_record(step: str, command: list[str], seed: int, processes: int) -> RunRecord:
+def new_record(
+    step: str,
+    command: list[str],
+    seed: int,
+    processes: int,
+) -> RunRecord:
     """A new record with this process's packages and machine."""
     versions: dict[str, str] = {}
     for package in PACKAGES:
@@ -190,7 +199,12 @@ class RunOutput:
 
     metrics: MetricsLog  # from `begin` on
 
-    def __init__(self, step: str, config: CommonConfig, plan: BatchPlan) -> None:
+    def __init__(
+        self,
+        step: str,
+        config: CommonConfig,
+        plan: BatchPlan,
+    ) -> None:
         """Locks the folder if it exists, and creates the record.
 
         Args:
@@ -345,7 +359,11 @@ class RunOutput:
             paths.extend(self._output_dir.glob(pattern))
         return paths
 
-    def describe_data(self, data: Data, **dropped: Mapping[str, int]) -> None:
+    def describe_data(
+        self,
+        data: Data,
+        **dropped: Mapping[str, int],
+    ) -> None:
         """Records sources, row counts, file hashes, and for each split the numbers of dropped rows by reason."""
         self.record.data = {
             "sources": data.sources,
@@ -413,7 +431,12 @@ class RunOutput:
             )
         self._cut("", 0.0, 0)
 
-    def load_state_dict(self, state: Json, metrics: str, update: int) -> None:
+    def load_state_dict(
+        self,
+        state: Json,
+        metrics: str,
+        update: int,
+    ) -> None:
         """Resumes a run from a checkpoint; what was written after the checkpoint is removed.
 
         Args:
@@ -432,7 +455,12 @@ class RunOutput:
                 self._wandb.resume(saved["wandb_id"])
         self._cut(metrics, state["seconds"], update)
 
-    def _cut(self, metrics: str, seconds: float, update: int) -> None:
+    def _cut(
+        self,
+        metrics: str,
+        seconds: float,
+        update: int,
+    ) -> None:
         """Removes rows and samples after an update."""
         self.metrics.cut(metrics, seconds, update)
         self._awaits_resume = False

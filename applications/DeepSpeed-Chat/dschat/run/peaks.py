@@ -24,7 +24,11 @@ SECONDS = 0.1  # duration of each measurement, after a warm-up call
 SIDE_STEP = 64  # sides are multiples of it
 
 
-def measure_peaks(gpu: torch.device, dtype: torch.dtype, free: int) -> Peaks:
+def measure_peaks(
+    gpu: torch.device,
+    dtype: torch.dtype,
+    free: int,
+) -> Peaks:
     """Measures how fast a device multiplies matrices, and copies memory.
 
     Args:
@@ -35,7 +39,11 @@ def measure_peaks(gpu: torch.device, dtype: torch.dtype, free: int) -> Peaks:
     return Peaks(_operations_per_second(gpu, dtype, free), _bytes_per_second(gpu, free))
 
 
-def _operations_per_second(gpu: torch.device, dtype: torch.dtype, free: int) -> float:
+def _operations_per_second(
+    gpu: torch.device,
+    dtype: torch.dtype,
+    free: int,
+) -> float:
     side = matrix_side(dtype, free)
     # Random numbers, because constants are multiplied faster than a model's weights.
     generator = torch.Generator(gpu).manual_seed(0)
@@ -68,7 +76,10 @@ def measure_own_gpu(dtype: torch.dtype, record: RunRecord) -> Peaks | None:
     return peaks
 
 
-def describe_peaks(peaks: Peaks, dtype: torch.dtype) -> dict[str, str | float]:
+def describe_peaks(
+    peaks: Peaks,
+    dtype: torch.dtype,
+) -> dict[str, str | float]:
     """Measured peaks for run.json."""
     return {
         "source": "measured",
@@ -85,7 +96,10 @@ def matrix_side(dtype: torch.dtype, free: int) -> int:
     return min(MAX_SIDE, max(SIDE_STEP, side))
 
 
-def fastest(call: Callable[[], object], gpu: torch.device) -> float:
+def fastest(
+    call: Callable[[], object],
+    gpu: torch.device,
+) -> float:
     """Seconds of the fastest call among those in SECONDS, at least one."""
     call()
     end = _now(gpu) + SECONDS

@@ -34,7 +34,12 @@ class FunctionScores:
 
     model: None = None  # the self-check has no model to compare
 
-    def __init__(self, function: RewardFn, flag: str, on_error: str = "stop") -> None:
+    def __init__(
+        self,
+        function: RewardFn,
+        flag: str,
+        on_error: str = "stop",
+    ) -> None:
         """Takes a function.
 
         Args:
@@ -120,7 +125,12 @@ def _call(function: RewardFn, flag: str, texts: ResponseTexts) -> object:
     return call_function(function, flag, *arguments)
 
 
-def require_arguments(function: RewardFn, spec: str, flag: str, with_segments: bool) -> None:
+def require_arguments(
+    function: RewardFn,
+    spec: str,
+    flag: str,
+    with_segments: bool,
+) -> None:
     """Raises UserError if the function of a flag does not take three arguments, or four with segments."""
     try:
         inspect.signature(function).bind(*range(4 if with_segments else 3))
@@ -160,7 +170,11 @@ class FunctionDialogueScores:
         self._function = function
         self._flag = flag
 
-    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
+    def __call__(
+        self,
+        dialogues: Sequence[Dialogue],
+        rows: Sequence[Row],
+    ) -> Tensor:
         result = call_function(self._function, self._flag, list(dialogues), [row.extra for row in rows])
         name = getattr(self._function, "__name__", "function")
         return _checked(result, len(dialogues), "dialogue", f"{self._flag}: {name}")
@@ -182,7 +196,12 @@ def _with_nan(result: object) -> object:
     return result
 
 
-def _checked(result: object, count: int, kind: str, name: str) -> Tensor:
+def _checked(
+    result: object,
+    count: int,
+    kind: str,
+    name: str,
+) -> Tensor:
     """A function's result as (count,) float32 on the CPU; raises UserError if it is anything else."""
     try:
         scores = torch.as_tensor(result, dtype=torch.float32, device="cpu").detach()

@@ -28,7 +28,12 @@ logger = logging.getLogger(__name__)
 class RewardModelScores:
     """The reward model's number at the last response token (the last prompt token of an empty response)."""
 
-    def __init__(self, model: Scalar, batch_size: int, max_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Scalar,
+        batch_size: int,
+        max_tokens: int | None = None,
+    ) -> None:
         """Takes a model, and the size of a forward pass, see `PassSize`."""
         self.model = model
         self._size = PassSize(batch_size, max_tokens)
@@ -90,7 +95,12 @@ class TextRewardScores:
 class RewardModelDialogueScores:
     """The score of a sequence classifier for a dialogue that is rendered by its own chat template."""
 
-    def __init__(self, classifier: ClassifierReader, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    def __init__(
+        self,
+        classifier: ClassifierReader,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+    ) -> None:
         """Takes a model and its tokenizer.
 
         Args:
@@ -111,7 +121,11 @@ class RewardModelDialogueScores:
             )
         self._ids([PROBE], ["a dialogue of one turn"])
 
-    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
+    def __call__(
+        self,
+        dialogues: Sequence[Dialogue],
+        rows: Sequence[Row],
+    ) -> Tensor:
         ids = self._ids(dialogues, [row.origin for row in rows])
         limit = self._classifier.limit
         for sequence, row in zip(ids, rows, strict=True):
@@ -122,7 +136,11 @@ class RewardModelDialogueScores:
                 )
         return self._classifier.numbers(ids)
 
-    def _ids(self, dialogues: Sequence[Dialogue], origins: Sequence[str]) -> list[list[int]]:
+    def _ids(
+        self,
+        dialogues: Sequence[Dialogue],
+        origins: Sequence[str],
+    ) -> list[list[int]]:
         ids, refused = encode_dialogues(self._tokenizer, dialogues)
         for number, error in refused.items():
             raise UserError(

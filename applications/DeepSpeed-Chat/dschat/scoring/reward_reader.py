@@ -82,7 +82,11 @@ class ClassifierReader:
         return self.numbers_of([len(ids) for ids in sequences], padded_inputs)
 
     @torch.no_grad()
-    def numbers_of(self, lengths: Sequence[int], inputs_of: Callable[[list[int]], Mapping[str, Tensor]]) -> Tensor:
+    def numbers_of(
+        self,
+        lengths: Sequence[int],
+        inputs_of: Callable[[list[int]], Mapping[str, Tensor]],
+    ) -> Tensor:
         """One number for each of B rows, the longest first, so that a run out of memory fails at once.
 
         Args:
@@ -102,7 +106,10 @@ class ClassifierReader:
             self._classifier.to("cpu")
         return scores
 
-    def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
+    def _batches(
+        self,
+        lengths: Sequence[int],
+    ) -> list[list[int]]:
         """Row numbers of each forward pass, the longest first."""
         size = self._batch_size or max(1, len(lengths))
         if self._max_tokens is not None:
@@ -136,7 +143,11 @@ class ReaderFlags:
 FLAGS = ReaderFlags()
 
 
-def load_reward_tokenizer(path: str, rm_template: bool, flags: ReaderFlags = FLAGS) -> PreTrainedTokenizerBase:
+def load_reward_tokenizer(
+    path: str,
+    rm_template: bool,
+    flags: ReaderFlags = FLAGS,
+) -> PreTrainedTokenizerBase:
     """Opens the tokenizer of a reward model, which need not be able to pad.
 
     Raises:
@@ -256,7 +267,11 @@ class RewardReader:
                 )
         return scores
 
-    def read(self, texts: ResponseTexts, finished: Sequence[bool] | None = None) -> tuple[Tensor, dict[int, str]]:
+    def read(
+        self,
+        texts: ResponseTexts,
+        finished: Sequence[bool] | None = None,
+    ) -> tuple[Tensor, dict[int, str]]:
         """One number for each of B responses, and messages about those that are too long.
 
         Args:
@@ -282,7 +297,11 @@ class RewardReader:
         scores = self._classifier.numbers([sequence[:limit] for sequence in sequences])
         return scores, self._too_long(rows, [len(sequence) for sequence in sequences])
 
-    def _read_pairs(self, rows: Sequence[Row], responses: list[str]) -> tuple[Tensor, dict[int, str]]:
+    def _read_pairs(
+        self,
+        rows: Sequence[Row],
+        responses: list[str],
+    ) -> tuple[Tensor, dict[int, str]]:
         """Reads prompts and responses as pairs of texts, see `read`."""
         limit = self._classifier.limit
         prompts = [prompt_text(self.tokenizer, row) for row in rows]
@@ -304,7 +323,11 @@ class RewardReader:
 
         return self._classifier.numbers_of(lengths, pair_inputs), self._too_long(rows, lengths)
 
-    def _too_long(self, rows: Sequence[Row], lengths: Sequence[int]) -> dict[int, str]:
+    def _too_long(
+        self,
+        rows: Sequence[Row],
+        lengths: Sequence[int],
+    ) -> dict[int, str]:
         """Messages about texts with more tokens than the model reads, by row number."""
         limit = self._classifier.limit
         messages: dict[int, str] = {}
@@ -316,7 +339,11 @@ class RewardReader:
                 )
         return messages
 
-    def score_dialogues(self, dialogues: Sequence[Dialogue], max_length: int) -> list[float | str]:
+    def score_dialogues(
+        self,
+        dialogues: Sequence[Dialogue],
+        max_length: int,
+    ) -> list[float | str]:
         """One number for each dialogue; or REFUSED, TOO_LONG or NOT_FINITE.
 
         Args:
@@ -340,7 +367,10 @@ class RewardReader:
         return scores
 
     def _encode_parts(
-        self, rows: Sequence[Row], responses: Sequence[str], finished: Sequence[bool]
+        self,
+        rows: Sequence[Row],
+        responses: Sequence[str],
+        finished: Sequence[bool],
     ) -> list[list[int]]:
         """Encodes prompt and response alone, with EOS after finished responses."""
         prompt_ids = encode_prompts(self.tokenizer, rows)
@@ -353,7 +383,11 @@ class RewardReader:
             sequences.append(sequence)
         return sequences
 
-    def _encode_templated(self, rows: Sequence[Row], responses: Sequence[str]) -> list[list[int]]:
+    def _encode_templated(
+        self,
+        rows: Sequence[Row],
+        responses: Sequence[str],
+    ) -> list[list[int]]:
         """Encodes dialogues that the chat template has rendered."""
         dialogues: list[list[Mapping[str, object]]] = []
         for row, content in zip(rows, reply_contents(self.tokenizer, responses), strict=True):

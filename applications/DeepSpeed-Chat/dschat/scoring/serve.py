@@ -44,7 +44,11 @@ GRACE = 30.0  # seconds after a signal in which pending requests are answered
 class Scorer:
     """Scores requests, one at a time."""
 
-    def __init__(self, reader: RewardReader, max_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        reader: RewardReader,
+        max_tokens: int | None = None,
+    ) -> None:
         """Takes a reward model, and the maximum number of tokens of a text; the model's own limit if not given."""
         self._reader = reader
         self._max_tokens = max_tokens
@@ -108,7 +112,11 @@ class Scorer:
                     422,
                 )
 
-    def _read(self, texts: ResponseTexts, finished: list[bool]) -> tuple[list[float], dict[int, str]]:
+    def _read(
+        self,
+        texts: ResponseTexts,
+        finished: list[bool],
+    ) -> tuple[list[float], dict[int, str]]:
         """Scores of texts, and problems by number of the text. If a text is refused, each is read alone."""
         try:
             scores, problems = self._reader.read(texts, finished)
@@ -127,7 +135,8 @@ class Scorer:
 
 
 def _by_response(
-    numbers: Sequence[float | None], segments: Sequence[Sequence[str]]
+    numbers: Sequence[float | None],
+    segments: Sequence[Sequence[str]],
 ) -> list[list[float | None] | None]:
     """Groups the numbers of macro actions by response; None for a response that lacks one."""
     remaining = iter(numbers)
@@ -176,7 +185,11 @@ class Connection(H11Protocol):
             self._silence_timer = self.loop.call_later(self.config.timeout_keep_alive, self.transport.close)
 
 
-def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: str, token: str = "") -> FastAPI:
+def application(
+    scorer: Callable[[ScoreRequest], Mapping[str, object]],
+    model: str,
+    token: str = "",
+) -> FastAPI:
     """The web application: POST with texts returns scores, GET returns the server's status, both at any path.
 
     Args:
@@ -236,7 +249,11 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _answer(status: int, content: Mapping[str, object], headers: Mapping[str, str] | None = None) -> Response:
+def _answer(
+    status: int,
+    content: Mapping[str, object],
+    headers: Mapping[str, str] | None = None,
+) -> Response:
     return Response(json.dumps(content), status, headers, "application/json")
 
 
@@ -246,7 +263,13 @@ class ScoreServer(uvicorn.Server):
     At SIGTERM or Ctrl-C it answers pending requests, for at most `GRACE` seconds; a second signal ends it at once.
     """
 
-    def __init__(self, host: str, port: int, app: FastAPI, note: str = "") -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        app: FastAPI,
+        note: str = "",
+    ) -> None:
         """Opens the port.
 
         Args:
@@ -290,13 +313,19 @@ class ScoreServer(uvicorn.Server):
         self._end_timer.daemon = True
         self._end_timer.start()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(
+        self,
+        sockets: list[socket.socket] | None = None,
+    ) -> None:
         """Logs the address."""
         await super().startup(sockets)
         if self._note:
             logger.info("%s: --reward_url %s", self._note, self.url)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    async def shutdown(
+        self,
+        sockets: list[socket.socket] | None = None,
+    ) -> None:
         """Closes connections; those that are just being opened time out at once."""
         self.config.timeout_keep_alive = 0
         await super().shutdown(sockets)

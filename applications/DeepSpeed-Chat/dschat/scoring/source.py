@@ -48,7 +48,10 @@ class ResponseTexts:
         )
 
 
-def prefix_texts(texts: ResponseTexts, finished: Sequence[bool]) -> tuple[ResponseTexts, list[bool]]:
+def prefix_texts(
+    texts: ResponseTexts,
+    finished: Sequence[bool],
+) -> tuple[ResponseTexts, list[bool]]:
     """Every response up to the end of each of its macro actions, one text per macro action.
 
     Args:
@@ -110,7 +113,10 @@ def _warn_of_whole_responses(name: str) -> None:
 
 
 def with_segments(
-    numbers: Sequence[Numbers], texts: ResponseTexts, device: torch.device, name: str
+    numbers: Sequence[Numbers],
+    texts: ResponseTexts,
+    device: torch.device,
+    name: str,
 ) -> Tensor | Scores:
     """Converts a source's numbers into scores and, with segments, rewards of macro actions.
 
@@ -131,7 +137,11 @@ def with_segments(
 class DialogueScores(Protocol):
     """Scores dialogues that end with a reply."""
 
-    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
+    def __call__(
+        self,
+        dialogues: Sequence[Dialogue],
+        rows: Sequence[Row],
+    ) -> Tensor:
         """One number for each of B dialogues, with their data rows: (B,) float32, on a CPU."""
 
 
@@ -147,7 +157,11 @@ class Weighted:
 class WeightedScores:
     """Σ weight · score over several sources; each source's own scores are reported in metrics and samples."""
 
-    def __init__(self, sources: Sequence[Weighted], skips: bool = False) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Weighted],
+        skips: bool = False,
+    ) -> None:
         """Takes the sources.
 
         Args:
@@ -191,7 +205,10 @@ class WeightedScores:
         return Scores(total, missing, measured, parts, segments)
 
 
-def _fill_missing(columns: Sequence[Tensor], missing: Tensor) -> list[Tensor]:
+def _fill_missing(
+    columns: Sequence[Tensor],
+    missing: Tensor,
+) -> list[Tensor]:
     """Replaces missing numbers of each column (B,) by the column's mean over all ranks, so that means do not change.
 
     If all numbers on all ranks are missing, they become NaN, which the trainer handles.

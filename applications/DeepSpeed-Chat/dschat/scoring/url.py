@@ -107,7 +107,12 @@ class UrlScores:
                         patience = 0.0  # send each of the next requests only once
         return with_segments(numbers, texts, rollout.input_ids.device, f"{FLAG} {self._settings.url}")
 
-    def _request(self, body: str, counts: Sequence[int], patience: float) -> list[Numbers]:
+    def _request(
+        self,
+        body: str,
+        counts: Sequence[int],
+        patience: float,
+    ) -> list[Numbers]:
         """Sends a request until it is answered, or has finally failed.
 
         Args:
@@ -180,7 +185,11 @@ def _excerpt(text: str) -> str:
     return " ".join(text.split())[:200]
 
 
-def _body(texts: ResponseTexts, finished: list[bool], rows: range) -> str:
+def _body(
+    texts: ResponseTexts,
+    finished: list[bool],
+    rows: range,
+) -> str:
     """The JSON of a request for some rows."""
     selected = slice(rows.start, rows.stop)
     messages = [row.messages for row in texts.rows[selected]]
@@ -199,7 +208,11 @@ def _body(texts: ResponseTexts, finished: list[bool], rows: range) -> str:
     return json.dumps(body)
 
 
-def _numbers(answer: httpx2.Response, counts: Sequence[int], may_lack: bool) -> list[Numbers]:
+def _numbers(
+    answer: httpx2.Response,
+    counts: Sequence[int],
+    may_lack: bool,
+) -> list[Numbers]:
     """The scores of an answer.
 
     Args:
@@ -236,7 +249,12 @@ def _numbers(answer: httpx2.Response, counts: Sequence[int], may_lack: bool) -> 
     return numbers
 
 
-def _number(score: object, index: int, may_lack: bool, reason: str) -> float:
+def _number(
+    score: object,
+    index: int,
+    may_lack: bool,
+    reason: str,
+) -> float:
     """A number of an answer, see `_numbers`; `index` and `reason` are for messages."""
     error = WrongAnswer(f"score {index} of its answer is {repr(score)[:200]}, not a finite number{reason}")
     if isinstance(score, bool) or not isinstance(score, int | float | None):
@@ -258,7 +276,10 @@ def pause(seconds: float) -> None:
         time.sleep(min(TICK, remaining))
 
 
-def wait_for(work: Callable[[], T], seconds: float) -> T:
+def wait_for(
+    work: Callable[[], T],
+    seconds: float,
+) -> T:
     """Runs `work` in a thread, which is abandoned if it takes too long, and returns its result or raises its error.
 
     Call it inside `dschat.run.stop.stopping_together`.

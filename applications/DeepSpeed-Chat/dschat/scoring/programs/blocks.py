@@ -87,7 +87,11 @@ class Block:
         return self.lines[0].start <= position < end
 
 
-def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") -> Program | None:
+def find_program(
+    response: str,
+    which: ProgramBlock = "last",
+    prompt: str = "",
+) -> Program | None:
     """The program in a response's answer.
 
     Only the answer counts, see `answer_start`. The program is the first or last fenced block that names Python; if
@@ -152,7 +156,10 @@ def _is_in_block(position: int, blocks: Sequence[Block]) -> bool:
     return any(block.holds(position) for block in blocks)
 
 
-def _first_thought(lines: Sequence[ProgramLine], blocks: Sequence[Block]) -> int | None:
+def _first_thought(
+    lines: Sequence[ProgramLine],
+    blocks: Sequence[Block],
+) -> int | None:
     """The position of the first `<think>` at the start of a line outside the blocks."""
     for line in lines:
         text = line.text.lstrip()
@@ -175,7 +182,11 @@ def _lines(text: str, start: int = 0) -> list[ProgramLine]:
     return [ProgramLine(match[0], match.start()) for match in LINE.finditer(text, start)]
 
 
-def _blocks(response: str, start: int, prompt: str) -> list[Block]:
+def _blocks(
+    response: str,
+    start: int,
+    prompt: str,
+) -> list[Block]:
     """The blocks of a response from a position on; from its beginning, with one that the prompt leaves open."""
     if start == 0 and _ends_in_block(prompt):
         blocks = _continued_blocks(response, prompt)
@@ -213,7 +224,11 @@ def _opens_named_block(line: ProgramLine) -> bool:
     return opening is not None and bool((opening["info"] or opening["tilde_info"] or "").strip())
 
 
-def program_of(response: str, which: ProgramBlock = "last", prompt: str = "") -> str | None:
+def program_of(
+    response: str,
+    which: ProgramBlock = "last",
+    prompt: str = "",
+) -> str | None:
     """The text of the program in a response's answer, or None; see `find_program`."""
     program = find_program(response, which, prompt)
     return None if program is None else program.text
@@ -302,7 +317,12 @@ class _Cursor:
         return self.first_column - self.base
 
 
-def _cursor(content: str, position: int, column: int, base: int) -> _Cursor:
+def _cursor(
+    content: str,
+    position: int,
+    column: int,
+    base: int,
+) -> _Cursor:
     first = position
     first_column = column
     while first < len(content) and content[first] in " \t":
@@ -311,7 +331,10 @@ def _cursor(content: str, position: int, column: int, base: int) -> _Cursor:
     return _Cursor(position, column, base, first, first_column)
 
 
-def _enter(content: str, containers: Sequence[int | None]) -> tuple[_Cursor, int]:
+def _enter(
+    content: str,
+    containers: Sequence[int | None],
+) -> tuple[_Cursor, int]:
     """The cursor of a line, and the number of open containers that it belongs to.
 
     Args:
@@ -332,7 +355,11 @@ def _enter(content: str, containers: Sequence[int | None]) -> tuple[_Cursor, int
     return cursor, len(containers)
 
 
-def _open_containers(content: str, cursor: _Cursor, containers: list[int | None]) -> _Cursor:
+def _open_containers(
+    content: str,
+    cursor: _Cursor,
+    containers: list[int | None],
+) -> _Cursor:
     """Adds the list items and quotes that begin in a line; returns the cursor after their markers."""
     while len(containers) < MAX_DEPTH and cursor.indent <= MAX_INDENT and cursor.first < len(content):
         marker = MARKER.match(content, cursor.first)

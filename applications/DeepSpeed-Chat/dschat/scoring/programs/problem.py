@@ -50,7 +50,11 @@ class Problem:
     cases: tuple[Case, ...]
 
 
-def parse_problem(tests: str | Mapping[str, object] | list[object], origin: str, most: int | None = None) -> Problem:
+def parse_problem(
+    tests: str | Mapping[str, object] | list[object],
+    origin: str,
+    most: int | None = None,
+) -> Problem:
     """Parses a column `input_output`.
 
     Args:
@@ -78,7 +82,11 @@ def parse_problem(tests: str | Mapping[str, object] | list[object], origin: str,
     return Problem(tuple(cases))
 
 
-def _cases(content: object, origin: str, most: int | None) -> list[Case]:
+def _cases(
+    content: object,
+    origin: str,
+    most: int | None,
+) -> list[Case]:
     """The tests of one function or program."""
     columns = content if isinstance(content, Mapping) else {}
     inputs = columns.get("inputs")
@@ -138,7 +146,10 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _arguments(values: Sequence[object], origin: str) -> tuple[object, ...]:
+def _arguments(
+    values: Sequence[object],
+    origin: str,
+) -> tuple[object, ...]:
     arguments = tuple(map(_with_integer_keys, values))
     try:
         marshal.dumps(arguments)  # type: ignore[arg-type]  # the format in which they enter a sandbox

@@ -70,7 +70,10 @@ def ratio_reward(outcome: ProgramOutcome) -> float:
 
 
 def run_tests(
-    program: str, tests: Mapping[str, object] | str, limits: SandboxLimits = DEFAULT, level: Level = "namespaces"
+    program: str,
+    tests: Mapping[str, object] | str,
+    limits: SandboxLimits = DEFAULT,
+    level: Level = "namespaces",
 ) -> ProgramOutcome:
     """Runs a program on its tests, until the first that ends in an error.
 
@@ -90,7 +93,11 @@ def run_tests(
 
 
 def run_problem(
-    program: str | None, problem: Problem, limits: SandboxLimits, level: Level, to_the_end: bool = False
+    program: str | None,
+    problem: Problem,
+    limits: SandboxLimits,
+    level: Level,
+    to_the_end: bool = False,
 ) -> ProgramOutcome:
     """Runs a program on the tests of a problem.
 
@@ -123,7 +130,12 @@ def run_problem(
     return ProgramOutcome(tuple(statuses), len(problem.cases), level, time.monotonic() - start, message)
 
 
-def _run_case(program: str, case: Case, limits: SandboxLimits, level: Level) -> tuple[Status, str, float]:
+def _run_case(
+    program: str,
+    case: Case,
+    limits: SandboxLimits,
+    level: Level,
+) -> tuple[Status, str, float]:
     """Status and message of one test, and the seconds that the program ran."""
     job = SandboxJob(program, case.text, case.function, case.arguments)
     for _ in range(ATTEMPTS):
@@ -139,7 +151,11 @@ def _run_case(program: str, case: Case, limits: SandboxLimits, level: Level) -> 
     return "invalid", reason, 0.0
 
 
-def _status_of(execution: Execution, case: Case, limits: SandboxLimits) -> tuple[Status, str]:
+def _status_of(
+    execution: Execution,
+    case: Case,
+    limits: SandboxLimits,
+) -> tuple[Status, str]:
     # The kernel kills a program that exceeds its processor time.
     was_killed = execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds
     if execution.end == "time" or was_killed:
@@ -188,7 +204,10 @@ class ProgramPool:
             logger.warning("at sandbox level %s a program reaches %s", self.level, " and ".join(holes))
 
     def run(
-        self, programs: Sequence[str | None], tests: Sequence[str], origins: Sequence[str]
+        self,
+        programs: Sequence[str | None],
+        tests: Sequence[str],
+        origins: Sequence[str],
     ) -> list[ProgramOutcome]:
         """Runs programs, and returns their outcomes in the same order.
 
@@ -210,11 +229,20 @@ class ProgramPool:
                 future.cancel()
             raise
 
-    def cases(self, tests: str, origin: str) -> tuple[Case, ...]:
+    def cases(
+        self,
+        tests: str,
+        origin: str,
+    ) -> tuple[Case, ...]:
         """The tests of a row that are run. Raises UserError if they have another form."""
         return parse_problem(tests, origin, self._max_tests).cases
 
-    def _submit(self, program: str | None, tests: str, origin: str) -> Future[ProgramOutcome]:
+    def _submit(
+        self,
+        program: str | None,
+        tests: str,
+        origin: str,
+    ) -> Future[ProgramOutcome]:
         parts = [program, tests, asdict(self.limits), self.level, self._max_tests, self._to_the_end]
         key = content_hash(json.dumps(parts))
         cached = self._cache.get(key)

@@ -139,7 +139,14 @@ class _PipeReader:
     The process in the new namespaces, or bubblewrap, writes an id to `info`; then its namespace's users are mapped.
     """
 
-    def __init__(self, output: int, report: int, info: int, mapped: int, limits: SandboxLimits) -> None:
+    def __init__(
+        self,
+        output: int,
+        report: int,
+        info: int,
+        mapped: int,
+        limits: SandboxLimits,
+    ) -> None:
         self.output = output
         self.report = report
         self.info = info
@@ -196,7 +203,11 @@ def _temporary_folder() -> Iterator[str]:
         subprocess.run(["rm", "-rf", "--one-file-system", folder])
 
 
-def _job_file(job: SandboxJob, limits: SandboxLimits, level: Level) -> IO[bytes]:
+def _job_file(
+    job: SandboxJob,
+    limits: SandboxLimits,
+    level: Level,
+) -> IO[bytes]:
     content: JobFile = {
         "source": job.source.encode(errors="surrogatepass"),
         "input": job.text.encode(errors="surrogatepass"),
@@ -233,14 +244,22 @@ def _map_users(info: bytes, mapped: int) -> None:
     os.write(mapped, b"go")
 
 
-def _command(level: Level, ends: tuple[int, int, int], limits: SandboxLimits) -> list[str]:
+def _command(
+    level: Level,
+    ends: tuple[int, int, int],
+    limits: SandboxLimits,
+) -> list[str]:
     python = os.path.realpath(sys.executable)
     code = START.format(here=str(HERE), level=level, ends=ends)
     command = [python, "-S", "-s", "-B", "-P", "-X", "utf8", "-c", code]
     return [*_bubblewrap(python, limits, ends), *command] if level == "bubblewrap" else command
 
 
-def _bubblewrap(python: str, limits: SandboxLimits, ends: tuple[int, int, int]) -> list[str]:
+def _bubblewrap(
+    python: str,
+    limits: SandboxLimits,
+    ends: tuple[int, int, int],
+) -> list[str]:
     """The command of bubblewrap, before that of the interpreter."""
     command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL", "--as-pid-1"]
     if os.geteuid() == 0:  # otherwise bubblewrap maps the user, whose threads the kernel limits
@@ -266,7 +285,10 @@ def _bubblewrap(python: str, limits: SandboxLimits, ends: tuple[int, int, int]) 
     return [*command, "--remount-ro", "/"]
 
 
-def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:
+def _wait(
+    process: subprocess.Popen[bytes],
+    deadline: float,
+) -> int | None:
     """The exit status; None if the process does not end before the deadline."""
     try:
         status = process.wait(max(0.05, deadline - time.monotonic()))

@@ -31,7 +31,12 @@ COLUMN = "input_output"
 NON_CODE = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT, tokenize.ENDMARKER)
 
 
-def end_of(response: str, function: str | None, which: ProgramBlock = "last", prompt: str = "") -> int:
+def end_of(
+    response: str,
+    function: str | None,
+    which: ProgramBlock = "last",
+    prompt: str = "",
+) -> int:
     """The end of a function in a response's program, or of the program if it does not define the function.
 
     Args:
@@ -88,7 +93,10 @@ def _last_token(tokens: Sequence[tokenize.TokenInfo]) -> tokenize.TokenInfo:
     return last
 
 
-def rewards_of_tests(outcome: ProgramOutcome, reward: str) -> list[tuple[int | None, float]]:
+def rewards_of_tests(
+    outcome: ProgramOutcome,
+    reward: str,
+) -> list[tuple[int | None, float]]:
     """Divides a program's reward among its tests.
 
     Without an error, every test gets its share. The reward of an error goes to the first test that ended in one, that
@@ -149,7 +157,13 @@ class ProgramScores:
 
     model: None = None  # the self-check has no model to compare
 
-    def __init__(self, pool: ProgramPool, reward: str, skips: bool = False, which: ProgramBlock = "last") -> None:
+    def __init__(
+        self,
+        pool: ProgramPool,
+        reward: str,
+        skips: bool = False,
+        which: ProgramBlock = "last",
+    ) -> None:
         """Takes a pool.
 
         Args:
@@ -207,7 +221,12 @@ class ProgramScores:
                     "give --on_reward_error skip."
                 )
 
-    def _segment_rewards(self, outcome: ProgramOutcome, texts: ResponseTexts, row: int) -> list[float]:
+    def _segment_rewards(
+        self,
+        outcome: ProgramOutcome,
+        texts: ResponseTexts,
+        row: int,
+    ) -> list[float]:
         """The rewards of a response's macro actions."""
         assert texts.segments is not None
         segments = texts.segments.texts[row]
@@ -240,7 +259,11 @@ def has_tests(row: Row) -> bool:
     return bool(parse_problem(tests_of(row), row.origin, most=1).cases)
 
 
-def run_solutions(rows: Sequence[Row], pool: ProgramPool, which: ProgramBlock = "last") -> dict[int, ProgramOutcome]:
+def run_solutions(
+    rows: Sequence[Row],
+    pool: ProgramPool,
+    which: ProgramBlock = "last",
+) -> dict[int, ProgramOutcome]:
     """Runs the first reference solution of each row that has one.
 
     The program may be in a fenced block, as in a response.
@@ -260,7 +283,10 @@ def run_solutions(rows: Sequence[Row], pool: ProgramPool, which: ProgramBlock = 
     return dict(zip(solved, outcomes, strict=True))
 
 
-def solutions_report(rows: Sequence[Row], pool: ProgramPool) -> list[str]:
+def solutions_report(
+    rows: Sequence[Row],
+    pool: ProgramPool,
+) -> list[str]:
     """Lines about how many rows have tests and a solution, how many solutions fail, and which.
 
     Raises:

@@ -88,7 +88,13 @@ SYSTEM_CALLS = {
 }
 
 
-def limit_resources(seconds: float, memory: int, file_bytes: int, files: int, threads: int | None) -> None:
+def limit_resources(
+    seconds: float,
+    memory: int,
+    file_bytes: int,
+    files: int,
+    threads: int | None,
+) -> None:
     """Sets limits that only the machine's administrator could raise again.
 
     Args:
@@ -130,7 +136,11 @@ def drop_capabilities() -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def restrict_files(readable: Sequence[str], devices: Sequence[str], writable: str) -> int:
+def restrict_files(
+    readable: Sequence[str],
+    devices: Sequence[str],
+    writable: str,
+) -> int:
     """Landlock: allows reading some folders, reading and writing devices, and everything in one folder.
 
     Returns:

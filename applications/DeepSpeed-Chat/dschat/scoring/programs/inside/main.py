@@ -42,7 +42,12 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple, Un
 """
 
 
-def main(level: str, report: int, info: int, mapped: int) -> None:
+def main(
+    level: str,
+    report: int,
+    info: int,
+    mapped: int,
+) -> None:
     """Runs one test of one program."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with open(0, "rb", closefd=False) as file:
@@ -56,7 +61,12 @@ def main(level: str, report: int, info: int, mapped: int) -> None:
     _run(job, report, output)
 
 
-def _set_up(level: str, job: JobFile, info: int, mapped: int) -> int:
+def _set_up(
+    level: str,
+    job: JobFile,
+    info: int,
+    mapped: int,
+) -> int:
     """Sets up the sandbox; returns the descriptor of the output."""
     if level == "namespaces":
         enter(job["readable"], job["hidden"], job["file_bytes"], info, mapped)
@@ -131,7 +141,11 @@ def _module(name: str) -> dict[str, object]:
     return vars(module)
 
 
-def _result_of_call(code: types.CodeType, function: str, arguments: tuple[object, ...]) -> bytes:
+def _result_of_call(
+    code: types.CodeType,
+    function: str,
+    arguments: tuple[object, ...],
+) -> bytes:
     """Calls a function of the program; returns the JSON of its result.
 
     A program that ends with status 0 (`sys.exit()` after its definitions) counts as read completely.
@@ -149,7 +163,11 @@ def _result_of_call(code: types.CodeType, function: str, arguments: tuple[object
     return json_of(_call(names, function, arguments))
 
 
-def _call(names: dict[str, object], name: str, arguments: tuple[object, ...]) -> object:
+def _call(
+    names: dict[str, object],
+    name: str,
+    arguments: tuple[object, ...],
+) -> object:
     """Calls a function of the program, or a method of its class `Solution`."""
     solution = names.get("Solution")
     if name not in names and callable(solution):

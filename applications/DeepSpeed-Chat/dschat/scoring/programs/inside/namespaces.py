@@ -37,7 +37,13 @@ MOUNT_SETATTR = 442
 AT_RECURSIVE = 0x8000
 
 
-def enter(readable: Sequence[str], hidden: Sequence[str], work_bytes: int, info: int, mapped: int) -> None:
+def enter(
+    readable: Sequence[str],
+    hidden: Sequence[str],
+    work_bytes: int,
+    info: int,
+    mapped: int,
+) -> None:
     """Returns in a child process inside the namespaces; this process waits for the child and exits with its status.
 
     Args:
@@ -73,7 +79,11 @@ def become_program(readable: Sequence[str]) -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the change of user has cleared it
 
 
-def _private_root(readable: Sequence[str], hidden: Sequence[str], work_bytes: int) -> None:
+def _private_root(
+    readable: Sequence[str],
+    hidden: Sequence[str],
+    work_bytes: int,
+) -> None:
     os.umask(0o022)
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
     _memory_folder(ROOT, 2**20)
