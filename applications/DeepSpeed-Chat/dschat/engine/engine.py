@@ -81,10 +81,7 @@ class FiniteWatch:
         self._largest_loss = torch.maximum(self._largest_loss, loss.abs())
         return torch.where(loss.isfinite(), 1.0, math.nan)
 
-    def read(
-        self,
-        norm: Tensor | float,
-    ) -> tuple[bool, bool, float]:
+    def read(self, norm: Tensor | float) -> tuple[bool, bool, float]:
         """Whether losses and gradients since the last call were finite, and the norm, in one transfer."""
         norm = torch.as_tensor(norm, dtype=torch.float32, device=self._largest_loss.device)
         numbers = torch.stack([self._largest_loss, self._largest_gradient, norm]).tolist()
@@ -272,11 +269,7 @@ class Engine(Generic[M]):
             for script in folder.parent.glob("zero_to_*.py"):  # DeepSpeed adds converters
                 script.unlink()
 
-    def load_checkpoint(
-        self,
-        folder: Path,
-        scratch: Path | None = None,
-    ) -> None:
+    def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
         """Restores a checkpoint of `save_checkpoint`. Every rank must call it.
 
         Args:
@@ -302,7 +295,11 @@ class Engine(Generic[M]):
         return zero3.whole_weights(self._engine, instead or {})
 
 
-def _merge_shards(folder: Path, engine: Any, target: Path) -> None:
+def _merge_shards(
+    folder: Path,
+    engine: Any,
+    target: Path,
+) -> None:
     """Merges the shards of a ZeRO 1 or 2 checkpoint into `target`, and makes the engine load the merged format.
 
     Every rank must call it, before the engine loads.
@@ -371,10 +368,7 @@ def schedule_of(adam: torch.optim.Optimizer, optimizer: OptimizerSettings) -> La
         optimizer.schedule, adam, num_warmup_steps=warmup, num_training_steps=max(optimizer.total_updates, 1)
     )
 
-    def factor(
-        update: int,
-        after_warmup: Callable[[int], float],
-    ) -> float:
+    def factor(update: int, after_warmup: Callable[[int], float]) -> float:
         return (update + 1) / warmup if update < warmup else after_warmup(update)
 
     return LambdaLR(adam, [partial(factor, after_warmup=function) for function in schedule.lr_lambdas])
@@ -423,10 +417,7 @@ def _adamw(
     return SkippingAdamW(groups, fused=is_fused, **options)
 
 
-def _parameter_groups(
-    model: nn.Module,
-    weight_decay: float,
-) -> list[dict[str, Any]]:
+def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weight decay applies to matrices, not to norms and biases, which are vectors."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
@@ -448,10 +439,6 @@ class AdaptersOff:
     def module(self) -> PolicyModel:
         return self._actor.module
 
-    def __call__(
-        self,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), adapters_off(self._actor.module):
             return self._actor(*args, **kwargs)

@@ -72,11 +72,7 @@ class GradientSample:
 class ReductionCheck:
     """Compares the gradients of an engine's next updates. Every rank must call its methods."""
 
-    def __init__(
-        self,
-        engine: Any,
-        nodes: Mapping[nn.Parameter, Any],
-    ) -> None:
+    def __init__(self, engine: Any, nodes: Mapping[nn.Parameter, Any]) -> None:
         """Takes DeepSpeed's engine, and the autograd nodes that accumulate the gradients of trained parameters."""
         self._engine = engine
         names = {parameter: name for name, parameter in engine.module.named_parameters()}
@@ -178,10 +174,7 @@ class ReductionCheck:
         )
 
 
-def reduction_check(
-    engine: Any,
-    nodes: Mapping[nn.Parameter, Any],
-) -> ReductionCheck | None:
+def reduction_check(engine: Any, nodes: Mapping[nn.Parameter, Any]) -> ReductionCheck | None:
     """The check of an engine's next updates; None if nothing is reduced, or rounding errors have no bound."""
     if world_size() == 1 or not nodes:
         return None
@@ -236,10 +229,7 @@ def local_gradient(engine: Any, sample: GradientSample) -> Tensor:
     return elements
 
 
-def local_gradient_part(
-    engine: Any,
-    parameter: Any,
-) -> tuple[int, Tensor | None]:
+def local_gradient_part(engine: Any, parameter: Any) -> tuple[int, Tensor | None]:
     """This rank's part of a parameter's reduced gradient, flat, after the index of its first element.
 
     None if it has no part. At stage 0, where every rank has the whole gradient, it counts as rank 0's.

@@ -53,10 +53,7 @@ def _drop(parameter: nn.Parameter, *_: int) -> None:
     parameter.grad = None
 
 
-def first_update_bytes(
-    engine: Any,
-    adam: torch.optim.Optimizer | None,
-) -> int:
+def first_update_bytes(engine: Any, adam: torch.optim.Optimizer | None) -> int:
     """Bytes of device memory that the first update allocates and keeps.
 
     They hold Adam's moments, unless a checkpoint was loaded, and the sum of gradients if an update has several

@@ -276,11 +276,7 @@ class Sharded:
                 os.environ[SEQUENTIAL_LOAD_VARIABLE] = previous
 
     @contextmanager
-    def whole(
-        self,
-        model: nn.Module,
-        *modules: nn.Module,
-    ) -> Iterator[None]:
+    def whole(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
         """Replaces the modules' partitioned weights by ordinary ones, and partitions them again at the end."""
         ordinary: dict[nn.Parameter, nn.Parameter] = {}
         for module in modules:

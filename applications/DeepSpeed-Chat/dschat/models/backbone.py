@@ -14,10 +14,7 @@ from transformers import masking_utils
 OWN_MASK = ("opt", "falcon")
 
 
-def position_ids(
-    backbone: nn.Module,
-    attention_mask: Tensor,
-) -> dict[str, Tensor]:
+def position_ids(backbone: nn.Module, attention_mask: Tensor) -> dict[str, Tensor]:
     """Position ids (B, T) long for a mask (B, T) bool, as keyword arguments of a backbone; {} if it takes none.
 
     ALiBi models derive their positions themselves.

@@ -143,11 +143,7 @@ class Compiled(Generic[P, R]):
         self._compiled = torch.compile(function, dynamic=True, backend=backend)
         self._trained_compiled = False  # whether the last forward pass with gradients ran compiled
 
-    def __call__(
-        self,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_recomputing():
             runs_compiled = self._trained_compiled
         else:

@@ -113,11 +113,7 @@ class Trained(ModelEngine, Protocol):
     def save_checkpoint(self, folder: Path) -> None:
         """Writes weights, optimiser and schedule into a folder. Every rank must call it."""
 
-    def load_checkpoint(
-        self,
-        folder: Path,
-        scratch: Path | None = None,
-    ) -> None:
+    def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
         """Restores a checkpoint, by way of `scratch` if another number of ranks wrote it. Every rank must call it."""
 
     def parts(self) -> dict[str, Tensor]:

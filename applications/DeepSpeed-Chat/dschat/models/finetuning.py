@@ -28,7 +28,11 @@ class Finetuning:
 EVERYTHING = Finetuning()
 
 
-def choose_trained(model: Any, what: Finetuning, base: str) -> None:
+def choose_trained(
+    model: Any,
+    what: Finetuning,
+    base: str,
+) -> None:
     """Adds adapters to a causal LM or classifier if asked for, and freezes what is not trained.
 
     The weights may be sharded. An adapter's config records `base`, the model's path.
@@ -48,7 +52,11 @@ def choose_trained(model: Any, what: Finetuning, base: str) -> None:
         head.requires_grad_(True)
 
 
-def train_top_layers(model: PreTrainedModel, count: int, flag: str) -> None:
+def train_top_layers(
+    model: PreTrainedModel,
+    count: int,
+    flag: str,
+) -> None:
     """Freezes everything but the last `count` ≥ 1 layers of a causal LM and the norm after them.
 
     Embeddings and output head are frozen, tied or not; the weights may be sharded.

@@ -68,17 +68,18 @@ class _Product(torch.autograd.Function):
     """x (N, H) times the transposed weight (V, H), both in half precision → (N, V) float32."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         if x.is_cuda:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         return x.float() @ weight.float().t()
 
     @staticmethod
-    def backward(
-        ctx: Any,
-        *grads: Tensor,
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grads[0].to(x.dtype)
         needs_x_grad, needs_weight_grad = ctx.needs_input_grad
@@ -104,9 +105,7 @@ def add_gain(head: nn.Linear) -> None:
     head.gain = nn.Parameter(torch.ones(1, dtype=head.weight.dtype, device=head.weight.device))
 
 
-def folded(
-    weights: Iterable[tuple[str, Tensor]],
-) -> Iterator[tuple[str, Tensor]]:
+def folded(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Folds a head's gain into the weights of its head, as a plain classifier has them.
 
     Args:

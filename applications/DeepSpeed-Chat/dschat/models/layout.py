@@ -91,7 +91,11 @@ class Layout:
         return x.gather(1, self.ends[:, None]).squeeze(1)
 
 
-def lay_out(rollout: Rollout, rows: Integers, lengths: Lengths) -> Layout:
+def lay_out(
+    rollout: Rollout,
+    rows: Integers,
+    lengths: Lengths,
+) -> Layout:
     """Lays out some rows of a rollout; all indices are computed on the host, which never waits for the device.
 
     Args:

@@ -425,7 +425,11 @@ def _fit(
 
 
 @lru_cache  # once for actor and reference, which share a folder
-def _warn_of_growth(where: str, rows: int, tokens: int) -> None:
+def _warn_of_growth(
+    where: str,
+    rows: int,
+    tokens: int,
+) -> None:
     logger.warning(
         "%s: the model has embeddings of %d tokens, its tokenizer knows %d: %d untrained rows are added. If you did"
         " not add these tokens yourself, the folder's tokenizer is another model's: give it its own.",

@@ -232,10 +232,7 @@ def adapter_alone(path: str) -> Path | None:
     return adapter_folder
 
 
-def base_of(
-    path: str,
-    flag: str,
-) -> tuple[str, list[Path]]:
+def base_of(path: str, flag: str) -> tuple[str, list[Path]]:
     """The path of a model's whole weights, and the folders of the LoRA adapters to merge into them, in order.
 
     The base of an adapter may be an adapter itself. A path with a whole model has no adapters.
@@ -261,7 +258,11 @@ def named_base(path: str, flag: str) -> str:
     return flag if adapter_alone(path) is None else f"{flag} {path}: its LoRA adapter is for"
 
 
-def file_place(path: str, name: str, flag: str) -> str:
+def file_place(
+    path: str,
+    name: str,
+    flag: str,
+) -> str:
     """The folder or hub id that has a model's file `name`, such as its tokenizer's.
 
     For an adapter alone, it is the first that has the file of the adapter's folder, the folder above and the base.
@@ -351,10 +352,7 @@ def merge_adapter(
                 weight.copy_(new_weight)
 
 
-def _names_of(
-    model: nn.Module,
-    parameter: nn.Parameter,
-) -> list[str]:
+def _names_of(model: nn.Module, parameter: nn.Parameter) -> list[str]:
     """All names of a parameter, several if modules share it."""
     named = model.named_parameters(remove_duplicate=False)
     return [name for name, candidate in named if candidate is parameter]
@@ -377,10 +375,7 @@ def _untie(
     logger.info("%s: the adapter changes one of several tied weights, which is no longer tied", where)
 
 
-def _fits(
-    module: nn.Module,
-    matrices: Mapping[str, Tensor],
-) -> bool:
+def _fits(module: nn.Module, matrices: Mapping[str, Tensor]) -> bool:
     """Whether a layer is linear and A (rank, in) and B (out, rank) match its size."""
     if not isinstance(module, nn.Linear | Conv1D) or matrices.keys() != {"A.weight", "B.weight"}:
         return False
@@ -392,7 +387,11 @@ def _fits(
     return a.shape[0] == b.shape[1] and tuple(shape) == (b.shape[0], a.shape[1])
 
 
-def _scaling(config: LoraConfig, layer: str, rank: int) -> float:
+def _scaling(
+    config: LoraConfig,
+    layer: str,
+    rank: int,
+) -> float:
     """The factor of an adapter's update of a layer, as peft computes it."""
     patterns = config.alpha_pattern or {}
     alpha = patterns.get(get_pattern_key(list(patterns), layer), config.lora_alpha)

@@ -31,10 +31,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def choose_dtype(
-    name: str | None,
-    device: torch.device,
-) -> torch.dtype:
+def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
     """The dtype called fp32, bf16 or fp16; by default bf16 on a GPU and fp32 on a CPU."""
     if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -117,7 +114,11 @@ def attention_by(name: str, config: PreTrainedConfig) -> Iterator[None]:
 
 
 @cache
-def say_what_is_used(wanted: str, used: str, path: str) -> None:
+def say_what_is_used(
+    wanted: str,
+    used: str,
+    path: str,
+) -> None:
     """Warns once that a model uses another attention than the one asked for."""
     if wanted in (AUTO, used):
         return
@@ -131,11 +132,7 @@ class Placement(Protocol):
     def load_sharded(self) -> AbstractContextManager[dict[str, Any]]:
         """Inside, each weight is placed as soon as it is loaded; yields options of from_pretrained."""
 
-    def whole(
-        self,
-        model: nn.Module,
-        *modules: nn.Module,
-    ) -> AbstractContextManager[None]:
+    def whole(self, model: nn.Module, *modules: nn.Module) -> AbstractContextManager[None]:
         """Inside, these modules' weights are whole and may be changed; the main process's values are kept."""
 
     def finalise(self, model: nn.Module) -> None:
@@ -154,11 +151,7 @@ class Whole:
         yield {} if self.device.type == "cpu" else {"device_map": {"": self.device}}
 
     @contextmanager
-    def whole(
-        self,
-        model: nn.Module,
-        *modules: nn.Module,
-    ) -> Iterator[None]:
+    def whole(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
         """Does nothing: all weights are whole."""
         yield
 

@@ -248,9 +248,6 @@ def _attention_operations(config: PreTrainedConfig) -> float:
     return 2.0 * config.num_attention_heads * _key_plus_value_width(config)
 
 
-def _by_window(
-    windows: Sequence[Window],
-    cost: float,
-) -> dict[Window, float]:
+def _by_window(windows: Sequence[Window], cost: float) -> dict[Window, float]:
     """The total cost of the layers with each window."""
     return {window: count * cost for window, count in Counter(windows).items()}

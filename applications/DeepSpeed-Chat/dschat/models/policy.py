@@ -122,12 +122,7 @@ class _PassThrough(nn.Module):
         """The attribute of its backbone that OPT calls."""
         return self
 
-    def forward(
-        self,
-        *args: object,
-        inputs_embeds: Tensor,
-        **kwargs: object,
-    ) -> _States:
+    def forward(self, *args: object, inputs_embeds: Tensor, **kwargs: object) -> _States:
         return _States(last_hidden_state=inputs_embeds)
 
 

@@ -88,10 +88,7 @@ def _save_plain(
     _write_files(as_published(plain, weights), folder, file_size, {"total_parameters": plain.num_parameters()})
 
 
-def as_published(
-    model: Any,
-    weights: Weights,
-) -> Iterator[tuple[str, Tensor]]:
+def as_published(model: Any, weights: Weights) -> Iterator[tuple[str, Tensor]]:
     """Converts weights to the names and shapes of the family's published folders, which differ for experts, say.
 
     Args:

@@ -115,10 +115,7 @@ def matrices_of(layer: nn.Module) -> list[nn.Parameter]:
 def merging_backend(backend: Backend) -> Backend:
     """A backend of torch.compile that merges linear layers before another backend compiles the graph."""
 
-    def compile_merged(
-        module: fx.GraphModule,
-        inputs: list[Tensor],
-    ) -> Callable[..., object]:
+    def compile_merged(module: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
         merge_linears(module)
         return backend(module, inputs)
 

@@ -72,18 +72,14 @@ def _render(
     return str(text)
 
 
-def _with_texts(
-    message: dict[str, Any],
-) -> dict[str, Any]:
+def _with_texts(message: dict[str, Any]) -> dict[str, Any]:
     """The message with a content, and with the arguments of its tool calls as JSON text."""
     if "tool_calls" not in message:
         return message
     return {"content": "", **message, "tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
 
 
-def _with_text_arguments(
-    call: dict[str, Any],
-) -> dict[str, Any]:
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
     if isinstance(call.get("function"), dict):
         return call | {"function": _with_text_arguments(call["function"])}
     arguments = call.get("arguments")

@@ -213,10 +213,7 @@ def _unused_token(
     return None
 
 
-def token_texts(
-    ids: list[int],
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[str]:
+def token_texts(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The text that each token adds to a response, with special tokens; joined, they are the decoded response.
 
     A token that ends inside a character (bytes of an emoji) adds "", and the one that completes it adds the character.

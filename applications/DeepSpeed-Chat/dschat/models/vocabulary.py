@@ -81,7 +81,11 @@ def lacks_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> 
     return id_count(tokenizer) > row_count(config)
 
 
-def require_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+def require_rows(
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+) -> None:
     """Raises UserError if a scorer lacks rows for ids of the tokenizer whose texts it reads.
 
     `name` is the scorer's flag and path.
@@ -94,7 +98,11 @@ def require_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, n
         )
 
 
-def require_no_growth(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+def require_no_growth(
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+) -> None:
     """Raises UserError if an adapter would be saved alone (--no_merge_lora) while embeddings must grow.
 
     The added rows would not be in any file. `name` is the flag and path of the base.

@@ -183,10 +183,7 @@ class Checkpoints:
         return max(updates & values.keys(), key=lambda update: values[update], default=None)
 
     @contextmanager
-    def stopping(
-        self,
-        progress: Callable[[], Progress],
-    ) -> Iterator[None]:
+    def stopping(self, progress: Callable[[], Progress]) -> Iterator[None]:
         """Inside, SIGTERM and Ctrl-C end the run at the next `raise_if_stopped`, and a checkpoint is saved."""
         with stop_signals():
             try:

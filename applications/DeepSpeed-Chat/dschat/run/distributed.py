@@ -95,10 +95,7 @@ def neighbours(size: int) -> dist.ProcessGroup | None:
     return local_group
 
 
-def gather_objects(
-    item: T,
-    group: dist.ProcessGroup | None = None,
-) -> list[T]:
+def gather_objects(item: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Small picklable objects of all ranks (of a group), in the order of ranks, on every rank."""
     if world_size() == 1:
         return [item]

@@ -75,9 +75,7 @@ def identity_of(
     return identity
 
 
-def _python_files(
-    flags: Mapping[str, object],
-) -> dict[str, list[Path]]:
+def _python_files(flags: Mapping[str, object]) -> dict[str, list[Path]]:
     """The Python files of flags that name functions, as in file.py:function; by flag."""
     files: dict[str, list[Path]] = {}
     for name, value in flags.items():
@@ -129,10 +127,7 @@ def differences(
     return found
 
 
-def _changed_files(
-    before: Mapping[str, str],
-    now: Mapping[str, str],
-) -> str:
+def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """The files and sets of the hub whose content only one of two runs has."""
     old, new = (json.loads(identity[FILES]) for identity in (before, now))
     found = [name for one, other in ((new, old), (old, new)) for name in one if one[name] not in other.values()]

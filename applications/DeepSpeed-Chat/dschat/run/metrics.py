@@ -27,9 +27,7 @@ FEW_ROWS = 30  # fewer held-out rows than this cause a warning
 Number = float | int | Tensor
 
 
-def with_variances(
-    metrics: Mapping[str, float],
-) -> dict[str, float]:
+def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
     """Replaces each mean of squares, x_squared, by x_variance: the mean of squares minus the square of the mean."""
     result: dict[str, float] = {}
     variances: dict[str, float] = {}

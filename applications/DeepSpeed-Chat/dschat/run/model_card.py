@@ -176,10 +176,7 @@ def _base_in_card(card: Path) -> str | None:
     return base if isinstance(base, str) and HUB_ID.fullmatch(base) else None
 
 
-def _metadata(
-    model: CardModel,
-    sources: Iterable[Mapping[str, object]],
-) -> str:
+def _metadata(model: CardModel, sources: Iterable[Mapping[str, object]]) -> str:
     """The YAML header."""
     from huggingface_hub import ModelCardData
 
@@ -209,9 +206,7 @@ def _example(model: CardModel) -> str:
     return SCALAR_EXAMPLE.format(path=model.path)
 
 
-def _metric_lines(
-    metrics: Mapping[str, float],
-) -> tuple[list[str], str]:
+def _metric_lines(metrics: Mapping[str, float]) -> tuple[list[str], str]:
     """Lines with metrics and standard errors; and the number of held-out rows and a space, if it is recorded."""
     lines: list[str] = []
     for name, value in metrics.items():

@@ -81,11 +81,7 @@ class RunRecord:
     wandb_id: str | None = None  # of the W&B run, which is resumed with this one
     finished: bool = False
 
-    def measured(
-        self,
-        metrics: dict[str, float],
-        update: int,
-    ) -> None:
+    def measured(self, metrics: dict[str, float], update: int) -> None:
         """Records an evaluation for model cards, and logs its changes since the previous one."""
         warning = few_rows_warning(metrics)
         if warning and not self.metrics and is_main():
@@ -153,7 +149,11 @@ def commit_of(folder: Path) -> dict[str, object]:
     return {"commit": commit, "changed": is_changed}
 
 
-def warn_unless_made_by(step: str, path: str, flag: str) -> None:
+def warn_unless_made_by(
+    step: str,
+    path: str,
+    flag: str,
+) -> None:
     """Warns if a model was not made by an expected earlier step, according to run.json in its or the parent folder."""
     folder = Path(path)
     record = read_object(folder / "run.json") or read_object(folder.parent / "run.json")
@@ -359,11 +359,7 @@ class RunOutput:
             paths.extend(self._output_dir.glob(pattern))
         return paths
 
-    def describe_data(
-        self,
-        data: Data,
-        **dropped: Mapping[str, int],
-    ) -> None:
+    def describe_data(self, data: Data, **dropped: Mapping[str, int]) -> None:
         """Records sources, row counts, file hashes, and for each split the numbers of dropped rows by reason."""
         self.record.data = {
             "sources": data.sources,
@@ -478,6 +474,10 @@ class RunOutput:
             write_file(self._folder / CONFIG_FILE, to_yaml(self._config))
 
 
-def due(interval: int, before: int, after: int) -> bool:
+def due(
+    interval: int,
+    before: int,
+    after: int,
+) -> bool:
     """Whether there is a multiple of ``interval`` in (before, after]; never if ``interval`` is 0."""
     return interval > 0 and after // interval > before // interval

@@ -76,10 +76,7 @@ def measure_own_gpu(dtype: torch.dtype, record: RunRecord) -> Peaks | None:
     return peaks
 
 
-def describe_peaks(
-    peaks: Peaks,
-    dtype: torch.dtype,
-) -> dict[str, str | float]:
+def describe_peaks(peaks: Peaks, dtype: torch.dtype) -> dict[str, str | float]:
     """Measured peaks for run.json."""
     return {
         "source": "measured",
@@ -96,10 +93,7 @@ def matrix_side(dtype: torch.dtype, free: int) -> int:
     return min(MAX_SIDE, max(SIDE_STEP, side))
 
 
-def fastest(
-    call: Callable[[], object],
-    gpu: torch.device,
-) -> float:
+def fastest(call: Callable[[], object], gpu: torch.device) -> float:
     """Seconds of the fastest call among those in SECONDS, at least one."""
     call()
     end = _now(gpu) + SECONDS

@@ -36,11 +36,7 @@ class Tracker(Protocol):
 
     name: str  # value of --report_to
 
-    def open(
-        self,
-        earlier_rows: Sequence[Row],
-        update: int | None,
-    ) -> None:
+    def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
         """Starts, or resumes after `update` updates, whose rows in metrics.jsonl are `earlier_rows`."""
 
     def log(self, row: Row) -> None:
@@ -62,11 +58,7 @@ class TensorBoard:
         self._folder = folder
         self._board: SummaryWriter | None = None
 
-    def open(
-        self,
-        earlier_rows: Sequence[Row],
-        update: int | None,
-    ) -> None:
+    def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
         """Hides what an earlier part of the run wrote from `update` on, and writes that update's rows again."""
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and optional
 
@@ -98,11 +90,7 @@ class WandB:
 
     name = "wandb"
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Mapping[str, object],
-    ) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, object]) -> None:
         """Takes the run's folder, where W&B writes into `wandb` unless WANDB_DIR is set, and the run's flags."""
         self._folder = folder
         self._config = config
@@ -115,11 +103,7 @@ class WandB:
         self.run_id = run_id
         self._is_resumed = True
 
-    def open(
-        self,
-        earlier_rows: Sequence[Row],
-        update: int | None,
-    ) -> None:
+    def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
         """Starts or resumes the W&B run; one that is resumed has the rows of the earlier part already."""
         import wandb
 
@@ -163,11 +147,7 @@ class Trackers:
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)
 
-    def open(
-        self,
-        earlier_rows: Sequence[Row],
-        update: int | None,
-    ) -> None:
+    def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
         """See `Tracker.open`."""
         self._each(lambda tracker: tracker.open(earlier_rows, update))
 

@@ -117,7 +117,11 @@ class FunctionScores:
         return numbers
 
 
-def _call(function: RewardFn, flag: str, texts: ResponseTexts) -> object:
+def _call(
+    function: RewardFn,
+    flag: str,
+    texts: ResponseTexts,
+) -> object:
     """Calls a function with texts, data rows and, if there are any, segments."""
     arguments: list[object] = [texts.prompts, texts.responses, [row.extra for row in texts.rows]]
     if texts.segments is not None:
@@ -148,7 +152,11 @@ def require_arguments(
         return
 
 
-def score_texts(function: RewardFn, flag: str, texts: ResponseTexts) -> Tensor:
+def score_texts(
+    function: RewardFn,
+    flag: str,
+    texts: ResponseTexts,
+) -> Tensor:
     """The function's numbers for finished responses, (B,) float32 on the CPU.
 
     Raises:
@@ -170,11 +178,7 @@ class FunctionDialogueScores:
         self._function = function
         self._flag = flag
 
-    def __call__(
-        self,
-        dialogues: Sequence[Dialogue],
-        rows: Sequence[Row],
-    ) -> Tensor:
+    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
         result = call_function(self._function, self._flag, list(dialogues), [row.extra for row in rows])
         name = getattr(self._function, "__name__", "function")
         return _checked(result, len(dialogues), "dialogue", f"{self._flag}: {name}")

@@ -121,11 +121,7 @@ class RewardModelDialogueScores:
             )
         self._ids([PROBE], ["a dialogue of one turn"])
 
-    def __call__(
-        self,
-        dialogues: Sequence[Dialogue],
-        rows: Sequence[Row],
-    ) -> Tensor:
+    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
         ids = self._ids(dialogues, [row.origin for row in rows])
         limit = self._classifier.limit
         for sequence, row in zip(ids, rows, strict=True):

@@ -106,10 +106,7 @@ class ClassifierReader:
             self._classifier.to("cpu")
         return scores
 
-    def _batches(
-        self,
-        lengths: Sequence[int],
-    ) -> list[list[int]]:
+    def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
         """Row numbers of each forward pass, the longest first."""
         size = self._batch_size or max(1, len(lengths))
         if self._max_tokens is not None:
@@ -339,11 +336,7 @@ class RewardReader:
                 )
         return messages
 
-    def score_dialogues(
-        self,
-        dialogues: Sequence[Dialogue],
-        max_length: int,
-    ) -> list[float | str]:
+    def score_dialogues(self, dialogues: Sequence[Dialogue], max_length: int) -> list[float | str]:
         """One number for each dialogue; or REFUSED, TOO_LONG or NOT_FINITE.
 
         Args:

@@ -33,10 +33,7 @@ class Segments:
         """The macro actions of a single response."""
         return Segments([self.texts[row]], [self.lengths[row]], self.of_prefixes)
 
-    def rewards(
-        self,
-        numbers: Sequence[Numbers],
-    ) -> tuple[Tensor, Tensor]:
+    def rewards(self, numbers: Sequence[Numbers]) -> tuple[Tensor, Tensor]:
         """Converts a source's numbers into scores and rewards of macro actions.
 
         Example: numbers 1, 3, 2 give rewards 1, 3, 2 and the score 6; of prefixes, rewards 1, 2, −1 and the score 2. A

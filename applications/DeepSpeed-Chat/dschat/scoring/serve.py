@@ -44,11 +44,7 @@ GRACE = 30.0  # seconds after a signal in which pending requests are answered
 class Scorer:
     """Scores requests, one at a time."""
 
-    def __init__(
-        self,
-        reader: RewardReader,
-        max_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, reader: RewardReader, max_tokens: int | None = None) -> None:
         """Takes a reward model, and the maximum number of tokens of a text; the model's own limit if not given."""
         self._reader = reader
         self._max_tokens = max_tokens
@@ -313,19 +309,13 @@ class ScoreServer(uvicorn.Server):
         self._end_timer.daemon = True
         self._end_timer.start()
 
-    async def startup(
-        self,
-        sockets: list[socket.socket] | None = None,
-    ) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Logs the address."""
         await super().startup(sockets)
         if self._note:
             logger.info("%s: --reward_url %s", self._note, self.url)
 
-    async def shutdown(
-        self,
-        sockets: list[socket.socket] | None = None,
-    ) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Closes connections; those that are just being opened time out at once."""
         self.config.timeout_keep_alive = 0
         await super().shutdown(sockets)

@@ -137,11 +137,7 @@ def with_segments(
 class DialogueScores(Protocol):
     """Scores dialogues that end with a reply."""
 
-    def __call__(
-        self,
-        dialogues: Sequence[Dialogue],
-        rows: Sequence[Row],
-    ) -> Tensor:
+    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
         """One number for each of B dialogues, with their data rows: (B,) float32, on a CPU."""
 
 
@@ -157,11 +153,7 @@ class Weighted:
 class WeightedScores:
     """Σ weight · score over several sources; each source's own scores are reported in metrics and samples."""
 
-    def __init__(
-        self,
-        sources: Sequence[Weighted],
-        skips: bool = False,
-    ) -> None:
+    def __init__(self, sources: Sequence[Weighted], skips: bool = False) -> None:
         """Takes the sources.
 
         Args:
@@ -205,10 +197,7 @@ class WeightedScores:
         return Scores(total, missing, measured, parts, segments)
 
 
-def _fill_missing(
-    columns: Sequence[Tensor],
-    missing: Tensor,
-) -> list[Tensor]:
+def _fill_missing(columns: Sequence[Tensor], missing: Tensor) -> list[Tensor]:
     """Replaces missing numbers of each column (B,) by the column's mean over all ranks, so that means do not change.
 
     If all numbers on all ranks are missing, they become NaN, which the trainer handles.

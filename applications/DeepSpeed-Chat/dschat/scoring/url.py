@@ -276,10 +276,7 @@ def pause(seconds: float) -> None:
         time.sleep(min(TICK, remaining))
 
 
-def wait_for(
-    work: Callable[[], T],
-    seconds: float,
-) -> T:
+def wait_for(work: Callable[[], T], seconds: float) -> T:
     """Runs `work` in a thread, which is abandoned if it takes too long, and returns its result or raises its error.
 
     Call it inside `dschat.run.stop.stopping_together`.

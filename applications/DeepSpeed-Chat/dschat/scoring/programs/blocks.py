@@ -156,10 +156,7 @@ def _is_in_block(position: int, blocks: Sequence[Block]) -> bool:
     return any(block.holds(position) for block in blocks)
 
 
-def _first_thought(
-    lines: Sequence[ProgramLine],
-    blocks: Sequence[Block],
-) -> int | None:
+def _first_thought(lines: Sequence[ProgramLine], blocks: Sequence[Block]) -> int | None:
     """The position of the first `<think>` at the start of a line outside the blocks."""
     for line in lines:
         text = line.text.lstrip()
@@ -331,10 +328,7 @@ def _cursor(
     return _Cursor(position, column, base, first, first_column)
 
 
-def _enter(
-    content: str,
-    containers: Sequence[int | None],
-) -> tuple[_Cursor, int]:
+def _enter(content: str, containers: Sequence[int | None]) -> tuple[_Cursor, int]:
     """The cursor of a line, and the number of open containers that it belongs to.
 
     Args:
@@ -392,7 +386,11 @@ def _closes(text: str, fence: str) -> bool:
     return len(closing) >= len(fence) and not closing.strip(fence[0])
 
 
-def _skip(content: str, cursor: _Cursor, column: int) -> int:
+def _skip(
+    content: str,
+    cursor: _Cursor,
+    column: int,
+) -> int:
     """The position after the whitespace of a line of code up to a column; a tab that extends beyond it remains."""
     position = cursor.position
     reached_column = cursor.column

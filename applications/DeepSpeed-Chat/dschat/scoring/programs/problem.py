@@ -146,10 +146,7 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _arguments(
-    values: Sequence[object],
-    origin: str,
-) -> tuple[object, ...]:
+def _arguments(values: Sequence[object], origin: str) -> tuple[object, ...]:
     arguments = tuple(map(_with_integer_keys, values))
     try:
         marshal.dumps(arguments)  # type: ignore[arg-type]  # the format in which they enter a sandbox

@@ -229,11 +229,7 @@ class ProgramPool:
                 future.cancel()
             raise
 
-    def cases(
-        self,
-        tests: str,
-        origin: str,
-    ) -> tuple[Case, ...]:
+    def cases(self, tests: str, origin: str) -> tuple[Case, ...]:
         """The tests of a row that are run. Raises UserError if they have another form."""
         return parse_problem(tests, origin, self._max_tests).cases
 

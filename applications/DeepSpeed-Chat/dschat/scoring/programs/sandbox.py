@@ -73,7 +73,11 @@ class Execution:
     ran: float  # seconds since the sandbox was set up
 
 
-def execute(job: SandboxJob, limits: SandboxLimits, level: Level) -> Execution:
+def execute(
+    job: SandboxJob,
+    limits: SandboxLimits,
+    level: Level,
+) -> Execution:
     """Runs a program once. It can only return data, and all its processes are ended.
 
     Args:
@@ -285,10 +289,7 @@ def _bubblewrap(
     return [*command, "--remount-ro", "/"]
 
 
-def _wait(
-    process: subprocess.Popen[bytes],
-    deadline: float,
-) -> int | None:
+def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:
     """The exit status; None if the process does not end before the deadline."""
     try:
         status = process.wait(max(0.05, deadline - time.monotonic()))

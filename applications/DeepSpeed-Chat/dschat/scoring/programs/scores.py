@@ -93,10 +93,7 @@ def _last_token(tokens: Sequence[tokenize.TokenInfo]) -> tokenize.TokenInfo:
     return last
 
 
-def rewards_of_tests(
-    outcome: ProgramOutcome,
-    reward: str,
-) -> list[tuple[int | None, float]]:
+def rewards_of_tests(outcome: ProgramOutcome, reward: str) -> list[tuple[int | None, float]]:
     """Divides a program's reward among its tests.
 
     Without an error, every test gets its share. The reward of an error goes to the first test that ended in one, that
@@ -283,10 +280,7 @@ def run_solutions(
     return dict(zip(solved, outcomes, strict=True))
 
 
-def solutions_report(
-    rows: Sequence[Row],
-    pool: ProgramPool,
-) -> list[str]:
+def solutions_report(rows: Sequence[Row], pool: ProgramPool) -> list[str]:
     """Lines about how many rows have tests and a solution, how many solutions fail, and which.
 
     Raises:

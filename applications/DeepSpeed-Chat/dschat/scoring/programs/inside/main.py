@@ -105,7 +105,11 @@ def _open_standard_files(text: bytes, calls_function: bool) -> int:
     return output
 
 
-def _run(job: JobFile, report: int, output: int) -> None:
+def _run(
+    job: JobFile,
+    report: int,
+    output: int,
+) -> None:
     """Compiles and runs the program, and reports the outcome."""
     sys.set_int_max_str_digits(0)
     sys.argv = ["program.py"]
