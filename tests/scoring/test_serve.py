@@ -389,6 +389,11 @@ def test_a_port_that_is_taken(folder, serving):
 
 
 @pytest.mark.slow
+def test_the_module_names_the_command():
+    done = subprocess.run([sys.executable, "-m", "dschat.scoring.serve"], capture_output=True, text=True)
+    assert done.returncode == 1 and "dschat serve --model FOLDER" in done.stderr
+
+
 def test_the_command_serves_and_ends_at_sigterm(folder):
     command = [sys.executable, "-m", "dschat", "serve", "--model", folder, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
