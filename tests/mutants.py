@@ -8,7 +8,7 @@ A row of the table: what goes wrong; the function; what stands there; what stand
 - The function is `function` or `Class.method`, in whatever file of the package. A constant (`DECAY`,
   `SeedKind.EVALUATION`) and what a module calls (`os.register_at_fork`) are named alike. Where several have the name,
   either the change fits one of them only, or its module is named, too: `slots.refill`.
-- What stands there is found by syntax tree, see `support/syntax_patterns.py`: it fits one place, or `  # 2` says which.
+- What stands there is found by syntax tree (`support/syntax_patterns.py`). It fits one place, or `  # 2` says which.
 - A test is a function, in whatever file; where several have its name, the file is named, too: `test_losses::test_x`.
 """
 
