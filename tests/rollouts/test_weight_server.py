@@ -203,7 +203,7 @@ def test_pieces_of_two_runs_are_never_put_together(actor, servers):
 
 
 def test_a_signal_ends_the_waiting(actor, servers, monkeypatch):
-    monkeypatch.setattr(stop, "_noted", 0)
+    monkeypatch.setattr(stop, "_received", 0)
     server = servers()
     with stop_signals(), VllmServers([server.url], NEEDS).session(actor) as draw:
         server.sleeps = 5.0

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from dschat.models.compiled import compiled_layers
 from dschat.models.layout import COLUMN_STEP
 from dschat.models.opening import PLAIN_ATTENTION
 from dschat.rollouts.attention import one_token_attention
@@ -168,7 +167,7 @@ class StaticDecoder(Decoder):
         self._token_sampler: SampleTokens = TokenSampler.__call__
         if self._compiler is not None:
             self._token_sampler = self._compiler.compile(self._token_sampler)
-            self.cache.merges_linears = self._compiler.may_merge(compiled_layers(causal_lm))
+            self.cache.merges_linears = self._compiler.may_merge()
         self.refusal: str | None = None  # why the model's step cannot be captured
         if causal_lm.config._attn_implementation not in PLAIN_ATTENTION and not causal_lm._supports_attention_backend:
             self._refuse("its attention may read the rows' lengths on the host")
