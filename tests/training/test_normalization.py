@@ -85,7 +85,7 @@ def test_scores_are_normalised_before_the_penalty_and_clipping(tmp_path):
 def test_a_run_with_normalised_scores(late, group, tmp_path, monkeypatch):
     """Scores are lengths: raw ones in the metrics and the evaluation, and the moments are those of all of them."""
     trainer = trainer_for(tmp_path, ppo_epochs=1, normalize_scores=True)
-    assert trainer.algorithm.credit_is_fused
+    assert trainer.algorithm.config.credit_is_fused(trainer.algorithm.plan)
     monkeypatch.setattr(type(trainer.algorithm), "credit_is_fused", late)
     seen = []
     real = type(trainer.algorithm.models).score

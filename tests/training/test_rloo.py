@@ -53,7 +53,7 @@ def trainer_of(folder, reward=length, rate=5e-5, estimator=None, **overrides):
 
 def drawn_by(trainer, samples, numbers=(0, 5, 9), draw=3):
     """The rows' responses, by prompt and sample."""
-    found, texts = trainer.algorithm.sample(
+    found, texts = trainer.algorithm.sampler.sample(
         [trainer.algorithm.prompts[n] for n in numbers], SeedKind.TRAINING, draw, samples
     )
     rows = found.rollout.response_rows()
@@ -96,14 +96,14 @@ def test_samples_of_a_prompt_depend_on_nothing_else(group, tmp_path):
     assert alone.sample_index is None
     assert all(only[n, 0] == rows[n, 0] for n in (0, 5, 9))
     for slots, numbers in ((1, (9, 5)), (5, (0, 5, 9)), (64, (5,))):
-        trainer.algorithm.sample.engine = ContinuousEngine(slots)
+        trainer.algorithm.sampler.engine = ContinuousEngine(slots)
         others, _ = drawn_by(trainer, 4, numbers)
         assert all(others[place] == rows[place] for place in others)
 
 
 def test_transformers_generate_draws_several_samples(group, tmp_path):
     trainer = trainer_of(tmp_path)
-    trainer.algorithm.sample.engine = GenerateEngine(5)
+    trainer.algorithm.sampler.engine = GenerateEngine(5)
     rows, _ = drawn_by(trainer, 4)
     assert all(len({tuple(rows[n, sample]) for sample in range(4)}) > 1 for n in (0, 5, 9))
 
@@ -150,7 +150,7 @@ def reinforce(batch, samples, rate):
 def test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline(samples, group, tmp_path):
     sizes = {"samples_per_prompt": samples, "per_device_generation_batch_size": 8 // samples}
     trainer = trainer_of(tmp_path, per_device_training_batch_size=4, global_batch_size=8, **sizes)
-    assert trainer.run.plan.updates_per_rollout == 1 and not trainer.algorithm.credit_is_fused
+    assert trainer.run.plan.updates_per_rollout == 1 and not trainer.algorithm.config.credit_is_fused(trainer.run.plan)
     numbers = [[11, 4, 7, 2][: 8 // samples]]
     expected, norm = reinforce(collected(trainer, numbers).batch, samples, 5e-5)
     metrics = trainer.iterate(numbers)
@@ -361,12 +361,13 @@ def test_ppo_with_two_responses_is_ppo_on_twice_the_rows(epochs, group, tmp_path
     trainer = trainer_of(tmp_path / "two", samples_per_prompt=2, per_device_generation_batch_size=4, **flags)
     plan = trainer.run.plan
     assert (plan.global_rollout, plan.global_responses, plan.updates_per_rollout) == (4, 8, epochs)
-    assert trainer.algorithm.credit_is_fused == (epochs == 1)
+    assert trainer.algorithm.config.credit_is_fused(plan) == (epochs == 1)
     numbers = [3, 8, 2, 6]
-    drawn, texts = trainer.algorithm.sample([trainer.algorithm.prompts[n] for n in numbers], SeedKind.TRAINING, 0, 2)
+    prompts = [trainer.algorithm.prompts[n] for n in numbers]
+    drawn, texts = trainer.algorithm.sampler.sample(prompts, SeedKind.TRAINING, 0, 2)
     metrics = trainer.iterate([numbers])
     other = trainer_of(tmp_path / "one", samples_per_prompt=1, per_device_generation_batch_size=8, **flags)
-    other.algorithm.sample = replace_sample(other.algorithm.sample, drawn, texts)
+    other.algorithm.sampler.sample = already_sampled(drawn, texts)
     expected = other.iterate([[n for n in numbers for _ in range(2)]])
     weights = [weights_of_all(**t.algorithm.models.trained) for t in (trainer, other)]
     assert largest_difference(*weights) == 0
@@ -375,14 +376,11 @@ def test_ppo_with_two_responses_is_ppo_on_twice_the_rows(epochs, group, tmp_path
     assert "val/explained_variance" in metrics and "grad_norm/critic" in metrics
 
 
-def replace_sample(sampler, drawn, texts):
-    """A sampler that has drawn already, as single responses."""
+def already_sampled(drawn, texts):
+    """Samples responses that are there already, as single ones."""
 
-    class Given:
-        sampling = sampler.sampling
+    def sample(examples, kind, iteration, samples):
+        assert samples == 1
+        return replace(drawn, rollout=replace(drawn.rollout, sample_index=None)), texts
 
-        def __call__(self, examples, kind, draw, samples):
-            assert samples == 1
-            return replace(drawn, rollout=replace(drawn.rollout, sample_index=None)), texts
-
-    return Given()
+    return sample

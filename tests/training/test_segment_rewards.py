@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 3 with --segment_rewards: rewards stand on the last tokens of the macro actions that earned them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,8 +12,9 @@ from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import Weighted, WeightedScores
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
+from dschat.training.iteration import pass_size
+from dschat.training.ppo.models import response_logprobs, response_values
 from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop, weights_of
-from macro_actions.types import PPOBatch
 
 
 def characters(prompts, responses, rows, segments):
@@ -28,15 +31,13 @@ def trainer_of(folder, reward=characters, **overrides):
 
 
 def batch_of(trainer):
-    found = trainer.algorithm.collect([list(range(16))], 0, clock())
-    batch = trainer.algorithm.credited(found)
-    return (
-        batch
-        if isinstance(batch, PPOBatch)
-        else trainer.algorithm.credit(
-            trainer.algorithm.models.complete(found.rollout, 1.0, trainer.algorithm.scoring), found.macro
-        )
-    )
+    algorithm = trainer.algorithm
+    rows = algorithm.collect([list(range(16))], 0, clock()).rows
+    if rows.logprobs is None:
+        models, size = algorithm.models, pass_size(algorithm.plan)
+        logprobs = response_logprobs(models.actor, rows.rollout, 1.0, size)
+        rows = replace(rows, logprobs=logprobs, values=response_values(models.critic, rows.rollout, size))
+    return algorithm.credit_of(rows, None).whole()
 
 
 def clock():
@@ -120,7 +121,7 @@ def test_normalised_scores_scale_the_rewards(group, tokenizer, tmp_path):
 
 def test_fused_credit_gives_the_same_weights(group, tmp_path, monkeypatch):
     fused = trainer_of(tmp_path / "fused")
-    assert fused.algorithm.credit_is_fused
+    assert fused.algorithm.config.credit_is_fused(fused.algorithm.plan)
     fused.fit()
     early = trainer_of(tmp_path / "early")
     monkeypatch.setattr(type(early.algorithm), "credit_is_fused", False)

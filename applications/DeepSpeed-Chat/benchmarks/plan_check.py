@@ -158,7 +158,7 @@ def measure(step: str, program: str, argv: list[str]) -> dict[str, int]:
     peaks: dict[str, int] = {}
     alive, profiler = 0, started_profiler()
 
-    def followed(lap: Callable[[Clock, str], None]) -> Callable[[Clock, str], None]:
+    def followed(record: Callable[[Clock, str], None]) -> Callable[[Clock, str], None]:
         def run(clock: Clock, name: str) -> None:
             nonlocal alive, profiler
             gc.collect()  # what is given back later would not be seen
@@ -171,11 +171,11 @@ def measure(step: str, program: str, argv: list[str]) -> dict[str, int]:
                 peak = max(peak, alive)
             peaks[PHASES[name]] = peak
             profiler = started_profiler()
-            lap(clock, name)
+            record(clock, name)
 
         return run
 
-    setattr(Clock, "lap", followed(Clock.lap))  # noqa: B010  # a method for mypy
+    setattr(Clock, "record", followed(Clock.record))  # noqa: B010  # a method for mypy
     run_step(step, argv, program)
     profiler.stop()
     return peaks

@@ -69,10 +69,11 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
         condition = cast(TerminationCondition, lambda known, epoch: Ends(high_entropy(known, models.reference)))
     # What a trainer needs of its run.
     bare = SimpleNamespace(plan=plan, folder=folder, record=new_record("ppo", [], 0, 1), metrics=MetricsLog(folder))
-    ppo = PPO(models, prompts, [], tokenizer, condition, config, cast(Run, bare), estimator=noting)
-    ppo.sample = ActorSampler(
+    sampler = ActorSampler(
         models.actor, tokenizer, sampling(task, tokenizer), config.optimisation.seed, models.rollouts
     )
+    run_parts = cast(Run, bare)
+    ppo = PPO(models, prompts, [], tokenizer, condition, config, run_parts, estimator=noting, sampler=sampler)
     curves: dict[str, list[float]] = {}
     for i in range(spec.updates):
         metrics = ppo.iterate([list(range(i * size, (i + 1) * size))], iteration=i)
