@@ -48,7 +48,7 @@ from dschat.training.refuel.models import (
     summed_logprobs,
 )
 from dschat.training.rehearsal import decoding_bytes, filled_rollout, rehearsal, rows_of
-from dschat.training.selfcheck import check_rollout
+from dschat.training.selfcheck import check_rollout, tolerance_of
 from dschat.training.throughput import Throughput, TrainedTexts
 from macro_actions.losses import regression_loss
 from macro_actions.masked import masked_moments

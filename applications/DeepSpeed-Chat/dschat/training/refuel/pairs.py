@@ -18,7 +18,7 @@ from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.settings.refuel import RefuelConfig
 from dschat.training.iteration import eval_size, on_device
 from dschat.training.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
-from dschat.training.selfcheck import check_modes, check_weights
+from dschat.training.selfcheck import check_modes, check_weights, tolerance_of
 from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import regression_loss
 
