@@ -463,6 +463,12 @@ def collected(loop: Any, work: Any, iteration: int = 0) -> Any:
     return algorithm.finish_rollout(batch, algorithm.credit_of(batch.rows, moments), moments, 0, clock)
 
 
+def batch_of_iteration(loop: Any, work: Any) -> Any:
+    """A collected rollout of PPO with advantages, which are known before the update."""
+    rows = collected(loop, work).batch
+    return loop.algorithm.credit_of(rows, loop.algorithm.moments).whole()
+
+
 def credit_of_batch(algorithm: Any, batch: Any) -> Any:
     """The advantages of a collected batch, where they are known before the update."""
     from dschat.training.ppo.credit import with_scores

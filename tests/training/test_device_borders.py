@@ -21,6 +21,7 @@ from dschat.models.layout import Lengths
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.metrics import Means
+from dschat.training.ppo import metrics
 from dschat.training.ppo import update as ppo_updates
 from dschat.training.ppo.batch import ScoredRows
 from dschat.training.ppo.credit import ComputedCredit, FusedCredit, whiten_advantages
@@ -86,6 +87,7 @@ def moved(real: Any) -> Any:
 def gpu(monkeypatch):
     """Everything inside is on the GPU; metrics are added up, and not read."""
     monkeypatch.setattr(Means, "reduce", lambda self: dict.fromkeys([*self._sums], 1.0))
+    monkeypatch.setattr(metrics, "_sum_over_ranks", lambda sums: [1.0 for _ in torch.stack(sums)])
     monkeypatch.setattr(Lengths, "of", lambda rollout: LENGTHS)  # read once per rollout
     fake = FakeGPU()
     with OneDevice():

@@ -18,7 +18,7 @@ from dschat.rollouts.engine import Generation
 from dschat.training.iteration import Clock, Iteration
 from dschat.training.loop import work_of
 from dschat.training.ppo.collect import RolloutWork
-from dschat.training.selfcheck import check_gap
+from dschat.training.ppo.logprob_gap import check_gap
 from factories import (
     collected,
     hf_logprobs,
@@ -133,7 +133,7 @@ def test_the_share_of_clipped_weights():
     """Of three response tokens, log-ratios 0.7 and 0.69 lie on both sides of log 2; the fourth is padding."""
     metrics = gap_of(trajectory_with(-0.7, -0.69, 1.5, -9.0), FLOAT32, 2.0, is_stale=True)
     assert metrics["rollout/importance_clipped"] == pytest.approx(1 / 3)
-    with pytest.raises(UserError, match="by 1.46 on average .an iteration explains 1.: it draws with other weights"):
+    with pytest.raises(UserError, match="by 1.46 on average .an iteration explains 1.: it samples with other weights"):
         gap_of(trajectory_with(-0.7, -0.69, 3.0, -9.0), FLOAT32, 2.0, is_stale=True)
     assert "rollout/importance_clipped" not in gap_of(trajectory_with(1e-4, 0, 0, 0), FLOAT32)
 

@@ -184,7 +184,7 @@ def test_a_response_that_could_not_be_scored_is_not_trained_on(group, tmp_path, 
     for value in (0.0, 1e6):
         trainer = make_trainer(tmp_path / str(value), whiten_advantages=whiten, actor_learning_rate=1e-2)
         before = weights_of_all(**trainer.algorithm.models.trained)
-        trainer.algorithm.models = replace(trainer.algorithm.models, reward=SomeUnscored(value))
+        trainer.algorithm.scorer.models = replace(trainer.algorithm.models, reward=SomeUnscored(value))
         metrics = trainer.iterate([list(range(8))])
         weights.append(weights_of_all(**trainer.algorithm.models.trained))
         assert metrics["programs/passed"] == 0.75

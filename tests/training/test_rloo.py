@@ -17,7 +17,7 @@ from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.training.ppo.credit import assign_credit, tokens_that_count
 from factories import (
-    collected,
+    batch_of_iteration,
     largest_difference,
     make_causal_lm,
     make_classifier,
@@ -152,7 +152,7 @@ def test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline(samples, gro
     trainer = trainer_of(tmp_path, per_device_training_batch_size=4, global_batch_size=8, **sizes)
     assert trainer.run.plan.updates_per_rollout == 1 and not trainer.algorithm.config.credit_is_fused(trainer.run.plan)
     numbers = [[11, 4, 7, 2][: 8 // samples]]
-    expected, norm = reinforce(collected(trainer, numbers).batch, samples, 5e-5)
+    expected, norm = reinforce(batch_of_iteration(trainer, numbers), samples, 5e-5)
     metrics = trainer.iterate(numbers)
     assert metrics["grad_norm/actor"] == near(norm, UPDATE)
     assert metrics["policy/clipfrac"] == 0 and norm > 0.1
@@ -197,7 +197,7 @@ def test_an_update_is_plain_grpo(group, tmp_path):
     sizes = {"per_device_training_batch_size": 4, "global_batch_size": 8, "drop_equal_groups": True}
     trainer = trainer_of(tmp_path, reward, kl_coef=0.5, **flags, **sizes)
     numbers = [[11, 4]]
-    expected, norm, kl = grpo(collected(trainer, numbers).batch, 0.5, 5e-5)
+    expected, norm, kl = grpo(batch_of_iteration(trainer, numbers), 0.5, 5e-5)
     metrics = trainer.iterate(numbers)
     assert metrics["grad_norm/actor"] == near(norm, UPDATE) and norm > 0.1
     assert metrics["loss/kl"] == near(kl, UPDATE) and kl > 1e-4
@@ -289,7 +289,7 @@ def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tmp_
         return replace(batch, advantages=2 * batch.advantages)
 
     own, given = (
-        collected(trainer_of(tmp_path / name, estimator=estimator), [[11, 4]]).batch
+        batch_of_iteration(trainer_of(tmp_path / name, estimator=estimator), [[11, 4]])
         for name, estimator in (("own", None), ("given", doubled))
     )
     assert own.advantages.any() and torch.equal(given.advantages, 2 * own.advantages)
@@ -341,7 +341,7 @@ class Pool:
 def test_programs_that_could_not_be_run_are_no_baseline(group, tmp_path):
     """Scores of the first prompt 1, 0.35; of the second -0.3, 1, -1, -0.3."""
     trainer = trainer_of(tmp_path, ProgramScores(Pool(), "paper"), kl_coef=0.0)
-    batch = collected(trainer, [[3, 8]]).batch
+    batch = batch_of_iteration(trainer, [[3, 8]])
     assert batch.response_mask.any(1).tolist() == [True, False, False, True, True, True, True, True]
     expected = [0.65, 0.0, 0.0, -0.65, -0.3 + 0.1, 1.0 + 1.6 / 3, -1.0 - 0.4 / 3, -0.3 + 0.1]
     found = torch.where(batch.response_mask, batch.advantages, 0.0)[:, 0].tolist()

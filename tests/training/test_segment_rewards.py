@@ -13,6 +13,7 @@ from dschat.scoring.source import Weighted, WeightedScores
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import pass_size
+from dschat.training.ppo.credit import with_scores
 from dschat.training.ppo.models import response_logprobs, response_values
 from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop, weights_of
 
@@ -37,7 +38,8 @@ def batch_of(trainer):
         models, size = algorithm.models, pass_size(algorithm.plan)
         logprobs = response_logprobs(models.actor, rows.rollout, 1.0, size)
         rows = replace(rows, logprobs=logprobs, values=response_values(models.critic, rows.rollout, size))
-    return algorithm.credit_of(rows, None).whole()
+    moments = None if algorithm.moments is None else with_scores(algorithm.moments, rows.scored)
+    return algorithm.credit_of(rows, moments).whole()
 
 
 def clock():
@@ -123,8 +125,8 @@ def test_fused_credit_gives_the_same_weights(group, tmp_path, monkeypatch):
     fused = trainer_of(tmp_path / "fused")
     assert fused.algorithm.config.credit_is_fused(fused.algorithm.plan)
     fused.fit()
+    monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
     early = trainer_of(tmp_path / "early")
-    monkeypatch.setattr(type(early.algorithm), "credit_is_fused", False)
     early.fit()
     for name, engine in fused.algorithm.models.trained.items():
         other = weights_of(early.algorithm.models.trained[name])

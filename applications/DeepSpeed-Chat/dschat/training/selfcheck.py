@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-checks: forward passes that catch what would train silently wrong, at the start and of every rollout."""
+"""Self-checks: forward passes that catch what would train silently wrong, before the first update."""
 
 import inspect
 import math
@@ -19,17 +19,15 @@ from dschat.data.examples import SFTExample
 from dschat.models.backbone import position_ids, reads_positions
 from dschat.models.compiled import uncompiled
 from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPolicy
-from dschat.models.layout import PassSize
 from dschat.models.lora import lora_config
 from dschat.models.opening import EAGER, PLAIN_ATTENTION, SDPA, attention_by
 from dschat.models.opening import FLAG as ATTENTION_FLAG
 from dschat.models.scalar import last_scores
 from dschat.models.vocabulary import missing_ids_of
 from dschat.rollouts.sampling import Sampling
-from dschat.run.distributed import first_over_ranks, gather_objects
+from dschat.run.distributed import first_over_ranks
 from dschat.run.state import random_states, set_random_states
 from dschat.training.iteration import on_device
-from dschat.training.ppo.models import response_logprobs
 from macro_actions.masked import last_true
 from macro_actions.types import Rollout, Trajectory, select_rows
 
@@ -38,8 +36,6 @@ from macro_actions.types import Rollout, Trajectory, select_rows
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 ROWS = 2  # that are checked
 ATTENTION_TOKENS = 256  # of each row where attentions are compared: eager attention holds its weights
-STALE_GAP = 1.0  # nats per token that no policy should move in one iteration
-GAP_ROWS = 8  # of a rollout on each process, where log-probs are computed for the comparison alone
 POSITIONS = 32
 PADDING = (3, 2)  # columns before and after
 WRONG = "The model's architecture is computed wrongly here, or actor and reference differ; please report the model."
@@ -551,68 +547,3 @@ def check_weights(engine: ModelEngine, number: float) -> None:
         f"self-check: {name} of {file_name} holds numbers that are not finite. Fetch or train it again, or, where this"
         " run has trained it already, lower the learning rate."
     )
-
-
-def check_gap(
-    rollout: Rollout,
-    logprobs: Tensor | None,
-    actor: PolicyEngine,
-    temperature: float,
-    size: PassSize,
-    clip: float | None = None,
-    is_stale: bool = False,
-) -> dict[str, float]:
-    """How far the log-probs of the engine that sampled the tokens are from the actor's. Every rank must call it.
-
-    Args:
-        rollout: this rank's responses; there is nothing to compare if its engine has no log-probs of its own.
-        logprobs: shape ``(B, R)``, the actor's; None computes them for GAP_ROWS rows.
-        actor: computes log-probs.
-        temperature: of sampling.
-        size: of a forward pass.
-        clip: the largest importance weight.
-        is_stale: the tokens were sampled with the weights of an iteration ago, so that a gap below STALE_GAP is no
-            fault.
-
-    Returns:
-        rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest difference in nats over the response
-        tokens of all ranks; with a clip also rollout/importance_clipped, the share of tokens whose weight it bounds.
-        {} without log-probs of the engine.
-
-    Raises:
-        UserError: on every rank, where the mean is more than rounding explains.
-    """
-    sampled_logprobs = rollout.drawn_logprobs
-    if sampled_logprobs is None:
-        return {}
-    if logprobs is None:
-        rows = torch.arange(
-            min(size.rows, GAP_ROWS, len(sampled_logprobs)),
-            device=sampled_logprobs.device,
-        )
-        rollout = select_rows(rollout, rows)
-        sampled_logprobs = sampled_logprobs[rows]
-        logprobs = response_logprobs(actor, rollout, temperature, size)
-
-    # Mean and largest difference over all ranks.
-    differences = (logprobs - sampled_logprobs)[rollout.response_mask].double()
-    gaps = differences.abs()
-    largest_here = float(gaps.amax()) if gaps.numel() else 0.0
-    clipped_here = 0 if clip is None else int((differences > math.log(clip)).sum())
-    of_ranks = gather_objects((float(gaps.sum()), gaps.numel(), largest_here, clipped_here))
-    sums, counts, largest, clipped = zip(*of_ranks, strict=True)
-    tokens = max(sum(counts), 1)
-    mean = sum(sums) / tokens
-
-    tolerance = STALE_GAP if is_stale else tolerance_of(actor)
-    if not mean <= tolerance:
-        cause = "an iteration" if is_stale else "rounding"
-        raise UserError(
-            f"--rollout_engine: the engine's log-probs differ from the actor's by {mean:.3g} on average"
-            f" ({cause} explains {tolerance:g}): it samples with other weights than the actor's, or computes this"
-            " model in another way. Use --rollout_engine continuous, and please report the model."
-        )
-    metrics = {"rollout/logprob_gap": mean, "rollout/logprob_gap_max": max(largest)}
-    if clip is not None:
-        metrics["rollout/importance_clipped"] = sum(clipped) / tokens
-    return metrics

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from transformers import PreTrainedTokenizerBase
+
 from dschat.training.build.data import check_lengths, load_problems, load_step_data
 from dschat.training.build.engines import RunPlan, build_policy, build_refuel_models, build_reward_model
 from dschat.training.build.ppo import build_ppo_models, load_ppo_tokenizer
@@ -43,7 +45,7 @@ from dschat.scoring.programs.run import ProgramPool
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
-from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
+from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig, SupervisedConfig
 from dschat.training.supervised.dpo import DPOTask
 from dschat.training.loop import loop_of, total_updates
 from dschat.training.ppo.algorithm import PPO
@@ -52,7 +54,7 @@ from dschat.training.refuel.algorithm import Refuel
 from dschat.training.refuel.pairs import RefuelTask, saved_reference
 from dschat.training.supervised.reward import RewardTask
 from dschat.training.supervised.sft import SFTTask
-from dschat.training.supervised.algorithm import Supervised
+from dschat.training.supervised.algorithm import EngineT, Example, Supervised, Task
 
 logger = logging.getLogger(__name__)
 
@@ -89,15 +91,8 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
         packed_width=config.model.max_seq_len if config.sft.packing else None,
         by_tokens=config.optimisation.max_tokens_per_micro_batch is not None,
     )
-    algorithm = Supervised(engine, task, config, run, peaks=peaks)
-    loop_of(
-        algorithm,
-        {"policy": engine},
-        [SavedModel(engine, "policy", base)],
-        tokenizer,
-        config,
-        run,
-    ).fit()
+    saved = SavedModel(engine, "policy", base)
+    _fit_supervised("policy", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_reward(config: RewardConfig, run: RunOutput) -> None:
@@ -131,15 +126,8 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
         loss=config.preferences.reward_loss,
         centering=config.preferences.center_rewards_coefficient,
     )
-    algorithm = Supervised(engine, task, config, run, peaks=peaks)
-    loop_of(
-        algorithm,
-        {"reward": engine},
-        [SavedModel(engine, "reward model", base)],
-        tokenizer,
-        config,
-        run,
-    ).fit()
+    saved = SavedModel(engine, "reward model", base)
+    _fit_supervised("reward", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_dpo(config: DPOConfig, run: RunOutput) -> None:
@@ -163,15 +151,8 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
         run,
         model_hash(base),
     )
-    algorithm = Supervised(engine, task, config, run, peaks=peaks)
-    loop_of(
-        algorithm,
-        {"policy": engine},
-        [SavedModel(engine, "policy", base)],
-        tokenizer,
-        config,
-        run,
-    ).fit()
+    saved = SavedModel(engine, "policy", base)
+    _fit_supervised("policy", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_ppo(config: PPOConfig, run: RunOutput) -> None:
@@ -243,15 +224,8 @@ def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
         saved_reference(config, tokenizer.pad_token_id, model_hash(base), run.folder),
         config.engine.self_checks,
     )
-    algorithm = Supervised(engine, task, config, run, peaks=peaks)
-    loop_of(
-        algorithm,
-        {"refuel": engine},
-        [SavedModel(engine, "policy", base)],
-        tokenizer,
-        config,
-        run,
-    ).fit()
+    saved = SavedModel(engine, "policy", base)
+    _fit_supervised("refuel", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
@@ -292,6 +266,21 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
         config,
         run,
     ).fit()
+
+
+def _fit_supervised(
+    name: str,
+    saved: SavedModel,
+    engine: EngineT,
+    task: Task[Example, EngineT],
+    tokenizer: PreTrainedTokenizerBase,
+    config: SupervisedConfig,
+    run: RunOutput,
+    peaks: Peaks | None,
+) -> None:
+    """Trains one engine on a task; `name` is the engine's in checkpoints."""
+    algorithm = Supervised(engine, task, config, run, peaks=peaks)
+    loop_of(algorithm, {name: engine}, [saved], tokenizer, config, run).fit()
 
 
 def _plan_run(

@@ -37,6 +37,7 @@ from dschat.training.ppo.alarms import USUAL_INTERVAL, Alarms
 from dschat.training.ppo.batch import ExternalStats, ScoredBatch, ScoredRows
 from dschat.training.ppo.collect import Collector, CurrentSampler, RolloutWork, Sampler, ScoringCollector
 from dschat.training.ppo.credit import ComputedCredit, Credit, FusedCredit, assign_credit, with_scores
+from dschat.training.ppo.logprob_gap import check_gap
 from dschat.training.ppo.metrics import external_metrics, normalised_metrics, rollout_metrics
 from dschat.training.ppo.models import ActorSampler, MovingAverage, PPOModels, actor_sampling
 from dschat.training.ppo.refill import RefillCollector
@@ -44,7 +45,7 @@ from dschat.training.ppo.score import RolloutScorer
 from dschat.training.ppo.segment_values import SegmentValueCollector
 from dschat.training.ppo.update import ppo_update, rows_of_updates
 from dschat.training.rehearsal import decoding_bytes, filled_rollout, rehearsal, rows_of
-from dschat.training.selfcheck import check_gap, check_rollout, check_scalar
+from dschat.training.selfcheck import check_rollout, check_scalar
 from dschat.training.throughput import Throughput, TrainedTexts
 from macro_actions.estimators import Estimator
 from macro_actions.rewards import ScoreMoments, kl_controller
@@ -182,7 +183,7 @@ class PPO(Algorithm):
         if self.current is None:
             # 1. Sample responses, score them, cut them into macro actions.
             batch = self.collect(work, iteration, clock)
-            moments = self.moments if self.moments is None else with_scores(self.moments, batch.rows.scored)
+            moments = None if self.moments is None else with_scores(self.moments, batch.rows.scored)
 
             # 2. Assign credit: now, or in the update's own forward passes.
             credit = self.credit_of(batch.rows, moments)

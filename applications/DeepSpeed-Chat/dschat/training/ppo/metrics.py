@@ -7,6 +7,7 @@ Every function computes its numbers and returns them; numbers over all ranks cos
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -106,8 +107,7 @@ def score_length_statistics(scores: Tensor, lengths: Tensor, counted: Tensor) ->
     length = lengths.double()
     score = torch.where(counted, scores, 0.0).double()
     products = [length, score, length**2, score**2, length * score]
-    sums = torch.stack([counted.sum().double(), *[product.sum() for product in products]])
-    count, *totals = sum_over_ranks(sums).tolist()
+    count, *totals = _sum_over_ranks([counted.sum(), *[product.sum() for product in products]])
     mean_length, mean_score, mean_length_squared, mean_score_squared, mean_product = (
         total / count if count else 0.0 for total in totals
     )
@@ -129,8 +129,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     Every rank must call it. All arguments have shape ``(B, R)``.
     """
     totals = [*masked_moments(returns, mask), *masked_moments(returns - values, mask)]
-    sums = torch.stack([total.double() for total in totals])
-    count, return_sum, return_squares, _, residual_sum, residual_squares = sum_over_ranks(sums).tolist()
+    count, return_sum, return_squares, _, residual_sum, residual_squares = _sum_over_ranks(totals)
     if not count:
         return 0.0
     variance = return_squares / count - (return_sum / count) ** 2
@@ -169,6 +168,13 @@ def normalised_metrics(moments: ScoreMoments | None, scores: float) -> Metrics:
         "objective/scores_running_mean": moments.mean,
         "objective/scores_running_std": moments.deviation,
     }
+
+
+def _sum_over_ranks(sums: Sequence[Tensor]) -> list[float]:
+    """0-d tensors, each added up over all ranks in float64; one synchronisation."""
+    stacked = torch.stack([x.double() for x in sums])
+    totals: list[float] = sum_over_ranks(stacked).tolist()
+    return totals
 
 
 def _variance(mean_square: float, mean: float) -> float:
