@@ -111,9 +111,9 @@ class DialogueSampling:
             [row_seed(self.seed, number) for number in numbers],
             [row_seed(self.seed + SECOND_SEED, number) for number in numbers],
         )
-        entries = []
+        entries: list[Entry] = []
         for number, (last, turn), pair in zip(numbers, turns, pairs, strict=True):
-            row = None
+            row: Entry | None = None
             if pair.second is not None and not pair.ended:
                 row = {
                     "number": number,

@@ -105,14 +105,14 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     tokenizer = load_tokenizer(base, MODEL, saves_classifier, config.data.end_of_conversation_token)
     warn_unless_made_by("sft", base, MODEL)
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    margin_key = config.preferences.margin_key
     make = partial(
         pair_examples,
         tokenizer=tokenizer,
         max_seq_len=config.model.max_seq_len,
         eos_id=end_id,
-        margin_key=config.preferences.margin_key,
+        margin_key=margin_key,
     )
-    margin_key = config.preferences.margin_key
     reads = () if margin_key is None else (margin_key,)
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=reads)
     data = load_step_data(config, PairExample, make, validate)

@@ -237,7 +237,7 @@ def token_table(
         columns["advantage"] = numbers(batch.advantages)
     columns["logprob"] = numbers(trajectory.logprobs)
     columns["ref_logprob"] = numbers(trajectory.ref_logprobs)
-    table = []
+    table: list[dict[str, object]] = []
     for token in range(length):
         table.append({name: column[token] for name, column in columns.items()})
     return table
