@@ -259,10 +259,8 @@ def _scores_by_turn(
             dialogue_numbers.append(number)
     if not prefixes:
         return []
-    prefix_scores = reward(
-        prefixes,
-        [examples[number].row for number in dialogue_numbers],
-    ).tolist()
+    rows = [examples[number].row for number in dialogue_numbers]
+    prefix_scores = reward(prefixes, rows).tolist()
     scores: list[list[float]] = [[] for _ in conversations]
     for number, score in zip(dialogue_numbers, prefix_scores, strict=True):
         scores[number].append(score)

@@ -202,12 +202,6 @@ class Clock:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter()
-        self.seconds[f"time/{name}"] = (
-            self.seconds.get(
-                f"time/{name}",
-                0.0,
-            )
-            + now
-            - self._last
-        )
+        metric = f"time/{name}"
+        self.seconds[metric] = self.seconds.get(metric, 0.0) + now - self._last
         self._last = now

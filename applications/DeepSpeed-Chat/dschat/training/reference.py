@@ -209,10 +209,5 @@ def _compute(
     logprobs: dict[int, tuple[float, float]] = {}
     for of_rank in gather_objects(local):
         logprobs |= of_rank
-    return torch.tensor(
-        [logprobs[number] for number in range(len(examples))],
-        dtype=torch.float32,
-    ).view(
-        -1,
-        2,
-    )
+    in_order = [logprobs[number] for number in range(len(examples))]
+    return torch.tensor(in_order, dtype=torch.float32).view(-1, 2)

@@ -84,21 +84,9 @@ def check_policy(
     )
     logits = output.logits[:, -checked - 1 : -1].float() / temperature
     response_ids = input_ids[:, -checked:, None]
-    own_logprobs = (
-        logits.log_softmax(-1)
-        .gather(
-            -1,
-            response_ids,
-        )
-        .squeeze(-1)
-    )
-    size = float(
-        torch.where(
-            mask[..., None],
-            logits.abs(),
-            0.0,
-        ).max()
-    )
+    vocabulary_logprobs = logits.log_softmax(-1)
+    own_logprobs = vocabulary_logprobs.gather(-1, response_ids).squeeze(-1)
+    size = _largest(logits, mask[..., None])
     _require_close("log-probs", "those of the model's own logits", logprobs, own_logprobs, mask, engine, size)
 
     # Padding on both sides.
@@ -124,6 +112,12 @@ def check_policy(
         lambda: engine(ids, seen, padded_response, temperature)[0],
         size,
     )
+
+
+def _largest(numbers: Tensor, mask: Tensor) -> float:
+    """Largest absolute number on a mask that broadcasts; 0 of none."""
+    masked = torch.where(mask, numbers.abs(), 0.0)
+    return float(masked.max()) if masked.numel() else 0.0
 
 
 def tolerance_of(engine: ModelEngine | PolicyEngine, size: float = 1.0) -> float:
@@ -270,13 +264,7 @@ def check_modes(
         trained = forward()
         engine.eval()
         evaluated = forward()
-    size = float(
-        torch.where(
-            mask,
-            evaluated.abs(),
-            0.0,
-        ).max()
-    )
+    size = _largest(evaluated, mask)
     others = "those in evaluation mode"
     _require_close(f"{what} in training mode", others, trained, evaluated, mask, engine, size, RANDOM)
 
@@ -350,13 +338,7 @@ def check_scalar(
     # The classifier's own forward.
     numbers = engine(input_ids, attention_mask)
     scores = last_scores(numbers, attention_mask)
-    size = float(
-        torch.where(
-            attention_mask,
-            numbers.abs(),
-            0.0,
-        ).max()
-    )
+    size = _largest(numbers, attention_mask)
     all_rows = torch.ones_like(scores, dtype=torch.bool)
     classifier_scores = _classifier_scores(engine.module.inner, input_ids, attention_mask)
     others = "those of the classifier's own forward"
@@ -430,15 +412,7 @@ def check_rollout(
         mask.shape[1],
         sampling.temperature,
     )
-    size = float(
-        torch.where(
-            mask,
-            trajectory.logprobs,
-            0.0,
-        )
-        .abs()
-        .max()
-    )
+    size = _largest(trajectory.logprobs, mask)
     what = "log-probs at the update"
     rollout_logprobs = trajectory.logprobs[rows]
     _require_close(what, "those of the rollout", logprobs, rollout_logprobs, part.response_mask, actor, size)
@@ -468,13 +442,8 @@ def check_sampled_tokens(rollout: Rollout, sampling: Sampling) -> None:
     if not bool((mask.cumsum(1) == columns)[mask].all()):
         raise UserError("self-check: a response is not a prefix of its row.")
     end_ids = torch.tensor(sampling.end_ids, device=mask.device)
-    ends_with_eos = (
-        torch.isin(
-            rollout.response_ids,
-            end_ids,
-        )
-        & last_true(mask)
-    ).any(1)
+    is_end = torch.isin(rollout.response_ids, end_ids)
+    ends_with_eos = (is_end & last_true(mask)).any(1)
     if not bool((ends_with_eos == rollout.finished)[mask.any(1)].all()):
         raise UserError("self-check: a finished response does not end with EOS, or one that was cut does.")
 
@@ -496,15 +465,7 @@ def _require_close(
     cause: str = WRONG,
 ) -> None:
     """Raises UserError where numbers on the mask differ by more than rounding of numbers of this size explains."""
-    difference = 0.0
-    if mask.numel():
-        difference = float(
-            torch.where(
-                mask,
-                (numbers - expected).abs(),
-                0.0,
-            ).max()
-        )
+    difference = _largest(numbers - expected, mask)
     tolerance = TOLERANCE[next(engine.module.parameters()).dtype] * max(
         1.0,
         size,

@@ -110,10 +110,8 @@ class RefillCollector(Collector):
         work.clock.record("generation")
         work.clock.sampled.append(Lengths.of(generation.rollout))
         batch = self._scorer.score_rollout(generation, texts, work.epoch)
-        numbers = torch.tensor(
-            prompt_numbers,
-            device=batch.bad_rows.device,
-        ).repeat_interleave(self._samples)
+        numbers = torch.tensor(prompt_numbers, device=batch.bad_rows.device)
+        numbers = numbers.repeat_interleave(self._samples)
         return replace(batch, prompt_numbers=numbers), int(generation.rollout.response_mask.sum())
 
     def _equal_on_all_ranks(self, batch: ScoredBatch) -> Tensor:

@@ -376,14 +376,8 @@ def _one_update(
         policy.begin_update(len(layouts))
     for layout in layouts:
         raise_if_stopped()
-        log_ratios = (
-            summed_logprobs(
-                policy,
-                layout,
-                config.sampling.temperature,
-            )
-            - batch.logprobs[layout.rows]
-        )
+        logprobs = summed_logprobs(policy, layout, config.sampling.temperature)
+        log_ratios = logprobs - batch.logprobs[layout.rows]
         first, second = log_ratios.chunk(2)
         differences = batch.reward_differences[layout.rows[: len(first)]]
         loss, stats = regression_loss(first, second, differences, config.regression.eta, plan.global_batch)

@@ -100,13 +100,8 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         if "position_ids" in batch:  # a packed row holds several texts, each from position 0 on
             text = (batch["position_ids"].flatten() == 0).cumsum(0) - 1
         else:
-            text = (
-                torch.arange(
-                    batch["input_ids"].numel(),
-                    device=device(),
-                )
-                // batch["input_ids"].shape[1]
-            )
+            columns = batch["input_ids"].shape[1]
+            text = torch.arange(batch["input_ids"].numel(), device=device()) // columns
         text_of_target = text[batch["targets"]]
         zeros = logprobs.new_zeros(int(text[-1]) + 1)
         counts = zeros.index_add(0, text_of_target, torch.ones_like(logprobs))
