@@ -229,9 +229,9 @@ def _actor_step(
         "val/ratio": stats["ratio"] * to_mean,
     }
     if kl_coef:
-        own = torch.where(mask, new_logprobs, 0.0)
+        policy_logprobs = torch.where(mask, new_logprobs, 0.0)
         reference = torch.where(mask, part.trajectory.ref_logprobs, 0.0)
-        kl_per_token = kl_estimate(own, reference, config.estimator.kl_estimator)
+        kl_per_token = kl_estimate(policy_logprobs, reference, config.estimator.kl_estimator)
         kl = kl_loss(kl_per_token, mask, counts.loss, weights)
         loss = loss + kl_coef * kl
         shares["loss/kl"] = kl
