@@ -16,7 +16,7 @@ from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.layout import Lengths
 from dschat.models.operations import Peaks
-from dschat.rollouts.dialogues import AssistantTurn, DialoguePair, DialogueRollout
+from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout, SampledPair
 from dschat.training import throughput
 from dschat.training.refuel.models import lengths_of_samplings
 from dschat.training.refuel.pairs import RefuelTask
@@ -133,7 +133,7 @@ def test_replies_of_one_turn_are_one_draw() -> None:
     first = DialogueRollout([], {0: reply(2, 3), 1: reply(6, 1)})
     again = DialogueRollout([], {1: reply(6, 4)})
     short = DialogueRollout([], {0: reply(3, 2)})
-    draws = lengths_of_samplings([DialoguePair(1, first, again), DialoguePair(0, short, short)])
+    draws = lengths_of_samplings([SampledPair(1, first, again), SampledPair(0, short, short)])
     found = [(draw.prompts.tolist(), draw.responses.tolist()) for draw in draws]
     assert found == [([2, 3], [3, 2]), ([6], [1]), ([3], [2]), ([6], [4])]
 

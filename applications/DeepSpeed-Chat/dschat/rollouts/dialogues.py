@@ -39,7 +39,7 @@ class DialogueRollout:
 
 
 @dataclass(frozen=True)
-class DialoguePair:
+class SampledPair:
     """Two dialogues with the same messages up to the user's message of one turn."""
 
     turn: int  # the first turn that differs, from 0
@@ -177,7 +177,7 @@ def roll_out_pairs(
     user: User,
     first_seeds: Sequence[int],
     second_seeds: Sequence[int],
-) -> list[DialoguePair]:
+) -> list[SampledPair]:
     """Each dialogue twice: from its start, and again from the user's message of one of its turns on.
 
     Args:
@@ -197,7 +197,7 @@ def roll_out_pairs(
         turns = [num_turns[number] for number in complete]
         seeds = [second_seeds[number] for number in complete]
         second = dict(zip(complete, roll_out(branches, turns, assistant, user, seeds), strict=True))
-    return [DialoguePair(branch_turns[number], first[number], second.get(number)) for number in range(len(first))]
+    return [SampledPair(branch_turns[number], first[number], second.get(number)) for number in range(len(first))]
 
 
 def _turn_seed(seed: int, messages: Dialogue) -> int:

@@ -16,7 +16,7 @@ from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.models.engines import TrainedPolicy
 from dschat.models.layout import Layout, Lengths, PassSize, layouts
 from dschat.models.operations import Peaks
-from dschat.rollouts.dialogues import AssistantTurn, DialoguePair, DialogueRollout
+from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout, SampledPair
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
 from dschat.run.metrics import Means, with_variances
@@ -143,7 +143,7 @@ class Refuel(Algorithm):
 
     def score_pairs(
         self,
-        pairs: Sequence[DialoguePair],
+        pairs: Sequence[SampledPair],
         examples: Sequence[DialogueExample],
     ) -> PairBatch:
         """Scores of whole dialogues, log-probs of the compared replies, and their rewards."""
@@ -178,7 +178,7 @@ class Refuel(Algorithm):
     def finish_pairs(
         self,
         batch: PairBatch,
-        pairs: Sequence[DialoguePair],
+        pairs: Sequence[SampledPair],
         update: int,
         clock: Clock,
     ) -> Iteration[PairBatch] | None:
@@ -389,7 +389,7 @@ def _one_update(
 
 def pair_metrics(
     batch: PairBatch,
-    pairs: Sequence[DialoguePair],
+    pairs: Sequence[SampledPair],
     has_reference: bool,
 ) -> Metrics:
     """Means over the compared replies of all ranks; one synchronisation. Without a reference there is no KL.

@@ -22,9 +22,9 @@ from dschat.models.tokenizer import end_token_id
 from dschat.rollouts.dialogues import (
     Assistant,
     AssistantTurn,
-    DialoguePair,
     DialogueRollout,
     PolicyAssistant,
+    SampledPair,
     UserFromData,
     roll_out,
     roll_out_pairs,
@@ -58,7 +58,7 @@ class RefuelModels:
     rollouts: RolloutEngine
 
 
-def lengths_of_samplings(pairs: Sequence[DialoguePair]) -> list[Lengths]:
+def lengths_of_samplings(pairs: Sequence[SampledPair]) -> list[Lengths]:
     """Lengths of the replies that were sampled together: those of one turn, in the first or the second dialogues."""
     lengths = []
     first_dialogues = [pair.first for pair in pairs]
@@ -110,7 +110,7 @@ class DialogueSampler(PolicySampler):
         self,
         examples: Sequence[DialogueExample],
         iteration: int,
-    ) -> list[DialoguePair]:
+    ) -> list[SampledPair]:
         """Two dialogues of each example of this rank: all turns, then those from h on once more.
 
         Seeds follow from the run's seed, the round and the example's index, so that a dialogue depends neither on the
