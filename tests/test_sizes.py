@@ -149,7 +149,7 @@ ELSEWHERE = {
     "base.fingerprints.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
     "scoring.programs.run.MAX_CACHED": "test_sizes.py::test_outcomes_of_many_programs",
     "scoring.serve.MAX_REQUEST_BYTES": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
-    "training.nonfinite.MOST_KEPT": "test_sizes.py::test_batches_that_are_kept",
+    "training.nonfinite.MAX_WRITTEN": "test_sizes.py::test_batches_that_are_kept",
     "plan.states.REDUCE_BUCKET": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
     "plan.states.LIVE_PARAMETERS": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
     "plan.states.SUB_GROUP": "plan/test_arithmetic.py::test_the_optimisers_own_memory",
@@ -249,7 +249,7 @@ def test_batches_that_are_kept(group, tmp_path, monkeypatch):
     """Of updates that are left out, the first are written down."""
     kept = nonfinite.NonFinite("skip", run_of("ppo", ppo_config(tmp_path)))
     spoilt = [("values", torch.tensor([False, True]))]
-    monkeypatch.setattr(nonfinite, "MOST_KEPT", 2)
+    monkeypatch.setattr(nonfinite, "MAX_WRITTEN", 2)
     for update in range(4):
         assert kept.in_rows(spoilt, update, lambda: {"values": torch.tensor([0.0, math.nan])})
         assert len(list((tmp_path / nonfinite.FOLDER).glob("*.json"))) == min(update + 1, 2)

@@ -101,7 +101,7 @@ def test_heads_that_vllm_cannot_divide(tmp_path):
 def test_vllm_flags(flags, expected, group, tmp_path, monkeypatch):
     for name in ("VllmEngine", "VllmServers"):
         monkeypatch.setattr(builders, name, lambda *arguments, name=name: (name, *arguments))
-    monkeypatch.setattr(builders, "grows", lambda *_: False)
+    monkeypatch.setattr(builders, "has_new_rows", lambda *_: False)
     sizes = {"max_prompt_seq_len": 6, "max_answer_seq_len": 8}
     config = ppo_config(tmp_path, actor_model_name_or_path="model", rollout_engine="vllm", **sizes, **flags)
     assert builders._rollout_engine(config, engine_of(make_causal_lm()), None) == expected

@@ -136,7 +136,7 @@ def test_memory_that_ends_is_explained_before_anything_is_written(name, tmp_path
     monkeypatch.setattr(rehearsal, "is_due", lambda: True)
     monkeypatch.setattr(type(engine), "backward", no_memory)
     flag = "--per_device_training_batch_size" if name == "ppo" else "--per_device_train_batch_size"
-    with pytest.raises(UserError, match=f"texts of .* lower {flag} or --max_tokens_per_micro_batch") as raised:
+    with pytest.raises(UserError, match=f"sequences of .* lower {flag} or --max_tokens_per_micro_batch") as raised:
         loop.fit()
     for word in ("--gradient_checkpointing", "`dschat plan`", "(CUDA out of memory. Tried to allocate 2.00 GiB.)"):
         assert word in str(raised.value)

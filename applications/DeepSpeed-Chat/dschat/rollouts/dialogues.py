@@ -9,7 +9,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.data.dialogues import Dialogue, encode_states
+from dschat.data.dialogues import Dialogue, encode_states, state
 from dschat.data.encoding import decode_response, reply_contents
 from dschat.rollouts.engine import ResponseSampler
 from dschat.rollouts.sampling import Sampling, row_seed
@@ -36,6 +36,26 @@ class DialogueRollout:
     # Sampled replies by turn; turns that were there before the rollout are missing.
     replies: dict[int, AssistantTurn] = field(default_factory=dict)
     ended: str = ""  # why it has fewer turns than it should, OUTGROWN or SILENT; empty if it has all of them
+
+
+@dataclass(frozen=True)
+class SampledPair:
+    """Two dialogues with the same messages up to the user's message of one turn."""
+
+    turn: int  # the first turn that differs, from 0
+    first: DialogueRollout
+    second: DialogueRollout | None  # None if the first ended early
+
+    @property
+    def replies(self) -> tuple[AssistantTurn, AssistantTurn]:
+        """The replies of the first turn that differs."""
+        assert self.second is not None
+        return self.first.replies[self.turn], self.second.replies[self.turn]
+
+    @property
+    def ended(self) -> str:
+        """Why a dialogue of the pair has fewer turns than it should; empty if both are complete."""
+        return self.first.ended if self.second is None else self.second.ended
 
 
 class Assistant(Protocol):
@@ -213,3 +233,34 @@ def roll_out(
             else:
                 dialogue.replies[len(dialogue.messages) // 2] = reply
                 dialogue.messages.append({"role": "assistant", "content": reply.text})
+
+
+def roll_out_pairs(
+    starts: Sequence[Dialogue],
+    num_turns: Sequence[int],
+    branch_turns: Sequence[int],
+    assistant: Assistant,
+    user: User,
+    first_seeds: Sequence[int],
+    second_seeds: Sequence[int],
+) -> list[SampledPair]:
+    """Each dialogue twice: from its start, and again from the user's message of one of its turns on.
+
+    Args:
+        starts: B dialogues, see `roll_out`.
+        num_turns: of each dialogue.
+        branch_turns: the turn of each from which on it is sampled again, from 0.
+        assistant: answers.
+        user: writes the user's messages.
+        first_seeds: of each first dialogue.
+        second_seeds: of each second dialogue.
+    """
+    first = roll_out(starts, num_turns, assistant, user, first_seeds)
+    complete = [number for number, dialogue in enumerate(first) if not dialogue.ended]
+    second: dict[int, DialogueRollout] = {}
+    if complete:
+        branches = [state(first[number].messages, branch_turns[number]) for number in complete]
+        turns = [num_turns[number] for number in complete]
+        seeds = [second_seeds[number] for number in complete]
+        second = dict(zip(complete, roll_out(branches, turns, assistant, user, seeds), strict=True))
+    return [SampledPair(branch_turns[number], first[number], second.get(number)) for number in range(len(first))]
