@@ -72,8 +72,8 @@ def test_every_suggestion_is_a_flag():
     flags = {option for command in COMMANDS.values() for option in options_of(command.flags_class())}
     assert len(OTHER_NAMES) >= 40
     for name, other in OTHER_NAMES.items():
-        assert other.here or other.note, name
-        assert {words.split()[0] for words in other.here} <= flags | {f"--{name}"}, name
+        assert other.flags or other.note, name
+        assert {words.split()[0] for words in other.flags} <= flags | {f"--{name}"}, name
 
 
 def options_of(flags: type) -> set[str]:

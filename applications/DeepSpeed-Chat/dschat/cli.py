@@ -214,11 +214,11 @@ def _run_command(name: str, words: Sequence[str]) -> str | int:
     """Reads the flags of a command that does not train, then runs it."""
     command = COMMANDS[name]
     flags_class = command.flags_class()
-    takes_more = hasattr(flags_class, "rest")
+    takes_more = hasattr(flags_class, "other_words")
     resolved = resolve(flags_class, words, command=name, all_known=not takes_more)
     options = resolved.config
     if takes_more:
-        options.rest = resolved.rest
+        options.other_words = resolved.other_words
     if hasattr(options, "prepare"):
         options.prepare()
     result: str | int = command.function()(options)

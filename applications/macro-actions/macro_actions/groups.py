@@ -83,27 +83,27 @@ def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
     return highest <= lowest
 
 
-def refilled(equal: Tensor, further: Tensor, ranks: int = 1) -> Tensor:
-    """Replace groups of equal scores by further groups of unequal scores, as many as there are of both.
+def refilled(equal: Tensor, extra_equal: Tensor, ranks: int = 1) -> Tensor:
+    """Replace groups of equal scores by extra groups of unequal scores, until there are no more of one kind.
 
-    Groups are dealt to ranks in turn: group g belongs to rank g % ranks. A further group goes to its own rank if there
-    is a free slot; the remaining ones fill the remaining slots in order. Which groups are replaced and by which does
-    not depend on the number of ranks.
+    Groups are dealt to ranks in turn: group g belongs to rank g % ranks. An extra group stays on its rank while there
+    are slots to fill; the other extra groups fill the remaining slots in order. Which groups are replaced, and which
+    extra groups are used, does not depend on the number of ranks.
 
-    Example: groups equal, not, equal, equal; of three further groups the second is equal: 4, 1, 6, 3.
-    Groups equal, equal, not, not; of four further groups the first is equal: 5, 6, 2, 3 on one rank. On two ranks,
-    where rank 0 has slots 0, 2 and further groups 4, 6: 6, 5, 2, 3.
+    Example: groups equal, not, equal, equal; the second of three extra groups is equal: 4, 1, 6, 3.
+    Groups equal, equal, not, not; the first of four extra groups is equal: 5, 6, 2, 3 on one rank. On two ranks, where
+    rank 0 has slots 0, 2 and extra groups 4, 6: 6, 5, 2, 3.
 
     Args:
         equal: shape ``(P,)``, bool, groups to be replaced, see :func:`are_equal`.
-        further: shape ``(Q,)``, bool, further groups that are not to be used.
+        extra_equal: shape ``(Q,)``, bool, extra groups of equal scores, which are not used.
         ranks: number of processes; P is a multiple of it.
 
     Returns:
-        Shape ``(P,)``, int64: the group in each slot; further groups are numbered from P.
+        Shape ``(P,)``, int64: the group in each slot; extra groups are numbered from P.
     """
     slots: list[int] = equal.nonzero().flatten().tolist()
-    usable: list[int] = (~further).nonzero().flatten().tolist()
+    usable: list[int] = (~extra_equal).nonzero().flatten().tolist()
     count = min(len(slots), len(usable))
     slots = slots[:count]
     groups = [len(equal) + number for number in usable[:count]]
@@ -146,11 +146,14 @@ def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) ->
     for k in range(ids.shape[1]):
         same_so_far = (ids == ids[:, k : k + 1]).cumprod(2, dtype=torch.uint8)
         empty_prefix = torch.ones_like(same_so_far[..., :1])
-        alike = torch.cat([empty_prefix, same_so_far], 2).bool() & counted[:, k, None, None]
-        totals = totals + torch.where(alike, scores[:, k, None, None], 0.0)
-        counts = counts + alike
+        same_prefix = torch.cat([empty_prefix, same_so_far], 2).bool()
+        included = same_prefix & counted[:, k, None, None]
+        totals = totals + torch.where(included, scores[:, k, None, None], 0.0)
+        counts = counts + included
     return totals / counts.clamp(min=1)
 
 
 def _all_if_none(counted: Tensor | None, scores: Tensor) -> Tensor:
-    return torch.ones_like(scores, dtype=torch.bool) if counted is None else counted.bool()
+    if counted is None:
+        return torch.ones_like(scores, dtype=torch.bool)
+    return counted.bool()

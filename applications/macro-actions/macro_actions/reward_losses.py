@@ -113,7 +113,9 @@ def reward_loss(
             numbers["end_accuracy"] = end_scores > other_end_scores
         if kind == "average":
             numbers["mean_accuracy"] = means > other_means
-        stats = {name: torch.where(counted, x, 0).sum() / total for name, x in numbers.items()}
+        stats = {}
+        for name, x in numbers.items():
+            stats[name] = torch.where(counted, x, 0).sum() / total
     return torch.where(counted, losses, 0.0).sum() / total, stats
 
 

@@ -40,7 +40,7 @@ SHIM = re.compile(r"-m dschat (\S+) --config (\S+)")  # of a training script
 
 def run(options: PlanOptions) -> int:
     """Prints plans; the exit status."""
-    flags = list(options.rest)
+    flags = list(options.other_words)
     name = flags.pop(0) if flags and not flags[0].startswith("-") else None
     if name is None and options.config and Path(options.config).suffix in (".yaml", ".yml"):
         raise UserError(f"--config {options.config}: here that is a model; for a settings file: dschat plan FILE.")

@@ -202,7 +202,7 @@ class _Maker:
         top_layers: int = 0,
     ) -> Role:
         """A model under an optimiser."""
-        finetuning = Finetuning(*self.config.finetuning.options(rank))
+        finetuning = Finetuning(**self.config.finetuning.arguments(rank))
         attention = self.config.engine.attn_implementation
         made = Model(self.configs(*model), kind, self.dtype, attention, finetuning, top_layers)
         # In half precision stage 1 takes the place of DeepSpeed's 0.

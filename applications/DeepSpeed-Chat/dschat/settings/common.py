@@ -2,7 +2,7 @@
 """What every step's configuration is: the shared flags, in sections, and the rules between them.
 
 A field is a flag: its name, its one default and its help line. Values that follow from other flags (dtype from
-`--bf16`, the TensorBoard folder, ...) are filled in when the object is made.
+`--bf16`, the TensorBoard folder, ...) are derived when the object is made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dschat.base.errors import UserError
 from dschat.settings import rules as checks
@@ -50,7 +50,7 @@ NO_TRACKER = "none"  # a value of --report_to, alone
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'"}
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class DataFlags:
     """Where the rows come from."""
 
@@ -88,7 +88,7 @@ class ColumnFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class OutputFlags:
     """What is written and when; every count is in optimiser updates."""
 
@@ -128,7 +128,7 @@ class OutputFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class TrackingFlags:
     """Where metrics and models go beside the output folder. Nothing is sent anywhere unless a flag here says so."""
 
@@ -151,7 +151,7 @@ class TrackingFlags:
                 )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class OptimisationFlags:
     """Epochs, batches and the learning-rate schedule."""
 
@@ -202,7 +202,7 @@ class OptimisationFlags:
         return self.num_warmup_steps > 0 or bool(self.warmup_ratio)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class FinetuningFlags:
     """Which weights are trained."""
 
@@ -228,15 +228,15 @@ class FinetuningFlags:
     lora_dropout: float = flag("part of the adapters' inputs that is dropped in training; not in step 3", 0.0, BELOW_1)
     merge_lora: bool = flag("with LoRA, save the merged model beside the adapter", True)
 
-    def options(self, rank: int) -> tuple[bool, int, tuple[str, ...] | None, int | None, float]:
-        """The fields of a model's `dschat.models.finetuning.Finetuning`; `rank` is that of its adapters."""
+    def arguments(self, rank: int) -> dict[str, Any]:
+        """Arguments of `dschat.models.finetuning.Finetuning` for a model whose adapters have this rank; 0 = none."""
         if not rank:
-            return self.finetune_mode == "last_layer", 0, None, None, 0.0
+            return {"last_layer": self.finetune_mode == "last_layer"}
         targets = None if self.lora_module_name is None else tuple(self.lora_module_name)
-        return False, rank, targets, self.lora_alpha, self.lora_dropout
+        return {"rank": rank, "targets": targets, "alpha": self.lora_alpha, "dropout": self.lora_dropout}
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class EngineFlags:
     """Precision, memory and the launcher."""
 
@@ -385,16 +385,17 @@ class CommonConfig(Config, metaclass=ABCMeta):
     engine: EngineFlags
     launch: LaunchFlags
 
-    def complete(self) -> None:
-        """Fill in the values that follow from other flags."""
-        if self.engine.bf16 and self.engine.dtype is None:
-            self.engine.dtype = "bf16"
-        if self.tracking.report_to == [NO_TRACKER]:
-            self.tracking.report_to = []
-        if self.output.tensorboard_path is None:
-            self.output.tensorboard_path = str(Path(self.output.output_dir) / "tensorboard")
-        if self.finetuning.finetune_mode == "lora" and self.finetuning.lora_dim == 0:
-            self.finetuning.lora_dim = DEFAULT_RANK
+    @classmethod
+    def derive(cls, values: dict[str, Any]) -> None:
+        """Fill in, by the names of flags, the values that follow from other flags."""
+        if values["bf16"] and values["dtype"] is None:
+            values["dtype"] = "bf16"
+        if values["report_to"] == [NO_TRACKER]:
+            values["report_to"] = []
+        if values["tensorboard_path"] is None:
+            values["tensorboard_path"] = str(Path(values["output_dir"]) / "tensorboard")
+        if values["finetune_mode"] == "lora" and values["lora_dim"] == 0:
+            values["lora_dim"] = DEFAULT_RANK
 
     def check_installed(self) -> None:
         """Check that the packages which the flags need are there. Raises UserError, which says what to install."""

@@ -18,7 +18,7 @@ from dschat.settings.rules import check_function_path
 PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class NoFlags:
     """The flags of a condition that has none."""
 
@@ -57,7 +57,7 @@ def parse_ngram(text: str) -> float:
         raise UserError(_wrong_ngram(text)) from None
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class FixedFlags:
     """Macro actions of one length."""
 
@@ -68,7 +68,7 @@ class FixedFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RandomizedFlags:
     """Macro actions of shuffled lengths."""
 
@@ -80,7 +80,7 @@ class RandomizedFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ParsingFlags:
     """Macro actions that are constituents of a parse."""
 
@@ -109,7 +109,7 @@ class ParsingFlags:
     parser_device: str = flag("parsing: where benepar computes: cpu or cuda", "cpu", NOT_EMPTY)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PerplexityFlags:
     """Macro actions that end where the reference is surprised."""
 
@@ -118,7 +118,7 @@ class PerplexityFlags:
     ppl_mode: Literal["chunk", "prefix", "token"] = flag("ppl: which rise in perplexity ends a macro action", "chunk")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class SurpriseFlags:
     """Macro actions that begin at tokens which were unlikely under the policy."""
 
@@ -196,5 +196,7 @@ def groups_of_conditions() -> dict[str, type]:
 
 def names_with_notes() -> str:
     """The conditions for --help."""
-    texts = [f"{name} ({one.note})" if one.note else name for name, one in CONDITIONS.items()]
+    texts = []
+    for name, condition in CONDITIONS.items():
+        texts.append(f"{name} ({condition.note})" if condition.note else name)
     return ", ".join(texts)

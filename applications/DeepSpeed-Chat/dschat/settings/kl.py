@@ -8,7 +8,7 @@ from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, flag
 from dschat.settings.rules import Rule
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class KLFlags:
     """The KL penalty."""
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan, plan_rollouts
 from dschat.settings.common import COMMON_RULES, CommonConfig
-from dschat.settings.estimators import ESTIMATOR_FLAGS
+from dschat.settings.estimators import ESTIMATOR_FLAGS, NEEDS
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KL_RULES, KLFlags
 from dschat.settings.macro_actions import TerminationFlags
@@ -25,7 +25,7 @@ from dschat.settings.ppo_loss import (
     PPOMemoryFlags,
     PPOModelFlags,
 )
-from dschat.settings.rewards import METRIC_NAMES, ProgramFlags, RewardFlags
+from dschat.settings.rewards import METRIC_NAMES, SOURCE_FLAGS, ProgramFlags, RewardFlags
 from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
 from dschat.settings.rules import Check, Rule, Rules, check_function_path
 from macro_actions.settings import EstimatorSettings
@@ -121,7 +121,7 @@ def _check_source_names(config: PPOConfig) -> None:
     names = rewards.source_names
     if rewards.reward_weights is None and len(names) == 1:
         return
-    taken = [*METRIC_NAMES]
+    taken = list(METRIC_NAMES)
     if rewards.metric_name is not None:
         taken.append(rewards.metric_name)
     for number, name in enumerate(names):
@@ -440,35 +440,30 @@ class PPOConfig(CommonConfig):
     kl: KLFlags
     memory: PPOMemoryFlags
 
-    def complete(self) -> None:
-        """Fill in the values that follow from other flags."""
-        super().complete()
-        self._complete_memory()
-        if self.sampling.eval_prompts is None and self.rollouts.eval_iters is None:
-            self.sampling.eval_prompts = EVAL_PROMPTS
-        if self.vllm.rollouts_ahead and self.vllm.rollout_is_clip is None:
-            self.vllm.rollout_is_clip = AHEAD_CLIP
-        if not self.rewards.source_names:
-            self.rewards.reward_model_name_or_path = self.models.critic_model_name_or_path or None
-        self._names_no_critic = not self.advantages.needs.critic and self.models.critic_model_name_or_path is not None
-        if self._names_no_critic:
-            self.models.critic_model_name_or_path = None
+    @classmethod
+    def derive(cls, values: dict[str, Any]) -> None:
+        """Fill in, by the names of flags, the values that follow from other flags."""
+        super().derive(values)
+        for name in BOTH_MODELS:
+            for role in ("actor", "critic"):
+                if values[f"{role}_{name}"] is None:
+                    values[f"{role}_{name}"] = values[name]
+        if values["eval_prompts"] is None and values["eval_iters"] is None:
+            values["eval_prompts"] = EVAL_PROMPTS
+        if values["rollouts_ahead"] and values["rollout_is_clip"] is None:
+            values["rollout_is_clip"] = AHEAD_CLIP
 
-    def _complete_memory(self) -> None:
-        """Actor and critic have the flags of both models, unless they have their own."""
-        memory = self.memory
-        for role in ("actor", "critic"):
-            if getattr(memory, f"{role}_gradient_checkpointing") is None:
-                setattr(memory, f"{role}_gradient_checkpointing", self.engine.gradient_checkpointing)
-            if getattr(memory, f"{role}_zero_stage") is None:
-                setattr(memory, f"{role}_zero_stage", self.engine.zero_stage)
-            if getattr(memory, f"{role}_lora_dim") is None:
-                setattr(memory, f"{role}_lora_dim", self.finetuning.lora_dim)
+        # Without another source of scores, the critic's model is the reward model, too.
+        if all(values[name] in (None, []) for name in SOURCE_FLAGS):
+            values["reward_model_name_or_path"] = values["critic_model_name_or_path"] or None
+        needs = NEEDS.get(values["advantage_estimator"])
+        if needs is not None and not needs.critic:
+            values["critic_model_name_or_path"] = None
 
     @property
     def names_no_critic(self) -> bool:
         """Whether a critic was named that the estimator has no use for."""
-        return self._names_no_critic
+        return not self.advantages.needs.critic and self.arguments.get("critic_model_name_or_path") is not None
 
     @property
     def recomputes(self) -> bool:

@@ -9,7 +9,7 @@ from dschat.settings.estimators import NEEDS, Needs
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PPOModelFlags:
     """Models."""
 
@@ -31,7 +31,7 @@ class PPOModelFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PPOMemoryFlags:
     """Memory of the four models."""
 
@@ -64,7 +64,7 @@ class PPOMemoryFlags:
     enable_ema: bool = flag("also keep and save a moving average of the actor", False)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class AdvantageFlags:
     """How advantages are estimated, which tokens count, and what is normalised."""
 
@@ -124,7 +124,7 @@ class AdvantageFlags:
         return self.normalize_advantages
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class LossFlags:
     """The losses of actor and critic."""
 
@@ -164,7 +164,7 @@ class LossFlags:
         return self.policy_ratio in ("macro", "macro_mean") or self.mean_of_loss == "macro"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class OptimizerFlags:
     """The optimisers of actor and critic."""
 
@@ -176,7 +176,7 @@ class OptimizerFlags:
     critic_weight_decay: float = flag("weight decay of the critic", 0.1, AT_LEAST_0)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class AlarmFlags:
     """What is done when the policy goes too far."""
 

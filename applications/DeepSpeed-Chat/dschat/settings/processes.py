@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, FREE, flag
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class LaunchFlags:
     """Processes and machines; under a launcher they do nothing."""
 

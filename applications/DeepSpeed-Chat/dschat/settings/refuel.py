@@ -4,7 +4,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
@@ -34,7 +34,7 @@ TEXT_FLAGS = (
 )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RegressionFlags:
     """The regression, and how long it goes on."""
 
@@ -55,7 +55,7 @@ class RegressionFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PairFlags:
     """The pairs to train on, and the optimiser."""
 
@@ -77,7 +77,7 @@ class PairFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class DialogueFlags:
     """Dialogues: their sizes, how replies are sampled, and where the score comes from."""
 
@@ -117,7 +117,7 @@ class DialogueFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RoundFlags:
     """Rewards of a round, its updates and its optimiser."""
 
@@ -209,17 +209,17 @@ class RefuelConfig(SupervisedConfig):
     pairs: PairFlags
     regression: RegressionFlags
 
-    def complete(self) -> None:
-        """Fill in the values that follow from other flags."""
-        super().complete()
-        optimisation = self.optimisation
-        if optimisation.gradient_accumulation_steps is None and optimisation.global_batch_size is None:
-            optimisation.gradient_accumulation_steps = 16
-        if not optimisation.num_warmup_steps and optimisation.lr_scheduler_type != "constant":
-            if optimisation.warmup_ratio is None:
-                optimisation.warmup_ratio = 0.1
-        if self.pairs.optimizer == "adam" and self.model.weight_decay == default_of(RefuelConfig, "weight_decay"):
-            self.model.weight_decay = 0.0
+    @classmethod
+    def derive(cls, values: dict[str, Any]) -> None:
+        """Fill in, by the names of flags, the values that follow from other flags."""
+        super().derive(values)
+        if values["gradient_accumulation_steps"] is None and values["global_batch_size"] is None:
+            values["gradient_accumulation_steps"] = 16
+        has_warmup = values["num_warmup_steps"] or values["warmup_ratio"] is not None
+        if not has_warmup and values["lr_scheduler_type"] != "constant":
+            values["warmup_ratio"] = 0.1
+        if values["optimizer"] == "adam" and values["weight_decay"] == default_of(cls, "weight_decay"):
+            values["weight_decay"] = 0.0
 
     def total_iterations(self, per_epoch: int, size: int) -> int:
         """Updates: as many as --total_episodes fill, or --num_train_epochs passes; at least one."""
@@ -340,12 +340,13 @@ class RefuelOnlineConfig(OneModelConfig):
     regression: RegressionFlags
     kl: KLFlags
 
-    def complete(self) -> None:
-        """Fill in the values that follow from other flags."""
-        super().complete()
-        rounds = self.dialogues.print_sample_output_freq
-        if rounds is not None and self.output.eval_interval == 0:
-            self.output.eval_interval = rounds * self.rounds.noptepochs
+    @classmethod
+    def derive(cls, values: dict[str, Any]) -> None:
+        """Fill in, by the names of flags, the values that follow from other flags."""
+        super().derive(values)
+        rounds = values["print_sample_output_freq"]
+        if rounds is not None and values["eval_interval"] == 0:
+            values["eval_interval"] = rounds * values["noptepochs"]
 
     @property
     def model_paths(self) -> list[str]:

@@ -20,11 +20,12 @@ METRIC_NAMES = (
     "prompt_messages",
 )
 REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server of scores and of those who ask it
+SOURCE_FLAGS = ("reward_function", "reward_model_name_or_path", "reward_url", "reward_source")
 # What a source that is no function is called in metrics and samples.
 MODEL_NAME, URL_NAME, PROGRAMS_NAME = "reward_model", "reward_url", "programs"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ProgramFlags:
     """How programs are run and scored."""
 
@@ -54,7 +55,7 @@ class ProgramFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RewardFlags:
     """Where the score comes from; several sources are added up."""
 

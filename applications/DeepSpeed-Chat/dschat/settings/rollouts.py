@@ -14,7 +14,7 @@ EVAL_PROMPTS = 512  # of an evaluation without --eval_prompts and --eval_iters
 AHEAD_CLIP = 2.0  # of importance weights with --rollouts_ahead and without --rollout_is_clip
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class SamplingFlags:
     """How responses are sampled, in PPO and in online REFUEL."""
 
@@ -39,7 +39,7 @@ class SamplingFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RolloutFlags:
     """Sampling and the sizes of rollouts and updates."""
 
@@ -71,7 +71,7 @@ class RolloutFlags:
         return self.rollout_engine == "vllm"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class VllmFlags:
     """vLLM, in the training processes or on servers."""
 

@@ -13,7 +13,7 @@ PACKABLE = ("auto", "sdpa", "eager", "flex_attention")  # attention that keeps t
 RewardLoss = Literal["end", "last_token", "per_sample", "average"]
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ModelFlags:
     """The model, its batches and its optimiser."""
 
@@ -31,7 +31,7 @@ class ModelFlags:
     weight_decay: float = flag("weight decay of AdamW", range=AT_LEAST_0)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class HeldOutFlags:
     """The size of evaluations."""
 
@@ -40,7 +40,7 @@ class HeldOutFlags:
     eval_iters: int = flag("batches per process in an evaluation; 0 = all held-out rows", 100, AT_LEAST_0, FREE)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class SFTFlags:
     """What step 1 learns from."""
 
@@ -60,7 +60,7 @@ class SFTFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PreferenceFlags:
     """The loss of step 2's reward model."""
 
@@ -81,7 +81,7 @@ class PreferenceFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class DPOFlags:
     """The loss of direct preference optimisation."""
 
