@@ -274,15 +274,25 @@ def _launch_or_train(name: str, words: Sequence[str]) -> int:
 
 
 def train_here(
-    name: str, words: Sequence[str], processes: int | None = None, environ: Mapping[str, str] | None = None
+    name: str,
+    words: Sequence[str],
+    processes: int | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> int:
     """Runs a training step in this process. Returns the exit status; see `read_config` for the arguments."""
+
+    def read() -> CommonConfig:
+        return read_config(name, words, processes, environ).config
+
     command = COMMANDS[name]
-    return run_main(command.step, lambda: read_config(name, words, processes, environ).config, command.function)
+    return run_main(command.step, read, command.function)
 
 
 def read_config(
-    name: str, words: Sequence[str], processes: int | None = None, environ: Mapping[str, str] | None = None
+    name: str,
+    words: Sequence[str],
+    processes: int | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Resolved[CommonConfig]:
     """Reads and checks the flags of a training step.
 
@@ -297,7 +307,8 @@ def read_config(
     Raises:
         UserError: a flag or a combination of flags is not possible.
     """
-    resolved = resolve(COMMANDS[name].flags_class(), words, command=name, processes=processes, environ=environ)
+    flags_class: type[CommonConfig] = COMMANDS[name].flags_class()
+    resolved = resolve(flags_class, words, command=name, processes=processes, environ=environ)
     if resolved.preset and not os.environ.get("MA_RLHF_DATA"):
         project = os.environ.get("PROJ_PATH") or Path.cwd()
         os.environ["MA_RLHF_DATA"] = str(Path(project) / "data")

@@ -43,7 +43,7 @@ def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
     Returns:
         The exit status: 0; 2 after a UserError; 130 after Ctrl-C.
     """
-    logging.basicConfig(format="%(message)s")  # libraries' warnings
+    logging.basicConfig(format="%(message)s", handlers=[LinesAboveBars()])  # for warnings of libraries, too
     logging.getLogger("dschat").setLevel(logging.INFO)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -66,7 +66,11 @@ def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
     return 0
 
 
-def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], Step[C]]) -> int:
+def run_main(
+    step: str,
+    read_config: Callable[[], C],
+    load_step: Callable[[], Step[C]],
+) -> int:
     """Reads the configuration, joins the process group and trains; errors are reported on stderr.
 
     Args:
@@ -165,9 +169,8 @@ class TrainingProcess(Generic[C]):
         from dschat.run.preflight import preflight
 
         preflight(config)
-        torch.manual_seed(
-            config.optimisation.seed
-        )  # for new adapters and embedding rows; sampling has seeds of its own
+        # For new adapters and embedding rows; sampling has seeds of its own.
+        torch.manual_seed(config.optimisation.seed)
         if not is_main():
             logging.getLogger().setLevel(logging.WARNING)
         output = RunOutput(self._step, config, plan)
@@ -215,7 +218,8 @@ def report_error(error: BaseException, saved_models: Sequence[str]) -> int:
         remark = f"the models saved last are in {saved_models[-1]}" if saved_models else "no models were saved yet"
         print(f"interrupted; {remark}", file=sys.stderr)
         return 130
-    if isinstance(error, UserError) and error.on_every_rank and os.environ.get("LOCAL_RANK", "0") != "0":
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if isinstance(error, UserError) and error.on_every_rank and not is_first:
         return 2
     if isinstance(error, UserError):
         message = f"error: {_rank_prefix()}{error}"

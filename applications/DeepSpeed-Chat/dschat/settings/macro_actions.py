@@ -35,10 +35,10 @@ class TerminationFlags:
     section = "macro actions"
 
     termination_condition: str = flag(
-        f"where a macro action ends: {names_with_notes()}, or module.py:function with (trajectory, tokenizer) -> ends",
+        f"where macro actions end: {names_with_notes()}, or module.py:function with (trajectory, tokenizer) -> ends",
         "fixed",
     )
-    isolate_last_token: bool = flag("make the last response token a macro action of its own", False)
+    isolate_last_token: bool = flag("make the last token of a response (usually EOS) a macro action of its own", False)
     conditions: dict[str, Any] = parts(groups_of_conditions)  # condition → its flags
 
     @property

@@ -5,6 +5,7 @@ A value comes from the command line, else from the file of `--config` (see `dsch
 environment where its flag names a variable, else from the default.
 """
 
+import argparse
 import dataclasses
 import json
 import math
@@ -99,7 +100,7 @@ def resolve(
     parser = FlagParser(config_class, f"dschat {command}" if command else None)
     config_is_a_flag = "config" in flags_of(config_class)  # `dschat plan` has a --config with another meaning
     if not config_is_a_flag:
-        _add_file_flags(parser)
+        _add_file_flags(parser, config_class)
     values_of_words, other_words = parser.read(words)
     if other_words and all_known:
         parser.error_unknown(other_words)
@@ -140,11 +141,29 @@ def resolve(
     return Resolved(made, complete, origins, other_words, file.preset)
 
 
-def _add_file_flags(parser: FlagParser) -> None:
+class _PrintSchema(argparse.Action):
+    """Prints the JSON schema of a command's files, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        """Print and end."""
+        from dschat.settings.schema import json_schema
+
+        print(json.dumps(json_schema(self.const, parser.prog), indent=2), flush=True)
+        parser.exit()
+
+
+def _add_file_flags(parser: FlagParser, config_class: type) -> None:
     """Add the flags of every command that are about files."""
     group = parser.add_argument_group("files")
     group.add_argument("--config", metavar="FILE", help="YAML file of flags, or the name of a preset; flags win")
     group.add_argument(*PRINTS, action="store_true", help="print every value with where it comes from, and end")
+    group.add_argument(
+        *("--print_schema", "--print-schema"),
+        action=_PrintSchema,
+        nargs=0,
+        const=config_class,
+        help="print a JSON schema for such files, with which editors complete and check them, and end",
+    )
 
 
 def _add_environment(

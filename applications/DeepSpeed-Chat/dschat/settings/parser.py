@@ -29,7 +29,7 @@ from dschat.settings.words import (
 
 logger = logging.getLogger(__name__)
 
-NOT_IN_FILES = ("help", "config", "print_config")
+NOT_IN_FILES = ("help", "config", "print_config", "print_schema")
 _DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
 _TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
 

@@ -86,7 +86,7 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
     Rule(
         lambda config: config.advantages.normalized_over == "row" and not config.advantages.needs.macro_actions,
         "--normalize_advantages row: --advantage_estimator {advantage_estimator} gives all tokens of a response the"
-        " same advantage, of which nothing would be left. Use batch.",
+        " same advantage, which would become 0. Use batch.",
     ),
     Rule(
         lambda config: (
@@ -94,13 +94,13 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
             and config.advantages.needs.segment_values
             and config.advantages.mc_max_segments == 1
         ),
-        "--normalize_advantages row with --mc_max_segments 1: a response is one macro action, all with the same"
-        " advantage, of which nothing would be left. Use batch.",
+        "--normalize_advantages row with --mc_max_segments 1: a response is one macro action, whose tokens have"
+        " the same advantage, which would become 0. Use batch.",
     ),
     Rule(
         lambda config: config.advantages.normalized_over == "row" and _is_one_macro_action(config),
-        "--normalize_advantages row with --ngram {ngram:g}: a response is one macro action, all with the same"
-        " advantage, of which nothing would be left. Use batch.",
+        "--normalize_advantages row with --ngram {ngram:g}: a response is one macro action, whose tokens have"
+        " the same advantage, which would become 0. Use batch.",
     ),
 )
 
@@ -226,7 +226,7 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Rule(
         lambda config: config.advantages.needs.group and config.rollouts.samples_per_prompt < 2,
         "--advantage_estimator {advantage_estimator} compares responses to the same prompt with each other: give"
-        " --samples_per_prompt of at least 2 (the published runs draw 4).",
+        " --samples_per_prompt of at least 2 (the published runs sample 4).",
     ),
     Check(_check_unread_rewards),
     Rule(
@@ -243,20 +243,20 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     ),
     Rule(
         lambda config: config.advantages.refill_rounds > 0 and not config.advantages.drop_equal_groups,
-        "--refill_rounds {refill_rounds} takes the places of prompts that --drop_equal_groups leaves out: add"
+        "--refill_rounds {refill_rounds} replaces prompts that --drop_equal_groups excludes: add"
         " --drop_equal_groups, or drop it.",
     ),
     Rule(
         lambda config: config.advantages.refill_rounds > 0 and config.vllm.rollouts_ahead > 0,
-        "--refill_rounds with --rollouts_ahead: servers draw the next rollout while places in this one are filled with"
-        " the weights of now. Drop one of them.",
+        "--refill_rounds with --rollouts_ahead: servers generate the next rollout with older weights, while this one"
+        " is refilled with the current ones. Drop one of them.",
     ),
     Rule(
         lambda config: (
             config.advantages.max_token_probability is not None and config.loss.policy_ratio in ("macro", "macro_mean")
         ),
-        "--max_token_probability with --policy_ratio {policy_ratio}: the ratio is of all tokens of a macro action,"
-        " likely ones included. Give --policy_ratio token.",
+        "--max_token_probability with --policy_ratio {policy_ratio}: the ratio of a macro action includes its likely"
+        " tokens. Give --policy_ratio token.",
     ),
     Rule(
         lambda config: (config.estimator.length_buffer or 0) > config.sampling.max_answer_seq_len,
@@ -277,7 +277,7 @@ def _check_measured_values(config: PPOConfig) -> None:
         if value:
             raise UserError(
                 f"--{name} with --advantage_estimator {config.advantages.advantage_estimator}, whose completions are"
-                " drawn with the weights of now, and scored as whole responses: drop it."
+                " sampled with the current weights, and scored as whole responses: drop it."
             )
 
 
@@ -307,7 +307,7 @@ SHARED_BASE_RULES: tuple[Rule[PPOConfig], ...] = (
     ),
     Rule(
         lambda config: config.memory.share_base and 3 in config.zero_stages and set(config.zero_stages) != {3},
-        "--share_base with ZeRO 3 for one of actor and critic alone: their base is either whole or in parts. Give"
+        "--share_base with ZeRO 3 for one of actor and critic alone: their base is either whole or partitioned. Give"
         " --zero_stage 3 for both, or for neither.",
     ),
 )
@@ -404,8 +404,8 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
             and config.estimator.value_function == "first"
             and "value_function" in config.advantages.needs.reads
         ),
-        "--macro_reward mean with --value_function first gives the score, which sits on the last token, no weight at"
-        " all: add --isolate_last_token.",
+        "--macro_reward mean with --value_function first gives the score, which is on the last token, no weight:"
+        " add --isolate_last_token.",
     ),
     *WARNINGS,
 )
@@ -422,7 +422,7 @@ class PPOConfig(CommonConfig):
         " --max_prompt_seq_len."
     )
     defaults = {"lr_scheduler_type": "linear", "lam": 0.95}
-    helps = {"per_device_eval_batch_size": "prompts per process that one of eval_iters stands for"}
+    helps = {"per_device_eval_batch_size": "prompts per process and evaluation batch, see eval_iters"}
     rules: ClassVar[Rules] = (*COMMON_RULES, *PPO_RULES)
 
     models: PPOModelFlags
