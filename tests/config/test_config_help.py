@@ -139,3 +139,12 @@ def test_saved_json_holds_every_field_and_the_plan():
         "samples_per_prompt": 1,
         "max_tokens": None,
     }
+
+
+def test_no_class_of_settings_has_more_than_one_base():
+    """Groups are held, not mixed in."""
+    folder = Path(flags_of.__code__.co_filename).parent
+    for file in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                assert len(node.bases) <= 1, f"{file.name}: {node.name}"

@@ -83,7 +83,7 @@ def options_of(flags: type) -> set[str]:
 @pytest.mark.parametrize(("name", "command"), OTHER_COMMANDS.items())
 def test_a_command_of_another_trainer(name, command, capsys):
     assert main([name]) == 2
-    assert f"{name} is no command; did you mean {command}?" in capsys.readouterr().err
+    assert f"there is no command {name}; did you mean {command}?" in capsys.readouterr().err
     words = command.removeprefix("dschat ").split(",")[0].split()
     known = options_of(COMMANDS[words[0] if words[0] in COMMANDS else " ".join(words[:2])].flags_class())
     assert {word for word in words if word.startswith("--")} <= known

@@ -335,7 +335,7 @@ def _list_commands(words: Sequence[str]) -> int:
     if first and not matching:
         similar = OTHER_COMMANDS.get(first) or next(iter(get_close_matches(first, COMMANDS, n=1)), "")
         hint = f"; did you mean {similar}?" if similar else ""
-        print(f"dschat: error: {first} is no command{hint}", file=sys.stderr)
+        print(f"dschat: error: there is no command {first}{hint}", file=sys.stderr)
         return 2
 
     commands = matching or COMMANDS
