@@ -126,7 +126,11 @@ def make_row_seeds(
     return torch.where(sample_index == 0, seeds, mix(seeds + sample_index))
 
 
-def ppl(response_mask: Tensor, ref_logprobs: Tensor, mode: str = "chunk") -> Tensor:
+def ppl(
+    response_mask: Tensor,
+    ref_logprobs: Tensor,
+    mode: str = "chunk",
+) -> Tensor:
     """Cut where the perplexity under the reference model rises. A tie never cuts.
 
     With nll the negative log-likelihood of a token:
@@ -293,7 +297,11 @@ def ends_from_lengths(lengths: Sequence[Sequence[int]], response_mask: Tensor) -
     return _ends_after(table.view(len(padded), longest), mask)
 
 
-def at_most(ends: Tensor, response_mask: Tensor, most: int) -> Tensor:
+def at_most(
+    ends: Tensor,
+    response_mask: Tensor,
+    most: int,
+) -> Tensor:
     """Join neighbours, so that no response has more than ``most`` macro actions.
 
     Macro action m of M, counted from 0, becomes part of number ⌊m · most / M⌋: with M = 5 and most = 2, the first
@@ -379,7 +387,11 @@ def _ends_after(lengths: Tensor, mask: Tensor) -> Tensor:
     return (mask & is_last.gather(1, number)) | last_true(mask)
 
 
-def _rises_above_mean(nll: Tensor, mask: Tensor, restart: bool) -> Tensor:
+def _rises_above_mean(
+    nll: Tensor,
+    mask: Tensor,
+    restart: bool,
+) -> Tensor:
     """Whether each token's nll exceeds the mean nll of the tokens before it in its run.
 
     Args:

@@ -155,7 +155,11 @@ def _visit(
     return ends
 
 
-def _tokens_per_word(text: str, spans: Sequence[tuple[int, int]], word_ends: Sequence[int]) -> list[int]:
+def _tokens_per_word(
+    text: str,
+    spans: Sequence[tuple[int, int]],
+    word_ends: Sequence[int],
+) -> list[int]:
     """Number of tokens that belong to each word.
 
     Args:
@@ -180,7 +184,11 @@ def _tokens_per_word(text: str, spans: Sequence[tuple[int, int]], word_ends: Seq
     return counts
 
 
-def anchor(text: str, start: int, end: int) -> int:
+def anchor(
+    text: str,
+    start: int,
+    end: int,
+) -> int:
     """Position that decides to which word a token belongs: its first visible character, or its end without one."""
     while start < end and text[start].isspace():
         start += 1

@@ -356,7 +356,11 @@ def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple
     )
 
 
-def _discounted_sums(macro_rewards: Tensor, macro: MacroActions, gamma: float) -> Tensor:
+def _discounted_sums(
+    macro_rewards: Tensor,
+    macro: MacroActions,
+    gamma: float,
+) -> Tensor:
     """Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ' for every macro action. (B, M) → (B, M)."""
     sums, _ = gae(torch.zeros_like(macro_rewards), macro_rewards, macro.mask, gamma, 1.0)
     return sums

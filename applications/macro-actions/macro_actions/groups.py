@@ -14,7 +14,13 @@ EPSILON = 1e-6  # added to a standard deviation
 def rloo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
     """RLOO (Ahmadian et al. 2024, "Back to Basics"): a score minus the mean of the prompt's other scores.
 
+        Â_k = s_k − Σ_{i ≠ k} s_i / (K − 1)
+
     Example: scores 1, 2, 6 give 1 − 4, 2 − 3.5, 6 − 1.5.
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool, or ``None`` if all scores count.
 
     Returns:
         advantages, shape ``(P, K)``: 0 where a score does not count or is the prompt's only one.
@@ -30,7 +36,13 @@ def rloo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
 def dr_grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
     """Dr. GRPO (Liu et al. 2025): a score minus the mean of the prompt's scores, (1 − 1/K) times :func:`rloo`.
 
+        Â_k = s_k − Σ_i s_i / K
+
     Example: scores 1, 2, 6 give −2, −1, 3.
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool, or ``None`` if all scores count.
 
     Returns:
         advantages, shape ``(P, K)``: 0 where a score does not count or is the prompt's only one.
@@ -45,7 +57,13 @@ def grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
 
     The deviation has the denominator K − 1, as in the released implementations.
 
+        Â_k = (s_k − mean) / (std + 1e-6)
+
     Example: scores 1, 2, 6 give −2/√7, −1/√7, 3/√7.
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool, or ``None`` if all scores count.
 
     Returns:
         advantages, shape ``(P, K)``: 0 where a score does not count, is the prompt's only one, or all are equal.
@@ -55,7 +73,15 @@ def grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def scale(scores: Tensor, counted: Tensor) -> Tensor:
-    """GRPO's divisor: standard deviation plus 1e-6, or infinity where all scores are equal. Shape (P, 1)."""
+    """GRPO's divisor: standard deviation plus 1e-6, or infinity where all scores are equal.
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool.
+
+    Returns:
+        Shape ``(P, 1)``.
+    """
     _, deviation = moments(scores, counted)
     equal = are_equal(scores, counted)[:, None]
     return torch.where(equal, torch.inf, deviation + EPSILON)
@@ -63,6 +89,10 @@ def scale(scores: Tensor, counted: Tensor) -> Tensor:
 
 def moments(scores: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each prompt's scores.
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool.
 
     Returns:
         Shape ``(P, 1)`` each. The deviation has the denominator K − 1, and is 0 for a single score.
@@ -77,13 +107,25 @@ def moments(scores: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
-    """Whether all scores of a prompt are equal, so that nothing can be learned from it (Yu et al. 2025). (P,) bool."""
+    """Whether all scores of a prompt are equal, so that nothing can be learned from it (Yu et al. 2025).
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool.
+
+    Returns:
+        Shape ``(P,)``, bool.
+    """
     lowest = torch.where(counted, scores, torch.inf).amin(1)
     highest = torch.where(counted, scores, -torch.inf).amax(1)
     return highest <= lowest
 
 
-def refilled(equal: Tensor, extra_equal: Tensor, ranks: int = 1) -> Tensor:
+def refilled(
+    equal: Tensor,
+    extra_equal: Tensor,
+    ranks: int = 1,
+) -> Tensor:
     """Replace groups of equal scores by extra groups of unequal scores, until there are no more of one kind.
 
     Groups are dealt to ranks in turn: group g belongs to rank g % ranks. An extra group stays on its rank while there
@@ -125,7 +167,11 @@ def refilled(equal: Tensor, extra_equal: Tensor, ranks: int = 1) -> Tensor:
     return torch.tensor(numbers, device=equal.device)
 
 
-def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) -> Tensor:
+def prefix_values(
+    ids: Tensor,
+    scores: Tensor,
+    counted: Tensor | None = None,
+) -> Tensor:
     """V of every prefix of every response: the mean score of the prompt's responses that begin with it.
 
     Example: responses a b, a c, d with scores 1, 3, 8: V is 4 for the empty prefix, 2 for a, 1 for a b, 8 for d.
@@ -133,7 +179,7 @@ def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) ->
     Args:
         ids: shape ``(P, K, R)``, tokens of the responses, −1 after their ends.
         scores: shape ``(P, K)``.
-        counted: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool, or ``None`` if all responses count.
 
     Returns:
         Shape ``(P, K, R + 1)``: column j is the value after j tokens. After a response's end it is the mean score of

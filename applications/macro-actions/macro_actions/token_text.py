@@ -80,7 +80,11 @@ class TokenReader:
             spans.append((max(first_character, 0), bisect_left(offsets, end)))
         return TokenText(text, tuple(spans))
 
-    def _bytes_of(self, token: int, piece_to_bytes: Callable[[str], bytes]) -> bytes:
+    def _bytes_of(
+        self,
+        token: int,
+        piece_to_bytes: Callable[[str], bytes],
+    ) -> bytes:
         """Bytes that an id writes; none for a special id and for one that the vocabulary lacks."""
         if token in self._silent_ids:
             return b""
@@ -210,7 +214,11 @@ def _byte_level(piece: str, byte_of_letter: dict[str, int]) -> bytes:
     return piece.encode("utf-8")
 
 
-def _sentence_piece(piece: str, blank: str, has_bytes: bool) -> bytes:
+def _sentence_piece(
+    piece: str,
+    blank: str,
+    has_bytes: bool,
+) -> bytes:
     """Bytes of a piece in SentencePiece's notation."""
     byte = _BYTE.fullmatch(piece) if has_bytes else None
     if byte:

@@ -168,7 +168,12 @@ class MacroActionsConfig:
         rewards = torch.zeros_like(rewards).scatter_add(1, last_policy_token.clamp(min=0), moved)
         return macro_gae(values, rewards, ends, response_mask, gamma, lam, self.value_function, self.macro_reward)
 
-    def pooled(self, framework: str, response_mask: Tensor, *logprobs: Tensor) -> list[Tensor]:
+    def pooled(
+        self,
+        framework: str,
+        response_mask: Tensor,
+        *logprobs: Tensor,
+    ) -> list[Tensor]:
         """Log-probabilities of macro actions, on each of their tokens: their difference is the macro action's ratio.
 
         Args:
@@ -198,7 +203,11 @@ class MacroActionsConfig:
         return make_row_seeds(self.seed, torch.tensor(prompts), 0, torch.tensor(samples))
 
 
-def require(framework: str, owner: object, *names: str) -> None:
+def require(
+    framework: str,
+    owner: object,
+    *names: str,
+) -> None:
     """Raise UnsupportedError if the framework's module or class lacks one of the named hooks."""
     for name in names:
         if not hasattr(owner, name):

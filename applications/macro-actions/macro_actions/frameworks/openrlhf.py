@@ -87,7 +87,12 @@ class _OnImport(MetaPathFinder):
     def __init__(self, config: MacroActionsConfig) -> None:
         self._config = config
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+    def find_spec(
+        self,
+        name: str,
+        path: Any,
+        target: Any = None,
+    ) -> Any:
         if name != TRAINER:
             return None
         spec: Any = None

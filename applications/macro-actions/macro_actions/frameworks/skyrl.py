@@ -117,14 +117,23 @@ def register(config: MacroActionsConfig) -> None:
     RayPPOTrainer.compute_advantages_and_returns = with_batch
 
 
-def _add(registry: Any, name: str, function: Any) -> None:
+def _add(
+    registry: Any,
+    name: str,
+    function: Any,
+) -> None:
     """Put a function into one of SkyRL's registries, in place of an earlier one of that name."""
     if name in registry.list_available():
         registry.unregister(name)
     registry.register(name, function)
 
 
-def dispatched(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
+def dispatched(
+    config: MacroActionsConfig,
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+) -> Any:
     """Advantages and returns from SkyRL's own dispatcher, with γ = 1 and λ = .5. Shape (B, R) each."""
     from skyrl.backends.skyrl_train.utils import ppo_utils
 

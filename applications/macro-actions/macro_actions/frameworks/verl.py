@@ -63,7 +63,11 @@ def register(config: MacroActionsConfig) -> None:
     original = replaced(trainer_base.PPOTrainer._compute_advantage)
 
     @wraps(original)
-    def with_inputs(trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+    def with_inputs(
+        trainer: Any,
+        batch: Any,
+        metrics: dict[str, Any],
+    ) -> Any:
         estimator = trainer.config.algorithm.adv_estimator
         if estimator != "gae":
             raise UnsupportedError(f"verl: macro actions need algorithm.adv_estimator=gae, not {estimator}.")
@@ -79,7 +83,11 @@ def register(config: MacroActionsConfig) -> None:
     trainer_base.PPOTrainer._compute_advantage = with_inputs
 
 
-def _condition_inputs(config: MacroActionsConfig, trainer_base: Any, batch: Any) -> dict[str, Any]:
+def _condition_inputs(
+    config: MacroActionsConfig,
+    trainer_base: Any,
+    batch: Any,
+) -> dict[str, Any]:
     """The input that the condition reads, from verl's transfer queue; empty if the queue does not have it."""
     argument = READS.get(config.termination_condition)
     if argument is None:
@@ -96,7 +104,12 @@ def _condition_inputs(config: MacroActionsConfig, trainer_base: Any, batch: Any)
     return {argument: rows.tolist() if argument == "uids" else rows.to_padded_tensor(0)}
 
 
-def dispatched(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
+def dispatched(
+    config: MacroActionsConfig,
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+) -> Any:
     """Advantages and returns from verl's own dispatcher, with γ = 1 and λ = .5. Shape (B, R) each."""
     import verl
     from verl.trainer.ppo.ray_trainer import compute_advantage
