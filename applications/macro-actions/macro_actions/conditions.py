@@ -355,7 +355,7 @@ def _count_in_run(flags: Tensor, mask: Tensor) -> Tensor:
         mask: shape ``(B, R)``, bool.
 
     Returns:
-        Shape ``(B, R)``, int64; it means nothing off the mask.
+        Shape ``(B, R)``, int64; undefined off the mask.
     """
     total = flags.cumsum(1)
     before_run = torch.where(mask, 0, total).cummax(1).values
@@ -400,7 +400,7 @@ def _rises_above_mean(
         restart: the mean is over the current macro action, and begins anew at every token that exceeds it.
 
     Returns:
-        Shape ``(B, R)``, bool; it means nothing at the beginning of a run and off the mask.
+        Shape ``(B, R)``, bool; undefined at the beginning of a run and off the mask.
     """
     if not restart:
         return _rises_above_prefix_mean(nll, mask)
