@@ -249,7 +249,11 @@ def train(config: CommonConfig) -> dict[str, float]:
     raise UserError(f"{type(config).__name__} is no configuration of a training step.")
 
 
-def train_step(name: str, words: Sequence[str], may_launch: bool) -> int:
+def train_step(
+    name: str,
+    words: Sequence[str],
+    may_launch: bool,
+) -> int:
     """Runs a training step: in this process, if a launcher has started it, else on every GPU.
 
     Returns:

@@ -375,7 +375,11 @@ class LauncherSignals:
         if launcher is not None and self.last is not None:
             _signal_group(launcher, self.last)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(
+        self,
+        number: int,
+        frame: FrameType | None,
+    ) -> None:
         is_first = self.last is None
         self.last = signal.Signals(number)
         if self._launcher is None:

@@ -182,7 +182,11 @@ def delivered(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[st
             list(pool.map(partial(_remove_on, path), hosts))
 
 
-def _write_on(path: str, content: bytes, host: str) -> str:
+def _write_on(
+    path: str,
+    content: bytes,
+    host: str,
+) -> str:
     """Writes a file on a machine that only its owner can read.
 
     Two names in the list may be those of one machine, whose file is written once.
@@ -207,7 +211,11 @@ def _remove_on(path: str, host: str) -> None:
         print(f"warning: {path} on {host} could not be removed; it holds this run's variables", file=sys.stderr)
 
 
-def _ssh(host: str, command: str, content: bytes) -> "subprocess.CompletedProcess[bytes]":
+def _ssh(
+    host: str,
+    command: str,
+    content: bytes,
+) -> "subprocess.CompletedProcess[bytes]":
     """Runs a command on a machine with `content` as its standard input; a status of 1 also after a time-out."""
     words = ["ssh", "-o", "PasswordAuthentication=no", host, command]
     try:

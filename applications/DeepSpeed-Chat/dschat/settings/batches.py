@@ -178,7 +178,11 @@ def largest_part(size: int, limit: int) -> int:
     return max(divisor for divisor in _divisors(size) if divisor <= limit)
 
 
-def _derived_accumulation(accumulation: int | None, global_batch_size: int, per_pass: int) -> int:
+def _derived_accumulation(
+    accumulation: int | None,
+    global_batch_size: int,
+    per_pass: int,
+) -> int:
     """Forward passes per update that make up the global batch; UserError if the flag says another number."""
     derived = global_batch_size // per_pass
     if accumulation is not None and accumulation != derived:

@@ -425,7 +425,11 @@ class CommonConfig(Config, metaclass=ABCMeta):
         """Whether vLLM, which sets torch.compile up for itself, runs in the training processes."""
         return False
 
-    def compiles(self, on_gpu: bool, updates: int | None = None) -> bool:
+    def compiles(
+        self,
+        on_gpu: bool,
+        updates: int | None = None,
+    ) -> bool:
         """Whether decoder layers are compiled in a run of so many updates; None: in a long one."""
         if self.engine.compile != "auto":
             return self.engine.compile == "on"
@@ -446,11 +450,19 @@ class CommonConfig(Config, metaclass=ABCMeta):
         """Whether a micro-batch holds examples of all lengths, not similar ones."""
         return False
 
-    def total_iterations(self, per_epoch: int, size: int) -> int:
+    def total_iterations(
+        self,
+        per_epoch: int,
+        size: int,
+    ) -> int:
         """Iterations of the whole run without --max_steps, of so many in an epoch and examples in each."""
         return per_epoch * self.optimisation.num_train_epochs
 
-    def total_updates(self, num_examples: int, plan: BatchPlan) -> int:
+    def total_updates(
+        self,
+        num_examples: int,
+        plan: BatchPlan,
+    ) -> int:
         """Optimiser updates of the whole run on so many examples, at least one iteration's.
 
         An incomplete last iteration of an epoch is dropped. --max_steps decides over epochs and episodes.

@@ -85,11 +85,17 @@ class Config:
         return type(self)(**(self.arguments | values))
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and isinstance(other, Config) and self.flat() == other.flat()
+        if not isinstance(other, Config) or type(self) is not type(other):
+            return False
+        return self.flat() == other.flat()
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in self.flat().items())
         return f"{type(self).__name__}({values})"
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(
+        self,
+        name: str,
+        value: Any,
+    ) -> None:
         raise AttributeError(f"{type(self).__name__} does not change: make another one with changed(FLAG=value)")

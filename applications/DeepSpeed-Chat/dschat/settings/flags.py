@@ -288,7 +288,11 @@ def _merged(command: type, table: str) -> dict[str, Any]:
     return merged
 
 
-def make_group(group: type, values: Mapping[str, Any], table: FlagTable | None = None) -> Any:
+def make_group(
+    group: type,
+    values: Mapping[str, Any],
+    table: FlagTable | None = None,
+) -> Any:
     """Make a group from values by the names of flags; other flags have the group's defaults."""
     arguments: dict[str, Any] = {}
     for item in fields(group):
@@ -326,7 +330,8 @@ def default_of(command: type, name: str) -> Any:
 
 def flags_on_resume(command: type, kind: OnResume) -> frozenset[str]:
     """Flags of a command by how a resumed run treats them, see `Flag.on_resume`."""
-    return frozenset(name for name, flag in flags_of(command).items() if flag.on_resume == kind)
+    names = [name for name, flag in flags_of(command).items() if flag.on_resume == kind]
+    return frozenset(names)
 
 
 def choices_of(hint: Any) -> tuple[Any, ...]:
@@ -361,7 +366,11 @@ def check_values(config: Any) -> None:
             raise UserError(f"--{name} {value} does nothing on its own: add --{flag.only_with}, or drop it.")
 
 
-def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+def _check_choice(
+    name: str,
+    value: Any,
+    choices: Sequence[Any],
+) -> None:
     if not choices:
         return
     for item in value if isinstance(value, list | tuple) else [value]:
@@ -370,7 +379,11 @@ def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
             raise UserError(f"--{name} {item} is unknown: give one of {names}.")
 
 
-def _check_range(name: str, value: Any, range: Range) -> None:
+def _check_range(
+    name: str,
+    value: Any,
+    range: Range,
+) -> None:
     if range is NOT_EMPTY:
         if not value or (isinstance(value, list | tuple) and "" in value):
             raise UserError(f"--{name} is empty: give a value, or drop the flag.")

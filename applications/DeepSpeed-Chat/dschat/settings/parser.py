@@ -60,7 +60,11 @@ class FlagParser(argparse.ArgumentParser):
     Values that are not given are not in the namespace: defaults come later, after files.
     """
 
-    def __init__(self, flags: type, prog: str | None = None) -> None:
+    def __init__(
+        self,
+        flags: type,
+        prog: str | None = None,
+    ) -> None:
         """Add every flag of a command, and for a training step the flags without effect."""
         usage = getattr(flags, "usage", None if positional_flags(flags) else "%(prog)s [flags]")
         super().__init__(
@@ -92,7 +96,11 @@ class FlagParser(argparse.ArgumentParser):
         namespace, other_words = self.parse_known_args(words)
         return vars(namespace), other_words
 
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+    def _get_values(
+        self,
+        action: argparse.Action,
+        arg_strings: list[str],
+    ) -> Any:
         """Convert words. A flag may have the value `--`, which argparse itself would drop as a separator."""
         if "" in arg_strings and (action.dest == "config" or self._may_be_left_out(action.dest)):
             name = f"--{action.dest}" if action.option_strings else action.dest.upper()
@@ -117,7 +125,11 @@ class FlagParser(argparse.ArgumentParser):
         dest = self._option_string_actions[spellings(key)[0]].dest
         return None if dest == argparse.SUPPRESS else dest
 
-    def unknown(self, key: str, line: str) -> str:
+    def unknown(
+        self,
+        key: str,
+        line: str,
+    ) -> str:
         """Message about a key of a file that is no flag.
 
         Args:
@@ -136,7 +148,12 @@ class FlagParser(argparse.ArgumentParser):
             remedy = _nearest(f"--{key}", [*options, "--extends"]).replace("--", "")
         return f"{line}: {key} is no flag of `{self.prog}`{remedy or '; --help lists the flags.'}"
 
-    def value_of(self, key: str, value: str | list[str], line: str) -> dict[str, Any]:
+    def value_of(
+        self,
+        key: str,
+        value: str | list[str],
+        line: str,
+    ) -> dict[str, Any]:
         """Convert the value of a key in a file as that of a command line.
 
         Args:
@@ -156,10 +173,15 @@ class FlagParser(argparse.ArgumentParser):
             raise UserError(f"{line}: {key} takes one value, not a list.")
         with self._at(line):
             if action.nargs == 0:  # a flag that takes no value on a command line
-                return {action.dest: action.const if self._truth_of(key, words[0]) else not action.const}
+                is_on = self._truth_of(key, words[0])
+                return {action.dest: action.const if is_on else not action.const}
             return vars(self.parse_args(words_of_several(key, words)))
 
-    def _truth_of(self, key: str, word: str) -> bool:
+    def _truth_of(
+        self,
+        key: str,
+        word: str,
+    ) -> bool:
         try:
             return truth(word)
         except argparse.ArgumentTypeError as error:
@@ -223,7 +245,11 @@ def _nearest(unknown: str, options: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-def _add(parser: Any, flag: Flag, has_positionals: bool) -> None:
+def _add(
+    parser: Any,
+    flag: Flag,
+    has_positionals: bool,
+) -> None:
     """Add a flag to a parser or to a section of one."""
     options = {**flag.options, "help": _help(flag)}
     kind, several, convert = kind_of(flag.type)
@@ -321,13 +347,21 @@ class _AppendAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Append."""
-        setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), values])
+        earlier_values = getattr(namespace, self.dest, [])
+        setattr(namespace, self.dest, [*earlier_values, values])
 
 
 class _InertAction(argparse.Action):
     """Takes an optional value, stores nothing, and logs one warning however often the flag is given."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, reason: str, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        *,
+        reason: str,
+        **kwargs: Any,
+    ) -> None:
         """Remember why the flag does nothing."""
         super().__init__(option_strings, dest=argparse.SUPPRESS, nargs="?", **kwargs)
         self.reason = reason

@@ -326,8 +326,11 @@ def _warn_of_critic_flags(config: PPOConfig) -> None:
         "critic_lora_dim": config.finetuning.lora_dim,
     }
     values = config.flat()
-    unread = [name for name in CRITIC_FLAGS if name not in needs.reads]
-    changed = [f"--{name}" for name in unread if values[name] != both.get(name, default_of(type(config), name))]
+    changed = []
+    for name in CRITIC_FLAGS:
+        usual_value = both.get(name, default_of(type(config), name))
+        if name not in needs.reads and values[name] != usual_value:
+            changed.append(f"--{name}")
     if changed:
         estimator = config.advantages.advantage_estimator
         logger.warning("%s: of no effect with --advantage_estimator %s.", ", ".join(changed), estimator)

@@ -36,7 +36,8 @@ MOST_NAMED = 128  # GPUs named in a message
 
 def preset_names(command: str) -> list[str]:
     """Names of the presets of a subcommand."""
-    return sorted(file.stem for file in (PRESETS / command).glob("*.yaml") if not file.stem.startswith("_"))
+    names = [file.stem for file in (PRESETS / command).glob("*.yaml")]
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def find_preset(command: str, name: str) -> Path | None:
@@ -71,7 +72,11 @@ def variables(preset: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
     }
 
 
-def batch_sizes(limits: Mapping[str, int], values: Mapping[str, int], processes: int) -> dict[str, int]:
+def batch_sizes(
+    limits: Mapping[str, int],
+    values: Mapping[str, int],
+    processes: int,
+) -> dict[str, int]:
     """Batch sizes of a preset by flag, for a number of processes.
 
     A size is the largest divisor of a process's share of the global batch that does not exceed its limit. In step 3 a
@@ -106,7 +111,11 @@ def batch_sizes(limits: Mapping[str, int], values: Mapping[str, int], processes:
     return sizes
 
 
-def _uneven(global_batch: int, samples: int, processes: int) -> UserError:
+def _uneven(
+    global_batch: int,
+    samples: int,
+    processes: int,
+) -> UserError:
     """Error for a global batch that cannot be shared evenly, with the numbers of GPUs and batch sizes that can."""
     together = f", {samples} responses of a prompt together" if samples > 1 else ""
     even_counts = []

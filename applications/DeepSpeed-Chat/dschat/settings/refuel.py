@@ -222,7 +222,11 @@ class RefuelConfig(SupervisedConfig):
         if values["optimizer"] == "adam" and values["weight_decay"] == default_of(cls, "weight_decay"):
             values["weight_decay"] = 0.0
 
-    def total_iterations(self, per_epoch: int, size: int) -> int:
+    def total_iterations(
+        self,
+        per_epoch: int,
+        size: int,
+    ) -> int:
         """Updates: as many as --total_episodes fill, or --num_train_epochs passes; at least one."""
         if not self.regression.total_episodes:
             return super().total_iterations(per_epoch, size)
@@ -357,7 +361,11 @@ class RefuelOnlineConfig(OneModelConfig):
         paths = [self.model.model_name_or_path, self.dialogues.reward_model_name_or_path]
         return [path for path in paths if path]
 
-    def total_iterations(self, per_epoch: int, size: int) -> int:
+    def total_iterations(
+        self,
+        per_epoch: int,
+        size: int,
+    ) -> int:
         """Rounds: as many as --total_episodes fill, or --num_train_epochs passes.
 
         Raises:

@@ -146,7 +146,11 @@ def check_json_object(name: str, value: str | None) -> None:
         raise UserError(f"--{name} {value} must hold a JSON object, like {{...}}; correct the file.")
 
 
-def check_output_dir(output_dir: str, overwrite: bool, inputs: Sequence[str]) -> None:
+def check_output_dir(
+    output_dir: str,
+    overwrite: bool,
+    inputs: Sequence[str],
+) -> None:
     """Refuse an output folder that is a file or an input, or that holds a run unless `overwrite`.
 
     Args:

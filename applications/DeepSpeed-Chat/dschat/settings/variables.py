@@ -17,7 +17,11 @@ IN_TEXT = re.compile(rf"(?P<literal>\$(?=\$\{{))?\${BRACED}")
 IN_PATH = re.compile(rf"\$(?:(?P<literal>\$|(?<=^\$)~)|{BRACED}|(?P<plain>[A-Za-z_]\w*))")
 
 
-def expand_text(text: str, source: str, environ: Mapping[str, str]) -> str:
+def expand_text(
+    text: str,
+    source: str,
+    environ: Mapping[str, str],
+) -> str:
     """Fill in the variables of a value from a file.
 
     Args:
@@ -37,7 +41,11 @@ def expand_text(text: str, source: str, environ: Mapping[str, str]) -> str:
     return IN_TEXT.sub(fill, text)
 
 
-def expand_path(text: str, source: str, environ: Mapping[str, str]) -> str:
+def expand_path(
+    text: str,
+    source: str,
+    environ: Mapping[str, str],
+) -> str:
     """Fill in the variables of a path, then its leading `~`. For arguments and errors see `expand_text`."""
 
     def fill(match: re.Match[str]) -> str:
@@ -66,7 +74,13 @@ def escape_path(text: str) -> str:
     return f"${escaped}" if escaped.startswith("~") else escaped
 
 
-def _value(name: str | None, default: str | None, source: str, environ: Mapping[str, str], literal: str) -> str:
+def _value(
+    name: str | None,
+    default: str | None,
+    source: str,
+    environ: Mapping[str, str],
+    literal: str,
+) -> str:
     """Value of a variable; an empty one has the default."""
     if name is None:
         raise UserError(f"{source}: ${{ has no name and closing brace: write ${{NAME}}, or {literal}.")
