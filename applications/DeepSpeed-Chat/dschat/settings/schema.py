@@ -28,7 +28,7 @@ from dschat.settings.flags import (
 from dschat.settings.parser import INERT_FLAGS
 from dschat.settings.words import FALSE, TRUE, kind_of
 
-Schema = dict[str, Any]  # type: ignore[explicit-any]  # a JSON schema
+Schema = dict[str, Any]  # a JSON schema
 
 VARIABLE = r"\$\{"  # a value may name variables of the environment
 # Numbers that YAML 1.1 reads as text, such as 1e-5, and words that stand for numbers.
