@@ -343,7 +343,7 @@ REFUSALS = [
         "--refill_rounds with --rollouts_ahead",
         "Drop one of them",
     ),
-    ("ppo", "--max_token_probability 0.9 --policy_ratio macro", "ratio is of all tokens", "--policy_ratio token"),
+    ("ppo", "--max_token_probability 0.9 --policy_ratio macro", "includes its likely tokens", "--policy_ratio token"),
     ("ppo", "--length_buffer 513", "--length_buffer 513", "--max_answer_seq_len 512"),
     ("ppo", "--length_penalty 2", "--length_penalty 2.0 does nothing", "--length_buffer"),
     ("ppo", "--lam 0.9 --lam_alpha 0.05", "--lam 0.9 and --lam_alpha 0.05", "drop one"),
