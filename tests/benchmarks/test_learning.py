@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -200,7 +201,9 @@ def quickstart_run(name: str, gold: list[float], end: float, eos_rate: float) ->
     ]
     first = {"eval/gold_scores": 0.2, "eval/scores": -3.0, "eval/kl": 0.0, "eval/eos_rate": 1.0}
     last = {"eval/gold_scores": end, "eval/scores": -1.0, "eval/kl": 4.0, "eval/eos_rate": eos_rate}
-    return RunData(name, {}, "gold_scores", rows, [first, last], HeldOut("SFT", first, []), HeldOut(name, last, []))
+    no_samples = pd.DataFrame()
+    ends = (HeldOut("SFT", first, no_samples), HeldOut(name, last, no_samples))
+    return RunData(name, {}, "gold_scores", pd.DataFrame(rows), pd.DataFrame([first, last]), *ends)
 
 
 def test_a_row_of_quickstarts_by_hand() -> None:

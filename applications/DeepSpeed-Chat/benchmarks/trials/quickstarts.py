@@ -147,7 +147,7 @@ def quickstart_row(name: str, seeds: Sequence[Mapping[str, RunData]]) -> list[st
     # A run that does not come there is set down as one that needs twice the baseline's updates.
     times = [0.5 if n is None else t / n for t, n in zip(theirs, needed, strict=True) if t is not None]
     means = [over_seeds([run.last.mean(key) for run in runs]).text(digits) for key, digits in MEANS]
-    curves = [[row[EXPLAINED] for row in run.train] for run in runs]
+    curves = [run.train[EXPLAINED].tolist() for run in runs]
     explained = over_seeds([fmean(curve) for curve in curves])
     lowest = min(run.last.mean("eos_rate") for run in runs)
     cells = [name, str(len(runs)), *means, explained.text(2), f"{lowest:.3f}"]

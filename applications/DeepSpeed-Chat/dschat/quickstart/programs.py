@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.base.atomic import write_file
-from dschat.lab.evaluations import pass_table
-from dschat.lab.pass_at_k import ALL, pass_rates
+from dschat.lab.pass_at_k import ALL, pass_rates, pass_table
 from dschat.lab.runs import build_report
 from dschat.quickstart.inputs import COMMON, make_folder, supervised_flags
 from dschat.quickstart.options import ProgramsOptions
@@ -51,10 +50,10 @@ def run(options: ProgramsOptions) -> str:
     table = pass_table(found)
     write_file(folder / "pass-at-k.txt", table + "\n")
     notes = ["Score: the published reward of programs, from what becomes of them on their tests."]
-    for each in found:
-        if each.difficulty == ALL:
-            rates = ", ".join(f"pass@{k} {rate.text()} %" for k, rate in each.rates.items() if rate is not None)
-            notes.append(f"{models[each.model]}, {each.problems} held-out problems, five programs each: {rates}.")
+    for row in found.to_dict("records"):
+        if row["difficulty"] == ALL:
+            rates = f"pass@1 {row['pass@1'].text()} %, pass@5 {row['pass@5'].text()} %"
+            notes.append(f"{models[row['model']]}, {row['problems']} held-out problems, five programs each: {rates}.")
     runs = {name: folder / place for name, (place, _) in RUNS.items()}
     summary = build_report(runs, folder, title="Programs: PPO and MA-PPO with rewards by execution", notes=notes)
     seconds = f"{time.perf_counter() - start:.0f} s in all"
