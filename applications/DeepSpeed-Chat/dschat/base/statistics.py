@@ -97,7 +97,11 @@ class WinRates:
     half: Rate | None  # wins plus half of the ties, with a bootstrap interval over items
 
 
-def score_verdict(first: float, second: float, margin: float = 0.0) -> Literal["A", "tie", "B"]:
+def score_verdict(
+    first: float,
+    second: float,
+    margin: float = 0.0,
+) -> Literal["A", "tie", "B"]:
     """The higher of two scores as a verdict: A or B; tie where they differ by no more than the margin."""
     if abs(first - second) <= margin:
         return "tie"
@@ -115,7 +119,13 @@ def win_rates(verdicts: Sequence[str], items: Sequence[Any] | None = None) -> Wi
     import pandas as pd
 
     number = Counter(verdicts)
-    tally = Tally(number["A"], number["tie"], number["B"], number["invalid"], number["skip"])
+    tally = Tally(
+        number["A"],
+        number["tie"],
+        number["B"],
+        number["invalid"],
+        number["skip"],
+    )
     votes = pd.DataFrame({"verdict": list(verdicts), "item": range(len(verdicts)) if items is None else list(items)})
     votes = votes[votes["verdict"].isin(POINTS)]
 
@@ -142,7 +152,11 @@ def wilson(count: int, total: int) -> Rate | None:
     if total == 0:
         return None
     low, high = proportion_confint(count, total, alpha=0.05, method="wilson")
-    return Rate(count / total, max(0.0, float(low)), min(1.0, float(high)))
+    return Rate(
+        count / total,
+        max(0.0, float(low)),
+        min(1.0, float(high)),
+    )
 
 
 def bootstrap_ratio(numerators: Iterable[float], denominators: Iterable[float]) -> Rate | None:
@@ -170,7 +184,11 @@ def bootstrap_ratio(numerators: Iterable[float], denominators: Iterable[float]) 
     if len(set((above / below).tolist())) < 2:
         return Rate(value)
 
-    def ratio(above: Any, below: Any, axis: int = -1) -> Any:
+    def ratio(
+        above: Any,
+        below: Any,
+        axis: int = -1,
+    ) -> Any:
         return above.sum(axis=axis) / below.sum(axis=axis)
 
     interval = bootstrap(

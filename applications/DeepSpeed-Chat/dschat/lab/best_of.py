@@ -83,13 +83,23 @@ def sweep_of(model: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
             sizes = f"{len(row_rewards)} rewards, and {len(earlier[0])} in the rows before it"
             raise UserError(f"{origin}: {sizes}, at the same temperature; correct the file.")
         earlier.append(row_rewards)
-        prompts.setdefault(temperature, []).append(text_of(row, "prompt", origin))
+        prompts.setdefault(temperature, []).append(
+            text_of(
+                row,
+                "prompt",
+                origin,
+            )
+        )
     first, *others = prompts
     for temperature in others:
         if prompts[temperature] != prompts[first]:
             temperatures = f"the prompts at temperature {temperature:g} are not those at {first:g}"
             raise UserError(f"{model}: {temperatures}; give the file of one finished run.")
-    return Sweep(model, dict(sorted(rewards.items())), prompts[first])
+    return Sweep(
+        model,
+        dict(sorted(rewards.items())),
+        prompts[first],
+    )
 
 
 def published_numbers(sweeps: Sequence[Sweep]) -> list[int]:
@@ -119,7 +129,11 @@ def best_of_n(sweeps: Sequence[Sweep], numbers: Sequence[int]) -> pd.DataFrame:
     return result_table(rows)
 
 
-def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_dir: Path) -> str:
+def best_of_report(
+    files: Sequence[Path],
+    numbers: Sequence[int] | None,
+    output_dir: Path,
+) -> str:
     """Write `report.json`, `report.md` and `report.png` on finished sweeps, a file per model; returns the tables.
 
     Args:
@@ -148,7 +162,12 @@ def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_
     return write_best_of(sweeps, numbers or published_numbers(sweeps), output_dir, NAME)
 
 
-def write_best_of(sweeps: Sequence[Sweep], numbers: Sequence[int], folder: Path, name: str) -> str:
+def write_best_of(
+    sweeps: Sequence[Sweep],
+    numbers: Sequence[int],
+    folder: Path,
+    name: str,
+) -> str:
     """Write name.json, name.md and name.png into a folder; returns the tables. Raises UserError where it cannot."""
     means = best_of_n(sweeps, numbers)
     intervals = {"level": 0.95, "method": "Student's t over prompts"}
@@ -157,7 +176,13 @@ def write_best_of(sweeps: Sequence[Sweep], numbers: Sequence[int], folder: Path,
         _table_by_n(means, "expected", "Best of N, all subsets"),
         _table_by_n(means, "first", "Best of the first N"),
     ]
-    return write_report(folder, name, content, Report("", tables, remarks=[REMARK]), draw_best_of(means))
+    return write_report(
+        folder,
+        name,
+        content,
+        Report("", tables, remarks=[REMARK]),
+        draw_best_of(means),
+    )
 
 
 def _table_by_n(means: pd.DataFrame, estimator: str, caption: str) -> Table:
@@ -186,12 +211,22 @@ def draw_best_of(means: pd.DataFrame) -> bytes:
     for number, model in enumerate(models):
         single = means[(means["n"] == 1) & (means["model"] == model)]
         x = single["temperature"] + TEMPERATURE_APART * offset_of(number, len(models))
-        lines.append(Curve(x.tolist(), single["expected"].tolist(), look_of(number, legend_label(model))))
+        lines.append(
+            Curve(
+                x.tolist(),
+                single["expected"].tolist(),
+                look_of(number, legend_label(model)),
+            )
+        )
     charts.append(Chart("A single response", "temperature (0 = greedy)", REWARD, lines, legend="inside"))
     return draw_charts(charts, (5.6 * len(charts), 4.6), level_with_first=level_with_first)
 
 
-def _chart_by_n(model: str, means: pd.DataFrame, temperatures: Sequence[float]) -> Chart:
+def _chart_by_n(
+    model: str,
+    means: pd.DataFrame,
+    temperatures: Sequence[float],
+) -> Chart:
     """Chart with a line for each temperature, from dark for the lowest to bright for the highest."""
     lines = []
     for number, temperature in enumerate(temperatures):
@@ -200,7 +235,13 @@ def _chart_by_n(model: str, means: pd.DataFrame, temperatures: Sequence[float]) 
             colour = matplotlib.colormaps["plasma"](0.85 * number / max(1, len(temperatures) - 1))
             x = line["n"] * 2 ** (DOUBLINGS_APART * offset_of(number, len(temperatures)))
             look = {**look_of(number, f"temperature {temperature:g}"), "color": colour}
-            lines.append(Curve(x.tolist(), line["expected"].tolist(), look))
+            lines.append(
+                Curve(
+                    x.tolist(),
+                    line["expected"].tolist(),
+                    look,
+                )
+            )
     return Chart(
         f"{short(model)}: best of N",
         "N, responses to choose from",

@@ -94,7 +94,11 @@ def _token_span(token: MacroToken, macro_length: int) -> str:
     text = pictures(token.text)
     length = f"{macro_length} token{'' if macro_length == 1 else 's'}"
     facts = [f"token: {text!r}", f"macro action {token.macro_action + 1} ({length})"]
-    numbers = {"value": token.value, "reward": token.reward, "advantage": token.advantage}
+    numbers = {
+        "value": token.value,
+        "reward": token.reward,
+        "advantage": token.advantage,
+    }
     if any(number is not None for number in numbers.values()):
         facts += [f"{name}: {_number(number)}" for name, number in numbers.items()]
     title = "\n".join(facts)

@@ -177,7 +177,13 @@ def write_report(
     """
     text = "" if report is None else report.markdown()
     files: dict[str, str | bytes] = {
-        "json": json.dumps(content, indent=1, allow_nan=False, default=vars) + "\n",
+        "json": json.dumps(
+            content,
+            indent=1,
+            allow_nan=False,
+            default=vars,
+        )
+        + "\n",
         "md": text,
         "png": picture,
     }

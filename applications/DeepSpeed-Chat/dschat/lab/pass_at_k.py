@@ -47,7 +47,11 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> pd.DataFrame:
+def pass_rates(
+    files: Sequence[Path],
+    ks: Sequence[int],
+    dataset: str = "",
+) -> pd.DataFrame:
     """Rates of files of programs that were run, by difficulty and over all problems.
 
     Args:
@@ -65,7 +69,16 @@ def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> p
     """
     rows = []
     for file in files:
-        problems = pd.DataFrame([_problem(row, dataset, origin) for origin, row in read_rows(file, FILE)])
+        problems = pd.DataFrame(
+            [
+                _problem(
+                    row,
+                    dataset,
+                    origin,
+                )
+                for origin, row in read_rows(file, FILE)
+            ]
+        )
         datasets = problems["dataset"].unique()
         groups = [(name, group) for name, group in problems.groupby("difficulty", sort=False) if name]
         for difficulty, group in [*groups, (ALL, problems)]:
@@ -76,7 +89,11 @@ def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> p
     return result_table(rows)
 
 
-def _problem(row: dict[str, Any], dataset: str, origin: str) -> dict[str, Any]:
+def _problem(
+    row: dict[str, Any],
+    dataset: str,
+    origin: str,
+) -> dict[str, Any]:
     """A problem's data set and difficulty (either may be empty), the number of samples run and of those passed."""
     samples = row.get("samples")
     if not isinstance(samples, list) or not all(isinstance(sample, dict) and "status" in sample for sample in samples):
@@ -104,7 +121,11 @@ def run_pass_at_k(options: PassOptions) -> str:
     return pass_table(pass_rates(options.files, options.k))
 
 
-def write_pass_report(files: Sequence[Path], output_dir: Path, dataset: str = "") -> str:
+def write_pass_report(
+    files: Sequence[Path],
+    output_dir: Path,
+    dataset: str = "",
+) -> str:
     """Write `report.json` with pass@1 and pass@5; returns the table.
 
     Args:
@@ -121,7 +142,12 @@ def write_pass_report(files: Sequence[Path], output_dir: Path, dataset: str = ""
     for row in rates.to_dict("records"):
         passes = {name: row.pop(name) for name in ("pass@1", "pass@5")}
         programs.append(row | {"rates": passes})
-    write_report(output_dir, NAME, {"files": [str(file) for file in files], "programs": programs}, flag=OUTPUT)
+    write_report(
+        output_dir,
+        NAME,
+        {"files": [str(file) for file in files], "programs": programs},
+        flag=OUTPUT,
+    )
     return pass_table(rates)
 
 

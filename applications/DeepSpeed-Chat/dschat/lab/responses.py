@@ -52,11 +52,23 @@ def read_responses(path: Path, flag: str) -> list[Response]:
         response = text_of(row, "response", origin)
         if row.get(PROMPT_MESSAGES) is not None:
             prompt = dialogue_text(check_messages(row[PROMPT_MESSAGES], PROMPT_MESSAGES, None, origin))
-        responses.append(Response(prompt, response, number_of(row, "reward", origin), origin, row))
+        responses.append(
+            Response(
+                prompt,
+                response,
+                number_of(row, "reward", origin),
+                origin,
+                row,
+            )
+        )
     return responses
 
 
-def number_of(row: dict[str, Any], column: str, origin: str) -> float | None:
+def number_of(
+    row: dict[str, Any],
+    column: str,
+    origin: str,
+) -> float | None:
     """Finite number of a column; None where the row has none. Raises UserError for anything else."""
     value = row.get(column)
     if value is None:
@@ -66,7 +78,13 @@ def number_of(row: dict[str, Any], column: str, origin: str) -> float | None:
     return float(value)
 
 
-def numbers_of(row: dict[str, Any], column: str, origin: str, form: str, count: int | None = None) -> list[float]:
+def numbers_of(
+    row: dict[str, Any],
+    column: str,
+    origin: str,
+    form: str,
+    count: int | None = None,
+) -> list[float]:
     """Finite numbers of a list in a column.
 
     Args:
@@ -88,7 +106,12 @@ def numbers_of(row: dict[str, Any], column: str, origin: str, form: str, count: 
     return numbers
 
 
-def read_pairs(path_a: Path, flag_a: str, path_b: Path, flag_b: str) -> list[Pair]:
+def read_pairs(
+    path_a: Path,
+    flag_a: str,
+    path_b: Path,
+    flag_b: str,
+) -> list[Pair]:
     """Pair the rows of two files by their prompts, in the order of the first file.
 
     A prompt that occurs several times is paired in the order of its occurrences.
@@ -113,7 +136,14 @@ def read_pairs(path_a: Path, flag_a: str, path_b: Path, flag_b: str) -> list[Pai
                 problem += f", for only one of the files has the column {PROMPT_MESSAGES}"
             raise UserError(f"{response.origin}: {problem}: {REMEDY}")
         other = waiting[prompt].popleft()
-        pairs.append(Pair(pair_id(prompt, response.response, other.response), prompt, response, other))
+        pairs.append(
+            Pair(
+                pair_id(prompt, response.response, other.response),
+                prompt,
+                response,
+                other,
+            )
+        )
     return pairs
 
 
@@ -204,18 +234,34 @@ def compared(
 
 def comparison_of(row: Mapping[str, Any], origin: str) -> Comparison:
     """Comparison of a file's row, with an id in any case; raises UserError where a column is missing or wrong."""
-    texts = {name: text_of(row, name, origin) for name in ("prompt", "response_a", "response_b")}
+    texts = {
+        name: text_of(
+            row,
+            name,
+            origin,
+        )
+        for name in ("prompt", "response_a", "response_b")
+    }
     for column, allowed in (("verdict", VERDICTS), ("kind", KINDS)):
         if row.get(column) not in allowed:
             raise UserError(f"{origin}: {column} must be one of {', '.join(allowed)}, not {row.get(column)!r}.")
     if "model_a" not in row or "model_b" not in row:
         raise UserError(f"{origin}: the row does not name its models; add the columns model_a and model_b.")
-    defaults = {"id": pair_id(*texts.values()), "rater": row["kind"], "dataset": ""}
+    defaults = {
+        "id": pair_id(*texts.values()),
+        "rater": row["kind"],
+        "dataset": "",
+    }
     for name in ("id", "rater", "model_a", "model_b", "dataset"):
         texts[name] = text_of({**defaults, **row}, name, origin)
     columns = {*texts, "verdict", "kind"}
     details = {name: value for name, value in row.items() if name not in columns}
-    return Comparison(verdict=row["verdict"], kind=row["kind"], details=details, **texts)
+    return Comparison(
+        verdict=row["verdict"],
+        kind=row["kind"],
+        details=details,
+        **texts,
+    )
 
 
 def mirrored(verdict: Verdict) -> Verdict:

@@ -83,7 +83,11 @@ def section_result(section: VoteSection) -> SectionResult:
     )
 
 
-def rater_result(rater: str, votes: pd.DataFrame, pooled: bool = False) -> dict[str, Any]:
+def rater_result(
+    rater: str,
+    votes: pd.DataFrame,
+    pooled: bool = False,
+) -> dict[str, Any]:
     """Statistics of one rater, or of all people together (`pooled`), whose votes are counted one by one.
 
     Returns:
@@ -158,7 +162,11 @@ def model_means(first: "pd.Series[Any]", second: "pd.Series[Any]") -> dict[str, 
 def counted_verdicts(votes: pd.DataFrame) -> pd.DataFrame:
     """Table of verdicts with a row per item and a column per rater; NaN for none, for invalid and for skip."""
     raters = votes["rater"].drop_duplicates()
-    table = votes.pivot(index="item", columns="rater", values="verdict").reindex(columns=raters)
+    table = votes.pivot(
+        index="item",
+        columns="rater",
+        values="verdict",
+    ).reindex(columns=raters)
     return table.where(table.isin(CATEGORIES))
 
 
@@ -231,7 +239,11 @@ def _cohens_kappa(common: pd.DataFrame) -> MeanInterval | None:
     # Where the raters never (or always) differ, the formula's standard error is 0, which is no interval.
     if not low < high:
         return MeanInterval(float(result.kappa))
-    return MeanInterval(float(result.kappa), max(-1.0, low), min(1.0, high))
+    return MeanInterval(
+        float(result.kappa),
+        max(-1.0, low),
+        min(1.0, high),
+    )
 
 
 def group_agreement(name: str, verdicts: pd.DataFrame) -> dict[str, Any]:
@@ -257,7 +269,13 @@ def group_agreement(name: str, verdicts: pd.DataFrame) -> dict[str, Any]:
         same = equal_pairs / (len(common) * size * (size - 1))
         if counts.any(axis=0).sum() > 1:
             kappa = float(fleiss_kappa(counts, method="fleiss"))
-    return {"name": name, "raters": tuple(verdicts.columns), "items": len(common), "same": same, "kappa": kappa}
+    return {
+        "name": name,
+        "raters": tuple(verdicts.columns),
+        "items": len(common),
+        "same": same,
+        "kappa": kappa,
+    }
 
 
 def majority(verdicts: pd.DataFrame) -> "pd.Series[Any]":
@@ -281,7 +299,11 @@ class LengthControlled:
     remark: str = ""  # why there is no rate, or a caveat
 
 
-def length_controlled(verdicts: Sequence[str], differences: Sequence[float], items: Sequence[Any]) -> LengthControlled:
+def length_controlled(
+    verdicts: Sequence[str],
+    differences: Sequence[float],
+    items: Sequence[Any],
+) -> LengthControlled:
     """Fit logit P(first wins) = a + b · tanh(difference / sd of the differences); the rate is P at difference 0.
 
     As in length-controlled AlpacaEval (Dubois et al. 2024), for one pair of models and without its term for the
@@ -292,7 +314,13 @@ def length_controlled(verdicts: Sequence[str], differences: Sequence[float], ite
         differences: (N,) length of the first response minus length of the second.
         items: (N,) item that each verdict is about.
     """
-    votes = pd.DataFrame({"verdict": list(verdicts), "gap": list(differences), "item": list(items)})
+    votes = pd.DataFrame(
+        {
+            "verdict": list(verdicts),
+            "gap": list(differences),
+            "item": list(items),
+        }
+    )
     votes = votes[votes["verdict"].isin(POINTS)]
     points = votes["verdict"].map(POINTS).to_numpy(dtype=np.float64)
     gaps = votes["gap"].to_numpy(dtype=np.float64)
@@ -333,7 +361,11 @@ def _separated(points: Numbers, terms: Numbers) -> bool:
     return bool(won.min() >= lost.max() or lost.min() >= won.max())
 
 
-def _fit_logit(points: Numbers, terms: Numbers, clusters: Any) -> tuple[Rate, float] | None:
+def _fit_logit(
+    points: Numbers,
+    terms: Numbers,
+    clusters: Any,
+) -> tuple[Rate, float] | None:
     """Rate at equal length and slope; None where the search for the coefficients does not converge."""
     from scipy.special import expit
     from statsmodels.discrete.discrete_model import Logit
@@ -345,11 +377,19 @@ def _fit_logit(points: Numbers, terms: Numbers, clusters: Any) -> tuple[Rate, fl
             warnings.simplefilter("error", warning)
         try:
             model = Logit(points, np.column_stack([np.ones_like(terms), terms]))
-            result = model.fit(disp=False, cov_type="cluster", cov_kwds={"groups": clusters})
+            result = model.fit(
+                disp=False,
+                cov_type="cluster",
+                cov_kwds={"groups": clusters},
+            )
         except (*not_converged, np.linalg.LinAlgError):
             return None
     intercept, slope = result.params
     low, high = result.conf_int(alpha=0.05)[0]
     if not np.isfinite([low, high, slope]).all():
         return None
-    return Rate(float(expit(intercept)), float(expit(low)), float(expit(high))), float(slope)
+    return Rate(
+        float(expit(intercept)),
+        float(expit(low)),
+        float(expit(high)),
+    ), float(slope)

@@ -121,8 +121,22 @@ def read_run(name: str, folder: Path) -> RunData:
     evaluations = []
     for model, index in (("SFT", 0), (name, -1)):
         row = evals.iloc[index].to_dict()
-        evaluations.append(HeldOut(model, row, _read_samples(folder, int(row["update"]), metric)))
-    return RunData(name, config, metric, train, evals, evaluations[0], evaluations[1])
+        evaluations.append(
+            HeldOut(
+                model,
+                row,
+                _read_samples(folder, int(row["update"]), metric),
+            )
+        )
+    return RunData(
+        name,
+        config,
+        metric,
+        train,
+        evals,
+        evaluations[0],
+        evaluations[1],
+    )
 
 
 def _by_update(rows: Sequence[Mapping[str, float]]) -> pd.DataFrame:
@@ -152,7 +166,11 @@ def _metrics_row(row: Mapping[str, Any], origin: str) -> dict[str, float]:
     return numbers
 
 
-def _read_samples(folder: Path, update: int, metric: str | None) -> pd.DataFrame:
+def _read_samples(
+    folder: Path,
+    update: int,
+    metric: str | None,
+) -> pd.DataFrame:
     path = folder / "samples" / f"update-{update:06d}.jsonl"
     columns = SAMPLE_COLUMNS | ({metric: metric} if metric else {})
     samples = []

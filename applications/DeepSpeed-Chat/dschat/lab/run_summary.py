@@ -179,7 +179,12 @@ def judges_of(labels: Mapping[str, str]) -> dict[str, str]:
     return {name: label for name, label in labels.items() if name not in EVAL_NAMES - {"scores"}}
 
 
-def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str, notes: Sequence[str]) -> Report:
+def compare_runs(
+    runs: Sequence[RunData],
+    labels: Mapping[str, str],
+    title: str,
+    notes: Sequence[str],
+) -> Report:
     """Tables and sentences of a report on at least one run."""
     judges = judges_of(labels)
     results = held_out_results(runs, labels)
@@ -196,14 +201,24 @@ def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str,
         tables.append(Table(WIN_HEADERS, wins, "wins"))
         remarks.append(WIN_REMARK)
 
-    tables.append(Table(TRAINING_HEADERS, [_training_cells(run) for run in runs], "training"))
+    tables.append(
+        Table(
+            TRAINING_HEADERS,
+            [_training_cells(run) for run in runs],
+            "training",
+        )
+    )
     throughput = throughput_table(runs)
     if throughput is not None:
         tables.append(throughput)
         remarks.append(THROUGHPUT_REMARK)
 
     name, label = next(iter(labels.items()))
-    findings = [_against_sft(run, name, label) for run in runs] + _ranking(runs, name, label)
+    findings = [_against_sft(run, name, label) for run in runs] + _ranking(
+        runs,
+        name,
+        label,
+    )
     return Report(title, tables, findings, remarks, notes)
 
 
@@ -219,10 +234,24 @@ def held_out_results(runs: Sequence[RunData], labels: Mapping[str, str]) -> pd.D
         starts = starts[:1]
     else:
         starts = [_result_row(f"SFT, start of {run.name}", run.first, labels) for run in runs]
-    return result_table(starts + [_result_row(run.name, run.last, labels) for run in runs])
+    return result_table(
+        starts
+        + [
+            _result_row(
+                run.name,
+                run.last,
+                labels,
+            )
+            for run in runs
+        ]
+    )
 
 
-def _result_row(model: str, evaluation: HeldOut, labels: Mapping[str, str]) -> dict[str, object]:
+def _result_row(
+    model: str,
+    evaluation: HeldOut,
+    labels: Mapping[str, str],
+) -> dict[str, object]:
     row: dict[str, object] = {"model": model}
     for name in labels:
         values = evaluation.values(name)
@@ -243,7 +272,11 @@ def _results_table(results: pd.DataFrame, labels: Mapping[str, str]) -> Table:
     return Table(["model", *labels.values(), "held-out prompts"], rows, "results")
 
 
-def _remarks(results: pd.DataFrame, labels: Mapping[str, str], run_count: int) -> list[str]:
+def _remarks(
+    results: pd.DataFrame,
+    labels: Mapping[str, str],
+    run_count: int,
+) -> list[str]:
     errors = results[list(labels)].map(lambda estimate: estimate.error is not None)
     remarks = ["SFT is the model before the first update; the runs are at their last evaluation."]
     if errors.any(axis=None):
@@ -282,7 +315,11 @@ def throughput_table(runs: Sequence[RunData]) -> Table | None:
             _, scale, decimals = SPEEDS[name]
             cells.append(Estimate(run.train_mean(name, last=0.5)).text(decimals, scale))
         rows.append(cells)
-    return Table(["run", *(SPEEDS[name][0] for name in logged)], rows, "throughput")
+    return Table(
+        ["run", *(SPEEDS[name][0] for name in logged)],
+        rows,
+        "throughput",
+    )
 
 
 def _against_sft(run: RunData, name: str, label: str) -> str:
@@ -302,13 +339,30 @@ def _by_rank(runs: Sequence[RunData], name: str) -> list[HeldOut]:
     return sorted((run.last for run in runs), key=rank)
 
 
-def _ranking(runs: Sequence[RunData], name: str, label: str) -> list[str]:
+def _ranking(
+    runs: Sequence[RunData],
+    name: str,
+    label: str,
+) -> list[str]:
     """Sentences that compare the run that ended highest with each other one."""
     ends = [end for end in _by_rank(runs, name) if math.isfinite(end.mean(name))]
-    return [_comparison(ends[0], other, name, label) for other in ends[1:]]
+    return [
+        _comparison(
+            ends[0],
+            other,
+            name,
+            label,
+        )
+        for other in ends[1:]
+    ]
 
 
-def _comparison(best: HeldOut, other: HeldOut, name: str, label: str) -> str:
+def _comparison(
+    best: HeldOut,
+    other: HeldOut,
+    name: str,
+    label: str,
+) -> str:
     highest = best.mean(name)
     mean = other.mean(name)
     if highest == mean:
@@ -324,7 +378,11 @@ def _comparison(best: HeldOut, other: HeldOut, name: str, label: str) -> str:
     return f"{sentence} That is {within} two standard errors."
 
 
-def _difference(name: str, higher: HeldOut, lower: HeldOut) -> tuple[Estimate, str]:
+def _difference(
+    name: str,
+    higher: HeldOut,
+    lower: HeldOut,
+) -> tuple[Estimate, str]:
     """Difference of two means, and how its error was computed.
 
     Where both answered the same prompts the error is that of the differences prompt by prompt (paired); else the

@@ -90,7 +90,16 @@ def _curves(runs: Sequence[RunData], labels: Mapping[str, str]) -> Section:
     figures = []
     for chart in run_charts(runs, labels):
         title = f"{chart.title} over optimiser updates, all runs"
-        figures.append(Figure(title, draw_charts([chart], (5, 3.5), dpi=200)))
+        figures.append(
+            Figure(
+                title,
+                draw_charts(
+                    [chart],
+                    (5, 3.5),
+                    dpi=200,
+                ),
+            )
+        )
     return Section("Learning curves", keys=keys, remark=READING, figures=figures)
 
 
@@ -112,7 +121,13 @@ def _examples(runs: Sequence[RunData], labels: Mapping[str, str]) -> Section:
     for number, start in enumerate(starts[:SHOWN_PROMPTS], start=1):
         panels = [_panel("SFT", start, labels, f"macro actions as in {longest.name}")]
         for run, answer in zip(runs, answers, strict=True):
-            panels.append(_panel(run.name, answer[start["prompt"]], labels))
+            panels.append(
+                _panel(
+                    run.name,
+                    answer[start["prompt"]],
+                    labels,
+                )
+            )
         examples.append(Example(f"Prompt {number}", start["prompt"], panels))
     intro = f"The first {len(examples)} held-out prompts, with the responses of each model as they were sampled."
     return Section("Sample responses", intro if examples else NO_EXAMPLE, examples=examples)
@@ -123,7 +138,12 @@ def _with_tokens(samples: pd.DataFrame) -> list[dict[str, Any]]:
     return list(samples[samples["tokens"].map(len) > 0].to_dict("records"))
 
 
-def _panel(title: str, sample: Mapping[str, Any], labels: Mapping[str, str], remark: str = "") -> MacroPanel:
+def _panel(
+    title: str,
+    sample: Mapping[str, Any],
+    labels: Mapping[str, str],
+    remark: str = "",
+) -> MacroPanel:
     parts = []
     for name, label in judges_of(labels).items():
         if not math.isnan(sample.get(name, math.nan)):
@@ -145,7 +165,11 @@ def _settings(runs: Sequence[RunData]) -> Section:
         rows.append([f"--{flag}", *values])
     headers = ["flag", *(run.name for run in runs)]
     table = Table(headers, different + equal, "settings", caption=FLAGS)
-    return Section("Settings", folded=table, marked=frozenset(range(len(different))))
+    return Section(
+        "Settings",
+        folded=table,
+        marked=frozenset(range(len(different))),
+    )
 
 
 def run_charts(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[Chart]:
@@ -175,12 +199,35 @@ def _chart(
         colour = look["color"]
         updates = run.train["update"].tolist()
         numbers = column_of(run.train, train_key)
-        lines.append(Curve(updates, numbers.tolist(), {"color": colour, "alpha": 0.22, "linewidth": 0.8}))
-        lines.append(Curve(updates, smooth(numbers).tolist(), {"color": colour, "linewidth": 2}))
+        lines.append(
+            Curve(
+                updates,
+                numbers.tolist(),
+                {"color": colour, "alpha": 0.22, "linewidth": 0.8},
+            )
+        )
+        lines.append(
+            Curve(
+                updates,
+                smooth(numbers).tolist(),
+                {"color": colour, "linewidth": 2},
+            )
+        )
         if eval_key:
-            marks = {"color": colour, "linestyle": "none", "marker": look["marker"], "markersize": 7}
+            marks = {
+                "color": colour,
+                "linestyle": "none",
+                "marker": look["marker"],
+                "markersize": 7,
+            }
             marks |= {"markeredgecolor": "white", "zorder": 3}
-            lines.append(Curve(run.evals["update"].tolist(), column_of(run.evals, eval_key).tolist(), marks))
+            lines.append(
+                Curve(
+                    run.evals["update"].tolist(),
+                    column_of(run.evals, eval_key).tolist(),
+                    marks,
+                )
+            )
             starts.add(run.first.row.get(eval_key, math.nan))
     levels = [(level, SFT_LOOK) for level in sorted(filter(math.isfinite, starts))]
     if train_key in goals:
@@ -203,14 +250,32 @@ def smooth(values: Sequence[float] | Numbers) -> Numbers:
     numbers = pd.Series(np.asarray(values, dtype=np.float64))
     numbers = numbers.where(np.isfinite(numbers))
     half = max(1, round(len(numbers) * SMOOTHED_PART / 2))
-    return numbers.rolling(2 * half + 1, center=True, min_periods=1).mean().to_numpy()
+    return (
+        numbers.rolling(
+            2 * half + 1,
+            center=True,
+            min_periods=1,
+        )
+        .mean()
+        .to_numpy()
+    )
 
 
-def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> bytes:
+def draw_all(
+    runs: Sequence[RunData],
+    labels: Mapping[str, str],
+    title: str,
+) -> bytes:
     """Draw all charts and one legend, as PNG of 1800 × 1080 pixels."""
     legend: list[Look] = []
     for number, run in enumerate(runs):
-        legend.append({**look_of(number, legend_label(run.name)), "linewidth": 2, "markeredgecolor": "white"})
+        legend.append(
+            {
+                **look_of(number, legend_label(run.name)),
+                "linewidth": 2,
+                "markeredgecolor": "white",
+            }
+        )
     if len(runs) > 1:
         legend.append({**GOAL_LOOK, "label": f"where {runs[0].name} ends"})
     grey = {"color": "#888888", "linewidth": 2}
@@ -220,7 +285,13 @@ def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> 
         {**grey, "label": "the same, smoothed"},
         {**grey, "label": "evaluation, held-out prompts", "linestyle": "none", "marker": "o"},
     ]
-    return draw_charts(run_charts(runs, labels), (15, 9), columns=3, title=title, legend=legend)
+    return draw_charts(
+        run_charts(runs, labels),
+        (15, 9),
+        columns=3,
+        title=title,
+        legend=legend,
+    )
 
 
 @dataclass(frozen=True)
@@ -267,8 +338,19 @@ def draw_learners(learners: Sequence[Learner], file: Path) -> None:
         kl = [fmean(point.kl) for point in learner.points]
         gold = [mean_interval(point.gold) for point in learner.points]
         label = f"{learner.name} (its KL: an upper bound)" if learner.bound else learner.name
-        lines.append(Curve([0.0, *kl], [start, *gold], look_of(number, label)))
-    level: Look = {"color": GREY, "linestyle": "--", "linewidth": 1, "label": learners[0].name}
+        lines.append(
+            Curve(
+                [0.0, *kl],
+                [start, *gold],
+                look_of(number, label),
+            )
+        )
+    level: Look = {
+        "color": GREY,
+        "linestyle": "--",
+        "linewidth": 1,
+        "label": learners[0].name,
+    }
     chart = Chart(
         "What the gold score costs in KL",
         "KL to SFT (nats per response)",
@@ -277,10 +359,21 @@ def draw_learners(learners: Sequence[Learner], file: Path) -> None:
         levels=[(start.value, level)],
         legend="below",
     )
-    write_file(file, draw_charts([chart], (8, 6), dpi=150))
+    write_file(
+        file,
+        draw_charts(
+            [chart],
+            (8, 6),
+            dpi=150,
+        ),
+    )
 
 
-def write_page(folder: Path, title: str, parts: Mapping[str, str]) -> Path:
+def write_page(
+    folder: Path,
+    title: str,
+    parts: Mapping[str, str],
+) -> Path:
     """Write README.md of a folder: a title, and a heading with its text for each part."""
     body = "".join(f"\n## {heading}\n\n{text.rstrip()}\n" for heading, text in parts.items())
     page = folder / "README.md"

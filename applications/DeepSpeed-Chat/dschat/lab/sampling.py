@@ -43,7 +43,12 @@ def sample(options: SampleOptions) -> str:
     return f"{len(sampled)} rows{size}{kinds}; {target}"
 
 
-def sample_responses(responses: Sequence[Response], dataset: str, number: int, seed: int) -> list[Response]:
+def sample_responses(
+    responses: Sequence[Response],
+    dataset: str,
+    number: int,
+    seed: int,
+) -> list[Response]:
     """Sample `number` rows, or all if there are no more: the same from every file that answers the same prompts.
 
     Rows are shuffled by a hash of seed, purpose and prompt, so that a row's rank depends on no other row. For

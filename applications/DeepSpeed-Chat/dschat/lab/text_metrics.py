@@ -83,7 +83,11 @@ def _perplexity(loss: MeanInterval) -> MeanInterval:
     """exp of a loss in nats per token and of its interval's ends."""
     low = None if loss.low is None else math.exp(min(loss.low, MAX_EXPONENT))
     high = None if loss.high is None else math.exp(min(loss.high, MAX_EXPONENT))
-    return MeanInterval(math.exp(min(loss.value, MAX_EXPONENT)), low, high)
+    return MeanInterval(
+        math.exp(min(loss.value, MAX_EXPONENT)),
+        low,
+        high,
+    )
 
 
 def reward_result(rows: Sequence[Row]) -> Result:
@@ -130,7 +134,11 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_text_report(policies: Sequence[Result], rewards: Sequence[Result], folder: Path) -> str:
+def write_text_report(
+    policies: Sequence[Result],
+    rewards: Sequence[Result],
+    folder: Path,
+) -> str:
     """Write report.md, report.json and report.png; returns the tables. Raises UserError where it cannot.
 
     Args:
@@ -145,7 +153,14 @@ def write_text_report(policies: Sequence[Result], rewards: Sequence[Result], fol
         tables.append(_reward_table(result_table(rewards)))
     content = without_nan({"policies": policies, "reward_models": rewards})
     picture = draw_texts(policies, rewards)
-    return write_report(folder, NAME, content, Report("", tables, remarks=[REMARK]), picture, OUTPUT).rstrip("\n")
+    return write_report(
+        folder,
+        NAME,
+        content,
+        Report("", tables, remarks=[REMARK]),
+        picture,
+        OUTPUT,
+    ).rstrip("\n")
 
 
 def _policy_table(policies: pd.DataFrame) -> Table:
@@ -171,7 +186,11 @@ def _reward_table(rewards: pd.DataFrame) -> Table:
     return _model_table("reward model", rewards, columns)
 
 
-def _model_table(kind: str, results: pd.DataFrame, columns: Mapping[str, list[object]]) -> Table:
+def _model_table(
+    kind: str,
+    results: pd.DataFrame,
+    columns: Mapping[str, list[object]],
+) -> Table:
     """Table with the models' names before the columns, and with updates where they are known of any model."""
     all_columns: dict[str, list[object]] = {kind: results["model"].tolist()}
     if results["update"].notna().any():

@@ -79,7 +79,11 @@ def read_dialogues(path: Path, flag: str) -> dict[int, Dialogue]:
 
 
 def _texts_of(row: dict[str, Any], origin: str) -> tuple[str, ...]:
-    messages = check_dialogue(row.get("messages", row.get("trajectory")), origin, sampled=True)
+    messages = check_dialogue(
+        row.get("messages", row.get("trajectory")),
+        origin,
+        sampled=True,
+    )
     if len(messages) % 2:
         raise UserError(
             f"{origin}: the last message, {len(messages)}, is the user's; the assistant must have the last word."
@@ -87,7 +91,12 @@ def _texts_of(row: dict[str, Any], origin: str) -> tuple[str, ...]:
     return tuple(message["content"] for message in messages)
 
 
-def turn_pairs(path_a: Path, flag_a: str, path_b: Path, flag_b: str) -> list[Pair]:
+def turn_pairs(
+    path_a: Path,
+    flag_a: str,
+    path_b: Path,
+    flag_b: str,
+) -> list[Pair]:
     """Pair the dialogues of two files at every turn that both have, in the order of the first file.
 
     The prompt is the first message, a response the messages after it up to that turn, its reward the score of that
@@ -130,12 +139,24 @@ def _pair(a: Dialogue, b: Dialogue, turn: int) -> Pair:
     second = _response_at(b, turn)
     key = f"{a.number}:{turn}:{a.texts[0]}"  # several dialogues may have the same texts
     id = pair_id(key, first.response, second.response)
-    return Pair(id, a.texts[0], first, second, {"number": a.number, "turn": turn})
+    return Pair(
+        id,
+        a.texts[0],
+        first,
+        second,
+        {"number": a.number, "turn": turn},
+    )
 
 
 def _response_at(dialogue: Dialogue, turn: int) -> Response:
     score = None if dialogue.scores is None else dialogue.scores[turn - 1]
-    return Response(dialogue.texts[0], dialogue.after_opening(turn), score, dialogue.origin, {})
+    return Response(
+        dialogue.texts[0],
+        dialogue.after_opening(turn),
+        score,
+        dialogue.origin,
+        {},
+    )
 
 
 @dataclass(frozen=True)

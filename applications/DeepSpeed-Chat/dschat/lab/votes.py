@@ -107,7 +107,11 @@ def _read_verdicts(file: Path) -> pd.DataFrame:
     return votes
 
 
-def _orders_of(row: Mapping[str, Any], verdict: Verdict, origin: str) -> tuple[Order, ...]:
+def _orders_of(
+    row: Mapping[str, Any],
+    verdict: Verdict,
+    origin: str,
+) -> tuple[Order, ...]:
     """Orders in which the responses were shown: judges write a list of them, people the model shown first."""
     orders = row.get("orders")
     if orders is None:
@@ -143,7 +147,13 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
         items = pd.DataFrame(rows, columns=[*TEXTS, "reward_a", "reward_b"])
         items["occurrence"] = items.groupby(TEXTS).cumcount()
         items["file"] = file_a
-        tables.append(_reward_votes(items, (names[file_a], names[file_b]), margin))
+        tables.append(
+            _reward_votes(
+                items,
+                (names[file_a], names[file_b]),
+                margin,
+            )
+        )
     return pd.concat(tables).drop_duplicates([*ITEM, "model_a", "model_b"])
 
 
@@ -168,7 +178,11 @@ def _comparable_files(files: Sequence[Path], names: Mapping[Path, str]) -> list[
     return pairs
 
 
-def _closest(file: Path, others: Sequence[Path], prompts: Mapping[Path, Counter[str]]) -> str:
+def _closest(
+    file: Path,
+    others: Sequence[Path],
+    prompts: Mapping[Path, Counter[str]],
+) -> str:
     """Which other file shares most of a file's prompts, and how many, for a message; empty where there is none."""
     if not others:
         return ""
@@ -187,11 +201,22 @@ def _reward_of(response: Response) -> float:
     return response.reward
 
 
-def _reward_votes(items: pd.DataFrame, models: tuple[str, str], margin: float) -> pd.DataFrame:
+def _reward_votes(
+    items: pd.DataFrame,
+    models: tuple[str, str],
+    margin: float,
+) -> pd.DataFrame:
     """Votes of the reward model on items with the columns ITEM, `reward_a`, `reward_b` and `file`."""
     votes = items.copy()
     rewards = zip(votes["reward_a"], votes["reward_b"], strict=True)
-    votes["verdict"] = [score_verdict(reward_a, reward_b, margin) for reward_a, reward_b in rewards]
+    votes["verdict"] = [
+        score_verdict(
+            reward_a,
+            reward_b,
+            margin,
+        )
+        for reward_a, reward_b in rewards
+    ]
     votes["kind"] = "reward"
     votes["rater"] = REWARD_MODEL
     votes["model_a"], votes["model_b"] = models
@@ -202,7 +227,11 @@ def _reward_votes(items: pd.DataFrame, models: tuple[str, str], margin: float) -
     return votes
 
 
-def sections_of(votes: pd.DataFrame, margin: float, dataset: str = "") -> list[VoteSection]:
+def sections_of(
+    votes: pd.DataFrame,
+    margin: float,
+    dataset: str = "",
+) -> list[VoteSection]:
     """Sort votes into sections by the names of models and data set.
 
     The first vote of a section decides which model comes first; votes on the models in the other order are exchanged.
@@ -222,7 +251,13 @@ def sections_of(votes: pd.DataFrame, margin: float, dataset: str = "") -> list[V
     votes["dataset"] = _datasets_of(votes, dataset)
     sections = []
     for (_, name), section in votes.groupby(["models", "dataset"], sort=False):
-        sections.append(_section(str(name), section.drop(columns="models"), margin))
+        sections.append(
+            _section(
+                str(name),
+                section.drop(columns="models"),
+                margin,
+            )
+        )
     return sections
 
 
@@ -253,9 +288,23 @@ def _section(dataset: str, votes: pd.DataFrame, margin: float) -> VoteSection:
         scored = votes.dropna(subset=["reward_a", "reward_b"])
         if len(scored):
             rewards = scored.groupby(ITEM, sort=False)[["reward_a", "reward_b", "file"]].last().reset_index()
-            votes = pd.concat([votes, _reward_votes(rewards, models, margin)], ignore_index=True)
+            votes = pd.concat(
+                [
+                    votes,
+                    _reward_votes(
+                        rewards,
+                        models,
+                        margin,
+                    ),
+                ],
+                ignore_index=True,
+            )
 
-    votes = votes.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable")
+    votes = votes.sort_values(
+        "kind",
+        key=lambda kinds: kinds.map(KINDS.index),
+        kind="stable",
+    )
     votes["item"] = votes.groupby(ITEM, sort=False).ngroup()
     raters = zip(votes["kind"], votes["rater"], strict=True)
     votes["rater"] = [_rater_name(kind, rater) for kind, rater in raters]

@@ -99,7 +99,11 @@ def place_of(value: object) -> str | None:
         value = value.get("verdict")
     if isinstance(value, bool) or not isinstance(value, str | int) or len(str(value)) > MAX_VERDICT_LENGTH:
         return None
-    words = re.sub(r"[^a-z0-9]+", " ", str(value).lower()).split()
+    words = re.sub(
+        r"[^a-z0-9]+",
+        " ",
+        str(value).lower(),
+    ).split()
     spelling = " ".join(word for word in words if word not in FILLERS)
     for place, spellings in SPELLINGS.items():
         if spelling in spellings:
@@ -146,7 +150,11 @@ def _verdict_of(row: dict[str, Any]) -> str | None:
     return None
 
 
-def _reading(verdict: str, row: dict[str, Any], criteria: Iterable[str]) -> Reading:
+def _reading(
+    verdict: str,
+    row: dict[str, Any],
+    criteria: Iterable[str],
+) -> Reading:
     aspects = {}
     reasons = []
     for name in criteria:
@@ -206,7 +214,15 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
     """Judge one pair: a model wins only if the orders agree; equal responses are a tie and not asked about."""
     rubric = setup.rubric
     questions = questions_of(pair, setup)
-    orders = [_judge_order(question, first, rubric, ask) for first, question in questions.items()]
+    orders = [
+        _judge_order(
+            question,
+            first,
+            rubric,
+            ask,
+        )
+        for first, question in questions.items()
+    ]
     details: dict[str, Any] = {"orders": orders}
     if rubric.separate:
         details["aspects"] = _combined_aspects(orders, rubric.criteria)
@@ -214,7 +230,15 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
         details["reward_a"] = pair.a.reward
         details["reward_b"] = pair.b.reward
     verdict = combined([order["verdict"] for order in orders]) if orders else "tie"
-    return compared(pair, verdict, "judge", setup.rater, setup.models, rubric.dataset, details)
+    return compared(
+        pair,
+        verdict,
+        "judge",
+        setup.rater,
+        setup.models,
+        rubric.dataset,
+        details,
+    )
 
 
 def _combined_aspects(orders: Sequence[dict[str, Any]], criteria: Iterable[str]) -> dict[str, Verdict]:
@@ -242,11 +266,24 @@ def judge_pairs(
     failures: list[UserError] = []
     unanswered: list[tuple[Pair, Unanswered]] = []
     with (
-        progress(len(pair_by_id), "judged", len(rows), unit="pair") as bar,
+        progress(
+            len(pair_by_id),
+            "judged",
+            len(rows),
+            unit="pair",
+        ) as bar,
         ThreadPoolExecutor(concurrency) as pool,
     ):
         pending = [pair for id, pair in pair_by_id.items() if id not in rows]
-        pair_of_future = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in pending}
+        pair_of_future = {
+            pool.submit(
+                judge_pair,
+                pair,
+                setup,
+                client.ask,
+            ): pair
+            for pair in pending
+        }
         try:
             for future in as_completed(pair_of_future):
                 try:
@@ -278,9 +315,20 @@ def judge_pairs(
     return ordered
 
 
-def _judge_order(question: JudgeQuestion, first: Side, rubric: Rubric, ask: Ask) -> dict[str, Any]:
+def _judge_order(
+    question: JudgeQuestion,
+    first: Side,
+    rubric: Rubric,
+    ask: Ask,
+) -> dict[str, Any]:
     """Judge in one order; the verdict is invalid if neither the answer nor its repair can be read."""
-    order: dict[str, Any] = {"first": first, "verdict": "invalid", "aspects": {}, "reason": "", "repaired": False}
+    order: dict[str, Any] = {
+        "first": first,
+        "verdict": "invalid",
+        "aspects": {},
+        "reason": "",
+        "repaired": False,
+    }
     criteria = rubric.criteria if rubric.separate else ()
     reply = None
     try:
@@ -311,7 +359,12 @@ def _read(reply: Reply, criteria: Iterable[str] = ()) -> Reading:
     return read_answer(reply.text, criteria)
 
 
-def _repair(question: JudgeQuestion, reply: Reply, problem: UnreadableAnswer, rubric: Rubric) -> JudgeQuestion:
+def _repair(
+    question: JudgeQuestion,
+    reply: Reply,
+    problem: UnreadableAnswer,
+    rubric: Rubric,
+) -> JudgeQuestion:
     """Question again, with the unreadable answer and a request for one that can be read."""
     request = (
         f"Your answer cannot be read as a verdict: {problem}. Answer once more, briefly, with only this JSON object: "
