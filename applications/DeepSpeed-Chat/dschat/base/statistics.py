@@ -108,7 +108,7 @@ def score_verdict(
     return "A" if first > second else "B"
 
 
-def win_rates(verdicts: Sequence[str], items: Sequence[Any] | None = None) -> WinRates:
+def win_rates(verdicts: Iterable[str], items: Iterable[Any] | None = None) -> WinRates:
     """Shares of wins, ties and losses.
 
     Args:
@@ -126,11 +126,13 @@ def win_rates(verdicts: Sequence[str], items: Sequence[Any] | None = None) -> Wi
         number["invalid"],
         number["skip"],
     )
-    votes = pd.DataFrame({"verdict": list(verdicts), "item": range(len(verdicts)) if items is None else list(items)})
-    votes = votes[votes["verdict"].isin(POINTS)]
+    votes = pd.DataFrame({"verdict": list(verdicts)})
+    votes["item"] = range(len(votes)) if items is None else list(items)
+    votes = votes[votes["verdict"].isin(POINTS)].copy()
 
     def bootstrapped(points: Mapping[str, float]) -> Rate | None:
-        by_item = votes["verdict"].map(points).groupby(votes["item"], sort=False)
+        votes["points"] = votes["verdict"].map(points)
+        by_item = votes.groupby("item", sort=False)["points"]
         return bootstrap_ratio(by_item.sum(), by_item.count())
 
     half = bootstrapped(POINTS)
@@ -159,7 +161,10 @@ def wilson(count: int, total: int) -> Rate | None:
     )
 
 
-def bootstrap_ratio(numerators: Iterable[float], denominators: Iterable[float]) -> Rate | None:
+def bootstrap_ratio(
+    numerators: Iterable[float],
+    denominators: Iterable[float],
+) -> Rate | None:
     """Sum of the numerators over sum of the denominators, with a percentile bootstrap interval over items.
 
     The interval lies between the smallest and the largest ratio of an item (Efron & Tibshirani 1993, chapter 13), so

@@ -2,6 +2,7 @@
 """Best of N: mean reward of the best of a model's responses, by N and temperature; estimators, files and charts."""
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,8 @@ def expected_best(rewards: Sequence[float], n: int) -> float:
         n: 1 to M.
     """
     subsets = math.comb(len(rewards), n)
-    return math.fsum(math.comb(below, n - 1) / subsets * reward for below, reward in enumerate(sorted(rewards)))
+    weights = [math.comb(below, n - 1) / subsets for below in range(len(rewards))]
+    return math.fsum(map(operator.mul, weights, sorted(rewards)))
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,9 @@ def _table_by_n(means: pd.DataFrame, estimator: str, caption: str) -> Table:
     for (model, temperature), group in means.groupby(["model", "temperature"], sort=False):
         by_n = dict(zip(group["n"], group[estimator], strict=True))
         first = group.iloc[0]
-        rows.append([model, f"{temperature:g}", first["prompts"], first["draws"], *map(by_n.get, numbers)])
+        row = [model, f"{temperature:g}", first["prompts"], first["draws"]]
+        row += [by_n.get(n) for n in numbers]
+        rows.append(row)
     headers = ["model", "temperature", "prompts", "drawn", *(f"N = {n}" for n in numbers)]
     return Table(headers, rows, caption=caption)
 

@@ -109,7 +109,9 @@ class Chart:
             ax.set_xscale("log", base=2)
         elif self.scale == "whole":
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        rotation: dict[str, Any] = {"rotation": 20, "ha": "right"} if self.scale == "names" else {}
+        rotation: dict[str, Any] = {}
+        if self.scale == "names":
+            rotation = {"rotation": 20, "ha": "right"}
         if self.ticks:
             ax.set_xticks(
                 list(self.ticks),

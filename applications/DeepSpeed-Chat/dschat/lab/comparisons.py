@@ -71,7 +71,8 @@ def draw_comparisons(sections: Sequence[SectionResult]) -> bytes:
         first, second = section.names
         dataset = f" · {section.dataset}" if section.dataset else ""
         title = f"{short(first)} against {short(second)}{dataset} · {section.items} items"
-        panels.append(Bars(title, [_bar(rater) for rater in section.raters.itertuples()]))
+        bars = [_bar(rater) for rater in section.raters.itertuples()]
+        panels.append(Bars(title, bars))
     first, second = sections[0].names if len(sections) == 1 else ("the first model", "the second model")
     whisker: Look = {"color": INK, "linewidth": 1.8}
     legend: list[tuple[str, str] | Look] = [
@@ -91,7 +92,10 @@ def _bar(rater: Any) -> Bar:
     label = f"{short(rater.rater)}\nn = {rates.tally.counted}{_uncounted(rates.tally)}"
     if rates.half is None:
         return Bar(label, [])
-    shares = [rate.per_cent for rate in (rates.win, rates.tie, rates.loss) if rate is not None]
+    shares = []
+    for rate in (rates.win, rates.tie, rates.loss):
+        if rate is not None:
+            shares.append(rate.per_cent)
     markers = [BarMarker(rates.half.per_cent, -0.12, HALF)]
     at_equal_length = rater.length_controlled.rate
     if at_equal_length is not None:
@@ -163,7 +167,8 @@ def _counts(section: SectionResult) -> Table:
     rows = []
     for rater in section.raters.itertuples():
         tally = rater.rates.tally
-        rows.append([rater.rater, rater.items, tally.given, tally.counted, *astuple(tally)])
+        counts = [rater.items, tally.given, tally.counted, *astuple(tally)]
+        rows.append([rater.rater, *counts])
     return Table(
         ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"],
         rows,
@@ -178,7 +183,8 @@ def _shares(section: SectionResult) -> Table:
     for rater in section.raters.itertuples():
         rates = rater.rates
         at_equal_length = rater.length_controlled
-        rows.append([rater.rater, rates.win, rates.tie, rates.loss, rates.half, at_equal_length.rate])
+        shares = [rates.win, rates.tie, rates.loss, rates.half]
+        rows.append([rater.rater, *shares, at_equal_length.rate])
         if at_equal_length.remark:
             remarks.append(f"At equal length, {rater.rater}: {at_equal_length.remark}.")
     return Table(
@@ -219,7 +225,10 @@ def _positions(section: SectionResult) -> Table:
 
 def _agreements(section: SectionResult) -> Table:
     """Agreement of each two raters; the majority of several people replaces each of them beside other raters."""
-    people = {rater.rater for rater in section.raters.itertuples() if rater.kind == "human" and not rater.pooled}
+    people = set()
+    for rater in section.raters.itertuples():
+        if rater.kind == "human" and not rater.pooled:
+            people.add(rater.rater)
     rows = []
     for pair in section.agreement.itertuples():
         if len(people) > 1 and len(people.intersection(pair.raters)) == 1:
@@ -227,7 +236,8 @@ def _agreements(section: SectionResult) -> Table:
         kappa = None if pair.kappa is None else pair.kappa.text(2)
         same_decided = pair.same_decided
         decided = None if same_decided is None else f"{100 * same_decided.value:.1f} of {pair.decided}"
-        rows.append([" – ".join(pair.raters), pair.items, pair.same, kappa, decided])
+        names = " – ".join(pair.raters)
+        rows.append([names, pair.items, pair.same, kappa, decided])
     note = ""
     if len(rows) < len(section.agreement):
         note = "Each person by themselves against judges and reward model: report.json."

@@ -31,11 +31,11 @@ RESET = "\x1b[0m"
 
 
 def _style_sheet() -> str:
-    colours = [
-        f".ma{index} {{ background: {fill}; border-left-color: {edge}; }}"
-        for index, (fill, edge) in enumerate(PALETTE)
-    ]
-    return Path(__file__).with_suffix(".css").read_text(encoding="utf-8") + "\n".join(colours)
+    rules = []
+    for index, (fill, edge) in enumerate(PALETTE):
+        rules.append(f".ma{index} {{ background: {fill}; border-left-color: {edge}; }}")
+    general = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
+    return general + "\n".join(rules)
 
 
 STYLE = _style_sheet()
@@ -57,7 +57,11 @@ def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
     tokens = []
     for row in rows:
         token = MacroToken(
-            str(row["text"]), int(row["macro_action"]), row.get("value"), row.get("reward"), row.get("advantage")
+            text=str(row["text"]),
+            macro_action=int(row["macro_action"]),
+            value=row.get("value"),
+            reward=row.get("reward"),
+            advantage=row.get("advantage"),
         )
         tokens.append(token)
     return tokens
@@ -117,7 +121,8 @@ def macro_text(tokens: Iterable[MacroToken], colour: bool) -> str:
     """Response for a terminal, with its macro actions in colours, or else with a bar at the end of each."""
     parts = []
     for number, group in groupby(tokens, key=lambda token: token.macro_action):
-        text = pictures("".join(token.text for token in group)).replace("\t", "␉").replace("\n", "↵\n")
+        text = pictures("".join(token.text for token in group))
+        text = text.replace("\t", "␉").replace("\n", "↵\n")
         if colour:
             parts.append(_coloured(text, TERMINAL_COLOURS[number % len(TERMINAL_COLOURS)]))
         else:

@@ -69,21 +69,17 @@ def pass_rates(
     """
     rows = []
     for file in files:
-        problems = pd.DataFrame(
-            [
-                _problem(
-                    row,
-                    dataset,
-                    origin,
-                )
-                for origin, row in read_rows(file, FILE)
-            ]
-        )
+        problem_rows = [_problem(row, dataset, origin) for origin, row in read_rows(file, FILE)]
+        problems = pd.DataFrame(problem_rows)
         datasets = problems["dataset"].unique()
-        groups = [(name, group) for name, group in problems.groupby("difficulty", sort=False) if name]
-        for difficulty, group in [*groups, (ALL, problems)]:
-            row = {"model": file.stem, "dataset": datasets[0] if len(datasets) == 1 else ""}
-            row |= {"difficulty": difficulty, "problems": len(group)}
+        groups = dict(list(problems.groupby("difficulty", sort=False)))
+        groups.pop("", None)
+        groups[ALL] = problems
+        for difficulty, group in groups.items():
+            row = {"model": file.stem}
+            row["dataset"] = datasets[0] if len(datasets) == 1 else ""
+            row["difficulty"] = difficulty
+            row["problems"] = len(group)
             row |= {f"pass@{k}": _mean_pass_rate(group, k) for k in ks}
             rows.append(row)
     return result_table(rows)
@@ -96,7 +92,7 @@ def _problem(
 ) -> dict[str, Any]:
     """A problem's data set and difficulty (either may be empty), the number of samples run and of those passed."""
     samples = row.get("samples")
-    if not isinstance(samples, list) or not all(isinstance(sample, dict) and "status" in sample for sample in samples):
+    if not isinstance(samples, list) or not all(map(_has_status, samples)):
         raise UserError(f"{origin}: column 'samples' must be a list of objects with a status; correct the row.")
     statuses = [sample["status"] for sample in samples if sample["status"] != INVALID]
     return {
@@ -107,12 +103,17 @@ def _problem(
     }
 
 
+def _has_status(sample: object) -> bool:
+    return isinstance(sample, dict) and "status" in sample
+
+
 def _mean_pass_rate(problems: pd.DataFrame, k: int) -> Rate | None:
     """Mean pass@k over problems; None where one has fewer than k samples."""
     if (problems["samples"] < k).any():
         return None
-    counts = zip(problems["samples"].tolist(), problems["passed"].tolist(), strict=True)
-    rates = [pass_at_k(samples, passed, k) for samples, passed in counts]
+    rates = []
+    for problem in problems.itertuples():
+        rates.append(pass_at_k(int(problem.samples), int(problem.passed), k))
     return bootstrap_ratio(rates, [1] * len(rates))
 
 

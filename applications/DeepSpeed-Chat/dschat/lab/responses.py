@@ -234,14 +234,7 @@ def compared(
 
 def comparison_of(row: Mapping[str, Any], origin: str) -> Comparison:
     """Comparison of a file's row, with an id in any case; raises UserError where a column is missing or wrong."""
-    texts = {
-        name: text_of(
-            row,
-            name,
-            origin,
-        )
-        for name in ("prompt", "response_a", "response_b")
-    }
+    texts = {name: text_of(row, name, origin) for name in ("prompt", "response_a", "response_b")}
     for column, allowed in (("verdict", VERDICTS), ("kind", KINDS)):
         if row.get(column) not in allowed:
             raise UserError(f"{origin}: {column} must be one of {', '.join(allowed)}, not {row.get(column)!r}.")

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ MAJORITY = "humans' majority"
 MIN_POINTS = 5
 
 Numbers = npt.NDArray[np.float64]
+Column: TypeAlias = "pd.Series[Any]"
+Row = dict[str, Any]  # of a table of results
+Kinds = Mapping[str, str]  # rater → judge, human or reward
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class SectionResult:
     models: tuple[str, str]  # names of the first and the second model
     dataset: str  # its name, or empty
     items: int  # number of different items
-    means: dict[str, dict[str, Any] | None]  # of characters, words and rewards (None where unknown), see `model_means`
+    means: dict[str, Row | None]  # of characters, words and rewards (None where unknown), see `model_means`
     raters: pd.DataFrame  # judges; all people together where there are several, then each; the reward model
     agreement: pd.DataFrame  # of each two raters, see `agreement`
     group_agreement: pd.DataFrame  # of three or more people, judges, or raters of any kind, see `group_agreement`
@@ -55,7 +58,9 @@ class SectionResult:
 def section_result(section: VoteSection) -> SectionResult:
     """Compute the statistics of a section."""
     votes = section.votes
-    raters = [rater_result(str(rater), given) for rater, given in votes.groupby("rater", sort=False)]
+    raters = []
+    for rater, votes_of_rater in votes.groupby("rater", sort=False):
+        raters.append(rater_result(str(rater), votes_of_rater))
     people = votes[votes["kind"] == "human"]
     people_count = people["rater"].nunique()
     if people_count > 1:
@@ -63,10 +68,11 @@ def section_result(section: VoteSection) -> SectionResult:
         raters.insert(first_person, rater_result(f"all {people_count} humans", people, pooled=True))
 
     items = votes.drop_duplicates("item")
-    words = items[["response_a", "response_b"]].map(lambda text: len(text.split()))
+    words = items[["response_a", "response_b"]].map(_word_count)
+    characters = items[["response_a", "response_b"]].map(len)
     rewards = votes[votes["kind"] == "reward"].dropna(subset=["reward_a", "reward_b"])
     means = {
-        "characters": model_means(items["response_a"].str.len(), items["response_b"].str.len()),
+        "characters": model_means(characters["response_a"], characters["response_b"]),
         "words": model_means(words["response_a"], words["response_b"]),
         "reward": model_means(rewards["reward_a"], rewards["reward_b"]) if len(rewards) else None,
     }
@@ -83,26 +89,32 @@ def section_result(section: VoteSection) -> SectionResult:
     )
 
 
+def _word_count(text: str) -> int:
+    return len(text.split())
+
+
 def rater_result(
     rater: str,
     votes: pd.DataFrame,
     pooled: bool = False,
-) -> dict[str, Any]:
+) -> Row:
     """Statistics of one rater, or of all people together (`pooled`), whose votes are counted one by one.
 
     Returns:
         A row with `rater`, `kind`, `pooled`, the number of different `items`, `rates`, `length_controlled`, `position`
         (None where no vote records an order) and `aspects`: a judge's rates by criterion.
     """
-    length_differences = votes["response_a"].str.len() - votes["response_b"].str.len()
+    lengths = votes[["response_a", "response_b"]].map(len)
+    length_differences = lengths["response_a"] - lengths["response_b"]
+    orders_are_known = votes["orders"].map(len).any()
     return {
         "rater": rater,
         "kind": votes["kind"].iloc[0],
         "pooled": pooled,
         "items": votes["item"].nunique(),
-        "rates": win_rates(votes["verdict"].tolist(), votes["item"].tolist()),
+        "rates": win_rates(votes["verdict"], votes["item"]),
         "length_controlled": length_controlled(votes["verdict"], length_differences, votes["item"]),
-        "position": position_bias(votes) if votes["orders"].map(len).any() else None,
+        "position": position_bias(votes) if orders_are_known else None,
         "aspects": aspect_rates(votes),
     }
 
@@ -114,12 +126,12 @@ def aspect_rates(votes: pd.DataFrame) -> dict[str, WinRates]:
         rows += [(item, name, verdict) for name, verdict in aspects.items()]
     verdicts = pd.DataFrame(rows, columns=["item", "name", "verdict"])
     rates = {}
-    for name, given in verdicts.groupby("name", sort=False):
-        rates[str(name)] = win_rates(given["verdict"].tolist(), given["item"].tolist())
+    for name, on_criterion in verdicts.groupby("name", sort=False):
+        rates[str(name)] = win_rates(on_criterion["verdict"], on_criterion["item"])
     return rates
 
 
-def position_bias(votes: pd.DataFrame) -> dict[str, Any]:
+def position_bias(votes: pd.DataFrame) -> Row:
     """Effect of the display order on a rater's verdicts.
 
     Returns:
@@ -127,7 +139,8 @@ def position_bias(votes: pd.DataFrame) -> dict[str, Any]:
         same verdict in both. `decided`: showings in which one response was preferred. `first_place`: share of them in
         which that was the response shown first, bootstrapped by item; 1/2 is no bias. Rates of nothing are None.
     """
-    shown = votes[["item", "orders"]].reset_index(drop=True).explode("orders").dropna()
+    shown = votes[["item", "orders"]].reset_index(drop=True)
+    shown = shown.explode("orders").dropna()
     shown["first"] = [first for first, _ in shown["orders"]]
     shown["verdict"] = [verdict for _, verdict in shown["orders"]]
     shown["counts"] = shown["verdict"].isin(POINTS)
@@ -138,16 +151,17 @@ def position_bias(votes: pd.DataFrame) -> dict[str, Any]:
     both_orders = int(in_both_orders.sum())
 
     decided = shown[shown["verdict"].isin(["A", "B"])]
-    first_won = (decided["verdict"] == decided["first"]).groupby(decided["item"], sort=False)
+    first_won = decided["verdict"] == decided["first"]
+    first_won_by_item = first_won.groupby(decided["item"], sort=False)
     return {
         "both_orders": both_orders,
         "consistent": wilson(int(same_verdict.sum()), both_orders),
         "decided": len(decided),
-        "first_place": bootstrap_ratio(first_won.sum(), first_won.count()),
+        "first_place": bootstrap_ratio(first_won_by_item.sum(), first_won_by_item.count()),
     }
 
 
-def model_means(first: "pd.Series[Any]", second: "pd.Series[Any]") -> dict[str, Any]:
+def model_means(first: Column, second: Column) -> Row:
     """Means of a number of both models' responses to the same items, (N,) each, and of first − second."""
     numbers_a = first.tolist()
     numbers_b = second.tolist()
@@ -170,7 +184,7 @@ def counted_verdicts(votes: pd.DataFrame) -> pd.DataFrame:
     return table.where(table.isin(CATEGORIES))
 
 
-def agreements(verdicts: pd.DataFrame, kinds: Mapping[str, str]) -> list[dict[str, Any]]:
+def agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
     """Agreement of each two raters.
 
     With several people also that of their majority with judges and the reward model, first.
@@ -188,7 +202,7 @@ def agreements(verdicts: pd.DataFrame, kinds: Mapping[str, str]) -> list[dict[st
     return [agreement(verdicts[first], verdicts[second]) for first, second in pairs]
 
 
-def group_agreements(verdicts: pd.DataFrame, kinds: Mapping[str, str]) -> list[dict[str, Any]]:
+def group_agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
     """Agreement of the people, of the judges, and of all raters, where they are three or more."""
     raters = list(verdicts.columns)
     people = [rater for rater in raters if kinds[rater] == "human"]
@@ -196,10 +210,11 @@ def group_agreements(verdicts: pd.DataFrame, kinds: Mapping[str, str]) -> list[d
     groups = {"humans": people, "judges": judges}
     if len(raters) not in (len(people), len(judges)):
         groups["all raters"] = raters
-    return [group_agreement(name, verdicts[members]) for name, members in groups.items() if len(members) > 2]
+    large = {name: members for name, members in groups.items() if len(members) > 2}
+    return [group_agreement(name, verdicts[members]) for name, members in large.items()]
 
 
-def agreement(first: "pd.Series[Any]", second: "pd.Series[Any]") -> dict[str, Any]:
+def agreement(first: Column, second: Column) -> Row:
     """Agreement of two raters on the items on which both gave a verdict that counts.
 
     Args:
@@ -228,7 +243,7 @@ def agreement(first: "pd.Series[Any]", second: "pd.Series[Any]") -> dict[str, An
 def _cohens_kappa(common: pd.DataFrame) -> MeanInterval | None:
     from statsmodels.stats.inter_rater import cohens_kappa
 
-    if len(set(common["first"]) | set(common["second"])) < 2:
+    if len(set(common.to_numpy().flat)) < 2:
         return None
     counts = pd.crosstab(common["first"], common["second"])
     counts = counts.reindex(index=CATEGORIES, columns=CATEGORIES, fill_value=0)
@@ -246,7 +261,7 @@ def _cohens_kappa(common: pd.DataFrame) -> MeanInterval | None:
     )
 
 
-def group_agreement(name: str, verdicts: pd.DataFrame) -> dict[str, Any]:
+def group_agreement(name: str, verdicts: pd.DataFrame) -> Row:
     """Agreement of three or more raters on the items on which all gave a verdict that counts.
 
     Args:
@@ -264,7 +279,7 @@ def group_agreement(name: str, verdicts: pd.DataFrame) -> dict[str, Any]:
     same = None
     kappa = None
     if len(common):
-        counts = np.stack([(common == category).sum(axis=1) for category in CATEGORIES], axis=1)
+        counts = _category_counts(common).to_numpy()
         equal_pairs = int((counts * (counts - 1)).sum())
         same = equal_pairs / (len(common) * size * (size - 1))
         if counts.any(axis=0).sum() > 1:
@@ -278,16 +293,23 @@ def group_agreement(name: str, verdicts: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def majority(verdicts: pd.DataFrame) -> "pd.Series[Any]":
+def majority(verdicts: pd.DataFrame) -> Column:
     """Most frequent verdict on each item: tie where several are, NaN where there is none.
 
     Args:
         verdicts: a column per person, as from `counted_verdicts`.
     """
-    counts = pd.DataFrame({category: (verdicts == category).sum(axis=1) for category in CATEGORIES})
+    counts = _category_counts(verdicts)
     highest = counts.max(axis=1)
     leaders = counts.eq(highest, axis=0).sum(axis=1)
-    return counts.idxmax(axis=1).where(leaders == 1, "tie").where(highest > 0)
+    leader = counts.idxmax(axis=1).where(leaders == 1, "tie")
+    return leader.where(highest > 0)
+
+
+def _category_counts(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Number of raters by item and verdict, (items, CATEGORIES)."""
+    counts = {category: (verdicts == category).sum(axis=1) for category in CATEGORIES}
+    return pd.DataFrame(counts)
 
 
 @dataclass(frozen=True)
@@ -358,7 +380,9 @@ def _separated(points: Numbers, terms: Numbers) -> bool:
     """
     won = terms[points == points.max()]
     lost = terms[points == points.min()]
-    return bool(won.min() >= lost.max() or lost.min() >= won.max())
+    won_by_longer = won.min() >= lost.max()
+    won_by_shorter = lost.min() >= won.max()
+    return bool(won_by_longer or won_by_shorter)
 
 
 def _fit_logit(
@@ -376,7 +400,8 @@ def _fit_logit(
         for warning in not_converged:
             warnings.simplefilter("error", warning)
         try:
-            model = Logit(points, np.column_stack([np.ones_like(terms), terms]))
+            regressors = np.column_stack([np.ones_like(terms), terms])
+            model = Logit(points, regressors)
             result = model.fit(
                 disp=False,
                 cov_type="cluster",

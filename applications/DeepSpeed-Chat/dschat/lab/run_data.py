@@ -30,6 +30,7 @@ SAMPLE_COLUMNS = {"scores": "score", "eos_rate": "finished", "kl": "kl", "length
 SAME_MEAN = 1e-3
 
 Numbers = npt.NDArray[np.float64]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ class HeldOut:
 
     def values(self, name: str) -> list[float] | None:
         """Values behind a mean, (N,); None when the samples are not all of them or fewer than two."""
-        if name not in self.samples or len(self.samples) < 2 or self.samples[name].isna().any():
+        if name not in self.samples or len(self.samples) < 2:
             return None
         values: list[float] = self.samples[name].tolist()
         mean = self.mean(name)
-        close = abs(sum(values) / len(values) - mean) <= SAME_MEAN * max(1.0, abs(mean))
-        return values if close else None
+        difference = abs(sum(values) / len(values) - mean)
+        # A NaN among the values is close to nothing.
+        return values if difference <= SAME_MEAN * max(1.0, abs(mean)) else None
 
     def matches(self, other: HeldOut) -> list[int] | None:
         """Per sample the index of the other's sample of the same prompt; None when the prompts differ."""
@@ -85,7 +87,8 @@ class RunData:
 
     def largest(self, key: str) -> float:
         """Largest value of a number in every row: update, samples (responses) or seconds so far."""
-        return float(pd.concat([self.train, self.evals])[key].max())
+        rows = pd.concat([self.train, self.evals])
+        return float(rows[key].max())
 
     def train_mean(self, key: str, last: float = 1.0) -> float:
         """Mean of a rollout metric over the last part of the run (1.0 = all of it); NaN when it was never logged."""
@@ -155,8 +158,11 @@ def _metric_name(evals: pd.DataFrame, config: Mapping[str, Any]) -> str | None:
     return name if name.isidentifier() and name in names - EVAL_NAMES else None
 
 
-def _metrics_row(row: Mapping[str, Any], origin: str) -> dict[str, float]:
-    numbers = {key: math.nan if value is None else value for key, value in row.items()}
+def _metrics_row(row: Row, origin: str) -> dict[str, float]:
+    numbers = dict(row)
+    for key, value in row.items():
+        if value is None:
+            numbers[key] = math.nan
     for key in HEAD:
         if key not in numbers:
             raise UserError(f"{origin}: no {key}; this is not a metrics file of step 3.")

@@ -26,6 +26,9 @@ from dschat.lab.page import Report, Table
 from dschat.lab.run_data import EVAL_NAMES, HeldOut, Numbers, RunData, column_of
 from dschat.lab.table import result_table
 
+Runs = Sequence[RunData]  # at least one
+Labels = Mapping[str, str]
+
 WINDOW_PART = 0.1  # numbers are averaged over this part of the run
 TRAINING_HEADERS = [
     "run",
@@ -67,7 +70,7 @@ def window_of(count: int) -> int:
 
 def trailing_mean(numbers: Sequence[float] | Numbers) -> Numbers:
     """(N,): each number's mean with those before it, a tenth of the run in all; fewer at the beginning."""
-    sums = np.cumsum(np.concatenate([[0.0], np.asarray(numbers, dtype=np.float64)]))
+    sums = np.concatenate([[0.0], np.cumsum(numbers, dtype=np.float64)])
     last = np.arange(1, len(sums))
     first = np.maximum(last - window_of(len(last)), 0)
     return (sums[last] - sums[first]) / (last - first)
@@ -107,7 +110,7 @@ def _logged(run: RunData, name: str) -> "pd.Series[float]":
     return numbers[np.isfinite(numbers)]
 
 
-def speed_table(runs: Sequence[RunData], labels: Mapping[str, str]) -> Table | None:
+def speed_table(runs: Runs, labels: Labels) -> Table | None:
     """Table that compares every run with the first one; None for a single run.
 
     Args:
@@ -139,7 +142,7 @@ def metric_label(name: str) -> str:
     return words[:-1] if words.endswith("scores") else words
 
 
-def labels_of(runs: Sequence[RunData], metric: str | None) -> dict[str, str]:
+def labels_of(runs: Runs, metric: str | None) -> dict[str, str]:
     """Labels of what runs are compared by: the metric function that all have, if any, first.
 
     `scores` are of the reward model, unless all runs were scored by a function, a server, or by running programs. A
@@ -174,14 +177,15 @@ def _source_count(run: RunData) -> int:
     return count
 
 
-def judges_of(labels: Mapping[str, str]) -> dict[str, str]:
+def judges_of(labels: Labels) -> dict[str, str]:
     """Labels of the judges, the metric function and the scores: they say which response is better."""
-    return {name: label for name, label in labels.items() if name not in EVAL_NAMES - {"scores"}}
+    others = EVAL_NAMES - {"scores"}
+    return {name: label for name, label in labels.items() if name not in others}
 
 
 def compare_runs(
-    runs: Sequence[RunData],
-    labels: Mapping[str, str],
+    runs: Runs,
+    labels: Labels,
     title: str,
     notes: Sequence[str],
 ) -> Report:
@@ -222,59 +226,49 @@ def compare_runs(
     return Report(title, tables, findings, remarks, notes)
 
 
-def held_out_results(runs: Sequence[RunData], labels: Mapping[str, str]) -> pd.DataFrame:
+def held_out_results(runs: Runs, labels: Labels) -> pd.DataFrame:
     """Results on the held-out prompts, a row for SFT, or one per run where first evaluations differ, and for each run.
 
     Returns:
         Rows with `model`, an estimate for each metric of the labels, with the standard error sd / √n of the samples
         where they are all of the evaluation, and `prompts`: their number, None where the samples are only some.
     """
-    starts = [_result_row("SFT", run.first, labels) for run in runs]
-    if all(_estimates(start, labels) == _estimates(starts[0], labels) for start in starts):
-        starts = starts[:1]
-    else:
-        starts = [_result_row(f"SFT, start of {run.name}", run.first, labels) for run in runs]
-    return result_table(
-        starts
-        + [
-            _result_row(
-                run.name,
-                run.last,
-                labels,
-            )
-            for run in runs
-        ]
-    )
+    rows = [_result_row("SFT", runs[0].first, labels)]
+    if any(_result_row("SFT", run.first, labels) != rows[0] for run in runs):
+        rows = [_result_row(f"SFT, start of {run.name}", run.first, labels) for run in runs]
+    rows += [_result_row(run.name, run.last, labels) for run in runs]
+    return result_table(rows)
 
 
 def _result_row(
     model: str,
     evaluation: HeldOut,
-    labels: Mapping[str, str],
+    labels: Labels,
 ) -> dict[str, object]:
     row: dict[str, object] = {"model": model}
     for name in labels:
         values = evaluation.values(name)
-        row[name] = Estimate(evaluation.mean(name), None if values is None else standard_error(values))
-    row["prompts"] = None if evaluation.values("scores") is None else len(evaluation.samples)
+        error = None if values is None else standard_error(values)
+        row[name] = Estimate(evaluation.mean(name), error)
+    complete = evaluation.values("scores") is not None
+    row["prompts"] = len(evaluation.samples) if complete else None
     return row
 
 
-def _estimates(row: Mapping[str, object], labels: Mapping[str, str]) -> list[object]:
-    return [row[name] for name in labels]
-
-
-def _results_table(results: pd.DataFrame, labels: Mapping[str, str]) -> Table:
+def _results_table(results: pd.DataFrame, labels: Labels) -> Table:
     rows = []
     for row in results.to_dict("records"):
-        cells = [row[name].text(*FORMATS.get(name, DEFAULT_FORMAT)) for name in labels]
-        rows.append([row["model"], *cells, row["prompts"]])
+        cells = [row["model"]]
+        for name in labels:
+            digits, scale = FORMATS.get(name, DEFAULT_FORMAT)
+            cells.append(row[name].text(digits, scale))
+        rows.append([*cells, row["prompts"]])
     return Table(["model", *labels.values(), "held-out prompts"], rows, "results")
 
 
 def _remarks(
     results: pd.DataFrame,
-    labels: Mapping[str, str],
+    labels: Labels,
     run_count: int,
 ) -> list[str]:
     errors = results[list(labels)].map(lambda estimate: estimate.error is not None)
@@ -303,7 +297,7 @@ def _training_cells(run: RunData) -> list[str]:
     ]
 
 
-def throughput_table(runs: Sequence[RunData]) -> Table | None:
+def throughput_table(runs: Runs) -> Table | None:
     """Sampling and training speed of each run, by the metrics that some run has; None where no run has any."""
     logged = [name for name in SPEEDS if any(name in run.train for run in runs)]
     if not logged:
@@ -313,7 +307,8 @@ def throughput_table(runs: Sequence[RunData]) -> Table | None:
         cells: list[object] = [run.name]
         for name in logged:
             _, scale, decimals = SPEEDS[name]
-            cells.append(Estimate(run.train_mean(name, last=0.5)).text(decimals, scale))
+            speed = Estimate(run.train_mean(name, last=0.5))
+            cells.append(speed.text(decimals, scale))
         rows.append(cells)
     return Table(
         ["run", *(SPEEDS[name][0] for name in logged)],
@@ -329,7 +324,7 @@ def _against_sft(run: RunData, name: str, label: str) -> str:
     return f"{run.name}: {label} from {start:.3f} (SFT) to {end:.3f}{ratio}."
 
 
-def _by_rank(runs: Sequence[RunData], name: str) -> list[HeldOut]:
+def _by_rank(runs: Runs, name: str) -> list[HeldOut]:
     """Last evaluations, the highest mean first, whatever the order of the runs; those without a number come last."""
 
     def rank(end: HeldOut) -> tuple[float, str]:
@@ -340,21 +335,14 @@ def _by_rank(runs: Sequence[RunData], name: str) -> list[HeldOut]:
 
 
 def _ranking(
-    runs: Sequence[RunData],
+    runs: Runs,
     name: str,
     label: str,
 ) -> list[str]:
     """Sentences that compare the run that ended highest with each other one."""
-    ends = [end for end in _by_rank(runs, name) if math.isfinite(end.mean(name))]
-    return [
-        _comparison(
-            ends[0],
-            other,
-            name,
-            label,
-        )
-        for other in ends[1:]
-    ]
+    best, *others = _by_rank(runs, name)
+    ended = [other for other in others if math.isfinite(other.mean(name))]
+    return [_comparison(best, other, name, label) for other in ended]
 
 
 def _comparison(
@@ -401,7 +389,7 @@ def _difference(
     return Estimate(gap, paired.error), f"± one standard error, {len(values)} held-out prompts, paired"
 
 
-def win_rows(runs: Sequence[RunData], judges: Mapping[str, str]) -> list[list[object]]:
+def win_rows(runs: Runs, judges: Labels) -> list[list[object]]:
     """Rows of the table of win rates, under WIN_HEADERS, of at least one run.
 
     The run that ended highest by the first judge is compared with each other one, then each run with SFT. A judge, a
@@ -409,7 +397,8 @@ def win_rows(runs: Sequence[RunData], judges: Mapping[str, str]) -> list[list[ob
     not hold all responses, or hold other prompts, are left out.
     """
     best, *others = _by_rank(runs, next(iter(judges)))
-    pairs = [(best, other) for other in others] + [(run.last, run.first) for run in runs]
+    pairs = [(best, other) for other in others]
+    pairs += [(run.last, run.first) for run in runs]
     rows: list[list[object]] = []
     for model, opponent in pairs:
         for name, label in judges.items():

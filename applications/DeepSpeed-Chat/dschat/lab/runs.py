@@ -21,7 +21,7 @@ from dschat.base.statistics import mean_interval
 from dschat.lab.chart import Chart, Curve, Look, draw_charts, look_of
 from dschat.lab.page import NONE, Example, Figure, Key, MacroPanel, Report, Section, Table
 from dschat.lab.run_data import Numbers, RunData, column_of, read_run
-from dschat.lab.run_summary import compare_runs, judges_of, labels_of, levels_of
+from dschat.lab.run_summary import Labels, Runs, compare_runs, judges_of, labels_of, levels_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,10 @@ HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length",
 
 
 def build_report(
-    runs: Mapping[str, Path], output_dir: Path, title: str = "PPO with macro actions", notes: Sequence[str] = ()
+    runs: Mapping[str, Path],
+    output_dir: Path,
+    title: str = "PPO with macro actions",
+    notes: Sequence[str] = (),
 ) -> Report:
     """Write `report.html` and `report.png` about runs of step 3; `.text()` of the returned report is for the terminal.
 
@@ -58,7 +61,8 @@ def build_report(
     data, labels = read_runs(runs)
     report = compare_runs(data, labels, title, notes)
     picture = draw_all(data, labels, title)
-    report = replace(report, sections=[_curves(data, labels), _examples(data, labels), _settings(data)])
+    sections = [_curves(data, labels), _examples(data, labels), _settings(data)]
+    report = replace(report, sections=sections)
     write_file(output_dir / "report.png", picture)
     write_file(output_dir / "report.html", report.html())
     return report
@@ -69,8 +73,8 @@ def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
     if not runs:
         raise UserError("A report needs the output_dir of at least one run of step 3.")
     data = [read_run(name, Path(folder)) for name, folder in runs.items()]
-    sources = {json.dumps([run.config.get(name) for name in SOURCES]) for run in data}
-    if len(sources) > 1:
+    sources = [[run.config.get(name) for name in SOURCES] for run in data]
+    if any(source != sources[0] for source in sources):
         logger.warning("The runs differ in what scores them: their scores may be numbers of different things.")
     metrics = {run.metric for run in data}
     if len(metrics) > 1:
@@ -78,7 +82,7 @@ def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
     return data, labels_of(data, metrics.pop() if len(metrics) == 1 else None)
 
 
-def _curves(runs: Sequence[RunData], labels: Mapping[str, str]) -> Section:
+def _curves(runs: Runs, labels: Labels) -> Section:
     symbols = dict(zip(MARKERS, SYMBOLS, strict=True))
     keys = []
     for number, run in enumerate(runs):
@@ -103,7 +107,7 @@ def _curves(runs: Sequence[RunData], labels: Mapping[str, str]) -> Section:
     return Section("Learning curves", keys=keys, remark=READING, figures=figures)
 
 
-def _examples(runs: Sequence[RunData], labels: Mapping[str, str]) -> Section:
+def _examples(runs: Runs, labels: Labels) -> Section:
     """Responses side by side to the first held-out prompts that every model answered token by token."""
     answers = []
     for run in runs:
@@ -111,7 +115,8 @@ def _examples(runs: Sequence[RunData], labels: Mapping[str, str]) -> Section:
         answers.append({sample["prompt"]: sample for sample in samples})
     # The SFT model has no macro actions of its own: show those of the condition with the longest. The length of a run
     # without training rows is NaN, in place of which max() returns 0.
-    longest = max(runs, key=lambda run: (max(0.0, run.train_mean("macro/length")), run.name))
+    lengths = {run.name: max(0.0, run.train_mean("macro/length")) for run in runs}
+    longest = max(runs, key=lambda run: (lengths[run.name], run.name))
     starts = []
     for start in _with_tokens(longest.first.samples):
         if all(start["prompt"] in answer for answer in answers):
@@ -141,7 +146,7 @@ def _with_tokens(samples: pd.DataFrame) -> list[dict[str, Any]]:
 def _panel(
     title: str,
     sample: Mapping[str, Any],
-    labels: Mapping[str, str],
+    labels: Labels,
     remark: str = "",
 ) -> MacroPanel:
     parts = []
@@ -155,12 +160,13 @@ def _panel(
     return MacroPanel(title, sample["tokens"], " · ".join(parts))
 
 
-def _settings(runs: Sequence[RunData]) -> Section:
+def _settings(runs: Runs) -> Section:
     """Flags with their value in each run, those that differ between the runs first."""
     different = []
     equal = []
-    for flag in sorted(set().union(*(run.config for run in runs))):
-        values = [json.dumps(run.config[flag], ensure_ascii=False) if flag in run.config else NONE for run in runs]
+    flags = set().union(*(run.config for run in runs))
+    for flag in sorted(flags):
+        values = [_flag_text(run, flag) for run in runs]
         rows = different if len(set(values)) > 1 else equal
         rows.append([f"--{flag}", *values])
     headers = ["flag", *(run.name for run in runs)]
@@ -172,7 +178,13 @@ def _settings(runs: Sequence[RunData]) -> Section:
     )
 
 
-def run_charts(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[Chart]:
+def _flag_text(run: RunData, flag: str) -> str:
+    if flag not in run.config:
+        return NONE
+    return json.dumps(run.config[flag], ensure_ascii=False)
+
+
+def run_charts(runs: Runs, labels: Labels) -> list[Chart]:
     """Charts in reading order; the metric function's and the critic's only where there is one. See `labels_of`."""
     goals = goal_levels(runs, labels)
     # Title, y axis with the unit, and the keys of metrics.jsonl for training and held-out prompts.
@@ -190,7 +202,12 @@ def run_charts(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[Chart
 
 
 def _chart(
-    runs: Sequence[RunData], title: str, axis: str, train_key: str, eval_key: str, goals: Mapping[str, float]
+    runs: Runs,
+    title: str,
+    axis: str,
+    train_key: str,
+    eval_key: str,
+    goals: Mapping[str, float],
 ) -> Chart:
     lines = []
     starts = set()
@@ -235,11 +252,12 @@ def _chart(
     return Chart(title, "optimiser updates", axis, lines, levels, scale="whole")
 
 
-def goal_levels(runs: Sequence[RunData], labels: Mapping[str, str]) -> dict[str, float]:
+def goal_levels(runs: Runs, labels: Labels) -> dict[str, float]:
     """Levels at which the first run ends, by key of metrics.jsonl, for the others to reach; empty for a single run."""
     if len(runs) < 2:
         return {}
-    return {f"objective/{name}": level for name, level in levels_of(runs[0], list(judges_of(labels))).items()}
+    levels = levels_of(runs[0], list(judges_of(labels)))
+    return {f"objective/{name}": level for name, level in levels.items()}
 
 
 def smooth(values: Sequence[float] | Numbers) -> Numbers:
@@ -262,8 +280,8 @@ def smooth(values: Sequence[float] | Numbers) -> Numbers:
 
 
 def draw_all(
-    runs: Sequence[RunData],
-    labels: Mapping[str, str],
+    runs: Runs,
+    labels: Labels,
     title: str,
 ) -> bytes:
     """Draw all charts and one legend, as PNG of 1800 × 1080 pixels."""
@@ -323,10 +341,11 @@ def learner_table(learners: Sequence[Learner], as_page: bool = False) -> str:
             kl = f"≤ {end.kl[0]:.1f}"
         else:
             kl = mean_interval(end.kl).text(1) if any(end.kl) else "0"
-        row = [learner.name, mean_interval(end.gold).text(), mean_interval(end.score).text(2), kl]
-        row.append(mean_interval(end.tokens).text(1))
-        row.append(NONE if learner.seconds is None else f"{learner.seconds:.0f}")
-        rows.append(row)
+        gold = mean_interval(end.gold).text()
+        score = mean_interval(end.score).text(2)
+        length = mean_interval(end.tokens).text(1)
+        seconds = NONE if learner.seconds is None else f"{learner.seconds:.0f}"
+        rows.append([learner.name, gold, score, kl, length, seconds])
     return (markdown_table if as_page else text_table)(HEADERS, rows)
 
 

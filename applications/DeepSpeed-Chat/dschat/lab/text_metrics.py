@@ -31,7 +31,8 @@ def rouge(response: str, reference: str) -> dict[str, float]:
 
     Words are runs of a–z and 0–9 in lower case, without stemming, so that texts in other scripts share none.
     """
-    return {name: score.fmeasure for name, score in _scorer().score(reference, response).items()}
+    scores = _scorer().score(reference, response)
+    return {name: score.fmeasure for name, score in scores.items()}
 
 
 @cache
@@ -65,7 +66,8 @@ def policy_result(rows: Sequence[Row]) -> Result:
     rouges = {}
     length = None
     if "rouge1" in table:
-        rouges = {name: bounded_interval(table[name], [1] * len(table)) for name in ROUGES}
+        ones = [1] * len(table)
+        rouges = {name: bounded_interval(table[name], ones) for name in ROUGES}
         length = sum(table["response_tokens"]) / len(table)
     return {
         "model": rows[0]["model"],
@@ -196,7 +198,8 @@ def _model_table(
     if results["update"].notna().any():
         all_columns["updates"] = results["update"].tolist()
     all_columns |= columns
-    return Table(list(all_columns), list(zip(*all_columns.values(), strict=True)))
+    rows = zip(*all_columns.values(), strict=True)
+    return Table(list(all_columns), list(rows))
 
 
 def draw_texts(policies: Sequence[Result], rewards: Sequence[Result]) -> bytes:
@@ -206,7 +209,9 @@ def draw_texts(policies: Sequence[Result], rewards: Sequence[Result]) -> bytes:
         perplexity = {"": [result["perplexity"] for result in policies]}
         charts.append(_chart_of_models("Perplexity", "exp(nats per token)", policies, perplexity))
     if policies and policies[0]["rouge"]:
-        scores = {label: [result["rouge"][name] for result in policies] for name, label in ROUGES.items()}
+        scores = {}
+        for name, label in ROUGES.items():
+            scores[label] = [result["rouge"][name] for result in policies]
         charts.append(_chart_of_models("ROUGE against the data's responses", "F1", policies, scores))
     if rewards:
         losses = [result["loss"] for result in rewards]
@@ -217,7 +222,10 @@ def draw_texts(policies: Sequence[Result], rewards: Sequence[Result]) -> bytes:
 
 
 def _chart_of_models(
-    title: str, unit: str, results: Sequence[Result], estimates: Mapping[str, Sequence[MeanInterval]]
+    title: str,
+    unit: str,
+    results: Sequence[Result],
+    estimates: Mapping[str, Sequence[MeanInterval]],
 ) -> Chart:
     """Lines over updates where they are known of all models, else points at the models' names."""
     over_updates = all(result["update"] is not None for result in results)

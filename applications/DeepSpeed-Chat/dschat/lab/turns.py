@@ -195,13 +195,16 @@ def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
     if not verdicts:
         raise UserError("There is no verdict.")
     model_a, model_b, rater = compared.pop()
-    table = pd.DataFrame(verdicts, columns=["turn", "number", "verdict"]).sort_values("turn", kind="stable")
-    turns = {int(str(turn)): _dialogue_rates(group) for turn, group in table.groupby("turn")}
+    table = pd.DataFrame(verdicts, columns=["turn", "number", "verdict"])
+    table = table.sort_values("turn", kind="stable")
+    turns = {}
+    for turn in table["turn"].unique().tolist():
+        turns[turn] = _dialogue_rates(table[table["turn"] == turn])
     return TurnRates((model_a, model_b), rater, turns, _dialogue_rates(table))
 
 
 def _dialogue_rates(verdicts: pd.DataFrame) -> WinRates:
-    return win_rates(verdicts["verdict"].tolist(), verdicts["number"].tolist())
+    return win_rates(verdicts["verdict"], verdicts["number"])
 
 
 def published_rates(dataset: str) -> Published:

@@ -36,6 +36,7 @@ TEXTS = ["prompt", "response_a", "response_b"]
 # Columns that identify a judged item: equal texts are told apart by their occurrence in a file.
 ITEM = [*TEXTS, "occurrence"]
 RATER = ["kind", "rater", "model_a", "model_b"]
+COMPARISON = [*TEXTS, "verdict", *RATER, "dataset"]
 SIDES: dict[Side, Side] = {"A": "B", "B": "A"}
 
 Order = tuple[Side, Verdict]  # the model whose response was shown first, and the verdict in this order
@@ -92,7 +93,7 @@ def _read_verdicts(file: Path) -> pd.DataFrame:
     rows = []
     for origin, row in read_rows(file, FILE):
         comparison = comparison_of(row, origin)
-        columns = {name: getattr(comparison, name) for name in (*TEXTS, "verdict", *RATER, "dataset")}
+        columns = {name: getattr(comparison, name) for name in COMPARISON}
         reward_a = number_of(row, "reward_a", origin)
         reward_b = number_of(row, "reward_b", origin)
         columns["orders"] = _orders_of(row, comparison.verdict, origin)
@@ -114,8 +115,10 @@ def _orders_of(
 ) -> tuple[Order, ...]:
     """Orders in which the responses were shown: judges write a list of them, people the model shown first."""
     orders = row.get("orders")
+    if orders is None and row.get("first") in SIDES:
+        return ((row["first"], verdict),)
     if orders is None:
-        return ((row["first"], verdict),) if row.get("first") in SIDES else ()
+        return ()
     problem = f"{origin}: orders must be a list of objects with first (A or B) and verdict ({', '.join(VERDICTS)})"
     if not isinstance(orders, list):
         raise UserError(f"{problem}; correct or remove the column.")
@@ -157,7 +160,10 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
     return pd.concat(tables).drop_duplicates([*ITEM, "model_a", "model_b"])
 
 
-def _comparable_files(files: Sequence[Path], names: Mapping[Path, str]) -> list[tuple[Path, Path]]:
+def _comparable_files(
+    files: Sequence[Path],
+    names: Mapping[Path, str],
+) -> list[tuple[Path, Path]]:
     """Pairs of files of different models with the same prompts; raises UserError for a file without a partner."""
     prompts: dict[Path, Counter[str]] = {}
     for file in files:
@@ -209,14 +215,7 @@ def _reward_votes(
     """Votes of the reward model on items with the columns ITEM, `reward_a`, `reward_b` and `file`."""
     votes = items.copy()
     rewards = zip(votes["reward_a"], votes["reward_b"], strict=True)
-    votes["verdict"] = [
-        score_verdict(
-            reward_a,
-            reward_b,
-            margin,
-        )
-        for reward_a, reward_b in rewards
-    ]
+    votes["verdict"] = [score_verdict(reward_a, reward_b, margin) for reward_a, reward_b in rewards]
     votes["kind"] = "reward"
     votes["rater"] = REWARD_MODEL
     votes["model_a"], votes["model_b"] = models
@@ -282,12 +281,14 @@ def _datasets_of(votes: pd.DataFrame, dataset: str) -> list[str]:
 def _section(dataset: str, votes: pd.DataFrame, margin: float) -> VoteSection:
     models = (votes["model_a"].iloc[0], votes["model_b"].iloc[0])
     same_order = votes["model_a"] == models[0]
-    votes = pd.concat([votes[same_order], exchange_models(votes[~same_order])]).sort_index()
+    exchanged = exchange_models(votes[~same_order])
+    votes = pd.concat([votes[same_order], exchanged]).sort_index()
 
     if not (votes["kind"] == "reward").any():
         scored = votes.dropna(subset=["reward_a", "reward_b"])
         if len(scored):
-            rewards = scored.groupby(ITEM, sort=False)[["reward_a", "reward_b", "file"]].last().reset_index()
+            by_item = scored.groupby(ITEM, sort=False)[["reward_a", "reward_b", "file"]]
+            rewards = by_item.last().reset_index()
             votes = pd.concat(
                 [
                     votes,

@@ -85,7 +85,7 @@ def read_answer(text: str, criteria: Iterable[str]) -> Reading:
         return readings[-1]
 
     verdicts = {place_of(line) for line in VERDICT_LINE.findall(text)} - {None}
-    if not verdicts and any(place in text.lower() for place in PLACES):
+    if not verdicts and any(word in text.lower() for word in PLACES):
         verdicts = {place_of(text)} - {None}
     if objects or len(verdicts) != 1:
         empty = "" if text.strip() else "is empty and "
@@ -105,17 +105,17 @@ def place_of(value: object) -> str | None:
         str(value).lower(),
     ).split()
     spelling = " ".join(word for word in words if word not in FILLERS)
-    for place, spellings in SPELLINGS.items():
+    for verdict, spellings in SPELLINGS.items():
         if spelling in spellings:
-            return place
+            return verdict
     return None
 
 
-def in_terms_of_models(place: str, first: Side) -> Verdict:
-    """Verdict on the models of first, second or tie, where the response of the model `first` was shown first."""
-    if place == "tie":
+def in_terms_of_models(verdict: str, first: Side) -> Verdict:
+    """Verdict in terms of the models from first, second or tie; `first` is the model whose response came first."""
+    if verdict == "tie":
         return "tie"
-    return first if place == "first" else mirrored(first)
+    return first if verdict == "first" else mirrored(first)
 
 
 def _without_thoughts(text: str) -> str:
@@ -144,9 +144,9 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 def _verdict_of(row: dict[str, Any]) -> str | None:
     values = {key.lower().replace(" ", "_"): value for key, value in row.items()}
     for key in VERDICT_KEYS:
-        place = place_of(values.get(key))
-        if place is not None:
-            return place
+        verdict = place_of(values.get(key))
+        if verdict is not None:
+            return verdict
     return None
 
 
@@ -214,15 +214,7 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
     """Judge one pair: a model wins only if the orders agree; equal responses are a tie and not asked about."""
     rubric = setup.rubric
     questions = questions_of(pair, setup)
-    orders = [
-        _judge_order(
-            question,
-            first,
-            rubric,
-            ask,
-        )
-        for first, question in questions.items()
-    ]
+    orders = [_judge_order(question, first, rubric, ask) for first, question in questions.items()]
     details: dict[str, Any] = {"orders": orders}
     if rubric.separate:
         details["aspects"] = _combined_aspects(orders, rubric.criteria)
@@ -275,15 +267,7 @@ def judge_pairs(
         ThreadPoolExecutor(concurrency) as pool,
     ):
         pending = [pair for id, pair in pair_by_id.items() if id not in rows]
-        pair_of_future = {
-            pool.submit(
-                judge_pair,
-                pair,
-                setup,
-                client.ask,
-            ): pair
-            for pair in pending
-        }
+        pair_of_future = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in pending}
         try:
             for future in as_completed(pair_of_future):
                 try:
@@ -345,7 +329,8 @@ def _judge_order(
         order["problem"] = f"{problem}; {flaw}" if flaw else str(problem)
     else:
         order["verdict"] = in_terms_of_models(reading.verdict, first)
-        order["aspects"] = {name: in_terms_of_models(place, first) for name, place in reading.aspects.items()}
+        for name, aspect in reading.aspects.items():
+            order["aspects"][name] = in_terms_of_models(aspect, first)
         order["reason"] = reading.reason
     if reply is not None:
         order["reply"] = reply.text or reply.refusal
