@@ -67,7 +67,10 @@ def _picture(char: str) -> str:
     return "␡" if char == "\x7f" else "\ufffd"
 
 
-def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def text_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> str:
     """Table for a terminal: columns padded to their widest cell, the first to the left and the others to the right."""
     table = _padded([headers, *rows])
     lines = ["  ".join(row).rstrip() for row in table]
@@ -75,7 +78,10 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> str:
     """Table of Markdown that is also readable as plain text; a pipe in a cell is escaped."""
     escaped = []
     for row in (headers, *rows):
@@ -89,7 +95,10 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     return "\n".join(lines)
 
 
-def _padded(table: Sequence[Sequence[str]], min_width: int = 0) -> list[list[str]]:
+def _padded(
+    table: Sequence[Sequence[str]],
+    min_width: int = 0,
+) -> list[list[str]]:
     """Rows with blanks after their first cells and before the others, so that all cells of a column are as wide."""
     columns = []
     for number, column in enumerate(zip(*table, strict=True)):

@@ -25,7 +25,11 @@ class Estimate:
     mean: float
     error: float | None = None
 
-    def text(self, digits: int = 3, scale: float = 1.0) -> str:
+    def text(
+        self,
+        digits: int = 3,
+        scale: float = 1.0,
+    ) -> str:
         """`mean ± error` with the given number of decimals, both multiplied by `scale`."""
         if not math.isfinite(self.mean):
             return "–"
@@ -108,7 +112,10 @@ def score_verdict(
     return "A" if first > second else "B"
 
 
-def win_rates(verdicts: Iterable[str], items: Iterable[Any] | None = None) -> WinRates:
+def win_rates(
+    verdicts: Iterable[str],
+    items: Iterable[Any] | None = None,
+) -> WinRates:
     """Shares of wins, ties and losses.
 
     Args:
@@ -229,7 +236,10 @@ def mean_interval(values: Sequence[float]) -> MeanInterval:
     return MeanInterval(mean, mean - reach, mean + reach)
 
 
-def bounded_interval(totals: Sequence[float], counts: Sequence[int]) -> MeanInterval:
+def bounded_interval(
+    totals: Sequence[float],
+    counts: Sequence[int],
+) -> MeanInterval:
     """Mean of a bounded number over at least one item, with the interval of `bootstrap_ratio`.
 
     Args:
@@ -241,11 +251,17 @@ def bounded_interval(totals: Sequence[float], counts: Sequence[int]) -> MeanInte
     return MeanInterval(rate.value, rate.low, rate.high)
 
 
-def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+def paired_difference(
+    ours: Sequence[float],
+    theirs: Sequence[float],
+) -> Estimate:
     """Mean of ours − theirs, with the standard error of the differences; both (N,), N > 0, in the same order."""
     return mean_estimate([our - their for our, their in zip(ours, theirs, strict=True)])
 
 
-def unpaired_error(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def unpaired_error(
+    ours: Sequence[float],
+    theirs: Sequence[float],
+) -> float:
     """Standard error of the difference of two independent means of at least two values each."""
     return math.hypot(standard_error(ours), standard_error(theirs))

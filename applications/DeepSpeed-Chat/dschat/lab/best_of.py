@@ -67,7 +67,10 @@ class Sweep:
         return max(len(rewards[0]) for rewards in self.rewards.values())
 
 
-def sweep_of(model: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
+def sweep_of(
+    model: str,
+    rows: Iterable[tuple[str, dict[str, Any]]],
+) -> Sweep:
     """Sweep of a model from its rows, each with its origin "file:line".
 
     Raises:
@@ -110,7 +113,10 @@ def published_numbers(sweeps: Sequence[Sweep]) -> list[int]:
     return [n for n in PUBLISHED if n < most] + [most]
 
 
-def best_of_n(sweeps: Sequence[Sweep], numbers: Sequence[int]) -> pd.DataFrame:
+def best_of_n(
+    sweeps: Sequence[Sweep],
+    numbers: Sequence[int],
+) -> pd.DataFrame:
     """Mean reward of a single response and of the best of each number, by model and temperature.
 
     Returns:
@@ -187,7 +193,11 @@ def write_best_of(
     )
 
 
-def _table_by_n(means: pd.DataFrame, estimator: str, caption: str) -> Table:
+def _table_by_n(
+    means: pd.DataFrame,
+    estimator: str,
+    caption: str,
+) -> Table:
     """Table of an estimator, a column of `best_of_n`: a row per model and temperature, a column per N."""
     numbers = sorted(set(means["n"]))
     rows = []

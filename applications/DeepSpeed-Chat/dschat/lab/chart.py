@@ -234,7 +234,12 @@ class Bar:
         for marker in self.markers:
             self._draw_marker(ax, row + marker.below, marker)
 
-    def _draw_marker(self, ax: Axes, y: float, marker: BarMarker) -> None:
+    def _draw_marker(
+        self,
+        ax: Axes,
+        y: float,
+        marker: BarMarker,
+    ) -> None:
         estimate = marker.estimate
         line: Look = {"color": INK, "path_effects": [withStroke(linewidth=4, foreground="white")]}
         if estimate.low is not None and estimate.high is not None:
@@ -294,7 +299,10 @@ class Bars:
         ax.spines[["top", "right", "left"]].set_visible(False)
 
 
-def draw_bars(panels: Sequence[Bars], legend: Sequence[tuple[str, str] | Look]) -> bytes:
+def draw_bars(
+    panels: Sequence[Bars],
+    legend: Sequence[tuple[str, str] | Look],
+) -> bytes:
     """Draw panels of bars below each other, as PNG.
 
     Args:

@@ -150,7 +150,10 @@ def _by_update(rows: Sequence[Mapping[str, float]]) -> pd.DataFrame:
     return table.sort_values("update", ignore_index=True)
 
 
-def _metric_name(evals: pd.DataFrame, config: Mapping[str, Any]) -> str | None:
+def _metric_name(
+    evals: pd.DataFrame,
+    config: Mapping[str, Any],
+) -> str | None:
     """Name of the metric function, where the evaluations have its mean."""
     names = {key.removeprefix("eval/") for key in evals.columns if key.startswith("eval/")}
     name = str(config.get("metric_function") or "").rpartition(":")[2]

@@ -81,13 +81,19 @@ def final(numbers: Sequence[float] | Numbers) -> float:
     return float(np.mean(numbers[-window_of(len(numbers)) :]))
 
 
-def first_at(numbers: Sequence[float] | Numbers, level: float) -> int | None:
+def first_at(
+    numbers: Sequence[float] | Numbers,
+    level: float,
+) -> int | None:
     """Index of the first number whose trailing mean has reached a level; None if none has."""
     reached = trailing_mean(numbers) >= level - 1e-12
     return int(reached.argmax()) if reached.any() else None
 
 
-def levels_of(baseline: RunData, names: Sequence[str]) -> dict[str, float]:
+def levels_of(
+    baseline: RunData,
+    names: Sequence[str],
+) -> dict[str, float]:
     """Level at which the baseline ended on training prompts, by metric; without those that were never logged."""
     levels = {}
     for name in names:
@@ -97,7 +103,11 @@ def levels_of(baseline: RunData, names: Sequence[str]) -> dict[str, float]:
     return levels
 
 
-def updates_to(run: RunData, name: str, level: float) -> int | None:
+def updates_to(
+    run: RunData,
+    name: str,
+    level: float,
+) -> int | None:
     """Updates until the run's smoothed numbers on training prompts reach a level; None if they do not."""
     logged = _logged(run, name)
     index = first_at(logged.to_numpy(), level) if len(logged) else None
@@ -142,7 +152,10 @@ def metric_label(name: str) -> str:
     return words[:-1] if words.endswith("scores") else words
 
 
-def labels_of(runs: Runs, metric: str | None) -> dict[str, str]:
+def labels_of(
+    runs: Runs,
+    metric: str | None,
+) -> dict[str, str]:
     """Labels of what runs are compared by: the metric function that all have, if any, first.
 
     `scores` are of the reward model, unless all runs were scored by a function, a server, or by running programs. A
@@ -389,7 +402,10 @@ def _difference(
     return Estimate(gap, paired.error), f"± one standard error, {len(values)} held-out prompts, paired"
 
 
-def win_rows(runs: Runs, judges: Labels) -> list[list[object]]:
+def win_rows(
+    runs: Runs,
+    judges: Labels,
+) -> list[list[object]]:
     """Rows of the table of win rates, under WIN_HEADERS, of at least one run.
 
     The run that ended highest by the first judge is compared with each other one, then each run with SFT. A judge, a
@@ -410,7 +426,11 @@ def win_rows(runs: Runs, judges: Labels) -> list[list[object]]:
     return rows
 
 
-def _win_rates(name: str, model: HeldOut, opponent: HeldOut) -> WinRates | None:
+def _win_rates(
+    name: str,
+    model: HeldOut,
+    opponent: HeldOut,
+) -> WinRates | None:
     values = model.values(name)
     opponent_values = opponent.values(name)
     matches = model.matches(opponent)

@@ -61,7 +61,10 @@ def sample_responses(
         rows[response.prompt, occurrences[response.prompt]] = response
         occurrences[response.prompt] += 1
 
-    def shuffled(keys: Iterable[RowKey], purpose: str) -> list[RowKey]:
+    def shuffled(
+        keys: Iterable[RowKey],
+        purpose: str,
+    ) -> list[RowKey]:
         return sorted(keys, key=lambda key: content_hash(f"{seed}\n{purpose}\n{key[1]}\n{key[0]}"))
 
     if dataset != "summarize":

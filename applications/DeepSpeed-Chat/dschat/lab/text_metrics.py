@@ -202,7 +202,10 @@ def _model_table(
     return Table(list(all_columns), list(rows))
 
 
-def draw_texts(policies: Sequence[Result], rewards: Sequence[Result]) -> bytes:
+def draw_texts(
+    policies: Sequence[Result],
+    rewards: Sequence[Result],
+) -> bytes:
     """Draw perplexity and ROUGE of policies, loss and accuracy of reward models, a chart each, as PNG."""
     charts = []
     if policies:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report on win rates by turn: `dschat judge-turns`, and `dschat report` on its files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,10 @@ def write_turns(
         "comparisons": [_comparison_row(rates) for rates in comparisons],
         "published against Llama-3-8B-it, not measured here": published_rows,
     }
-    tables = [_rate_table(comparisons), _count_table(comparisons)]
+    tables = [
+        _turn_table("win rate of the first, in %", comparisons, lambda rates: rates.half),
+        _turn_table("wins – ties – losses – invalid", comparisons, _counts),
+    ]
     if published:
         tables.append(_published_table(published))
     report = Report("", tables, remarks=[REMARK])
@@ -86,28 +89,22 @@ def _all_turns(comparisons: Sequence[TurnRates]) -> list[int]:
     return sorted(set().union(*(rates.turns for rates in comparisons)))
 
 
-def _headers(first: str, comparisons: Sequence[TurnRates]) -> list[str]:
-    return [first, *(f"turn {turn}" for turn in _all_turns(comparisons)), "all turns"]
-
-
-def _rate_table(comparisons: Sequence[TurnRates]) -> Table:
-    rows: list[list[object]] = []
+def _turn_table(
+    header: str,
+    comparisons: Sequence[TurnRates],
+    cell_of: Callable[[WinRates], object],
+) -> Table:
+    """Table with a row for each comparison, a column for each turn and one for all turns."""
+    all_turns = _all_turns(comparisons)
+    rows = []
     for rates in comparisons:
         row: list[object] = [rates.title]
-        for turn in _all_turns(comparisons):
-            row.append(rates.turns[turn].half if turn in rates.turns else None)
-        rows.append([*row, rates.overall.half])
-    return Table(_headers("win rate of the first, in %", comparisons), rows)
-
-
-def _count_table(comparisons: Sequence[TurnRates]) -> Table:
-    rows: list[list[object]] = []
-    for rates in comparisons:
-        row: list[object] = [rates.title]
-        for turn in _all_turns(comparisons):
-            row.append(_counts(rates.turns[turn]) if turn in rates.turns else None)
-        rows.append([*row, _counts(rates.overall)])
-    return Table(_headers("wins – ties – losses – invalid", comparisons), rows)
+        for turn in all_turns:
+            row.append(cell_of(rates.turns[turn]) if turn in rates.turns else None)
+        row.append(cell_of(rates.overall))
+        rows.append(row)
+    headers = [header, *(f"turn {turn}" for turn in all_turns), "all turns"]
+    return Table(headers, rows)
 
 
 def _counts(rates: WinRates) -> str:

@@ -78,7 +78,10 @@ def read_dialogues(path: Path, flag: str) -> dict[int, Dialogue]:
     return dialogues
 
 
-def _texts_of(row: dict[str, Any], origin: str) -> tuple[str, ...]:
+def _texts_of(
+    row: dict[str, Any],
+    origin: str,
+) -> tuple[str, ...]:
     messages = check_dialogue(
         row.get("messages", row.get("trajectory")),
         origin,

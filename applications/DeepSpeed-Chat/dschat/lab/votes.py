@@ -128,7 +128,10 @@ def _orders_of(
     return tuple((order["first"], order["verdict"]) for order in orders)
 
 
-def _aspects_of(row: Mapping[str, Any], origin: str) -> dict[str, Verdict]:
+def _aspects_of(
+    row: Mapping[str, Any],
+    origin: str,
+) -> dict[str, Verdict]:
     aspects = row.get("aspects") or {}
     if not isinstance(aspects, dict) or not all(verdict in VERDICTS for verdict in aspects.values()):
         raise UserError(f"{origin}: aspects must be an object of verdicts ({', '.join(VERDICTS)}); correct the row.")
@@ -278,7 +281,11 @@ def _datasets_of(votes: pd.DataFrame, dataset: str) -> list[str]:
     return datasets
 
 
-def _section(dataset: str, votes: pd.DataFrame, margin: float) -> VoteSection:
+def _section(
+    dataset: str,
+    votes: pd.DataFrame,
+    margin: float,
+) -> VoteSection:
     models = (votes["model_a"].iloc[0], votes["model_b"].iloc[0])
     same_order = votes["model_a"] == models[0]
     exchanged = exchange_models(votes[~same_order])

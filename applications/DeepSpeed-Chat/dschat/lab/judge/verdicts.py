@@ -233,7 +233,10 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
     )
 
 
-def _combined_aspects(orders: Sequence[dict[str, Any]], criteria: Iterable[str]) -> dict[str, Verdict]:
+def _combined_aspects(
+    orders: Sequence[dict[str, Any]],
+    criteria: Iterable[str],
+) -> dict[str, Verdict]:
     """Verdicts on the criteria that the judge mentioned in every order."""
     aspects = {}
     for name in criteria:
@@ -338,7 +341,10 @@ def _judge_order(
     return order
 
 
-def _read(reply: Reply, criteria: Iterable[str] = ()) -> Reading:
+def _read(
+    reply: Reply,
+    criteria: Iterable[str] = (),
+) -> Reading:
     if reply.refusal:
         raise UnreadableAnswer("the judge refused")
     return read_answer(reply.text, criteria)
