@@ -249,56 +249,44 @@ def _combined_aspects(
 def judge_pairs(
     pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", journal: Journal, concurrency: int
 ) -> list[dict[str, Any]]:
-    """Judge the pairs that the journal does not hold yet, several at a time; writes and returns the rows of all.
+    """Judges the pairs that the journal does not hold yet, several at a time; writes and returns the rows of all.
 
-    A verdict is written to the journal as soon as it is there.
-
-    Raises:
-        UserError: the judge cannot go on, or gives no answer on some of the pairs; says how many verdicts are saved.
+    A verdict is in the journal as soon as it is there. Raises UserError, which says what is kept, where the judge
+    cannot go on or gives no answer on some of the pairs.
     """
-    pair_by_id = {pair.id: pair for pair in pairs}
-    rows = {row["id"]: row for row in journal.rows if row.get("id") in pair_by_id}
+    wanted = {pair.id: pair for pair in pairs}
+    rows = {row["id"]: row for row in journal.rows if row.get("id") in wanted}
     failures: list[UserError] = []
     unanswered: list[tuple[Pair, Unanswered]] = []
-    with (
-        progress(
-            len(pair_by_id),
-            "judged",
-            len(rows),
-            unit="pair",
-        ) as bar,
-        ThreadPoolExecutor(concurrency) as pool,
-    ):
-        pending = [pair for id, pair in pair_by_id.items() if id not in rows]
-        pair_of_future = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in pending}
+    with progress(len(wanted), "judged", len(rows), unit="pair") as bar, ThreadPoolExecutor(concurrency) as pool:
+        left = [pair for id, pair in wanted.items() if id not in rows]
+        waiting = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in left}
         try:
-            for future in as_completed(pair_of_future):
+            for done in as_completed(waiting):
                 try:
-                    row = future.result().to_row()
+                    row = done.result().to_row()
                 except JudgingStopped:
                     continue
                 except Unanswered as error:
-                    unanswered.append((pair_of_future[future], error))
+                    unanswered.append((waiting[done], error))
                 except UserError as error:  # the client sends nothing after it
                     failures.append(error)
                 else:
                     rows[row["id"]] = row
                     journal.append([row])
                     bar.update(1)
-        except BaseException:  # also Ctrl-C: send nothing more; replies that still arrive go into the cache
+        except BaseException:  # also Ctrl-C: nothing more is sent, what is on its way is kept in the cache
             client.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-    saved = f"{len(rows)} of {len(pair_by_id)} pairs are judged and kept"
+    kept = f"{len(rows)} of {len(wanted)} pairs are judged and kept"
     if failures:
-        raise UserError(f"{str(failures[0]).rstrip('.')}. {saved}; the same command goes on from there.")
+        raise UserError(f"{str(failures[0]).rstrip('.')}. {kept}; the same command goes on from there.")
     if unanswered:
-        pair, error = unanswered[0]
-        reason = f"{len(unanswered)} pairs got no answer, among them {pair.a.origin}: {str(error).rstrip('.')}"
-        raise UserError(f"{reason}. {saved}; the same command asks only for the {len(unanswered)} that are left.")
-    ordered = [rows[pair.id] for pair in pairs]
-    journal.finish(ordered)
+        pair, trouble = unanswered[0]
+        reason = f"{len(unanswered)} pairs got no answer, among them {pair.a.origin}: {str(trouble).rstrip('.')}"
+        raise UserError(f"{reason}. {kept}; the same command asks only for the {len(unanswered)} that are left.")
+    journal.finish(ordered := [rows[pair.id] for pair in pairs])
     return ordered
 
 
