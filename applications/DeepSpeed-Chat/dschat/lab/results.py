@@ -176,11 +176,8 @@ def model_means(first: Column, second: Column) -> Row:
 def counted_verdicts(votes: pd.DataFrame) -> pd.DataFrame:
     """Table of verdicts with a row per item and a column per rater; NaN for none, for invalid and for skip."""
     raters = votes["rater"].drop_duplicates()
-    table = votes.pivot(
-        index="item",
-        columns="rater",
-        values="verdict",
-    ).reindex(columns=raters)
+    table = votes.pivot(index="item", columns="rater", values="verdict")
+    table = table.reindex(columns=raters)
     return table.where(table.isin(CATEGORIES))
 
 
@@ -413,8 +410,5 @@ def _fit_logit(
     low, high = result.conf_int(alpha=0.05)[0]
     if not np.isfinite([low, high, slope]).all():
         return None
-    return Rate(
-        float(expit(intercept)),
-        float(expit(low)),
-        float(expit(high)),
-    ), float(slope)
+    value, low_end, high_end = expit([intercept, low, high]).tolist()
+    return Rate(value, low_end, high_end), float(slope)

@@ -218,24 +218,16 @@ def compare_runs(
         tables.append(Table(WIN_HEADERS, wins, "wins"))
         remarks.append(WIN_REMARK)
 
-    tables.append(
-        Table(
-            TRAINING_HEADERS,
-            [_training_cells(run) for run in runs],
-            "training",
-        )
-    )
+    training = [_training_cells(run) for run in runs]
+    tables.append(Table(TRAINING_HEADERS, training, "training"))
     throughput = throughput_table(runs)
     if throughput is not None:
         tables.append(throughput)
         remarks.append(THROUGHPUT_REMARK)
 
     name, label = next(iter(labels.items()))
-    findings = [_against_sft(run, name, label) for run in runs] + _ranking(
-        runs,
-        name,
-        label,
-    )
+    findings = [_against_sft(run, name, label) for run in runs]
+    findings += _ranking(runs, name, label)
     return Report(title, tables, findings, remarks, notes)
 
 

@@ -94,16 +94,8 @@ def _curves(runs: Runs, labels: Labels) -> Section:
     figures = []
     for chart in run_charts(runs, labels):
         title = f"{chart.title} over optimiser updates, all runs"
-        figures.append(
-            Figure(
-                title,
-                draw_charts(
-                    [chart],
-                    (5, 3.5),
-                    dpi=200,
-                ),
-            )
-        )
+        picture = draw_charts([chart], (5, 3.5), dpi=200)
+        figures.append(Figure(title, picture))
     return Section("Learning curves", keys=keys, remark=READING, figures=figures)
 
 
@@ -171,11 +163,8 @@ def _settings(runs: Runs) -> Section:
         rows.append([f"--{flag}", *values])
     headers = ["flag", *(run.name for run in runs)]
     table = Table(headers, different + equal, "settings", caption=FLAGS)
-    return Section(
-        "Settings",
-        folded=table,
-        marked=frozenset(range(len(different))),
-    )
+    marked = frozenset(range(len(different)))
+    return Section("Settings", folded=table, marked=marked)
 
 
 def _flag_text(run: RunData, flag: str) -> str:

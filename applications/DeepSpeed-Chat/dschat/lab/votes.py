@@ -153,13 +153,8 @@ def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
         items = pd.DataFrame(rows, columns=[*TEXTS, "reward_a", "reward_b"])
         items["occurrence"] = items.groupby(TEXTS).cumcount()
         items["file"] = file_a
-        tables.append(
-            _reward_votes(
-                items,
-                (names[file_a], names[file_b]),
-                margin,
-            )
-        )
+        models = (names[file_a], names[file_b])
+        tables.append(_reward_votes(items, models, margin))
     return pd.concat(tables).drop_duplicates([*ITEM, "model_a", "model_b"])
 
 
