@@ -135,16 +135,12 @@ COMMANDS: dict[str, Command] = {
     "judge-turns": Command(
         "a judge compares dialogues turn by turn",
         "lab.options:TurnOptions",
-        "lab.evaluations:run_turns",
+        "lab.turn_report:run_turns",
         resumable=True,
     ),
     "vote": Command("people compare two models", "lab.options:VoteOptions", "lab.vote.command:vote", resumable=True),
-    "report": Command(
-        "win rates, agreement, pass@k, best of N", "lab.options:ReportOptions", "lab.evaluations:report"
-    ),
-    "pass-at-k": Command(
-        "pass@k of programs that were run", "lab.options:PassOptions", "lab.evaluations:run_pass_at_k"
-    ),
+    "report": Command("win rates, agreement, pass@k, best of N", "lab.options:ReportOptions", "lab.report:report"),
+    "pass-at-k": Command("pass@k of programs that were run", "lab.options:PassOptions", "lab.pass_at_k:run_pass_at_k"),
     "demo chat": Command("talk with a model", "demo.options:ChatOptions", "demo.command:run"),
     "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.command:run"),
     "macro-actions": Command(
