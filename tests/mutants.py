@@ -1302,7 +1302,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_best_of_n_keeps_the_best"),
     ("a sweep stays at one temperature", "SamplingPolicy.at", "replace(_a, temperature=_b)", "_a",
      "test_draws_are_those_of_single_runs"),
-    ("the smallest N is drawn", "BestOfOptions.draws", "max(_a)", "min(_a)", "test_defaults_are_the_papers"),
+    ("the smallest N is drawn", "SweepFlags.draws", "max(_a)", "min(_a)", "test_defaults_are_the_papers"),
     ("L is one short", "sampled_turns", "_a = int(_b.integers(_c))", "_a = int(_b.integers(max(1, _c - 1)))",
      DRAWN_TURNS),
     ("h is below L", "sampled_turns", "_a + 1", "max(1, _a)", DRAWN_TURNS),

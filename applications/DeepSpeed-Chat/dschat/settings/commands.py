@@ -94,6 +94,13 @@ class ResultFlags:
 
 
 @dataclass(kw_only=True)
+class OverwriteFlags:
+    """Whether a result that is there is replaced."""
+
+    overwrite: bool = flag("start anew, dropping a finished result or a run begun without this flag", False)
+
+
+@dataclass(kw_only=True)
 class PushOptions:
     """Upload a model with its card, run.json and metrics to the Hugging Face hub."""
 

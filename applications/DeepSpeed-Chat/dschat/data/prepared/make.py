@@ -35,7 +35,6 @@ from dschat.data.sources import open_source, read_share
 from dschat.data.template_notes import warn_of_template
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.models.template_date import date_read_by
-from dschat.settings.common import ColumnFlags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,15 +59,12 @@ DUPLICATE, TOO_LONG, TOO_SHORT, SAME = "duplicate input", "too long", "too short
 Unit = Literal["tokens", "characters"]
 
 
-def prepare(
-    path: str, options: PrepareOptions, keys: ColumnFlags, tokenizer: PreTrainedTokenizerBase, end_id: int
-) -> dict[str, Any]:
+def prepare(path: str, options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[str, Any]:
     """Prepares a source; returns what `prepared.json` holds. The folder appears when it is whole.
 
     Args:
         path: what `--data_path` takes.
         options: what to make of it, and where.
-        keys: column names.
         tokenizer: of the model to train.
         end_id: id of the token that ends a response.
 
@@ -76,42 +72,45 @@ def prepare(
         UserError: see `dschat.data.sources.load_source`; the folder exists and may not be replaced; or no row is
             left.
     """
-    _check_output(path, options, keys)
-    step, seed = 1 + STAGES.index(options.stage), options.seed if options.shuffle else None
-    share = read_share([path], keys, options.data_split, step, seed, show=True, published_split=PUBLISHED_STAGES)
-    reads = (WEIGHT,) if options.stage == "finetune" else ()
+    _check_output(path, options)
+    keys = options.columns
+    flags = options.prepared
+    step, seed = 1 + STAGES.index(flags.stage), options.source.seed if flags.shuffle else None
+    share = read_share([path], keys, flags.data_split, step, seed, show=True, published_split=PUBLISHED_STAGES)
+    reads = (WEIGHT,) if flags.stage == "finetune" else ()
     warn_of_template(tokenizer, share.train, end_id, keys, reads)
-    (source,), most = share.sources, options.num_samples
+    (source,), most = share.sources, flags.num_samples
     rows = {"train": share.train[:most], "test": share.eval[:most]}
     warn_of_plain_prompts(rows["train"], tokenizer, keys.apply_chat_template)
     read = {split: len(part) for split, part in rows.items()}
     limits = RowLimits(
-        options.max_length, options.max_prompt_length, options.minimum_response_length, options.length_unit,
-        options.remove_same_inputs, options.remove_same_responses,
+        flags.max_length, flags.max_prompt_length, flags.minimum_response_length, flags.length_unit,
+        flags.remove_same_inputs, flags.remove_same_responses,
     )  # fmt: skip
-    filtered = Filter(options.stage, limits)
+    filtered = Filter(flags.stage, limits)
     dropped: dict[str, Counter[str]] = {"train": Counter(), "test": Counter()}
     kept: dict[str, list[PreparedExample]] = {}
     for split, part in rows.items():
-        examples = _encode(part, split, options.stage, tokenizer, end_id, dropped[split])
+        examples = _encode(part, split, flags.stage, tokenizer, end_id, dropped[split])
         kept[split] = list(filtered.kept(examples, dropped[split]))
-    count = int(len(kept["train"]) * options.validation_percentage)
+    count = int(len(kept["train"]) * flags.validation_percentage)
     splits = {"train": kept["train"][count:], "validation": kept["train"][:count], "test": kept["test"]}
     if not splits["train"]:
         reasons = in_words(dropped["train"]) or "no rows"
         raise UserError(f"--data_path {path}: no training row is left of {read['train']} ({reasons}); loosen a limit.")
-    arguments = {name: getattr(options, name) for name in ARGUMENTS}
+    values = options.flat()
+    arguments = {name: values[name] for name in ARGUMENTS}
     info = {
-        "stage": options.stage,
-        "format": options.format,
-        "mask_prompt": options.mask_prompt,
+        "stage": flags.stage,
+        "format": flags.format,
+        "mask_prompt": flags.mask_prompt,
         "arguments": {"source": path, **arguments, "limits": asdict(limits), "keys": asdict(keys)},
         "source": {
             "name": source["name"],
             "hub": source.get("hub"),
             "sha256": {str(file): file_hash(file) for file in share.files},
         },
-        "tokenizer": {"name": options.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
+        "tokenizer": {"name": options.source.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
         "template": {
             "rows": sum(row.messages is not None for part in rows.values() for row in part),
             "fingerprint": template_fingerprint(tokenizer),
@@ -124,16 +123,17 @@ def prepare(
         "kept": {split: len(part) for split, part in splits.items() if part},
         "example_prompt": _example_prompt(path, source["name"], splits["train"][0], tokenizer),
     }
-    write_folder(Path(options.output).resolve(), info, splits, filtered.skipped if options.save_skipped else None)
+    write_folder(Path(flags.output).resolve(), info, splits, filtered.skipped if flags.save_skipped else None)
     return info
 
 
-def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None:
+def _check_output(path: str, options: PrepareOptions) -> None:
     """Refuses to replace what is no prepared folder, or what holds the source. Raises UserError."""
-    folder, where = Path(options.output).resolve(), f"--output {options.output}"
+    output = options.prepared.output
+    folder, where = Path(output).resolve(), f"--output {output}"
     if not folder.exists():
         return
-    if not options.overwrite:
+    if not options.result.overwrite:
         raise UserError(f"{where}: it exists; give another folder, or --overwrite to replace it.")
     foreign = foreign_entry(folder)
     if foreign == folder:
@@ -145,7 +145,9 @@ def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None
             f"{where}: it holds {foreign.name}, which `prepare` did not write and --overwrite would delete; move it "
             "away, or give another folder."
         )
-    source = next((file for file in open_source(path, keys).files if folder in file.resolve().parents), None)
+    source = next(
+        (file for file in open_source(path, options.columns).files if folder in file.resolve().parents), None
+    )
     if source is not None:
         raise UserError(f"{where}: the source, {source}, lies in it and would be deleted; give another folder.")
 

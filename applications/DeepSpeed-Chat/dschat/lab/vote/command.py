@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dschat.base.display import for_reading, wrapped
 from dschat.data.hub import compared_set
 from dschat.lab.options import VoteOptions
-from dschat.lab.responses import model_names, read_pairs
+from dschat.lab.responses import read_pairs
 from dschat.lab.vote.sessions import CHOICES, HumanSession, RaterView, ShownPair, Study, VoteFile, guidelines
 
 KEYS = "1 A is better   2 B is better   3 equal   4 pass   |   u undo   c comment   ? guidelines   q quit"
@@ -18,15 +18,16 @@ WIDEST = 100  # characters
 
 
 def vote(options: VoteOptions) -> str:
-    """Asks a person, in the terminal or on a page; returns what is left to say."""
-    pairs = read_pairs(options.model_name_a, "--model_name_a", options.model_name_b, "--model_name_b")
-    first, second = model_names([options.model_name_a, options.model_name_b])
-    dataset = compared_set(options.dataset, own=True) if options.dataset else ""
-    study = Study(pairs, VoteFile(options.output), (first, second), dataset, options.seed)
-    if options.web:
-        return _vote_in_browser(study, options.rater or "", options.port)
+    """Ask a person for votes, in the terminal or on a page; returns the last lines of output."""
+    files = options.compared
+    flags = options.voting
+    pairs = read_pairs(files.model_name_a, "--model_name_a", files.model_name_b, "--model_name_b")
+    dataset = compared_set(flags.dataset, own=True) if flags.dataset else ""
+    study = Study(pairs, VoteFile(files.output), files.names, dataset, files.seed)
+    if flags.web:
+        return _vote_in_browser(study, flags.rater or "", flags.port)
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-    rater = _login_name() if options.rater is None else options.rater
+    rater = _login_name() if flags.rater is None else flags.rater
     TerminalRating(study.session(rater), input, print).run()
     return ""
 
