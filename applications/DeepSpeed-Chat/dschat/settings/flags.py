@@ -21,7 +21,6 @@ FREE: OnResume = "free"
 SHARE: OnResume = "share"
 FLAG = "flag"  # key of a field's metadata that holds its Flag
 UNCHANGED = object()
-REQUIRED: Any = MISSING
 PARTS = "parts"  # key of a field's metadata that makes further groups, by name
 
 AT_LEAST_0: Range = (lambda number: number >= 0, "a number of at least 0")

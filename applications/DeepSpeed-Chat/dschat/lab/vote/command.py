@@ -40,7 +40,7 @@ def _login_name() -> str:
 
 
 def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
-    """Serves the page until Ctrl-C; returns how far everybody is."""
+    """Serve the page until Ctrl-C; returns the progress of all raters."""
     from dschat.lab.vote.page import serve
 
     page, address = serve(study, rater, port)
@@ -54,15 +54,17 @@ def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
 
 
 class TerminalRating:
-    """Asks one rater until everything has a vote, the rater quits or the input ends."""
+    """Asks a rater until all items have a vote, the rater quits or the input ends."""
 
     def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
-        """Takes the rater's session and the two ends of a terminal; EOFError of `ask`, or Ctrl-C, ends the session."""
-        self._session, self._ask, self._say = session, ask, say
+        """Takes the rater's session, and what reads and writes lines; EOFError of `ask`, or Ctrl-C, ends it."""
+        self._session = session
+        self._ask = ask
+        self._say = say
         self._comment = ""
 
     def run(self) -> None:
-        """Asks item after item; every vote is saved before the next. Raises UserError where that is not possible."""
+        """Ask about item after item; a vote is saved before the next. Raises UserError where it cannot be saved."""
         self._say(self._guidelines())
         view: RaterView | None = self._session.view()
         try:
@@ -74,7 +76,7 @@ class TerminalRating:
         self._say(self._session.summary())
 
     def _answer(self, view: RaterView, item: ShownPair) -> RaterView | None:
-        """Asks until something else is to be shown; None to quit."""
+        """Handle keys until the screen changes; returns the next screen, or None to quit."""
         while True:
             word, _, rest = self._ask("> ").strip().partition(" ")
             key = word.lower()
@@ -86,15 +88,15 @@ class TerminalRating:
             if key == "q":
                 return None
             if key == "u":
-                taken = self._session.undo(view.last) if view.last is not None else None
-                if taken is not None:
-                    self._comment = str(taken.details.get("comment") or "")
+                undone_vote = self._session.undo(view.last) if view.last is not None else None
+                if undone_vote is not None:
+                    self._comment = str(undone_vote.details.get("comment") or "")
                     self._say("Taken back; this was your last vote:")
-                    return self._session.view(taken.id)
+                    return self._session.view(undone_vote.id)
                 self._say("There is no vote to take back.")
             elif key == "c":
-                asked = "Comment (kept with your vote; empty removes it): "
-                self._comment = rest.strip() or self._ask(asked).strip()
+                question = "Comment (kept with your vote; empty removes it): "
+                self._comment = rest.strip() or self._ask(question).strip()
                 self._say("Comment noted; now vote." if self._comment else "No comment.")
             else:
                 self._say(self._guidelines() if key == "?" else f"Type one of the keys, then Enter. {KEYS}")
