@@ -217,7 +217,11 @@ def _template_of(scorer: Scorer, answering: Answering) -> PreTrainedTokenizerBas
     return answering.tokenizer
 
 
-def score_references(scorer: Scorer, tokenizer: PreTrainedTokenizerBase, examples: list[PromptExample]) -> list[Entry]:
+def score_references(
+    scorer: Scorer,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: list[PromptExample],
+) -> list[Entry]:
     """Score the data set's own responses, behind messages as the chat template of the tokenizer writes them."""
     chosen, rejected = _references(examples, tokenizer)
     chosen_rewards = _rewards(scorer, examples, chosen)
@@ -234,13 +238,20 @@ def score_references(scorer: Scorer, tokenizer: PreTrainedTokenizerBase, example
     return entries
 
 
-def _rewards(scorer: Scorer, examples: list[PromptExample], responses: list[str]) -> list[float]:
+def _rewards(
+    scorer: Scorer,
+    examples: list[PromptExample],
+    responses: list[str],
+) -> list[float]:
     prompts = [example.prompt_text for example in examples]
     rows = [example.row for example in examples]
     return scorer(ResponseTexts(prompts, responses, rows)).tolist()
 
 
-def _references(examples: list[PromptExample], tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
+def _references(
+    examples: list[PromptExample],
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[list[str], list[str]]:
     """The data set's chosen and rejected responses."""
     rows = [example.row for example in examples]
     for row in rows:

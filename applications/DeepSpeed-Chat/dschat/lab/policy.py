@@ -74,7 +74,11 @@ class SamplingPolicy:
     seed: int
     sampler: Draw
 
-    def respond(self, examples: Sequence[PromptExample], draws: int = 1) -> list[list[SampledResponse]]:
+    def respond(
+        self,
+        examples: Sequence[PromptExample],
+        draws: int = 1,
+    ) -> list[list[SampledResponse]]:
         """Sample `draws` responses to each prompt, all in one pool.
 
         A response's seed is made from --seed, its prompt's number and its own number among those of the prompt.

@@ -45,7 +45,11 @@ class RunPart:
 
 
 def run_batches(
-    path: Path, settings: Mapping[str, Any], overwrite: bool, parts: Iterable[RunPart], conclude: Conclusion
+    path: Path,
+    settings: Mapping[str, Any],
+    overwrite: bool,
+    parts: Iterable[RunPart],
+    conclude: Conclusion,
 ) -> str:
     """Make a file batch by batch; entries that an interrupted run saved are not made again.
 
@@ -97,7 +101,11 @@ def _run_part(journal: Journal, part: RunPart) -> list[Entry]:
     return [entries[number] for number in sorted(entries)]
 
 
-def in_batches(numbers: Sequence[int], size: int, lengths: Sequence[int] | None = None) -> list[list[int]]:
+def in_batches(
+    numbers: Sequence[int],
+    size: int,
+    lengths: Sequence[int] | None = None,
+) -> list[list[int]]:
     """Split row numbers into batches.
 
     With lengths, the longest rows come first, so that a batch that does not fit into memory fails at once.
@@ -108,7 +116,11 @@ def in_batches(numbers: Sequence[int], size: int, lengths: Sequence[int] | None 
     return [list(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
 
-def go_on_with_date(path: Path, overwrite: bool, made: Mapping[str, Any] | None = None) -> None:
+def go_on_with_date(
+    path: Path,
+    overwrite: bool,
+    made: Mapping[str, Any] | None = None,
+) -> None:
     """Give chat templates the date of the interrupted run whose file of results is continued.
 
     Args:

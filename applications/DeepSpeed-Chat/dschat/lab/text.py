@@ -176,7 +176,12 @@ def _rows(options: TextOptions) -> list[Row]:
     return [rows[number] for number in shuffled(len(rows))[:num_samples]]
 
 
-def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
+def _policy_part(
+    subject: Subject,
+    rows: list[Row],
+    options: TextOptions,
+    where: Compute,
+) -> RunPart:
     """The work of measuring a policy."""
     path = locate_policy(subject.path)
     tokenizer = load_tokenizer(path, subject.flag, end_token=options.text.end_of_conversation_token)
@@ -196,7 +201,12 @@ def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where:
     return _part(subject, selection.batches(options.generation.batch_size, lengths), prepare)
 
 
-def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
+def _reward_part(
+    subject: Subject,
+    rows: list[Row],
+    options: TextOptions,
+    where: Compute,
+) -> RunPart:
     """The work of measuring a reward model."""
     tokenizer = load_tokenizer(subject.path, subject.flag, end_token=options.text.end_of_conversation_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)
@@ -213,7 +223,11 @@ def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where:
     return _part(subject, selection.batches(options.generation.batch_size, lengths), prepare)
 
 
-def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> RunPart:
+def _part(
+    subject: Subject,
+    batches: list[list[int]],
+    prepare: Callable[[], BatchFunction],
+) -> RunPart:
     return RunPart(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
 
 
@@ -360,7 +374,10 @@ def read_and_answer(
 
 @torch.no_grad()
 def score_pairs(
-    model: ScalarModel, texts: Mapping[int, PairExample], pad_id: int, prompts: list[PromptExample]
+    model: ScalarModel,
+    texts: Mapping[int, PairExample],
+    pad_id: int,
+    prompts: list[PromptExample],
 ) -> list[Entry]:
     """The reward model's score of both responses of each pair, at its last token."""
     tokens = collate_pairs([texts[prompt.index] for prompt in prompts], pad_id)

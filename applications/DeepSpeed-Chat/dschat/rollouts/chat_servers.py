@@ -138,7 +138,11 @@ class ReplyCache:
     cannot be read counts as missing. So does an unusable answer: its question is asked again.
     """
 
-    def __init__(self, folder: Path, is_usable: Callable[[Reply], bool]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        is_usable: Callable[[Reply], bool],
+    ) -> None:
         """Takes the folder, and a predicate of usable answers."""
         self.folder = folder
         self._is_usable = is_usable
@@ -176,7 +180,12 @@ class Unanswered(Exception):
         retry_after: seconds to wait before the next try, where the server says so.
     """
 
-    def __init__(self, reason: str, was_sent: bool = False, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        was_sent: bool = False,
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(reason)
         self.was_sent = was_sent
         self.retry_after = retry_after
@@ -219,7 +228,11 @@ def open_client(endpoint: Endpoint) -> openai.OpenAI:
         raise UserError(f"{endpoint.flags.url} {endpoint.base_url}: {endpoint.hide_key(str(error))}") from error
 
 
-def with_retries(send: Callable[[], T], tries: int, wait: Callable[[float], object] = time.sleep) -> T:
+def with_retries(
+    send: Callable[[], T],
+    tries: int,
+    wait: Callable[[float], object] = time.sleep,
+) -> T:
     """Call `send` until it returns, `tries` times at most, with growing waits between.
 
     Raises:
@@ -242,7 +255,11 @@ def with_retries(send: Callable[[], T], tries: int, wait: Callable[[float], obje
         attempt += 1
 
 
-def complete(client: openai.OpenAI, endpoint: Endpoint, body: Mapping[str, Any]) -> Completion:
+def complete(
+    client: openai.OpenAI,
+    endpoint: Endpoint,
+    body: Mapping[str, Any],
+) -> Completion:
     """Send one request once.
 
     Args:
@@ -303,7 +320,11 @@ def _count_or_none(usage: Mapping[str, Any], name: str) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def _flaw(choice: Mapping[str, Any], text: str, endpoint: Endpoint) -> str:
+def _flaw(
+    choice: Mapping[str, Any],
+    text: str,
+    endpoint: Endpoint,
+) -> str:
     """Why an answer may be incomplete, and the remedy; empty where the server gives no sign of it."""
     finish_reason = choice.get("finish_reason")
     message = choice["message"]

@@ -179,7 +179,12 @@ MATERIAL = (
 )
 
 
-def messages_of(rubric: Rubric, prompt: str, first: str, second: str) -> list[dict[str, str]]:
+def messages_of(
+    rubric: Rubric,
+    prompt: str,
+    first: str,
+    second: str,
+) -> list[dict[str, str]]:
     """The two messages that ask for a verdict on a prompt's responses, shown in this order.
 
     The tags around the material hold a code that follows from the three texts, so that no text can contain it. The
@@ -203,7 +208,12 @@ def messages_of(rubric: Rubric, prompt: str, first: str, second: str) -> list[di
     return [{"role": "system", "content": "\n\n".join(parts)}, {"role": "user", "content": "\n\n".join(blocks)}]
 
 
-def question_of(rubric: Rubric, prompt: str, first: str, second: str) -> JudgeQuestion:
+def question_of(
+    rubric: Rubric,
+    prompt: str,
+    first: str,
+    second: str,
+) -> JudgeQuestion:
     """The question about two responses to a prompt, shown in this order."""
     return JudgeQuestion(tuple(messages_of(rubric, prompt, first, second)), answer_schema(rubric))
 

@@ -111,7 +111,11 @@ class DialogueSampling:
     turns: int
     seed: int
 
-    def sample(self, numbers: Sequence[int], openings: Sequence[Message]) -> list[Entry]:
+    def sample(
+        self,
+        numbers: Sequence[int],
+        openings: Sequence[Message],
+    ) -> list[Entry]:
         """Sample each dialogue twice: from its first message, and again from one of its turns on.
 
         Args:
@@ -149,12 +153,21 @@ class DialogueSampling:
                 }
         return [{"number": n, "row": rows.get(n), "reason": reasons.get(n, "")} for n in numbers]
 
-    def _roll_out(self, seed: int, numbers: Sequence[int], starts: Sequence[list[Message]]) -> list[Any]:
+    def _roll_out(
+        self,
+        seed: int,
+        numbers: Sequence[int],
+        starts: Sequence[list[Message]],
+    ) -> list[Any]:
         seeds = [row_seed(seed, number) for number in numbers]
         return roll_out(starts, [self.turns] * len(starts), self.assistant, self.user, seeds)
 
 
-def sampled_turns(seed: int, number: int, turns: int) -> tuple[int, int]:
+def sampled_turns(
+    seed: int,
+    number: int,
+    turns: int,
+) -> tuple[int, int]:
     """(L, h) of a dialogue with H turns, from the run's seed and its number.
 
     L ~ Uniform{0, …, H−1} is the last turn that is scored, h ~ Uniform{0, …, L} the turn whose replies are compared.
@@ -206,7 +219,11 @@ def _endpoint(options: GenerateOptions) -> Endpoint | None:
     return replace(endpoint, key=checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY", endpoint))
 
 
-def _settings(options: GenerateOptions, path: str, where: Compute) -> dict[str, Any]:
+def _settings(
+    options: GenerateOptions,
+    path: str,
+    where: Compute,
+) -> dict[str, Any]:
     """What the rows depend on, by flag."""
     names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
     if options.generation.rollout_engine == "generate":  # then responses depend on their batch
@@ -226,7 +243,11 @@ def _settings(options: GenerateOptions, path: str, where: Compute) -> dict[str, 
     return settings
 
 
-def first_messages(name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> tuple[list[Message], int]:
+def first_messages(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    most: int,
+) -> tuple[list[Message], int]:
     """The first messages of a data set, without repetitions.
 
     Two messages are equal if the policy's chat template makes the same tokens of them.

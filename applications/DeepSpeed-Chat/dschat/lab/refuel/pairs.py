@@ -84,7 +84,12 @@ def run_rank(options: RankOptions) -> str:
     return make_rows(options.output, settings, part, conclude)
 
 
-def _entries(pairs: Sequence[DialoguePair], numbers: Sequence[int], score: Score, batch_size: int) -> list[Entry]:
+def _entries(
+    pairs: Sequence[DialoguePair],
+    numbers: Sequence[int],
+    score: Score,
+    batch_size: int,
+) -> list[Entry]:
     """Score every beginning of both dialogues of each pair that ends with a reply; a shared one is scored once."""
     beginnings: dict[str, Dialogue] = {}
     for pair in pairs:
@@ -155,7 +160,10 @@ def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
     return settings | settings_of(options, ["max_length"]) | where.settings, open_reader
 
 
-def function_scores(function: Callable[..., Any], dialogues: Sequence[Dialogue]) -> list[float | str]:
+def function_scores(
+    function: Callable[..., Any],
+    dialogues: Sequence[Dialogue],
+) -> list[float | str]:
     """Scores of a user's function, or why there is none.
 
     Raises:
@@ -239,7 +247,12 @@ def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=pa.schema(columns))
 
 
-def _write(pairs: pa.Table, left_out: Counter[str], settings: dict[str, Any], options: MaskOptions) -> str:
+def _write(
+    pairs: pa.Table,
+    left_out: Counter[str],
+    settings: dict[str, Any],
+    options: MaskOptions,
+) -> str:
     """Write both parts of the pairs and hand them over; the record is written last, so that a kill leaves none."""
     place = Place(options.output)
     if not pairs.num_rows:

@@ -56,7 +56,12 @@ def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
 class TerminalRating:
     """Asks a rater until all items have a vote, the rater quits or the input ends."""
 
-    def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        session: HumanSession,
+        ask: Callable[[str], str],
+        say: Callable[[str], None],
+    ) -> None:
         """Takes the rater's session, and what reads and writes lines; EOFError of `ask`, or Ctrl-C, ends it."""
         self._session = session
         self._ask = ask

@@ -79,7 +79,13 @@ class Screens:
         except UserError as error:
             return Screen("", None, str(error))
 
-    def vote(self, choice: str, rater: str, item_id: str, comment: str) -> Screen:
+    def vote(
+        self,
+        choice: str,
+        rater: str,
+        item_id: str,
+        comment: str,
+    ) -> Screen:
         """The screen after a vote, one of CHOICES, on the item that was shown."""
         try:
             session = self._session(rater)
@@ -108,7 +114,11 @@ class Screens:
             return self._sessions[name]
 
 
-def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
+def serve(
+    study: Study,
+    rater: str,
+    port: int | None,
+) -> tuple[Any, str]:
     """Serve the page.
 
     Args:
@@ -209,7 +219,11 @@ def _connect(
         click.then(None, js=TO_THE_TOP)
 
 
-def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
+def _updates(
+    gr: Any,
+    parts: Parts,
+    screen: Screen,
+) -> dict[Component, Any]:
     """The values that a screen gives to components."""
     view = screen.view
     values = {"note": gr.update(value=page_html().note(screen.note), visible=bool(screen.note))}
