@@ -78,7 +78,7 @@ class RankFlags:
 
 
 @dataclass(kw_only=True)
-class PairFlags:
+class TokenPairFlags:
     """The scored dialogues, and the pairs of tokens made from them."""
 
     input_repo: str = flag("what `refuel-data rank` wrote: a folder, or owner/name on the hub", path=True)
@@ -170,4 +170,4 @@ class MaskOptions(DataSetOptions):
     Writes train.parquet and test.parquet: chosen, reject, and of each _token, _mask and _reward.
     """
 
-    pairs: PairFlags
+    pairs: TokenPairFlags
