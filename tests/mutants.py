@@ -1319,8 +1319,10 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "load_policy(*_a, 0.0, _b)", "load_policy(*_a, 1.0, _b)",
      "test_responses_are_greedy_and_compared_with_the_data"),
     # evaluation
-    ("verdicts of another rubric are gone on with", "run.judge", "{'rubric': _a}", "{'rubric': ''}",
-     "test_verdicts_of_another_rubric_are_not_gone_on_with"),
+    ("answers to another rubric are used", "JudgeQuestion.digest", "self.messages", "()",
+     "test_the_words_of_a_rubric_make_its_questions"),
+    ("six failures in a row end a run", "MOST_FAILURES", "5", "6", "test_five_failures_in_a_row_end_the_run"),
+    ("waits between tries do not grow", "with_retries", "2 * _a", "_a", "test_waits_between_tries_grow_up_to_a_limit"),
     ("the best of N with replacement", "expected_best", "math.comb(_a, _b - 1) / _c",
      "((_a + 1) ** _b - _a ** _b) / len(rewards) ** _b", BEST_OF_N),
     ("the best of N counts one response too few below", "expected_best", "enumerate(_a)", "enumerate(_a, start=1)",
