@@ -225,8 +225,8 @@ def test_a_models_name_from_inside_its_folder(folder, name, tmp_path, monkeypatc
 def test_data_of_ones_own_have_any_name():
     own = make(dataset="mine", data_path="D")
     assert own.result_path == Path("P/results/mine/temperature=0.8/M.jsonl") and own.prompt_count == 2000
-    assert make(dataset="tldr").data.dataset == "summarize"
-    assert make(dataset="summarize", data_path="D").data.dataset == "summarize"
+    assert make(dataset="tldr").dataset_name == "summarize"
+    assert make(dataset="summarize", data_path="D").dataset_name == "summarize"
 
 
 @pytest.mark.parametrize("temperature", ["0.8", "0", "1.0", "0.80"])

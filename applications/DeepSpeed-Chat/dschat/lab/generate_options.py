@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -240,6 +241,11 @@ def _names_no_file(options: "AnsweringOptions") -> bool:
     return name in ("", "..") or Path(name).name != name or name.endswith(".jsonl")
 
 
+def _check_dataset(options: "ScoredOptions") -> None:
+    """Raise UserError where --dataset names no data set."""
+    assert options.dataset_name
+
+
 def _check_reward_function(options: "ScoredOptions") -> None:
     if options.scores.reward_function is not None:
         check_function_path("reward_function", options.scores.reward_function)
@@ -273,6 +279,7 @@ RESPONSE_RULE: "Rule[InferenceOptions | ProgramOptions]" = Rule(
     " that flag.",
 )
 SCORE_RULES: "tuple[Rule[ScoredOptions] | Check[ScoredOptions], ...]" = (
+    Check(_check_dataset),
     Rule(
         lambda options: options.scores.reward_model is not None and options.scores.reward_function is not None,
         "--reward_model and --reward_function both score the responses: give one of them.",
@@ -366,6 +373,11 @@ class AnsweringOptions(ModelOptions):
         super().prepare()
         os.environ.setdefault("MA_RLHF_DATA", str(self.project.proj_path / "data"))
 
+    @cached_property
+    def dataset_name(self) -> str:
+        """Name of the data set in results."""
+        return self.data.dataset
+
     @property
     def prompt_count(self) -> int | None:
         """Number of prompts to take; None = all."""
@@ -387,15 +399,20 @@ class ScoredOptions(AnsweringOptions):
 
     scores: ScoreFlags
 
-    def complete(self) -> None:
-        """Name the data set as the results do."""
+    @cached_property
+    def dataset_name(self) -> str:
+        """Name of the data set in results.
+
+        Raises:
+            UserError: there is no such data set.
+        """
         remedy = "for data of your own any name, with --data_path FILE"
-        self.data.dataset = compared_set(self.data.dataset, self.data.data_path is not None, remedy)
+        return compared_set(self.data.dataset, self.data.data_path is not None, remedy)
 
     @property
     def prompt_count(self) -> int | None:
         """Number of prompts to take; without --num_samples that of the protocol; None = all."""
-        if self.prompts.num_samples is None and self.data.dataset != UNSHUFFLED:
+        if self.prompts.num_samples is None and self.dataset_name != UNSHUFFLED:
             return PROTOCOL_SAMPLES
         return self.prompts.num_samples
 
@@ -421,7 +438,7 @@ class InferenceOptions(ScoredOptions):
     def result_path(self) -> Path:
         """The result file, called after the model or `reference`."""
         name = REFERENCE if self.reference.ref_scores else model_name(self.policy.model or "")
-        return self.project.result_path(self.data.dataset, self.responses.folder, name)
+        return self.project.result_path(self.dataset_name, self.responses.folder, name)
 
 
 class BestOfOptions(ScoredOptions):
@@ -439,7 +456,7 @@ class BestOfOptions(ScoredOptions):
     @property
     def result_path(self) -> Path:
         """The file of the responses, called after the model."""
-        return self.project.result_path(self.data.dataset, "best-of-n", model_name(self.policy.model or ""))
+        return self.project.result_path(self.dataset_name, "best-of-n", model_name(self.policy.model or ""))
 
 
 class ProgramOptions(AnsweringOptions):
@@ -469,7 +486,7 @@ class ProgramOptions(AnsweringOptions):
     @property
     def result_path(self) -> Path:
         """The result file, called after the model."""
-        return self.project.result_path(self.data.dataset, self.responses.folder, model_name(self.policy.model or ""))
+        return self.project.result_path(self.dataset_name, self.responses.folder, model_name(self.policy.model or ""))
 
 
 class TextOptions(ModelOptions):

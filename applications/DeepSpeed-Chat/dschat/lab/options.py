@@ -4,6 +4,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -130,6 +131,11 @@ def _check_output_is_no_input(options: "AskingOptions") -> None:
             raise UserError(f"--output {compared.output} is the file of --{name}; give another one.")
 
 
+def _check_rubric_of_dataset(options: "JudgeOptions") -> None:
+    """Raise UserError where --dataset names no data set that has a rubric."""
+    assert options.dataset_name
+
+
 class AskingOptions(Config):
     """Flags of every command that asks a judge model."""
 
@@ -174,13 +180,19 @@ class JudgeOptions(AskingOptions):
     Killed and started again with the same flags, it goes on where it stood.
     """
 
+    rules: ClassVar[Rules] = (*AskingOptions.rules, Check(_check_rubric_of_dataset))
+
     comparison: RubricFlags
 
-    def complete(self) -> None:
-        """Name the data set as the results do."""
+    @cached_property
+    def dataset_name(self) -> str:
+        """Name of the data set in results.
+
+        Raises:
+            UserError: there is no such data set.
+        """
         remedy = "for data of your own any name, with --rubric FILE, which says how they are compared"
-        has_rubric = self.comparison.rubric is not None
-        self.comparison.dataset = compared_set(self.comparison.dataset, has_rubric, remedy)
+        return compared_set(self.comparison.dataset, self.comparison.rubric is not None, remedy)
 
 
 class TurnOptions(AskingOptions):

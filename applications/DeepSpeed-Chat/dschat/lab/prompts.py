@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 # Flags that the responses to a selection depend on.
 RECORDED = (
-    "dataset",
     "rollout_engine",
     "batch_size",
     "top_k",
@@ -110,7 +109,7 @@ def select_prompts(options: AnsweringOptions, tokenizer: PreTrainedTokenizerBase
         UserError: the data set cannot be read, or no prompt is left.
     """
     # A published set is read by its hub id; `dataset` names the folder of the results.
-    dataset = options.data.dataset
+    dataset = options.dataset_name
     published = find_known(dataset)
     path = options.data.data_path or (published.hub_id if published else dataset)
     source = load_source(path, options.columns, PROTOCOL_SEED)
@@ -194,14 +193,14 @@ class Answering:
     @property
     def settings(self) -> dict[str, Any]:
         """What the rows depend on."""
-        data = self.options.data
-        settings = settings_of(self.options, RECORDED)
+        dataset = self.options.dataset_name
+        settings = {"dataset": dataset} | settings_of(self.options, RECORDED)
         settings["num-samples"] = self.options.prompt_count
         settings |= self.where.settings
         settings["model"] = None if self.path is None else folder_stamp(self.path)
         settings["chat-template"] = template_fingerprint(self.tokenizer)[:12]
         settings[SETTING] = template_date()
-        settings["data-path"] = f"{data.data_path or data.dataset} (rows {self.selection.digest})"
+        settings["data-path"] = f"{self.options.data.data_path or dataset} (rows {self.selection.digest})"
         return settings
 
     def open_policy(self, temperature: float) -> SamplingPolicy:

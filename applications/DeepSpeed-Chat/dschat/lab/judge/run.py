@@ -30,12 +30,11 @@ def run_judge(options: JudgeOptions) -> str:
     """Judge two files of responses; returns one line with counts, tokens, cost and file, or a dry run's estimate."""
     files = options.compared
     pairs = read_pairs(files.model_name_a, "--model_name_a", files.model_name_b, "--model_name_b")
-    comparison = options.comparison
-    rubric = (
-        RUBRICS[comparison.dataset]
-        if comparison.rubric is None
-        else read_rubric(comparison.rubric, comparison.dataset)
-    )
+    rubric_file = options.comparison.rubric
+    if rubric_file is None:
+        rubric = RUBRICS[options.dataset_name]
+    else:
+        rubric = read_rubric(rubric_file, options.dataset_name)
     setup = options.setup(rubric)
     if options.judge.dry_run:
         return estimate(pairs, setup, options)
