@@ -243,7 +243,7 @@ def _names_no_file(options: "AnsweringOptions") -> bool:
 
 def _check_dataset(options: "ScoredOptions") -> None:
     """Raise UserError where --dataset names no data set."""
-    assert options.dataset_name
+    _ = options.dataset_name  # raises
 
 
 def _check_reward_function(options: "ScoredOptions") -> None:

@@ -133,7 +133,7 @@ def _check_output_is_no_input(options: "AskingOptions") -> None:
 
 def _check_rubric_of_dataset(options: "JudgeOptions") -> None:
     """Raise UserError where --dataset names no data set that has a rubric."""
-    assert options.dataset_name
+    _ = options.dataset_name  # raises
 
 
 class AskingOptions(Config):
