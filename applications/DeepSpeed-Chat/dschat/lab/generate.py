@@ -280,23 +280,30 @@ def _means(entries: list[Entry]) -> str:
     if "rejected_reward" in rows[0]:
         reward = mean_estimate([row["reward"] for row in rows]).text(4)
         rejected = mean_estimate([row["rejected_reward"] for row in rows]).text(4)
-        higher = mean_estimate([float(row["reward"] > row["rejected_reward"]) for row in rows]).text(1, 100.0)
-        return f"reward {reward}, rejected {rejected}, chosen above rejected {higher} %"
+        wins = [float(row["reward"] > row["rejected_reward"]) for row in rows]
+        win_rate = mean_estimate(wins).text(1, 100.0)
+        return f"reward {reward}, rejected {rejected}, chosen above rejected {win_rate} %"
     length = mean_estimate([float(entry["tokens"]) for entry in entries]).text(1)
-    ended = mean_estimate([float(row["finished"]) for row in rows]).text(1, 100.0)
-    numbers = f"length {length} tokens, EOS rate {ended} %"
+    finished = mean_estimate([float(row["finished"]) for row in rows]).text(1, 100.0)
+    summary = f"length {length} tokens, EOS rate {finished} %"
     if "reward" not in rows[0]:
-        return f"{numbers} (no scores: neither --reward_model nor --reward_function)"
-    return f"reward {mean_estimate([row['reward'] for row in rows]).text(4)}, {numbers}"
+        return f"{summary} (no scores: neither --reward_model nor --reward_function)"
+    reward = mean_estimate([row["reward"] for row in rows]).text(4)
+    return f"reward {reward}, {summary}"
 
 
 def _mean(entries: list[Entry]) -> dict[str, str]:
     """Mean reward for the progress bar; without scores the mean length."""
     if "reward" not in entries[0]["row"]:
-        return {"tokens": f"{fmean(entry['tokens'] for entry in entries):.1f}"}
-    return {"reward": f"{fmean(entry['row']['reward'] for entry in entries):.3f}"}
+        length = fmean(entry["tokens"] for entry in entries)
+        return {"tokens": f"{length:.1f}"}
+    reward = fmean(entry["row"]["reward"] for entry in entries)
+    return {"reward": f"{reward:.3f}"}
 
 
 def _mean_and_best(entries: list[Entry]) -> dict[str, str]:
+    """Mean reward, and mean of the best reward of each prompt, for the progress bar."""
     rewards = [entry["row"]["rewards"] for entry in entries]
-    return {"reward": f"{fmean(map(fmean, rewards)):.3f}", "best": f"{fmean(map(max, rewards)):.3f}"}
+    mean = fmean(map(fmean, rewards))
+    best = fmean(map(max, rewards))
+    return {"reward": f"{mean:.3f}", "best": f"{best:.3f}"}

@@ -63,8 +63,12 @@ def measure(
     Returns:
         The answers of each prompt.
     """
-    examples = [example for example in prompts for _ in range(draws)]
-    seeds = [row_seed(seed, example.index, draw) for example in prompts for draw in range(draws)]
+    examples: list[PromptExample] = []
+    seeds: list[int] = []
+    for example in prompts:
+        for draw in range(draws):
+            examples.append(example)
+            seeds.append(row_seed(seed, example.index, draw))
     sample = choose_engine("continuous", rows, policy.inner, "measure").draw_from(policy.inner)
     rollout = sample([example.prompt_ids for example in examples], sampling, seeds).rollout
 

@@ -120,7 +120,9 @@ def run_text(options: TextOptions) -> str:
 
     def conclude(entries: list[Entry]) -> Concluded:
         table, row_lists = _write_report(subjects, entries, output)
-        written_rows = [without_nan(row) for rows_of_model in row_lists for row in rows_of_model]
+        written_rows: list[dict[str, Any]] = []
+        for rows_of_model in row_lists:
+            written_rows += map(without_nan, rows_of_model)
         return written_rows, f"{table}\n\n{path}, and beside it report.md, .json and .png"
 
     settings = settings_of(options, RECORDED) | where.settings
@@ -398,11 +400,14 @@ def shown(entries: list[Entry]) -> Mapping[str, str]:
     """Means so far, for the progress bar."""
     rows = [entry["row"] for entry in entries]
     if "chosen_score" in rows[0]:
-        return {"accuracy": f"{fmean(row['chosen_score'] > row['rejected_score'] for row in rows):.1%}"}
-    loss = sum(row["loss_sum"] for row in rows) / sum(row["loss_tokens"] for row in rows)
-    means = {"loss": f"{loss:.3f}"}
+        accuracy = fmean(row["chosen_score"] > row["rejected_score"] for row in rows)
+        return {"accuracy": f"{accuracy:.1%}"}
+    loss_sum = sum(row["loss_sum"] for row in rows)
+    num_tokens = sum(row["loss_tokens"] for row in rows)
+    means = {"loss": f"{loss_sum / num_tokens:.3f}"}
     if "rougeL" in rows[0]:
-        means["rougeL"] = f"{fmean(row['rougeL'] for row in rows):.3f}"
+        rouge_l = fmean(row["rougeL"] for row in rows)
+        means["rougeL"] = f"{rouge_l:.3f}"
     return means
 
 

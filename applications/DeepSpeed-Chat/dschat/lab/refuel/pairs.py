@@ -169,7 +169,9 @@ def function_scores(
     Raises:
         UserError: the function fails or does not return one number per dialogue.
     """
-    copies = [[dict(message) for message in dialogue] for dialogue in dialogues]
+    copies: list[Dialogue] = []
+    for dialogue in dialogues:
+        copies.append([dict(message) for message in dialogue])
     returned = call_function(function, FUNCTION, copies)
     try:
         numbers = [None if value is None else float(value) for value in returned]
@@ -198,8 +200,8 @@ def run_masks(options: MaskOptions) -> str:
     Raises:
         UserError: a bad tokenizer or bad data, or a data set that is there with other settings.
     """
-    place = Place(options.output)
-    place.go_on_with_date()
+    location = Place(options.output)
+    location.go_on_with_date()
     flags = options.pairs
     path = locate_policy(flags.model)
     tokenizer = load_tokenizer(path, "--model")
@@ -211,7 +213,7 @@ def run_masks(options: MaskOptions) -> str:
         SETTING: template_date(),
     }
     settings |= settings_of(options, ("total_length", "test_rows", "seed"))
-    summary = place.finished([TRAIN, TEST], settings)
+    summary = location.finished([TRAIN, TEST], settings)
     if summary is not None:
         return summary
 
@@ -254,7 +256,7 @@ def _write(
     options: MaskOptions,
 ) -> str:
     """Write both parts of the pairs and hand them over; the record is written last, so that a kill leaves none."""
-    place = Place(options.output)
+    location = Place(options.output)
     if not pairs.num_rows:
         raise UserError(f"{INPUT} {options.pairs.input_repo}: no pair is left ({in_words(left_out)}).")
     test_rows = held_out_rows(pairs.num_rows, options.pairs.test_rows, options.pairs.seed)
@@ -262,15 +264,15 @@ def _write(
     reasons = f", {left_out.total()} left out ({in_words(left_out)})" if left_out else ""
     summary = f"{len(train_rows)} pairs to train on and {len(test_rows)} held out{reasons}"
 
-    make_writable(place.folder, f"{place.folder}")
-    (place.folder / RECORD).unlink(missing_ok=True)
+    make_writable(location.folder, f"{location.folder}")
+    (location.folder / RECORD).unlink(missing_ok=True)
     for name, rows in ((TEST, test_rows), (TRAIN, train_rows)):
-        file = place.folder / name
+        file = location.folder / name
         if not len(rows):
             file.unlink(missing_ok=True)
             continue
         with reporting(str(file)), writing(file) as beside:
             parquet.write_table(pairs.take(rows), beside)
-    place.record(settings, summary)
+    location.record(settings, summary)
     files = [TRAIN, TEST] if test_rows else [TRAIN]
-    return f"{summary}: {place.hand_over(files)}"
+    return f"{summary}: {location.hand_over(files)}"

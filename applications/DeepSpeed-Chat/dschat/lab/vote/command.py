@@ -103,24 +103,31 @@ class TerminalRating:
                 question = "Comment (kept with your vote; empty removes it): "
                 self._comment = rest.strip() or self._ask(question).strip()
                 self._say("Comment noted; now vote." if self._comment else "No comment.")
+            elif key == "?":
+                self._say(self._guidelines())
             else:
-                self._say(self._guidelines() if key == "?" else f"Type one of the keys, then Enter. {KEYS}")
+                self._say(f"Type one of the keys, then Enter. {KEYS}")
 
     def _show(self, view: RaterView, item: ShownPair) -> None:
         first, second = item.responses
         width = self._width()
-        self._say(f"\n{f'== Item {view.voted + 1} of {view.total} '.ljust(width, '=')}")
+        heading = f"== Item {view.voted + 1} of {view.total} "
+        self._say("\n" + heading.ljust(width, "="))
         for title, text in (("PROMPT", item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
-            self._say(f"{f'-- {title} '.ljust(width, '-')}\n{wrapped(for_reading(text), width)}\n")
+            line = f"-- {title} ".ljust(width, "-")
+            self._say(f"{line}\n{wrapped(for_reading(text), width)}\n")
         if self._comment:
             self._say(f"Comment: {for_reading(self._comment)}")
         self._say(KEYS)
 
     def _guidelines(self) -> str:
-        lines = []
+        width = self._width()
+        lines: list[str] = []
         for text, *parts in guidelines(self._session.study.dataset):
-            lines += [f"* {text}", *(f"  - {part}" for part in parts)]
-        return "\n".join(wrapped(line, self._width()) for line in lines)
+            lines.append(wrapped(f"* {text}", width))
+            for part in parts:
+                lines.append(wrapped(f"  - {part}", width))
+        return "\n".join(lines)
 
     def _width(self) -> int:
         return min(shutil.get_terminal_size().columns, WIDEST)
