@@ -147,10 +147,10 @@ def test_finished_dialogues_are_handed_over_again_and_other_settings_refused(mod
 def test_an_interrupted_run_goes_on_with_another_batch_size(models, tmp_path, interrupt):
     run_generate(options(models, tmp_path / "whole", num_data=5))
     whole = read_jsonl(tmp_path / "whole" / "dialogues" / "train.jsonl")
-    first = interrupt(DialogueSampling, "draw", 1)
+    first = interrupt(DialogueSampling, "sample", 1)
     with pytest.raises(KeyboardInterrupt):
         run_generate(options(models, tmp_path, num_data=5, batch_size=3))
-    calls = interrupt(DialogueSampling, "draw")
+    calls = interrupt(DialogueSampling, "sample")
     run_generate(options(models, tmp_path, num_data=5, batch_size=1))
     assert [len(numbers) for _, numbers, _ in [*first, *calls]] == [3, 1, 1]  # three were finished
     assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") == whole
