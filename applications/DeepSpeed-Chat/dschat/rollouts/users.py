@@ -6,17 +6,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function
 from dschat.data.dialogues import Dialogue
-from dschat.rollouts.chat_servers import Endpoint, Reply, ReplyCache, Unanswered, digest_of, open_client
+from dschat.rollouts.chat_servers import (
+    Endpoint,
+    FormRefused,
+    Reply,
+    ReplyCache,
+    Unanswered,
+    complete,
+    digest_of,
+    open_client,
+    with_retries,
+)
 from dschat.rollouts.dialogues import Assistant
-
-if TYPE_CHECKING:
-    import openai
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +128,7 @@ class ServerWriter:
         self._concurrency = concurrency
         self._cache = ReplyCache(cache, has_message)
         self._has_answered = False
-        self._client = _client(endpoint)
+        self._client = open_client(endpoint)
 
     def __call__(
         self,
@@ -166,11 +174,10 @@ class ServerWriter:
         body: dict[str, object],
     ) -> Reply | None:
         """The server's answer; None if it refuses this text but has answered others."""
-        from dschat.rollouts.chat_servers import FormRefused, complete
-
         flag = f"{self._endpoint.flags.url} {self._endpoint.base_url}"
         try:
-            return complete(self._client, self._endpoint, body)
+            send = partial(complete, self._client, self._endpoint, body)
+            return with_retries(send, self._endpoint.tries).reply
         except Unanswered as error:
             raise UserError(
                 f"{flag}: no answer in {self._endpoint.tries} tries: {error}. Finished dialogues are saved: give "
@@ -181,15 +188,6 @@ class ServerWriter:
                 raise UserError(f"{flag}: it refuses the request: {error}") from error
             logger.warning("%s refuses one dialogue: %s", flag, error)
             return None
-
-
-def _client(endpoint: Endpoint) -> openai.OpenAI:
-    try:
-        import openai
-    except ImportError as error:
-        raise UserError(f"{endpoint.flags.url} needs the openai library: pip install 'ma-rlhf[judge]'.") from error
-    # Requests to this machine use no proxy.
-    return open_client(endpoint, openai.DefaultHttpxClient(trust_env=not endpoint.is_local))
 
 
 class FunctionUser:

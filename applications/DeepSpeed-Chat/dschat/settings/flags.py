@@ -20,8 +20,6 @@ OnResume = Literal["same", "free", "share"]
 FREE: OnResume = "free"
 SHARE: OnResume = "share"
 FLAG = "flag"  # key of a field's metadata that holds its Flag
-UNCHANGED = object()
-REQUIRED: Any = MISSING
 PARTS = "parts"  # key of a field's metadata for a field that holds groups; its value returns their classes by name
 
 AT_LEAST_0: Range = (lambda number: number >= 0, "a number of at least 0")
@@ -128,33 +126,6 @@ def parts(groups: Callable[[], Mapping[str, type]]) -> Any:
         return {name: group() for name, group in groups().items()}
 
     return field(default_factory=make, metadata={PARTS: groups})
-
-
-def like(
-    group: type,
-    name: str,
-    default: Any = UNCHANGED,
-    help: str | None = None,
-    range: Range | None = None,
-    **changes: Any,
-) -> Any:
-    """A flag of another group with other words, for a group of its own."""
-    old = flags_of(group)[name]
-    default = old.default if default is UNCHANGED else default
-    made: dict[str, Any] = {
-        "help": help or old.help,
-        "range": range or old.range,
-        "on_resume": old.on_resume,
-        "aliases": old.aliases,
-        "environment": old.environment,
-        "positional": old.positional,
-        "secret": old.secret,
-        "path": old.path,
-    }
-    made |= {**old.options, **changes}
-    if isinstance(default, list):
-        return flag(default=MISSING, factory=default.copy, **made)
-    return flag(default=default, **made)
 
 
 @dataclass(frozen=True)

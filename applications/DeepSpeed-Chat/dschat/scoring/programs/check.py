@@ -25,6 +25,6 @@ def describe_solutions(
 
     source = load_source(path, settings.keys, settings.seed)
     rows = source.train + source.eval
-    pool = ProgramPool(options.sandbox_level, workers=os.cpu_count() or 1)
-    lines = solutions_report(rows[: options.run_solutions], pool)
+    pool = ProgramPool(options.check.sandbox_level, workers=os.cpu_count() or 1)
+    lines = solutions_report(rows[: options.check.run_solutions], pool)
     return "\n  ".join([f"\n\nreference solutions, sandbox level {pool.level}", *lines])
