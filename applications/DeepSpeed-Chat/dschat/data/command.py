@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dschat data check PATH` and `preview PATH` look at data before training, `prepare PATH` encodes them."""
+"""`dschat data check PATH` and `preview PATH` look at data before training; `prepare PATH` encodes them."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def _settings(options: CheckOptions | PreviewOptions) -> Settings:
         tokenizer, end_id = _open_tokenizer(options.source)
     lengths = options.lengths
     return Settings(
-        options.columns,
-        options.source.seed,
-        tokenizer,
-        lengths.max_seq_len,
-        lengths.max_prompt_seq_len,
-        end_id,
-        lengths.train_on == "all",
+        keys=options.columns,
+        seed=options.source.seed,
+        tokenizer=tokenizer,
+        max_seq_len=lengths.max_seq_len,
+        max_prompt_seq_len=lengths.max_prompt_seq_len,
+        end_of_response=end_id,
+        all_turns=lengths.train_on == "all",
     )
 
 
@@ -90,7 +90,7 @@ def _preview(path: str, options: PreviewOptions) -> str:
 
 
 def _prepare(path: str, options: PrepareOptions) -> str:
-    """Prepares a source, alone in its folder; what was made of it, in lines."""
+    """Prepares a source under the lock of its folder; a summary in lines."""
     from dschat.data.prepared.make import prepare
 
     if find_prepared([path]):
@@ -99,7 +99,7 @@ def _prepare(path: str, options: PrepareOptions) -> str:
     folder = Path(options.prepared.output)
     with closing(lock_of(folder, "--output")):
         recover_folder(folder.resolve())
-        info = prepare(path, options, tokenizer, end_id)
+        info = prepare(path, options, options.columns, tokenizer, end_id)
     return "\n".join([f"{path} is prepared in {folder}", *(f"  {line}" for line in summary_of(info))])
 
 

@@ -69,7 +69,7 @@ def measure(
         for draw in range(draws):
             examples.append(example)
             seeds.append(row_seed(seed, example.index, draw))
-    sample = choose_engine("continuous", rows, policy.inner, "measure").draw_from(policy.inner)
+    sample = choose_engine("continuous", rows, policy.inner, "measure").sampler_for(policy.inner)
     rollout = sample([example.prompt_ids for example in examples], sampling, seeds).rollout
 
     responses = [decode_response(tokenizer, ids) for ids in rollout.response_rows()]

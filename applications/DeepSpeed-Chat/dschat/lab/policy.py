@@ -19,7 +19,7 @@ from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
 from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import own_end_ids
-from dschat.rollouts.engine import Draw
+from dschat.rollouts.engine import ResponseSampler
 from dschat.rollouts.generate import choose_engine
 from dschat.rollouts.sampling import Sampling, row_seed
 
@@ -72,7 +72,7 @@ class SamplingPolicy:
     tokenizer: PreTrainedTokenizerBase
     sampling: Sampling
     seed: int
-    sampler: Draw
+    sampler: ResponseSampler
 
     def respond(
         self,
@@ -141,7 +141,7 @@ def load_sampler(
     temperature: float,
     where: Compute,
     ends: Collection[int] = (),
-) -> tuple[PreTrainedModel, Sampling, Draw]:
+) -> tuple[PreTrainedModel, Sampling, ResponseSampler]:
     """Load the causal LM at a path from `locate_policy`, and choose the engine that samples from it.
 
     Args:
@@ -169,7 +169,7 @@ def load_sampler(
         top_p=sampler.top_p,
     )
     engine = choose_engine(generation.rollout_engine, generation.batch_size, causal_lm, "--rollout_engine")
-    return causal_lm, sampling, engine.draw_from(causal_lm)
+    return causal_lm, sampling, engine.sampler_for(causal_lm)
 
 
 def locate_policy(path: str) -> str:

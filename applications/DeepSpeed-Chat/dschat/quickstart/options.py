@@ -11,7 +11,7 @@ from dschat.settings.flags import AT_LEAST_1, check_values, default_of, flag
 
 @dataclass(kw_only=True)
 class ExampleFlags:
-    """Those of every example."""
+    """Flags of every example."""
 
     small: bool = flag("a few updates only: shows that every part runs", False)
     seed: int = flag("of data, model and training", default_of(OptimisationFlags, "seed"), SEED)
@@ -39,18 +39,3 @@ class ProgramsOptions(ExampleFlags):
     """Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5."""
 
     output_dir: Path = flag("folder of everything made", Path("runs/programs"))
-
-
-@dataclass(kw_only=True)
-class LearnersOptions(ExampleFlags):
-    """DPO, RLOO, PPO, MA-PPO and best-of-16 side by side on the quickstart's reviews; REFUEL on dialogues."""
-
-    output_dir: Path = flag("folder of everything made", Path("runs/learners"))
-
-
-@dataclass(kw_only=True)
-class RewardLossesOptions(ExampleFlags):
-    """The four losses of step 2 on the quickstart's comparisons: how often each ranks held-out pairs right."""
-
-    output_dir: Path = flag("folder of everything made", Path("runs/reward-losses"))
-    seeds: list[int] = flag("of step 2; the first also of the rest", factory=lambda: [1234, 1235, 1236])

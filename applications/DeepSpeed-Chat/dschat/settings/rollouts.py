@@ -95,9 +95,6 @@ class VllmFlags:
         FREE,
         only_with=VLLM,
     )
-    vllm_patience: float = flag(
-        "seconds to wait for a server of vllm_url that has gone", 600.0, AT_LEAST_0, FREE, only_with="vllm_url"
-    )
     vllm_timeout: float = flag(
         "seconds in which a server of vllm_url must finish one more response; else its engine counts as hung",
         1200.0,

@@ -15,7 +15,7 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
 from dschat.base.user_function import load_function
 from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
-from dschat.data.dialogues import Message, check_dialogue, encode_states, state
+from dschat.data.dialogues import Message, check_dialogue, encode_states
 from dschat.data.encoding import turn_end
 from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
@@ -37,7 +37,7 @@ from dschat.models.limits import position_limit, trained_length
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rollouts.chat_servers import Endpoint, EndpointFlags, checked_address, checked_key
-from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out
+from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out_pairs
 from dschat.rollouts.sampling import row_seed
 from dschat.rollouts.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser
 
@@ -122,45 +122,29 @@ class DialogueSampling:
             numbers: of the dialogues, which their seeds are made of.
             openings: the first message of each.
         """
-        reasons: dict[int, str] = {}  # why a dialogue is left out, by its number
-
-        # First rollout.
-        first_dialogues: dict[int, list[Message]] = {}
-        first_rollouts = self._roll_out(self.seed, numbers, [[message] for message in openings])
-        for number, rollout in zip(numbers, first_rollouts, strict=True):
-            if rollout.ended:
-                reasons[number] = rollout.ended
-            else:
-                first_dialogues[number] = rollout.messages
-
-        # Second rollout, from the sampled turn of those that have all turns.
-        rows: dict[int, dict[str, Any]] = {}
-        if first_dialogues:
-            turns_of = {number: sampled_turns(self.seed, number, self.turns) for number in first_dialogues}
-            starts = [state(dialogue, turns_of[number][1]) for number, dialogue in first_dialogues.items()]
-            second_rollouts = self._roll_out(self.seed + SECOND_SEED, list(first_dialogues), starts)
-            for number, rollout in zip(first_dialogues, second_rollouts, strict=True):
-                if rollout.ended:
-                    reasons[number] = rollout.ended
-                    continue
-                last, turn = turns_of[number]
-                rows[number] = {
+        turns = [sampled_turns(self.seed, number, self.turns) for number in numbers]
+        pairs = roll_out_pairs(
+            [[message] for message in openings],
+            [self.turns] * len(numbers),
+            [turn for _, turn in turns],
+            self.assistant,
+            self.user,
+            [row_seed(self.seed, number) for number in numbers],
+            [row_seed(self.seed + SECOND_SEED, number) for number in numbers],
+        )
+        entries: list[Entry] = []
+        for number, (last, turn), pair in zip(numbers, turns, pairs, strict=True):
+            row: Entry | None = None
+            if pair.second is not None and not pair.ended:
+                row = {
                     "number": number,
-                    FIRST: first_dialogues[number],
-                    SECOND: rollout.messages,
+                    FIRST: pair.first.messages,
+                    SECOND: pair.second.messages,
                     LAST: last,
                     TURN: turn,
                 }
-        return [{"number": n, "row": rows.get(n), "reason": reasons.get(n, "")} for n in numbers]
-
-    def _roll_out(
-        self,
-        seed: int,
-        numbers: Sequence[int],
-        starts: Sequence[list[Message]],
-    ) -> list[Any]:
-        seeds = [row_seed(seed, number) for number in numbers]
-        return roll_out(starts, [self.turns] * len(starts), self.assistant, self.user, seeds)
+            entries.append({"number": number, "row": row, "reason": pair.ended})
+        return entries
 
 
 def sampled_turns(
