@@ -170,7 +170,7 @@ def test_spellings(caplog):
 def test_the_longest_response_is_read_when_scores_are_penalised(tmp_path):
     """DAPO's soft punishment by hand: in the last 16 of 64 tokens a score falls by 1/16 per token."""
     config = ppo_config(tmp_path, length_buffer=16, max_answer_seq_len=32)
-    config.sampling.max_answer_seq_len = 64
+    config = config.changed(max_answer_seq_len=64)
     lengths = torch.tensor([48, 56, 64])
     scores = trained_scores(torch.zeros(3), torch.ones(3, dtype=torch.bool), lengths, config, None)
     assert scores.tolist() == [0.0, -0.5, -1.0]

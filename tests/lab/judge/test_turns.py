@@ -8,8 +8,8 @@ import pytest
 
 from cli_runs import read_jsonl, write_jsonl
 from dschat.base.errors import UserError
-from dschat.lab.evaluations import run_turns
 from dschat.lab.options import TurnOptions
+from dschat.lab.turn_report import run_turns
 from dschat.settings.parse import parse
 from judges import EVALUATION, shown_in, start, until
 

@@ -15,8 +15,7 @@ from dschat.base.statistics import mean_estimate
 from dschat.base.user_function import load_function
 from dschat.data.encoding import encode_responses, response_texts
 from dschat.data.examples import PromptExample
-from dschat.lab.best_of import sweep_of
-from dschat.lab.evaluations import write_best_of
+from dschat.lab.best_of import sweep_of, write_best_of
 from dschat.lab.generate_options import BestOfOptions, InferenceOptions, ScoredOptions
 from dschat.lab.policy import SampledResponse, SamplingPolicy
 from dschat.lab.prompts import Answering, Selection, refuse_finished

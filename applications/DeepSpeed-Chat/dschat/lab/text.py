@@ -28,7 +28,6 @@ from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
-from dschat.lab.evaluations import write_text_report
 from dschat.lab.generate_options import TRAINING_SEED, TextFlags, TextOptions, TokenSamplerFlags, model_name
 from dschat.lab.policy import ACTOR, FLAGS_FILE, STEP, Compute, SamplingPolicy, load_policy, locate_policy
 from dschat.lab.prompts import Selection, digest_of, shuffled
@@ -42,7 +41,7 @@ from dschat.lab.runner import (
     run_batches,
     settings_of,
 )
-from dschat.lab.text_metrics import policy_result, reward_result, rouge, without_nan
+from dschat.lab.text_metrics import policy_result, reward_result, rouge, without_nan, write_text_report
 from dschat.models.limits import check_length
 from dschat.models.load import load_scalar
 from dschat.models.lora import adapter_alone

@@ -37,17 +37,17 @@ from dschat.settings.rules import Rule, Rules, check_function_path
 logger = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class TerminationFlags:
     """Where a macro action ends: the condition, and the flags of each."""
 
     section = "macro actions"
 
     termination_condition: str = flag(
-        f"where a macro action ends: {names_with_notes()}, or module.py:function with (trajectory, tokenizer) -> ends",
+        f"where macro actions end: {names_with_notes()}, or module.py:function with (trajectory, tokenizer) -> ends",
         "fixed",
     )
-    isolate_last_token: bool = flag("make the last response token a macro action of its own", False)
+    isolate_last_token: bool = flag("make the last token of a response (usually EOS) a macro action of its own", False)
     conditions: dict[str, Any] = parts(groups_of_conditions)  # condition → its flags
 
     @property
@@ -92,10 +92,10 @@ class TerminationFlags:
         if ":" in chosen:
             check_function_path("termination_condition", chosen)
         elif chosen not in CONDITIONS:
-            known = ", ".join(CONDITIONS)
-            raise UserError(f"--termination_condition {chosen} is unknown: use {known} or module.py:function.")
+            names = ", ".join(CONDITIONS)
+            raise UserError(f"--termination_condition {chosen} is unknown: use {names} or module.py:function.")
         for name in CONDITIONS:
-            changed = [f"--{one}" for one in changed_flags(self.conditions[name])]
+            changed = [f"--{flag}" for flag in changed_flags(self.conditions[name])]
             if changed and chosen != name:
                 logger.warning("%s: of no effect without --termination_condition %s.", ", ".join(changed), name)
         parsing: ParsingFlags = self.conditions["parsing"]
@@ -112,7 +112,7 @@ def termination_of(**values: Any) -> TerminationFlags:
 
 def changed_flags(group: Any) -> list[str]:
     """The flags of a group whose value is not the default."""
-    return [name for name, one in flags_of(type(group)).items() if getattr(group, name) != one.default]
+    return [name for name, flag in flags_of(type(group)).items() if getattr(group, name) != flag.default]
 
 
 SEVERAL = ("ngram", "parser", "parser_model")  # flags whose every value gets a panel

@@ -28,7 +28,7 @@ class PlanOptions:
     """
 
     usage: ClassVar[str] = "%(prog)s [PRESET] [flags, also those of the step]"
-    rest: ClassVar[list[str]] = []  # a preset's name, and flags of the step
+    other_words: ClassVar[list[str]] = []  # a preset's name, and flags of the step
 
     step: Annotated[str | None, step_name] = flag(
         "sft (1), reward (2), dpo, ppo (3), refuel (on pairs) or refuel-online; all that a preset's name has if not"

@@ -112,7 +112,7 @@ def trained_part(
     Raises:
         UserError: an adapter alone would be saved (--no_merge_lora) over embeddings that must grow.
     """
-    finetuning = Finetuning(*config.finetuning.options(rank))
+    finetuning = Finetuning(**config.finetuning.arguments(rank))
     if finetuning.rank and not config.finetuning.merge_lora:
         require_no_growth(open_config(path, flag), tokenizer, f"{flag} {path}")
     return finetuning

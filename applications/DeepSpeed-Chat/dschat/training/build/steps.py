@@ -32,7 +32,6 @@ from dschat.data.messages import WEIGHT
 from dschat.data.sources import load_share, source_line
 from dschat.data.template_notes import warn_of_dialogues, warn_of_template
 from dschat.engine.process_group import training_dtype
-from dschat.models.finetuning import Finetuning
 from dschat.models.load import warn_without_classifier
 from dschat.models.operations import Peaks
 from dschat.models.tokenizer import end_token_id, load_tokenizer
@@ -100,8 +99,7 @@ def train_reward(config: RewardConfig, run: RunOutput) -> None:
     base = config.model.model_name_or_path
     check_lengths(config)
     # An adapter alone is saved without embeddings, which therefore must not grow by a pad token.
-    finetuning = Finetuning(*config.finetuning.options(config.finetuning.lora_dim))
-    saves_classifier = config.finetuning.merge_lora or finetuning.rank == 0
+    saves_classifier = config.finetuning.merge_lora or config.finetuning.lora_dim == 0
     tokenizer = load_tokenizer(base, MODEL, saves_classifier, config.data.end_of_conversation_token)
     warn_unless_made_by("sft", base, MODEL)
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
