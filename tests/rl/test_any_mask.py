@@ -179,6 +179,9 @@ def test_values_of_few_bits_are_computed_in_float32(kind) -> None:
     found = macro_actions.macro_gae(values, rewards, ends, mask)
     assert found[0].dtype == exact
     assert torch.equal(found[0], macro_actions.macro_gae(values.to(exact), rewards.to(exact), ends, mask)[0])
+    advantages, returns = macro_actions.gae(values, rewards, mask, 1.0, 0.95)
+    assert advantages.dtype == returns.dtype == exact
+    assert torch.equal(advantages, macro_actions.gae(values.to(exact), rewards.to(exact), mask, 1.0, 0.95)[0])
 
 
 @pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
-from dschat.base.journal import Journal
 from dschat.base.progress import progress
 from dschat.lab.judge.rubrics import (
     PLACES,
@@ -246,21 +245,20 @@ def _combined_aspects(
     return aspects
 
 
-def judge_pairs(
-    pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", journal: Journal, concurrency: int
-) -> list[dict[str, Any]]:
-    """Judges the pairs that the journal does not hold yet, several at a time; writes and returns the rows of all.
+def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", concurrency: int) -> list[dict[str, Any]]:
+    """Judge pairs, several at a time; returns their rows in the order of the pairs.
 
-    A verdict is in the journal as soon as it is there. Raises UserError, which says what is kept, where the judge
-    cannot go on or gives no answer on some of the pairs.
+    Every answer is in the client's cache as soon as it is there, so that the same command asks for the others alone.
+
+    Raises:
+        UserError: the judge cannot go on, or gives no answer on some of the pairs; says how many are judged.
     """
-    wanted = {pair.id: pair for pair in pairs}
-    rows = {row["id"]: row for row in journal.rows if row.get("id") in wanted}
+    pair_by_id = {pair.id: pair for pair in pairs}
+    rows: dict[str, dict[str, Any]] = {}
     failures: list[UserError] = []
     unanswered: list[tuple[Pair, Unanswered]] = []
-    with progress(len(wanted), "judged", len(rows), unit="pair") as bar, ThreadPoolExecutor(concurrency) as pool:
-        left = [pair for id, pair in wanted.items() if id not in rows]
-        waiting = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in left}
+    with progress(len(pair_by_id), "judged", unit="pair") as bar, ThreadPoolExecutor(concurrency) as pool:
+        waiting = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in pair_by_id.values()}
         try:
             for done in as_completed(waiting):
                 try:
@@ -273,21 +271,22 @@ def judge_pairs(
                     failures.append(error)
                 else:
                     rows[row["id"]] = row
-                    journal.append([row])
                     bar.update(1)
-        except BaseException:  # also Ctrl-C: nothing more is sent, what is on its way is kept in the cache
+        except BaseException:  # also Ctrl-C: nothing more is sent, and answers that still come are cached
             client.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    kept = f"{len(rows)} of {len(wanted)} pairs are judged and kept"
+
+    # Invalid answers are not in the cache.
+    judged = sum(row["verdict"] != "invalid" for row in rows.values())
+    state = f"{judged} of {len(pair_by_id)} pairs are judged and kept"
     if failures:
-        raise UserError(f"{str(failures[0]).rstrip('.')}. {kept}; the same command goes on from there.")
+        raise UserError(f"{str(failures[0]).rstrip('.')}. {state}; the same command goes on from there.")
     if unanswered:
         pair, trouble = unanswered[0]
         reason = f"{len(unanswered)} pairs got no answer, among them {pair.a.origin}: {str(trouble).rstrip('.')}"
-        raise UserError(f"{reason}. {kept}; the same command asks only for the {len(unanswered)} that are left.")
-    journal.finish(ordered := [rows[pair.id] for pair in pairs])
-    return ordered
+        raise UserError(f"{reason}. {state}; the same command asks only for the {len(unanswered)} that are left.")
+    return [rows[pair.id] for pair in pairs]
 
 
 def _judge_order(
