@@ -1338,7 +1338,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("waits between tries do not grow", "with_retries", "2 * _a", "_a", "test_waits_between_tries_grow_up_to_a_limit"),
     ("the best of N with replacement", "expected_best", "math.comb(_a, _b - 1) / _c",
      "((_a + 1) ** _b - _a ** _b) / len(rewards) ** _b", BEST_OF_N),
-    ("the best of N counts one response too few below", "expected_best", "enumerate(_a)", "enumerate(_a, start=1)",
+    ("the best of N counts one response too few below", "expected_best", "range(len(_a))", "range(1, len(_a) + 1)",
      BEST_OF_N),
     ("the first N are the last N", "best_of_first", "_a[:_b]", "_a[-_b:]",
      "test_the_first_n_in_the_order_of_the_draws"),
