@@ -76,7 +76,7 @@ def pass_rates(
         groups.pop("", None)
         groups[ALL] = problems
         for difficulty, group in groups.items():
-            row = {"model": file.stem}
+            row: dict[str, Any] = {"model": file.stem}
             row["dataset"] = datasets[0] if len(datasets) == 1 else ""
             row["difficulty"] = difficulty
             row["problems"] = len(group)

@@ -154,8 +154,8 @@ def _panel(
 
 def _settings(runs: Runs) -> Section:
     """Flags with their value in each run, those that differ between the runs first."""
-    different = []
-    equal = []
+    different: list[list[str]] = []
+    equal: list[list[str]] = []
     flags = set().union(*(run.config for run in runs))
     for flag in sorted(flags):
         values = [_flag_text(run, flag) for run in runs]
