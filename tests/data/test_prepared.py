@@ -31,7 +31,7 @@ from dschat.data.prepared.read import prepared_share, read_split
 from dschat.data.rows import Row
 from dschat.data.sources import load_share
 from dschat.data.template_notes import warn_of_template
-from dschat.plan.report import find_rows, find_sources
+from dschat.plan.counts import count_rows, find_sources
 from factories import make_tokenizer
 from interruptions import CTRL_C, KILL, stopped_at
 
@@ -500,7 +500,7 @@ def test_each_stage_takes_all_rows_of_a_users_folder(stage, source, model, tmp_p
 
 def test_the_plan_counts_its_rows(source, model, tmp_path) -> None:
     prepare(source, model, tmp_path / "out", *LOOSE)
-    assert find_rows(find_sources(flags_of(tmp_path / "out"))) == (20, 5)
+    assert count_rows(find_sources(flags_of(tmp_path / "out"))) == (20, 5)
 
 
 def test_a_folder_is_read_with_a_chat_template_and_what_looks_at_messages(source, model, tmp_path) -> None:

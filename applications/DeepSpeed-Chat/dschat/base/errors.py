@@ -9,3 +9,7 @@ class UserError(Exception):
     """
 
     on_every_rank = False  # whether all ranks raise it, so that only the main process prints it
+
+
+class ServerLost(UserError):
+    """A server that the run needs is gone. The run saves a checkpoint and ends; the message says how to go on."""

@@ -4,8 +4,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dschat.settings.commands import ResultFlags
-from dschat.settings.flags import ABOVE_0, AT_LEAST_1, check_values, flag, like
+from dschat.settings.flags import ABOVE_0, AT_LEAST_1, check_values, flag
 
 # Subcommand that is planned → what --step calls it, too.
 STEPS = {"sft": "1", "reward": "2", "dpo": "dpo", "ppo": "3", "refuel": "refuel", "refuel-online": "refuel_online"}
@@ -23,13 +22,13 @@ class PlanOptions:
         dschat plan tldr_gemma_2b --step ppo               # a preset, or a YAML file
         dschat plan tldr_gemma_7b --gpus 4 --zero_stage 3  # flags of the step win over the preset's
         dschat plan --step ppo --actor_model_name_or_path …
-        dschat plan tldr_gemma_7b --step ppo --gpus 4 --gpu_memory 40 --recommend   # which flags make it fit
+        dschat plan tldr_gemma_7b --step ppo --gpus 4 --gpu_memory 40   # which flags make it fit
 
     Exit status 1 where it does not fit, 2 after an error.
     """
 
     usage: ClassVar[str] = "%(prog)s [PRESET] [flags, also those of the step]"
-    rest: ClassVar[list[str]] = []  # a preset's name, and flags of the step
+    other_words: ClassVar[list[str]] = []  # a preset's name, and flags of the step
 
     step: Annotated[str | None, step_name] = flag(
         "sft (1), reward (2), dpo, ppo (3), refuel (on pairs) or refuel-online; all that a preset's name has if not"
@@ -46,16 +45,10 @@ class PlanOptions:
         None,
     )
     main_memory: float | None = flag("GB of main memory of a node, to be compared with the need", None, ABOVE_0)
-    num_samples: int | None = like(
-        ResultFlags, "num_samples", help="training rows; those of the data if not given", aliases=["--prompts"]
+    num_samples: int | None = flag(
+        "training rows; those of the data if not given", None, AT_LEAST_1, aliases=["--prompts"]
     )
     config: str | None = flag("folder or hub id of the model in folders that are not there yet", None, path=True)
-    micro_batches: bool = flag(
-        "also the largest micro-batches that fit, with gradient checkpointing and without (takes longer)", False
-    )
-    recommend: bool = flag(
-        "step 3: also the flags that make it fit, what then stands on which GPU, and the other ways of drawing", False
-    )
     json: bool = flag("print JSON, sizes in bytes", False)
 
     def __post_init__(self) -> None:

@@ -91,29 +91,29 @@ def prepare(
     _check_output(path, options, keys)
     share = _read_rows(path, options, keys, tokenizer, end_id)
     rows = {
-        "train": share.train[: options.num_samples],
-        "test": share.eval[: options.num_samples],
+        "train": share.train[: options.prepared.num_samples],
+        "test": share.eval[: options.prepared.num_samples],
     }
     warn_of_plain_prompts(rows["train"], tokenizer, keys.apply_chat_template)
 
     # Encode, filter and cut the rows.
     limits = RowLimits(
-        max_length=options.max_length,
-        max_prompt_length=options.max_prompt_length,
-        minimum_response_length=options.minimum_response_length,
-        unit=options.length_unit,
-        remove_same_inputs=options.remove_same_inputs,
-        remove_same_responses=options.remove_same_responses,
+        max_length=options.prepared.max_length,
+        max_prompt_length=options.prepared.max_prompt_length,
+        minimum_response_length=options.prepared.minimum_response_length,
+        unit=options.prepared.length_unit,
+        remove_same_inputs=options.prepared.remove_same_inputs,
+        remove_same_responses=options.prepared.remove_same_responses,
     )
-    row_filter = Filter(options.stage, limits)
+    row_filter = Filter(options.prepared.stage, limits)
     dropped: dict[str, Counter[str]] = {"train": Counter(), "test": Counter()}
     remaining: dict[str, list[PreparedExample]] = {}
     for split, split_rows in rows.items():
-        examples = _encode(split_rows, split, options.stage, tokenizer, end_id, dropped[split])
+        examples = _encode(split_rows, split, options.prepared.stage, tokenizer, end_id, dropped[split])
         remaining[split] = list(row_filter.passing(examples, dropped[split]))
 
     # The first of the training rows become the validation split.
-    num_validation = int(len(remaining["train"]) * options.validation_percentage)
+    num_validation = int(len(remaining["train"]) * options.prepared.validation_percentage)
     splits = {
         "train": remaining["train"][num_validation:],
         "validation": remaining["train"][:num_validation],
@@ -126,12 +126,13 @@ def prepare(
         )
 
     (source,) = share.sources
-    recorded_flags = {name: getattr(options, name) for name in RECORDED_FLAGS}
+    flags = options.flat()
+    recorded_flags = {name: flags[name] for name in RECORDED_FLAGS}
     num_conversations = sum(row.messages is not None for row in [*rows["train"], *rows["test"]])
     info = {
-        "stage": options.stage,
-        "format": options.format,
-        "mask_prompt": options.mask_prompt,
+        "stage": options.prepared.stage,
+        "format": options.prepared.format,
+        "mask_prompt": options.prepared.mask_prompt,
         "arguments": {
             "source": path,
             **recorded_flags,
@@ -143,7 +144,7 @@ def prepare(
             "hub": source.get("hub"),
             "sha256": {str(file): file_hash(file) for file in share.files},
         },
-        "tokenizer": {"name": options.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
+        "tokenizer": {"name": options.source.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
         "template": {
             "rows": num_conversations,
             "fingerprint": template_fingerprint(tokenizer),
@@ -156,18 +157,18 @@ def prepare(
         "kept": {split: len(examples) for split, examples in splits.items() if examples},
         "example_prompt": _example_prompt(path, source["name"], splits["train"][0], tokenizer),
     }
-    skipped = row_filter.skipped if options.save_skipped else None
-    write_folder(Path(options.output).resolve(), info, splits, skipped)
+    skipped = row_filter.skipped if options.prepared.save_skipped else None
+    write_folder(Path(options.prepared.output).resolve(), info, splits, skipped)
     return info
 
 
 def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None:
     """Refuses to replace a folder that is not a prepared one, or that holds the source. Raises UserError."""
-    folder = Path(options.output).resolve()
-    flag = f"--output {options.output}"
+    folder = Path(options.prepared.output).resolve()
+    flag = f"--output {options.prepared.output}"
     if not folder.exists():
         return
-    if not options.overwrite:
+    if not options.result.overwrite:
         raise UserError(f"{flag}: it exists; give another folder, or --overwrite to replace it.")
     foreign = foreign_entry(folder)
     if foreign == folder:
@@ -186,10 +187,12 @@ def _read_rows(
     path: str, options: PrepareOptions, keys: ColumnFlags, tokenizer: PreTrainedTokenizerBase, end_id: int
 ) -> Share[Row]:
     """The rows of the stage's part of the source; warns of what the chat template leaves out."""
-    step = 1 + STAGES.index(options.stage)
-    seed = options.seed if options.shuffle else None
-    share = read_share([path], keys, options.data_split, step, seed, show=True, published_split=PUBLISHED_STAGES)
-    fields_read = (WEIGHT,) if options.stage == "finetune" else ()
+    step = 1 + STAGES.index(options.prepared.stage)
+    seed = options.source.seed if options.prepared.shuffle else None
+    share = read_share(
+        [path], keys, options.prepared.data_split, step, seed, show=True, published_split=PUBLISHED_STAGES
+    )
+    fields_read = (WEIGHT,) if options.prepared.stage == "finetune" else ()
     warn_of_template(tokenizer, share.train, end_id, keys, fields_read)
     return share
 
