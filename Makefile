@@ -1,6 +1,7 @@
 # make quickstart   the whole pipeline on this machine, with a report
 # make programs     the same for programs: rewards by execution in a sandbox, pass@1 and pass@5 before and after
 # make learners     DPO, PPO, MA-PPO, RLOO, GRPO, GSPO, TEMPO, segment values and the limit side by side, and REFUEL on dialogues
+# make reward-losses  the four losses of step 2 side by side
 # make test         the test suite
 # make test-frameworks FRAMEWORK=verl   the adapters of macro_actions in the real framework (skyrl, verl or trl), in an
 #                   environment of its own: .venv-verl, 2 to 4 GB; skyrl wants PYTHON_skyrl=python3.12
@@ -27,7 +28,7 @@ DOCS := .venv-docs
 FRAMEWORK ?= verl
 FRAMEWORK_BIN := $(CURDIR)/.venv-$(FRAMEWORK)/bin
 
-.PHONY: quickstart programs learners test test-frameworks test-vllm test-processors test-lowest mutants check docs benchmark install clean
+.PHONY: quickstart programs learners reward-losses test test-frameworks test-vllm test-processors test-lowest mutants check docs benchmark install clean
 
 install: $(INSTALLED)
 
@@ -48,7 +49,10 @@ programs: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/programs.py --output_dir runs/programs $(PROGRAMS_ARGS)
 
 learners: $(INSTALLED)
-	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/learners.py --output_dir runs/learners $(LEARNERS_ARGS)
+	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/research/learners.py --output_dir runs/learners $(LEARNERS_ARGS)
+
+reward-losses: $(INSTALLED)
+	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/research/reward_losses.py --output_dir runs/reward-losses $(REWARD_LOSSES_ARGS)
 
 test: $(DEV)
 	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)

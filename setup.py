@@ -30,6 +30,7 @@ REQUIREMENTS = [
     "pyarrow>=21",
     "safetensors>=0.8",
     "huggingface-hub>=1.31",
+    "pandas>=2.2",
     "scipy>=1.15",
     "statsmodels>=0.14.4",
     "rouge-score>=0.1.2",

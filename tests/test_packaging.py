@@ -66,6 +66,7 @@ def project_requirements(folder: Path) -> list[str]:
     [
         (DSCHAT / "dschat", root_requirements()),
         (DSCHAT / "benchmarks", root_requirements()),
+        (DSCHAT / "research", root_requirements()),
         (DSCHAT / "training", root_requirements()),
         (CORE / "macro_actions", project_requirements(CORE)),
         (TREES / "constituent_treelib", project_requirements(TREES)),

@@ -219,7 +219,8 @@ def test_flags_in_the_text(document):
     if not named:
         return
     known = set().union(*map(flags_of, COMMANDS))
-    for program in ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"):
+    folder = ROOT / "applications" / "DeepSpeed-Chat"
+    for program in [*folder.glob("benchmarks/*.py"), *folder.glob("research/*.py")]:
         if re.search("ArgumentParser|settings_parser", program.read_text(encoding="utf-8")):
             known |= known_flags(program)
     assert not {flag for flag in named if spelled(flag) not in known}, "no program knows them"

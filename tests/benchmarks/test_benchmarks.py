@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-import learner_memory
 from benchmark_runs import FOLDER, figures_of, run_benchmark
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from factories import make_causal_lm, make_classifier
 from launches import launch
+from pieces import learners
 
 
 @pytest.mark.slow
-def test_logprob_memory() -> None:
+def test_memory_of_logprobs() -> None:
     shape = "--vocabulary 64 --hidden 8 --prompt 4 --response 4 --batch_sizes 2 3"
-    figures = run_benchmark("logprob_memory.py", shape)
+    figures = run_benchmark("memory.py", f"logprobs {shape}")
     cases = [(row["method"], row["phase"], row["batch_size"]) for row in figures]
     chunks = [("chunks", phase, size) for phase in ("training", "scoring") for size in (2, 3)]
     assert cases == [*chunks, ("full_logits", "training", 2), ("full_logits", "scoring", 2)]
@@ -28,11 +28,11 @@ def test_logprob_memory() -> None:
 
 
 @pytest.mark.slow
-def test_plan_check() -> None:
+def test_memory_that_the_plan_expects() -> None:
     """The plan of small models is within 15 % of what torch's allocator reports."""
     cases = ["float32", "tokens", "bert", "refuel"]
     shape = "--rows 4 --prompt 16 --response 16"
-    figures = run_benchmark("plan_check.py", f"--shapes S --cases {' '.join(cases)} {shape}")
+    figures = run_benchmark("memory.py", f"plan --shapes S --cases {' '.join(cases)} {shape}")
     assert [figure["case"] for figure in figures] == cases
     for figure in figures:
         assert set(figure["phases"]) == {"generate", "score", "train"}
@@ -41,9 +41,9 @@ def test_plan_check() -> None:
 
 
 @pytest.mark.slow
-def test_learner_memory() -> None:
+def test_memory_of_learners() -> None:
     """Runs of the mains: DPO holds what step 1 holds; a critic, a reference and a reward model cost their weights."""
-    figures = run_benchmark("learner_memory.py", "--hidden 256 --layers 4 --vocabulary 600")
+    figures = run_benchmark("memory.py", "learners --hidden 256 --layers 4 --vocabulary 600")
     sft, dpo, gae = figures["sft"], figures["dpo"], figures["ppo, gae"]
     assert sft["models"] == dpo["models"] == ["policy"]
     assert gae["models"] == ["policy", "reference", "critic", "reward model"]
@@ -61,7 +61,7 @@ def test_learner_memory() -> None:
 @pytest.mark.slow
 def test_share_base() -> None:
     """Four models whole, three bases with LoRA (the reference is the actor's), and one."""
-    figures = run_benchmark("learner_memory.py", "--share_base --hidden 256 --layers 4 --vocabulary 600 --rank 4")
+    figures = run_benchmark("memory.py", "learners --share_base --hidden 256 --layers 4 --vocabulary 600 --rank 4")
     whole, lora, shared = figures.values()
     base = whole["parameters_mb"] / 4
     assert lora["parameters_mb"] == pytest.approx(3 * base, rel=0.1) and lora["parameters_mb"] > 3 * base
@@ -71,41 +71,21 @@ def test_share_base() -> None:
     assert shared["peak_mb"] < lora["peak_mb"] < whole["peak_mb"]
 
 
-def test_what_learner_memory_counts(tmp_path: Path) -> None:
-    """A trained and a frozen model, storages once each, and the rows that every way trains on."""
-    before = Counter(learner_memory.census()["models"])
+def test_what_counts_as_memory_of_a_learner(tmp_path: Path) -> None:
+    """A trained and a frozen model, storages once each, and the rows that every learner trains on."""
+    before = Counter(learners.census()["models"])
     policy = PolicyModel(make_causal_lm())
     critic, reward = ScalarModel(make_classifier()), ScalarModel(make_classifier()).requires_grad_(False)
-    after = Counter(learner_memory.census()["models"])
+    after = Counter(learners.census()["models"])
     assert after - before == {"policy": 1, "critic": 1, "reward model": 1}, (policy, critic, reward)
     x = torch.zeros(250_000)
-    assert learner_memory.megabytes([x, x[:10], x.view(2, -1), torch.zeros(500_000)]) == 3.0
-    ways = learner_memory.ways(tmp_path, 8)
-    assert {name: Path(flags["data_path"]).parent.name for name, (_, flags) in ways.items()}.items() >= {
+    assert learners.megabytes([x, x[:10], x.view(2, -1), torch.zeros(500_000)]) == 3.0
+    cases = learners.learner_cases(tmp_path, 8)
+    assert {name: Path(flags["data_path"]).parent.name for name, (_, flags) in cases.items()}.items() >= {
         ("sft", "data-8"),
         ("dpo", "data-4"),
         ("ppo, gae", "data-8"),
     }
-
-
-@pytest.mark.slow
-def test_parsing_cost(benepar_model: Path) -> None:
-    """Every parser; link-grammar where it is installed."""
-    figures = run_benchmark(
-        "parsing_cost.py", f"--sentences 4 --responses 3 --words 32 --repeats 1 --benepar_model {benepar_model}"
-    )
-    assert set(figures) == {"chunker", "tree-sitter", "link-grammar", "benepar"}
-    for parser, row in figures.items():
-        if parser == "link-grammar" and "not_measured" in row:
-            continue
-        assert row["rollout_units"] == (3 if parser == "tree-sitter" else 6)
-        assert min(row["milliseconds_per_unit"], row["rollout_milliseconds"]) >= 0
-    assert figures["chunker"]["parsed_percent"] == 100
-
-
-def test_parsing_cost_without_a_model() -> None:
-    flags = "--parsers chunker benepar --sentences 2 --responses 1 --words 16 --repeats 1"
-    assert run_benchmark("parsing_cost.py", flags)["benepar"] == {"not_measured": "no --benepar_model"}
 
 
 def run_on_two(script: str, flags: str) -> Any:
@@ -118,19 +98,10 @@ def run_on_two(script: str, flags: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
-def test_model_memory() -> None:
-    figures = run_on_two("model_memory.py", "--vocabulary 300 --hidden 16 --layers 1 --file_size 20000")
+def test_memory_of_models() -> None:
+    figures = run_on_two("memory.py", "models --vocabulary 300 --hidden 16 --layers 1 --file_size 20000")
     assert figures.pop("weights_gb") >= 0
     assert {len(peaks) for peaks in figures.values()} == {2}
     lora = {f"{what} at ZeRO 3, with LoRA" for what in ("opened", "engine", "reference")}
     plain = {f"{what} at ZeRO 3" for what in ("opened", "engine", "average", "saved", "reference")}
     assert set(figures) == {"opened at ZeRO 2", "saved at ZeRO 3, in files"} | plain | lora
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("launcher")
-def test_zero3_generation() -> None:
-    size = "--batch_size 2 --prompt 4 --response 5 --vocabulary 64 --hidden 16 --layers 1 --repeats 2"
-    figures = run_on_two("zero3_generation.py", size)
-    assert {len(times) for times in figures["all_seconds"].values()} == {2}
-    assert figures["ratio"] == pytest.approx(figures["zero3_seconds"] / figures["zero0_seconds"], rel=0.1)

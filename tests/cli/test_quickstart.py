@@ -2,7 +2,6 @@
 """The quickstart with --small: every part runs and the report stands."""
 
 import json
-import math
 import os
 import re
 import sys
@@ -13,7 +12,6 @@ import pytest
 
 from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command
 from dschat.quickstart.inputs import RUNS
-from dschat.quickstart.reward_losses import table
 from dschat.scoring.programs.levels import weakness
 
 
@@ -106,63 +104,3 @@ def test_programs_small(tmp_path):
     assert "MA-PPO (n = 10)" in page and "pass@5" in page
     answers = read_jsonl(folder / "results" / "problems" / "temperature=1.0" / "sft.jsonl")
     assert len(answers) == 16 and all(len(row["samples"]) == 5 for row in answers)
-
-
-@pytest.mark.slow
-def test_learners_small(tmp_path):
-    folder = tmp_path / "learners"
-    result = run_small("learners.py", folder)
-    page = (folder / "README.md").read_text(encoding="utf-8")
-    names = (
-        "SFT",
-        "DPO",
-        "RLOO, K = 4",
-        "GRPO, K = 4",
-        "GSPO, K = 4",
-        "TEMPO, K = 4, n = 5",
-        "segment values, 2 of 2",
-    )
-    for name in (*names, "PPO, n = 1", "MA-PPO, n = 5", "best of 16 of SFT", "limit"):
-        assert f"| {name} " in page and name in result.stdout
-    assert "refuel against sft, scores" in page
-    assert "published" not in page, "the published rates are of other dialogues"
-    for picture in ("gold-against-kl.png", "dialogues/win-rates.png"):
-        assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
-    config = config_of(folder / "rloo")
-    assert (config["advantage_estimator"], config["samples_per_prompt"]) == ("rloo", 4)
-    assert not (folder / "rloo" / "critic").exists() and (folder / "ma-ppo" / "critic").exists()
-    updates = {record_of(folder / name)["batches"]["total_updates"] for name in ("rloo", "ppo")}
-    assert len(updates) == 1, "RLOO draws as many responses as PPO"
-
-
-def test_the_limit_by_hand():
-    """Of 16 responses half have gold 1: at s they have the share e^s / (1 + e^s), and KL ln 2 − H(share)."""
-    from dschat.lab.measure import Answer
-    from dschat.quickstart import learners
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learners, "gold_score", float)
-        points = learners.limit_of([[Answer(str(n % 2), -float(n % 2), 0.0, 5 + n % 2) for n in range(16)]] * 3)
-    assert len(points) == 24, "the better half of 16 is 8"
-    share = math.e**2 / (1 + math.e**2)
-    kl = math.log(2) + share * math.log(share) + (1 - share) * math.log(1 - share)
-    assert points[2].gold == [pytest.approx(share)] * 3 and points[2].kl == [pytest.approx(kl)] * 3
-    assert points[2].score == [pytest.approx(-share)] * 3 and points[2].tokens == [pytest.approx(5 + share)] * 3
-
-
-def test_the_table_of_losses_by_hand():
-    """Accuracies of 0.5 and 0.7 have the mean 0.6 and, of two, the standard error 0.1."""
-    average = {"eval/accuracy": 0.5, "eval/end_accuracy": 0.25, "eval/mean_accuracy": 0.75}
-    printed = table({"end": [{"eval/accuracy": 0.5}, {"eval/accuracy": 0.7}], "average": [average]})
-    assert printed.splitlines()[2:] == [
-        "| `end` |  | 60.0 ± 10.0 % | 60.0 ± 10.0 % |",
-        "| `average` | 75.0 % | 50.0 % | 25.0 % |",
-    ]
-
-
-@pytest.mark.slow
-def test_reward_losses_small(tmp_path):
-    result = run_small("reward_losses.py", tmp_path / "out", "--seeds", "1")
-    table = (tmp_path / "out" / "reward-losses.md").read_text(encoding="utf-8")
-    assert table.strip() in result.stdout and "27 held-out pairs" in result.stdout
-    assert [row.split("`")[1] for row in table.splitlines()[2:]] == ["end", "last_token", "per_sample", "average"]

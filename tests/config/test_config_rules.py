@@ -191,7 +191,6 @@ REFUSALS = [
     ("ppo", "--vllm_tensor_parallel 2", "--vllm_tensor_parallel 2", "add --rollout_engine vllm"),
     ("ppo", "--rollout_is_clip 2", "--rollout_is_clip 2", "add --rollout_engine vllm"),
     ("ppo", "--vllm_url http://a", "--vllm_url ['http://a']", "add --rollout_engine vllm"),
-    ("ppo", "--vllm_patience 3 --rollout_engine vllm", "--vllm_patience 3", "add --vllm_url"),
     ("ppo", "--vllm_timeout 3 --rollout_engine vllm", "--vllm_timeout 3", "add --vllm_url"),
     ("ppo", "--rollouts_ahead 1 --rollout_engine vllm", "--rollouts_ahead 1", "add --vllm_url"),
     *(
@@ -201,7 +200,6 @@ REFUSALS = [
             ("http://a http://me:secret@host", "without a path, a user's name or a password"),
             ("http://a http://a", "give each server once"),
             ("http://a --vllm_tensor_parallel 2", "give it to dschat serve-vllm"),
-            ("http://a --vllm_patience 1800", "--vllm_patience 1800 is not below --ddp_timeout 1800"),
             ("http://a --vllm_timeout 1800", "--vllm_timeout 1800 is not below --ddp_timeout 1800"),
         )
     ),

@@ -15,7 +15,7 @@ from dschat.lab import prompts
 from dschat.lab.generate import run_best_of_n, run_inference
 from dschat.lab.generate_options import BestOfOptions
 from dschat.settings.parse import parse as parse_flags
-from kills import kill_when, rows_kept
+from killed_commands import kill_when, rows_kept
 
 SHORT = {"best_of": (2, 3), "temperatures": (0.5, 1.2), "single_temperatures": (0.0, 0.5), "num_samples": 7}
 

@@ -222,7 +222,7 @@ def test_a_loss_that_is_no_number_is_said(place, tokenizer, caplog):
     assert rows[0]["loss_sum"] is None and rows[-1]["chosen_score"] is None
     assert "broken: the loss of 5 of 5 texts is not finite" in caplog.text
     assert "broken-rm: a score of 5 of 5 texts is not finite" in caplog.text
-    assert "was trained with --reward_loss last_token, which leaves the number at the last token" in caplog.text
+    assert "was trained with --reward_loss last_token, which does not train the number at the last" in caplog.text
     report = json.loads((place / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     assert report["policies"][0]["loss"]["value"] is None
 

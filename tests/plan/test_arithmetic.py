@@ -8,21 +8,31 @@ from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 from cli_runs import write_jsonl
 from dschat.data.sources import source_line
 from dschat.models.finetuning import Finetuning
+from dschat.plan.counts import count_rows, counts, find_sources
 from dschat.plan.models import roles_of
 from dschat.plan.passes import (
     HeadSize,
     Model,
     cached_per_token,
-    kept_gradient,
     sampling_logits,
     scoring_logits,
     shape_of,
+    tied_head_gradient,
     training_logits,
 )
 from dschat.plan.phases import GB, Machine, Texts, engines, host_of
-from dschat.plan.plan import changed, make_plan, minimum_memory, smaller
-from dschat.plan.report import counts, find_rows, find_sources, operations
-from dschat.plan.states import Weights, Zero, averaging, gathering, passing, reducing, states, stepping
+from dschat.plan.plan import make_plan, minimum_memory
+from dschat.plan.remedies import changed, smaller
+from dschat.plan.states import (
+    Weights,
+    Zero,
+    ema_bytes,
+    model_states,
+    pass_weight_bytes,
+    reduction_bytes,
+    sampling_weight_bytes,
+    step_bytes,
+)
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.supervised import SFTConfig
 
@@ -93,31 +103,31 @@ def weights(parameters, trained, largest, width, stage, **zero):
 )
 def test_states_by_zero_stage(width, stage, parameters, gradients, optimizer):
     """1000 weights on 4 processes."""
-    kept = states(weights(1000, 1000, 100, width, stage), 4)
+    kept = model_states(weights(1000, 1000, 100, width, stage), 4)
     assert (kept.parameters, kept.gradients, kept.optimizer, kept.host) == (parameters, gradients, optimizer, 0)
 
 
 def test_states_of_a_frozen_model():
-    kept = states(weights(1000, 0, 100, 2, 0), 4)
+    kept = model_states(weights(1000, 0, 100, 2, 0), 4)
     assert (kept.parameters, kept.gradients, kept.optimizer, kept.buffers) == (2000, 0, 0, 0)
-    assert states(weights(1000, 0, 100, 2, 3), 4).total == 500
+    assert model_states(weights(1000, 0, 100, 2, 3), 4).total == 500
 
 
 def test_offload_moves_states_to_main_memory():
     """Stage 2: float32 weights, two moments, two gradients (20) and a bf16 copy. Stage 3: bf16 weights (2), the same
     12, two gradients (8)."""
-    kept = states(weights(1000, 1000, 100, 2, 2, offload=True), 4)
+    kept = model_states(weights(1000, 1000, 100, 2, 2, offload=True), 4)
     assert (kept.total, kept.host) == (2000, 250 * (12 + 8 + 2))
-    kept = states(weights(1000, 1000, 100, 2, 3, offload=True, offload_weights=True), 4)
+    kept = model_states(weights(1000, 1000, 100, 2, 3, offload=True, offload_weights=True), 4)
     assert (kept.total, kept.host) == (2 * 500_000_000, 250 * (2 + 12 + 8))
-    kept = states(weights(1000, 0, 100, 2, 3, offload=True, offload_weights=True), 4)
+    kept = model_states(weights(1000, 0, 100, 2, 3, offload=True, offload_weights=True), 4)
     assert (kept.total, kept.host) == (0, 500)
 
 
 def test_the_moving_average_is_shared_out():
     """1000 float32 on 4 processes; where the weights are."""
-    assert averaging(weights(1000, 1000, 100, 2, 2), 4) == (1000, 0)
-    assert averaging(weights(1000, 1000, 100, 2, 3, offload=True, offload_weights=True), 4) == (0, 1000)
+    assert ema_bytes(weights(1000, 1000, 100, 2, 2), 4) == (1000, 0)
+    assert ema_bytes(weights(1000, 1000, 100, 2, 3, offload=True, offload_weights=True), 4) == (0, 1000)
 
 
 def test_main_memory_of_a_node():
@@ -140,27 +150,27 @@ def test_what_zero_holds_for_a_while():
     """Buckets of 5 · 10⁸ elements, in float32 below stage 2; there, in bf16, a micro-batch's own gradients are beside
     it. At stage 3 up to 10⁹ weights, and one more tensor, are whole."""
     big = 7 * 10**9
-    assert reducing(weights(big, big, 10**9, 2, 1), 8) == 2 * 10**9 + 2 * big
-    assert reducing(weights(big, big, 10**9, 2, 1), 1) == 2 * big
-    assert reducing(weights(big, big, 10**9, 4, 0), 8) == 2 * 10**9
-    assert reducing(weights(big, big, 10**9, 2, 2), 8) == 10**9
-    assert reducing(weights(big, big, 10**9, 4, 0), 1) == 0
-    assert passing(weights(big, big, 10**9, 2, 2), 8) == 0
-    assert passing(weights(big, big, 10**9, 2, 3), 8) == 2 * (10**9 + 10**9)
-    assert passing(weights(1000, 1000, 100, 2, 3), 8) == 2000
-    assert passing(weights(1000, 1000, 100, 2, 3), 1) == 0
-    assert gathering(weights(1000, 1000, 100, 2, 3), 8) == 2000
-    assert gathering(weights(1000, 1000, 100, 2, 2), 8) == 0
+    assert reduction_bytes(weights(big, big, 10**9, 2, 1), 8) == 2 * 10**9 + 2 * big
+    assert reduction_bytes(weights(big, big, 10**9, 2, 1), 1) == 2 * big
+    assert reduction_bytes(weights(big, big, 10**9, 4, 0), 8) == 2 * 10**9
+    assert reduction_bytes(weights(big, big, 10**9, 2, 2), 8) == 10**9
+    assert reduction_bytes(weights(big, big, 10**9, 4, 0), 1) == 0
+    assert pass_weight_bytes(weights(big, big, 10**9, 2, 2), 8) == 0
+    assert pass_weight_bytes(weights(big, big, 10**9, 2, 3), 8) == 2 * (10**9 + 10**9)
+    assert pass_weight_bytes(weights(1000, 1000, 100, 2, 3), 8) == 2000
+    assert pass_weight_bytes(weights(1000, 1000, 100, 2, 3), 1) == 0
+    assert sampling_weight_bytes(weights(1000, 1000, 100, 2, 3), 8) == 2000
+    assert sampling_weight_bytes(weights(1000, 1000, 100, 2, 2), 8) == 0
 
 
 def test_the_optimisers_own_memory():
     """Unfused, two intermediate results of the size of what is updated at a time; stage 3 flattens gradients."""
-    assert stepping(weights(1000, 1000, 100, 4, 0), 1, fused=False) == 4 * 2 * 100
-    assert stepping(weights(1000, 1000, 100, 2, 2), 4, fused=False) == 4 * 2 * 250
-    assert stepping(weights(1000, 1000, 100, 2, 2), 4, fused=True) == 0
-    assert stepping(weights(1000, 1000, 100, 2, 3), 4, fused=True) == 4 * 250
-    assert stepping(weights(8 * 10**9, 8 * 10**9, 100, 2, 3), 4, fused=True) == 4 * 10**9
-    assert stepping(weights(1000, 1000, 100, 2, 3, offload=True, offload_weights=True), 4, fused=False) == 0
+    assert step_bytes(weights(1000, 1000, 100, 4, 0), 1, fused=False) == 4 * 2 * 100
+    assert step_bytes(weights(1000, 1000, 100, 2, 2), 4, fused=False) == 4 * 2 * 250
+    assert step_bytes(weights(1000, 1000, 100, 2, 2), 4, fused=True) == 0
+    assert step_bytes(weights(1000, 1000, 100, 2, 3), 4, fused=True) == 4 * 250
+    assert step_bytes(weights(8 * 10**9, 8 * 10**9, 100, 2, 3), 4, fused=True) == 4 * 10**9
+    assert step_bytes(weights(1000, 1000, 100, 2, 3, offload=True, offload_weights=True), 4, fused=False) == 0
 
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -194,9 +204,11 @@ def test_logits_of_half_precision_and_of_a_soft_cap():
 
 
 def test_the_embeddings_gradient_is_kept_where_it_is_the_head():
-    assert kept_gradient(HeadSize(1000, 8000, True, True, 2)) == 16_000
+    assert tied_head_gradient(HeadSize(1000, 8000, True, True, 2)) == 16_000
     assert (
-        kept_gradient(HeadSize(1000, 8000, False, True, 2)) == kept_gradient(HeadSize(1000, 8000, True, False, 2)) == 0
+        tied_head_gradient(HeadSize(1000, 8000, False, True, 2))
+        == tied_head_gradient(HeadSize(1000, 8000, True, False, 2))
+        == 0
     )
 
 
@@ -229,16 +241,6 @@ def ppo(**flags):
 )
 def test_the_largest_micro_batch(texts, examples, budget, expected):
     assert texts.filling(examples, budget) == expected
-
-
-def test_recomputation_pays_where_micro_batches_are_small():
-    """bf16, 300 operations in the time of a byte. 6 operations and 2 + 2 bytes read, 2 · 2 of a gradient and 2 · 4 of
-    its sum; recomputed 8 operations and 2 bytes more. Frozen weights take 4 operations and 4 bytes."""
-    whole, frozen = weights(1000, 1000, 100, 2, 0), weights(1000, 0, 100, 2, 0)
-    assert operations(whole, 2400, False) == 6 + 300 * 16 / 2400 == 8
-    assert operations(whole, 2400, True) == 8 + 300 * 18 / 2400 == 10.25
-    assert operations(frozen, 2400, False) == 4 + 300 * 4 / 2400
-    assert operations(whole, 1024, False) > operations(whole, 16_384, True) > operations(whole, 4096, False)
 
 
 def test_updates_and_samples_of_step_3():
@@ -277,9 +279,9 @@ def test_updates_and_samples_of_step_1():
 
 def test_rows_of_published_sets():
     """Shares 2, 4, 4 of 92,858 and 86,086 rows; webgpt has no evaluation rows and gives 5 in 100 of its own."""
-    assert find_rows(find_sources(ppo())) == (37_143, 34_434)
-    assert find_rows(find_sources(ppo(data_path=["webgpt"]))) == (7440, 392)
-    assert find_rows(find_sources(ppo(data_path=["webgpt"], data_split="0,0,1"))) == (18_599, 979)
+    assert count_rows(find_sources(ppo())) == (37_143, 34_434)
+    assert count_rows(find_sources(ppo(data_path=["webgpt"]))) == (7440, 392)
+    assert count_rows(find_sources(ppo(data_path=["webgpt"], data_split="0,0,1"))) == (18_599, 979)
     assert find_sources(ppo(data_path=["owner/name"])) is None
 
 
@@ -287,7 +289,7 @@ def test_rows_of_a_mixture(tmp_path):
     """The step's share of a published set, and all rows of a file: 95 of 100 to train on, 5 held out."""
     path = write_jsonl(tmp_path / "mine.jsonl", [{"prompt": str(n)} for n in range(100)])
     sources = find_sources(ppo(data_path=["webgpt", str(path)]))
-    assert find_rows(sources) == (7440 + 95, 392 + 5)
+    assert count_rows(sources) == (7440 + 95, 392 + 5)
     assert list(map(source_line, sources)) == [
         "openai/webgpt_comparisons: 7,440 of 19,578 rows to train on, 392 to evaluate on (this step's part of 2,4,4)",
         "mine: 95 of 100 rows to train on, 5 to evaluate on",
@@ -319,7 +321,7 @@ def test_servers_take_nothing_of_the_gpus_that_train(stage):
     """bf16: while responses are drawn the largest tensor is whole, 96 weights, and nothing of vLLM is there."""
     servers = ppo(rollout_engine="vllm", vllm_url=["http://a:8000"], zero_stage=stage, dtype="bf16")
     plan = make_plan(servers, Machine(4, 80 * GB), lambda path, flag: TINY)
-    assert plan.phases[0].parts == {"weights passed on": 2 * 96} and plan.drawing_actor == 0
+    assert plan.phases[0].parts == {"weights passed on": 2 * 96} and plan.sampling_actor == 0
     found = minimum_memory(servers, 4, torch.device("cuda"), lambda path, flag: TINY)
     assert (found.gpu, found.drawing) == (plan.phases[0].kept, 0)
     on_cpus = [
@@ -362,13 +364,13 @@ def test_a_shared_base_is_counted_once():
     adapters = 2 * 3 * (2 * (8 + 8) + 2 * (8 + 2) + 3 * (8 + 12))
     roles = roles_on_a_cpu(ppo(lora_dim=3, share_base=True))
     assert [role.name for role in roles] == ["actor", "critic", "reward model"]
-    kept = [states(role.weights, 1) for role in roles]
+    kept = [model_states(role.weights, 1) for role in roles]
     assert [k.parameters for k in kept] == [4 * (PARAMETERS + adapters), 4 * (adapters + 8), 4 * (adapters + 8)]
     assert [k.optimizer for k in kept] == [8 * adapters, 8 * (adapters + 8), 0]
     whole = ppo(lora_dim=3, share_base=True, critic_model_name_or_path=None, reward_model_name_or_path="r")
     roles = roles_on_a_cpu(whole)
-    assert states(roles[2].weights, 1).parameters == 4 * (PARAMETERS + 8)
-    assert [states(role.weights, 1).parameters for role in roles[:2]] == [k.parameters for k in kept[:2]]
+    assert model_states(roles[2].weights, 1).parameters == 4 * (PARAMETERS + 8)
+    assert [model_states(role.weights, 1).parameters for role in roles[:2]] == [k.parameters for k in kept[:2]]
     sharded = roles_on_a_cpu(ppo(lora_dim=3, share_base=True, zero_stage=3))
-    assert states(sharded[1].weights, 2).parameters == 4 * (adapters + 8) // 2
-    assert passing(sharded[1].weights, 2) == 4 * (PARAMETERS + adapters + 8)
+    assert model_states(sharded[1].weights, 2).parameters == 4 * (adapters + 8) // 2
+    assert pass_weight_bytes(sharded[1].weights, 2) == 4 * (PARAMETERS + adapters + 8)

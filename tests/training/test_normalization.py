@@ -84,14 +84,20 @@ def test_scores_are_normalised_before_the_penalty_and_clipping(tmp_path):
 @pytest.mark.parametrize("late", [False, True])
 def test_a_run_with_normalised_scores(late, group, tmp_path, monkeypatch):
     """Scores are lengths: raw ones in the metrics and the evaluation, and the moments are those of all of them."""
+    if not late:
+        monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
     trainer = trainer_for(tmp_path, ppo_epochs=1, normalize_scores=True)
-    assert trainer.algorithm.credit_is_fused
-    monkeypatch.setattr(type(trainer.algorithm), "credit_is_fused", late)
+    assert trainer.algorithm.config.credit_is_fused(trainer.algorithm.plan) == late
     seen = []
-    real = type(trainer.algorithm.models).score
-    monkeypatch.setattr(
-        type(trainer.algorithm.models), "score", lambda *a: seen.append(real(*a)[0].scores) or real(*a)
-    )
+    scorer = trainer.algorithm.scorer
+    real = scorer.score_rollout
+
+    def noted(*arguments):
+        batch = real(*arguments)
+        seen.append(batch.rows.scored.scores)
+        return batch
+
+    monkeypatch.setattr(scorer, "score_rollout", noted)
     rows = [trainer.iterate(batches(number)) for number in (0, 1)]
     for count, row in enumerate(rows, 1):
         scores = torch.cat(seen[:count]).double()

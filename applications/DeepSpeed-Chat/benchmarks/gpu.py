@@ -41,6 +41,7 @@ from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pandas as pd
 import psutil
 import torch
 
@@ -60,8 +61,6 @@ from contenders.process import PHASES, ContenderJob, IterationFigures, run_alone
 from contenders.profiled import WARMUP_ITERATIONS, profile_decoding
 from contenders.work import SIZES, IterationWork, make_actor, make_files
 from dschat.base.atomic import write_file
-from dschat.base.jsonl import json_lines
-from dschat.lab.run_summary import trailing_mean, window_of
 from dschat.models.load import open_config
 from dschat.models.operations import Peaks
 from dschat.plan.phases import CUDA_BYTES, Machine
@@ -106,11 +105,29 @@ TESTS.append("tests/treelib/test_benepar_models.py")
 def main() -> None:
     """Measures the pieces, prints one JSON object, and writes what is asked for; status 1 if there was a problem."""
     parser = settings_parser(__doc__, "sections gpu … are", repeats=1)
-    parser.add_argument("--pieces", nargs="*", choices=list(PIECES), default=list(PIECES), help="none: tables only")
+    parser.add_argument(
+        "--pieces",
+        nargs="*",
+        choices=list(PIECES),
+        default=list(PIECES),
+        help="none: tables only",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--size", choices=list(SIZES), default="G")
-    parser.add_argument("--prompts", type=int, nargs="+", default=[16, 64, 256], help="of decoding and of iterations")
-    parser.add_argument("--micro_batches", type=int, nargs="+", default=[2, 4, 8, 32], help="sequences of a pass")
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        nargs="+",
+        default=[16, 64, 256],
+        help="of decoding and of iterations",
+    )
+    parser.add_argument(
+        "--micro_batches",
+        type=int,
+        nargs="+",
+        default=[2, 4, 8, 32],
+        help="sequences of a pass",
+    )
     parser.add_argument("--flags", default="", help="more flags of step 3, in one word")
     parser.add_argument("--peer", choices=["trl"], help="does the iterations, too; TRL 1.12.0 must be installed")
     parser.add_argument("--json_folder", type=Path, default=Path("runs/gpu"), help="for PIECE.json")
@@ -130,7 +147,11 @@ def main() -> None:
     sys.exit(any("problem" in row for rows in rows_of_pieces.values() for row in rows))
 
 
-def measure(name: str, settings: argparse.Namespace, limits: Peaks) -> list[Figures]:
+def measure(
+    name: str,
+    settings: argparse.Namespace,
+    limits: Peaks,
+) -> list[Figures]:
     """The rows of a piece, which are in its file as they come; what would take too long is left out or ended."""
     begun = time.monotonic()
     longest = 0.0
@@ -151,10 +172,18 @@ def measure(name: str, settings: argparse.Namespace, limits: Peaks) -> list[Figu
     return rows
 
 
-def write_rows(name: str, settings: argparse.Namespace, limits: Peaks, rows: Sequence[Figures]) -> None:
+def write_rows(
+    name: str,
+    settings: argparse.Namespace,
+    limits: Peaks,
+    rows: Sequence[Figures],
+) -> None:
     """Writes the file of a piece."""
     content = report_of(settings, {"limits": asdict(limits), "rows": rows}) | {"origin": origin()}
-    write_file(settings.json_folder / f"{name}.json", json.dumps(content, indent=2, default=str) + "\n")
+    write_file(
+        settings.json_folder / f"{name}.json",
+        json.dumps(content, indent=2, default=str) + "\n",
+    )
 
 
 def write_tables(document: Path, json_folder: Path) -> None:
@@ -182,11 +211,21 @@ def end_children(others: set[psutil.Process]) -> None:
 # ---- Jobs, and whether they fit ----
 
 
-def work_of(settings: argparse.Namespace, prompts: int, micro_batch: int = 1) -> IterationWork:
+def work_of(
+    settings: argparse.Namespace,
+    prompts: int,
+    micro_batch: int = 1,
+) -> IterationWork:
     """A rollout of so many prompts."""
     lengths = LENGTHS.get(settings.size, GPU_LENGTHS)
     dtype = "bf16" if settings.device == "cuda" else "fp32"
-    return IterationWork(SIZES[settings.size], prompts, min(prompts, micro_batch), *lengths, dtype=dtype)
+    return IterationWork(
+        SIZES[settings.size],
+        prompts,
+        min(prompts, micro_batch),
+        *lengths,
+        dtype=dtype,
+    )
 
 
 def job_of(
@@ -226,8 +265,9 @@ def choice_of(job: ContenderJob) -> Figures:
 def planned_memory(job: ContenderJob, without: Sequence[str] = ()) -> tuple[int, bool]:
     """Bytes that the plan expects of all phases but some, and whether the GPU has them; a CPU always does."""
     memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
-    phases = make_plan(parse(PPOConfig, ours.flags(job)), Machine(1, memory), open_config).phases
-    planned = max(phase.total for phase in phases if phase.name not in without)
+    config = parse(PPOConfig, ours.flags(job))
+    plan = make_plan(config, Machine(1, memory), open_config)
+    planned = max(phase.total for phase in plan.phases if phase.name not in without)
     return planned, memory is None or planned + CUDA_BYTES <= USABLE_MEMORY * memory
 
 
@@ -244,7 +284,11 @@ def peak_gb(run: IterationFigures) -> float:
 # ---- The pieces ----
 
 
-def decoding(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
+def decoding(
+    settings: argparse.Namespace,
+    limits: Peaks,
+    folder: Path,
+) -> Tasks:
     """A process for each decoder."""
     works = [work_of(settings, prompts) for prompts in settings.prompts]
     tasks: Tasks = []
@@ -254,10 +298,18 @@ def decoding(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks
     return tasks
 
 
-def training(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
+def training(
+    settings: argparse.Namespace,
+    limits: Peaks,
+    folder: Path,
+) -> Tasks:
     """Each size of micro-batches, without gradient checkpointing and with it, layers as they are and compiled."""
     tasks: Tasks = []
-    for size, recomputes, compiled in product(settings.micro_batches, (False, True), ("no", "yes")):
+    for size, recomputes, compiled in product(
+        settings.micro_batches,
+        (False, True),
+        ("no", "yes"),
+    ):
         label: Figures = {
             "micro_batch": size,
             "checkpointing": "yes" if recomputes else "no",
@@ -270,7 +322,11 @@ def training(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks
     return tasks
 
 
-def train(make_job: Callable[[], ContenderJob], repeats: int, limits: Peaks) -> list[Figures]:
+def train(
+    make_job: Callable[[], ContenderJob],
+    repeats: int,
+    limits: Peaks,
+) -> list[Figures]:
     """Scoring and training, unless they would not fit: the phases but the drawing of responses."""
     job = replace(make_job(), random_responses=True)
     planned, is_enough = planned_memory(job, without=("generate",))
@@ -281,7 +337,11 @@ def train(make_job: Callable[[], ContenderJob], repeats: int, limits: Peaks) -> 
     return [phase_rates(job.work, run.wall_seconds, limits) | peaks]
 
 
-def iterations(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
+def iterations(
+    settings: argparse.Namespace,
+    limits: Peaks,
+    folder: Path,
+) -> Tasks:
     """Each number of prompts, with the largest micro-batches that fit: without gradient checkpointing, or with it."""
     tasks: Tasks = []
     for prompts in settings.prompts:
@@ -293,7 +353,12 @@ def iterations(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tas
     return tasks
 
 
-def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Peaks, folder: Path) -> list[Figures]:
+def fitting_iteration(
+    settings: argparse.Namespace,
+    prompts: int,
+    limits: Peaks,
+    folder: Path,
+) -> list[Figures]:
     """The usual iteration with the first choice that the plan says will fit."""
     job = next(filter(fits, job_choices(settings, prompts, folder)), None)
     if job is None:
@@ -302,7 +367,12 @@ def fitting_iteration(settings: argparse.Namespace, prompts: int, limits: Peaks,
     return [choice_of(job) | iteration_figures(job, run, limits)]
 
 
-def peer_iteration(settings: argparse.Namespace, prompts: int, limits: Peaks, folder: Path) -> list[Figures]:
+def peer_iteration(
+    settings: argparse.Namespace,
+    prompts: int,
+    limits: Peaks,
+    folder: Path,
+) -> list[Figures]:
     """TRL's usual iteration with our micro-batches, or with the largest smaller ones that its process survives."""
     missing = [package for package in PEER_PACKAGES if importlib.util.find_spec(package) is None]
     if missing:
@@ -337,15 +407,35 @@ def iteration_figures(job: ContenderJob, run: IterationFigures, limits: Peaks) -
     return figures
 
 
-def zero3(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
+def zero3(
+    settings: argparse.Namespace,
+    limits: Peaks,
+    folder: Path,
+) -> Tasks:
     """An iteration of the first number of prompts at ZeRO 0 and at ZeRO 3."""
     tasks: Tasks = []
     for stage in (0, 3):
-        tasks.append(({"zero_stage": stage}, partial(zero_iteration, settings, stage, limits, folder)))
+        tasks.append(
+            (
+                {"zero_stage": stage},
+                partial(
+                    zero_iteration,
+                    settings,
+                    stage,
+                    limits,
+                    folder,
+                ),
+            )
+        )
     return tasks
 
 
-def zero_iteration(settings: argparse.Namespace, stage: int, limits: Peaks, folder: Path) -> list[Figures]:
+def zero_iteration(
+    settings: argparse.Namespace,
+    stage: int,
+    limits: Peaks,
+    folder: Path,
+) -> list[Figures]:
     """The usual iteration at a stage of ZeRO; micro-batches are the first choice that fits at both stages."""
     prompts = settings.prompts[0]
     config_file = folder / "zero3.json"
@@ -370,14 +460,26 @@ def zero3_limits(work: IterationWork) -> dict[str, int]:
     return {name: max(1, round(limit * parameters / USUAL_PARAMETERS)) for name, limit in ZERO3_LIMITS.items()}
 
 
-def profiled(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
+def profiled(
+    settings: argparse.Namespace,
+    limits: Peaks,
+    folder: Path,
+) -> Tasks:
     """The kernels of scoring and training, and those of decoding steps for the first number of prompts."""
     work = work_of(settings, settings.prompts[0])
-    job = ContenderJob(work, str(folder), str(folder), flags=settings.flags.split())
+    job = ContenderJob(
+        work,
+        str(folder),
+        str(folder),
+        flags=settings.flags.split(),
+    )
     is_compiled = parse(PPOConfig, ours.flags(job)).engine.compile != "off"
     trace = settings.json_folder / "trace-decoding.json.gz"
     decoding_task = partial(in_process, profile_decoding, work, settings.device, is_compiled, trace)
-    return [({}, partial(profile_training, settings, folder)), ({"prompts": work.batch}, decoding_task)]
+    return [
+        ({}, partial(profile_training, settings, folder)),
+        ({"prompts": work.batch}, decoding_task),
+    ]
 
 
 def profile_training(settings: argparse.Namespace, folder: Path) -> list[Figures]:
@@ -395,11 +497,30 @@ def profile_training(settings: argparse.Namespace, folder: Path) -> list[Figures
 def run_tests(files: Sequence[str], folder: Path) -> list[Figures]:
     """How many tests there were, and which failed; they are skipped where there is no GPU."""
     results = folder / "tests.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--junitxml", str(results), *files]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "gpu",
+        "--junitxml",
+        str(results),
+        *files,
+    ]
     subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
     suite = ElementTree.parse(results).find("testsuite")
     assert suite is not None
-    row: Figures = {name: float(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped", "time")}
+    row: Figures = {
+        name: float(suite.attrib[name])
+        for name in (
+            "tests",
+            "failures",
+            "errors",
+            "skipped",
+            "time",
+        )
+    }
     failed = []
     for case in suite:
         if case.find("failure") is not None or case.find("error") is not None:
@@ -411,19 +532,25 @@ def run_tests(files: Sequence[str], folder: Path) -> list[Figures]:
 
 def run_quickstart(folder: Path, flags: Sequence[str]) -> list[Figures]:
     """The gold score at the beginning and at the end of each run of step 3, over a tenth of it."""
-    command = [sys.executable, str(TRAINING / "quickstart" / "main.py"), "--output_dir", str(folder), *flags]
+    command = [
+        sys.executable,
+        str(TRAINING / "quickstart" / "main.py"),
+        "--output_dir",
+        str(folder),
+        *flags,
+    ]
     status = subprocess.run(command, stdout=sys.stderr).returncode
     runs: list[Figures] = []
     for file in sorted(folder.glob("step3-*/metrics.jsonl")):
-        rows = [row for _, row in json_lines(file) if GOLD in row]
-        means = trailing_mean([row[GOLD] for row in rows])
+        rows = pd.read_json(file, lines=True).dropna(subset=[GOLD])
+        tenth = max(1, round(len(rows) / 10))
         runs.append(
             {
                 "run": file.parent.name,
                 "updates": len(rows),
-                "seconds": rows[-1]["seconds"],
-                "first_gold": means[window_of(len(rows)) - 1],
-                "gold": means[-1],
+                "seconds": float(rows["seconds"].iloc[-1]),
+                "first_gold": float(rows[GOLD].head(tenth).mean()),
+                "gold": float(rows[GOLD].tail(tenth).mean()),
             }
         )
     if status:
@@ -431,7 +558,11 @@ def run_quickstart(folder: Path, flags: Sequence[str]) -> list[Figures]:
     return runs
 
 
-def quickstart(settings: argparse.Namespace, limits: Peaks, folder: Path) -> Tasks:
+def quickstart(
+    settings: argparse.Namespace,
+    limits: Peaks,
+    folder: Path,
+) -> Tasks:
     """The quickstart, or its small one for the size tiny."""
     flags = ["--small"] if settings.size == "tiny" else []
     return [({}, partial(run_quickstart, folder, flags))]
@@ -444,8 +575,26 @@ PIECES: dict[str, Callable[[argparse.Namespace, Peaks, Path], Tasks]] = {
     "iterations": iterations,
     "zero3": zero3,
     "profile": profiled,
-    "tests_1": lambda settings, limits, folder: [({}, partial(run_tests, TESTS[::2], folder))],
-    "tests_2": lambda settings, limits, folder: [({}, partial(run_tests, TESTS[1::2], folder))],
+    "tests_1": lambda settings, limits, folder: [
+        (
+            {},
+            partial(
+                run_tests,
+                TESTS[::2],
+                folder,
+            ),
+        )
+    ],
+    "tests_2": lambda settings, limits, folder: [
+        (
+            {},
+            partial(
+                run_tests,
+                TESTS[1::2],
+                folder,
+            ),
+        )
+    ],
     "quickstart": quickstart,
 }
 

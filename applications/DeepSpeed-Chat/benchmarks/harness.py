@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all benchmarks share: settings, processes of their own, memory, and figures as JSON and in documents.
+"""Shared by all benchmarks: flags, processes, memory, and figures as JSON and in documents.
 
-Needs torch and transformers alone, not dschat: TRL's process uses it, too.
+Imports torch but not dschat, because TRL's process uses it, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import platform
 import runpy
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed says on standard output that it found no GPU
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed prints that it found no GPU
 
 MB = 1e6  # bytes
 GB = 1e9  # bytes
-EVERY = 0.002  # seconds between two looks at the memory
+SAMPLE_SECONDS = 0.002  # between two readings of the memory
 C = ctypes.CDLL(None)
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
-WHERE_FIGURES_GO = ("markdown", "pictures", "local_rank")  # settings that do not decide them
+OUTPUT_SETTINGS = ("markdown", "pictures", "local_rank")  # settings that do not affect figures
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
 def gpus() -> list[str]:
-    """Names of this machine's."""
+    """Names of this machine's GPUs."""
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def cpu() -> str:
-    """The processor's name where Linux tells it, else its architecture."""
+    """The processor's name on Linux, otherwise its architecture."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     for line in lines:
@@ -58,44 +58,71 @@ def cpu() -> str:
 
 def machine() -> dict[str, object]:
     """Processor, cores, GPUs and versions of this process."""
-    versions = {"system": platform.system(), "python": platform.python_version(), "torch": torch.__version__}
-    return {"cpu": cpu(), "cpu_cores": os.cpu_count(), "gpus": gpus(), **versions}
+    return {
+        "cpu": cpu(),
+        "cpu_cores": os.cpu_count(),
+        "gpus": gpus(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
 
 
-def settings_parser(doc: str | None, document: str = "", **numbers: float) -> argparse.ArgumentParser:
+def settings_parser(
+    doc: str | None,
+    document: str = "",
+    **numbers: float,
+) -> argparse.ArgumentParser:
     """A parser that describes a script by the first line of its docstring.
 
     Args:
-        doc: the script's.
-        document: the sections that --markdown writes, for scripts that have it.
-        numbers: flags that are numbers of the type of their default.
+        doc: the docstring of the script.
+        document: the sections that --markdown writes; without them there is no such flag.
+        numbers: numeric flags with their defaults.
     """
     defaults = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0], formatter_class=defaults)
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help="a number")
     if document:
-        parser.add_argument("--markdown", type=Path, help=f"document whose {document} written anew")
+        parser.add_argument("--markdown", type=Path, help=f"document whose {document} replaced")
     return parser
 
 
-def report(settings: argparse.Namespace, figures: object, **more: object) -> None:
-    """Prints one JSON object; `more` joins the settings."""
-    print(json.dumps(report_of(settings, figures, **more), indent=2, default=str), flush=True)
+def report(
+    settings: argparse.Namespace,
+    figures: object,
+    **more: object,
+) -> None:
+    """Prints one JSON object; `more` is added to the settings."""
+    print(
+        json.dumps(report_of(settings, figures, **more), indent=2, default=str),
+        flush=True,
+    )
 
 
-def report_of(settings: argparse.Namespace, figures: object, **more: object) -> dict[str, object]:
-    """What `report` prints."""
-    used = {name: value for name, value in vars(settings).items() if name not in WHERE_FIGURES_GO}
+def report_of(
+    settings: argparse.Namespace,
+    figures: object,
+    **more: object,
+) -> dict[str, object]:
+    """The object that `report` prints."""
+    used = {name: value for name, value in vars(settings).items() if name not in OUTPUT_SETTINGS}
     return {"machine": machine(), "settings": used | more, "figures": figures}
 
 
 def origin() -> str:
-    """Where figures come from: this process's command line, machine and today's date."""
-    command = " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
-    where = ", ".join([*gpus(), f"{os.cpu_count()} cores of {cpu()}"])
+    """The origin of figures: this process's command line, the machine and today's date."""
+    command = " ".join(
+        [
+            "python",
+            Path(sys.argv[0]).name,
+            *sys.argv[1:],
+        ]
+    )
+    hardware = ", ".join([*gpus(), f"{os.cpu_count()} cores of {cpu()}"])
     versions = f"{platform.system()}, Python {platform.python_version()}, torch {torch.__version__}"
-    return f"`{command}`\n\n{where}; {versions}; {date.today().isoformat()}."
+    return f"`{command}`\n\n{hardware}; {versions}; {date.today().isoformat()}."
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -104,16 +131,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def table_of(columns: Sequence[tuple[str, Callable[[R], str]]], rows: Iterable[R]) -> str:
-    """A Markdown table whose columns have a name, and say how their cell of a row is made."""
-    lines = []
-    for row in rows:
-        lines.append([cell(row) for _, cell in columns])
-    return table([name for name, _ in columns], lines)
-
-
-def svg(size: tuple[float, float], salt: str, draw: Callable[[Figure], None]) -> bytes:
-    """A picture of so many inches, the same bytes each time; the salt makes its ids other than those of the others."""
+def svg(
+    size: tuple[float, float],
+    salt: str,
+    draw: Callable[[Figure], None],
+) -> bytes:
+    """A picture with a size in inches, reproducible to the byte; the salt makes its element ids unique."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -142,11 +165,20 @@ def write_section(document: Path, name: str, text: str) -> None:
 
 def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
     """Runs a function in a new process; what it prints goes to standard error."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1)) as pool:
+    with ProcessPoolExecutor(
+        1,
+        multiprocessing.get_context("spawn"),
+        os.dup2,
+        (2, 1),
+    ) as pool:
         return pool.submit(work, *args).result()
 
 
-def run_step(folder: str, flags: Sequence[object], program: str = "main.py") -> None:
+def run_step(
+    folder: str,
+    flags: Sequence[object],
+    program: str = "main.py",
+) -> None:
     """Runs a program of a step in this process, as its command line does; a failure ends the process."""
     from dschat.quickstart.subcommands import TRAINING
 
@@ -159,11 +191,11 @@ def run_step(folder: str, flags: Sequence[object], program: str = "main.py") -> 
 
 
 class Peak:
-    """The peak of this process's memory since this object was made, above what was in use then.
+    """The peak of this process's memory since this object was created, above what was in use then.
 
-    On a CPU it is resident memory. Linux keeps its highest value itself (VmHWM), so no peak falls between two samples;
-    writing 5 to /proc/self/clear_refs sets it back to the present one. ru_maxrss would not do: a child inherits its
-    parent's. On a GPU it is what was allocated there.
+    On a CPU this is resident memory. Linux records the maximum itself (VmHWM), so that no peak is missed; writing 5 to
+    /proc/self/clear_refs resets it to the current value. ru_maxrss would be wrong: a child inherits its parent's. On a
+    GPU it is the memory that was allocated there.
     """
 
     def __init__(self, cuda: bool) -> None:
@@ -178,57 +210,63 @@ class Peak:
             self.before = _status_bytes("VmRSS")
 
     def bytes(self) -> int:
-        """Until now."""
-        return (torch.cuda.max_memory_allocated() if self._cuda else _status_bytes("VmHWM")) - self.before
+        """The peak so far."""
+        highest = torch.cuda.max_memory_allocated() if self._cuda else _status_bytes("VmHWM")
+        return highest - self.before
 
 
 class SampledPeak:
-    """The most that a reading of memory showed since this object was made, above what it showed then.
+    """The highest reading of memory since this object was created, above the reading at that time.
 
-    A thread reads it again and again.
+    A thread reads it at short intervals.
     """
 
-    def __init__(self, read: Callable[[], int], every: float = EVERY) -> None:
+    def __init__(
+        self,
+        read: Callable[[], int],
+        interval: float = SAMPLE_SECONDS,
+    ) -> None:
         give_back()
         self._read = read
-        self._every = every
+        self._interval = interval
         self._done = threading.Event()
         self._before = read()
         self._highest = self._before
-        threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def bytes(self) -> int:
-        """Until now."""
+        """The peak so far."""
         return max(self._highest, self._read()) - self._before
 
     def stop(self) -> int:
-        """Ends the thread; bytes until now."""
+        """Ends the thread and returns the peak."""
         self._done.set()
         return self.bytes()
 
-    def _look(self) -> None:
-        while not self._done.wait(self._every):
+    def _watch(self) -> None:
+        while not self._done.wait(self._interval):
             self._highest = max(self._highest, self._read())
 
 
 def own_bytes() -> int:
-    """Resident memory that is no file's: mapped files give their pages back when the system needs them."""
+    """Resident memory without mapped files, whose pages the system takes back when it needs them."""
     return _status_bytes("RssAnon") + _status_bytes("RssShmem")
 
 
 def give_back_at_once() -> None:
-    """Tells the C library to give tensors back to the system as soon as they are freed, not only from 32 MB on."""
+    """Makes the C library return tensors of 1 MB and more to the system as soon as they are freed."""
     C.mallopt(MMAP_THRESHOLD, 1_000_000)
 
 
 def give_back() -> None:
-    """What is free goes back to the system."""
+    """Returns free memory to the system."""
     gc.collect()
     if hasattr(C, "malloc_trim"):  # glibc only
         C.malloc_trim(0)
 
 
 def _status_bytes(name: str) -> int:
-    """A line of /proc/self/status, which counts in KiB."""
+    """A size in /proc/self/status, which counts in KiB."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+    (line,) = [line for line in lines if line.startswith(f"{name}:")]
+    return 1024 * int(line.split()[1])

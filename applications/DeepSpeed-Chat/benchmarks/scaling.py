@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long would an iteration of step 3 take on 1 to 64 GPUs, and what would it move? Computed, not measured.
+"""How long would an iteration of step 3 take on 1 to 64 GPUs, and how much data would move? Computed, not measured.
 
-Four models of one size; one update per rollout, prompts and responses of full length. Responses are drawn by our own
-loop, by vLLM inside the training processes, by servers elsewhere, or by servers one rollout ahead. What fits, at which
-ZeRO stage, is asked of `dschat.plan`, and so is each model's size; of several layouts the fastest counts. Speeds are
-those of `Assumptions`, each of which is a flag and says where it comes from; --measured takes what gpu.py has written
-(PIECE.json). Simplifications: two operations a weight and token in a forward, none for attention; all weights are read
-for every decoded token; responses are dealt out evenly; nothing waits for a slower process; no optimiser step.
+Four models of one size; one update per rollout, prompts and responses of full length. Responses are sampled by our own
+loop, by vLLM inside the training processes, by vLLM servers elsewhere, or by servers one rollout ahead. `dschat.plan`
+says which layouts fit, and the sizes of the models; the fastest layout counts. Speeds are those of `Assumptions`, each
+of which is a flag and names its source; --measured takes them from files of gpu.py (PIECE.json).
+
+Simplifications: two operations per weight and token in a forward pass, none for attention; all weights are read in
+every decoding step; responses are spread evenly; no process waits for a slower one; the optimizer's step is free.
 """
 
+import argparse
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 from transformers import AutoConfig
 
 from dschat.base.atomic import write_file
 from dschat.base.errors import UserError
-from dschat.plan.models import published_config
+from dschat.plan.models import LLAMA31_70B, published_config
 from dschat.plan.passes import shape_of
 from dschat.plan.phases import Machine
 from dschat.plan.plan import Plan, make_plan
@@ -31,30 +32,40 @@ from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from harness import GB, origin, report_of, settings_parser, table, write_section
 
-LLAMA_70B = {"vocab_size": 128_256, "hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80}
-LLAMA_70B |= {"num_attention_heads": 64, "num_key_value_heads": 8}
 HUB_IDS = {"2B": "google/gemma-2b", "7B": "google/gemma-7b", "27B": "google/gemma-2-27b"}
 SIZES = [*HUB_IDS, "70B"]
-OWN, COLOCATED, SERVERS, AHEAD = "own loop", "vLLM inside", "servers", "servers, one ahead"
-NODE = 8  # GPUs, as of a DGX H100
+# Who samples the responses.
+OWN = "own loop"
+COLOCATED = "vLLM inside"
+SERVERS = "servers"
+AHEAD = "servers, one ahead"
 WAYS = (OWN, COLOCATED, SERVERS, AHEAD)
-MOST_ROWS = 256  # that an engine draws at once; vLLM's default
-SLOTS, SHARES = (128, 64, 32, 16, 8, 4), (0.2, 0.25, 0.3, 0.4, 0.5, 0.7)  # of our loop; of a GPU, for vLLM inside
-SERVER_MEMORY = 0.9  # share of a server's GPU for weights and cache; vLLM's default
-MODEL = "--actor_model_name_or_path a/model --critic_model_name_or_path a/model --data_path unnamed"
-PLACE = "--output_dir planned/nowhere --overwrite_output_dir --gradient_checkpointing --dtype bf16"
+NODE = 8  # GPUs of a node, as in a DGX H100
+MOST_ROWS = 256  # rows that an engine generates at a time: vLLM's default
+SLOTS = (128, 64, 32, 16, 8, 4)  # rows that our loop may generate at a time
+SHARES = (0.2, 0.25, 0.3, 0.4, 0.5, 0.7)  # shares of a GPU that vLLM may have inside the training processes
+SERVER_MEMORY = 0.9  # share of a server's GPU for weights and cache: vLLM's default
+COMMON_FLAGS = (
+    "--actor_model_name_or_path a/model --critic_model_name_or_path a/model --data_path unnamed"
+    " --output_dir planned/nowhere --overwrite_output_dir --gradient_checkpointing --dtype bf16"
+)
+VLLM_FLAGS = "--rollout_engine vllm"
 Row = dict[str, float | str]
 
 
-def assumed(value: float, unit: str, source: str = "assumed") -> float:
+def assumed(
+    value: float,
+    unit: str,
+    source: str = "assumed",
+) -> float:
     """A field of `Assumptions`."""
-    made: float = field(default=value, metadata={"unit": unit, "source": source})
-    return made
+    default: float = field(default=value, metadata={"unit": unit, "source": source})
+    return default
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a GPU, a node and the wires do. None of it was measured for this table."""
+    """Speeds of a GPU, a node and the network. None was measured for this table."""
 
     memory: float = assumed(80e9, "bytes of a GPU", "published: H100")
     peak: float = assumed(989e12, "operations/s of a GPU, bf16", "published: H100, dense")
@@ -78,78 +89,219 @@ class ClusterIteration:
     responses: int = 512
     prompt: int = 512  # tokens
     response: int = 512  # tokens
-    micro_batch: int = 4  # responses of a training pass; scoring takes four times as many
+    micro_batch: int = 4  # responses of a training pass; a scoring pass has four times as many
+
+
+# ---- Bytes and seconds ----
 
 
 def push_bytes(actor: Weights) -> float:
-    """What goes to a sampler before every rollout: all of the actor's weights."""
+    """Bytes that a sampler receives before every rollout: all of the actor's weights."""
     return actor.width * actor.parameters
 
 
 def scoring_bytes(weights: Weights, processes: int, passes: int) -> float:
-    """What a GPU receives while a model scores: at ZeRO 3 the weights of the others, in every pass."""
-    whole = passes * weights.width * weights.parameters if weights.zero.stage == 3 else 0
-    return whole * (processes - 1) / processes
+    """Bytes that a GPU receives while a model scores: at ZeRO 3 the weights of the others, in every pass."""
+    if weights.zero.stage < 3:
+        return 0
+    return passes * weights.width * weights.parameters * (processes - 1) / processes
 
 
 def training_bytes(weights: Weights, processes: int, passes: int) -> float:
-    """What a GPU receives in one update of a model, of so many micro-batches.
+    """Bytes that a GPU receives in one update of a model.
 
     ZeRO 3 gathers weights for each forward and each backward pass, and scatters sums of gradients after each; ZeRO 2
-    scatters as often, and gathers weights once an update; below, gradients are summed up once, which counts twice.
+    scatters as often, and gathers weights once per update; lower stages sum gradients once, which counts twice.
+
+    Args:
+        weights: sizes of the model.
+        processes: GPUs that train it.
+        passes: micro-batches of the update.
     """
-    stage, whole = weights.zero.stage, weights.width * weights.parameters
+    whole = weights.width * weights.parameters
     trained = weights.width * weights.trained
-    if stage == 3:
+    if weights.zero.stage == 3:
         moved = passes * (2 * whole + trained)
-    elif stage == 2:
+    elif weights.zero.stage == 2:
         moved = passes * trained + trained
     else:
         moved = 2 * weights.zero.gradient * weights.trained + trained
     return moved * (processes - 1) / processes
 
 
-def moving_seconds(moved: float, processes: int, given: Assumptions) -> float:
-    """Of bytes that each GPU of some receives from the others; what comes from other nodes enters a node once."""
+def moving_seconds(moved: float, processes: int, speeds: Assumptions) -> float:
+    """Seconds in which each GPU receives some bytes from the others; data from other nodes enters a node once."""
     nodes = -(-processes // NODE)
-    entering = moved * (1 - 1 / nodes) / (min(processes, NODE) * given.infiniband)
-    return max(moved / given.nvlink, entering)
+    entering = moved * (1 - 1 / nodes) / (min(processes, NODE) * speeds.infiniband)
+    return max(moved / speeds.nvlink, entering)
 
 
-def together(one: float, other: float, given: Assumptions) -> float:
-    """Seconds of computing and moving, which hide each other in part."""
-    return max(one, other) + (1 - given.overlap) * min(one, other)
+def together(computing: float, moving: float, speeds: Assumptions) -> float:
+    """Seconds of computing and moving, which partly hide each other."""
+    return max(computing, moving) + (1 - speeds.overlap) * min(computing, moving)
 
 
 def step_seconds(
-    weights: float, cache: float, operations: float, sums: int, parallel: int, share: float, given: Assumptions
+    weights: float, cache: float, operations: float, sums: int, parallel: int, share: float, speeds: Assumptions
 ) -> float:
-    """Of one token of all rows: bytes read and operations of all GPUs of the engine, and tensor-parallel sums."""
-    reading = (weights + cache) / (parallel * given.hbm * share)
-    computing = operations / (parallel * given.peak * given.prefill)
-    return max(reading, computing) + (sums * given.all_reduce if parallel > 1 else 0)
+    """Seconds of a decoding step of an engine.
+
+    Args:
+        weights: bytes of weights that are read, on all GPUs of the engine.
+        cache: bytes of keys and values that are read, likewise.
+        operations: of all rows.
+        sums: tensor-parallel sums.
+        parallel: GPUs of the engine.
+        share: share of the memory bandwidth that decoding reaches.
+        speeds: of the GPUs.
+    """
+    reading = (weights + cache) / (parallel * speeds.hbm * share)
+    computing = operations / (parallel * speeds.peak * speeds.prefill)
+    summing = sums * speeds.all_reduce if parallel > 1 else 0
+    return max(reading, computing) + summing
+
+
+# ---- Layouts ----
 
 
 @dataclass(frozen=True)
 class GpuLayout:
-    """What stands on which GPU."""
+    """Which GPUs do what."""
 
     plan: Plan  # of the processes that train
-    servers: int = 0  # GPUs that only draw
+    servers: int = 0  # GPUs that only sample
     parallel: int = 1  # GPUs of an engine
-    slots: int = MOST_ROWS  # rows that an engine draws at once at most
+    slots: int = MOST_ROWS  # rows that an engine generates at a time
+
+    @property
+    def processes(self) -> int:
+        """GPUs that train."""
+        return self.plan.machine.processes
 
     @property
     def name(self) -> str:
-        """As the table has it."""
-        stage = f"ZeRO {self.plan.roles[0].weights.zero.stage}"
-        parts = f", engines of {self.parallel}" if self.parallel > 1 else ""
-        return f"{self.plan.machine.processes} + {self.servers}, {stage}{parts}" if self.servers else stage + parts
+        """The layout as the table shows it."""
+        name = f"ZeRO {self.plan.roles[0].weights.zero.stage}"
+        if self.servers:
+            name = f"{self.processes} + {self.servers}, {name}"
+        if self.parallel > 1:
+            name += f", engines of {self.parallel}"
+        return name
+
+
+@cache
+def make_layout_plan(
+    name: str, processes: int, slots: int, flags: str, work: ClusterIteration, speeds: Assumptions
+) -> Plan:
+    """The plan of the processes that train, each of which generates some rows at a time."""
+    rows = rows_of(processes, work)
+    sizes = (
+        f"--max_prompt_seq_len {work.prompt} --max_answer_seq_len {work.response}"
+        f" --per_device_generation_batch_size {slots} --generation_batches {rows // slots}"
+        f" --per_device_training_batch_size {work.micro_batch}"
+        f" --gradient_accumulation_steps {rows // work.micro_batch}"
+    )
+    if name in HUB_IDS:
+        model = published_config(HUB_IDS[name])
+    else:
+        model = AutoConfig.for_model("llama", **LLAMA31_70B)
+    config = parse(PPOConfig, f"{COMMON_FLAGS} {sizes} {flags}".split(), runs_here=False)
+    return make_plan(
+        config,
+        Machine(
+            processes,
+            int(speeds.memory),
+            gpus_per_node=NODE,
+        ),
+        lambda path, flag: model,
+    )
+
+
+def layouts(
+    way: str,
+    name: str,
+    gpus: int,
+    work: ClusterIteration,
+    speeds: Assumptions,
+) -> Iterator[GpuLayout]:
+    """The layouts that fit."""
+    for stage in (0, 2, 3):
+        flags = f"--zero_stage {stage}"
+        if way == OWN:
+            yield from own_layouts(name, gpus, flags, work, speeds)
+        elif way == COLOCATED:
+            yield from colocated_layouts(name, gpus, flags, work, speeds)
+        else:
+            yield from server_layouts(name, gpus, flags, work, speeds)
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, … up to a number."""
+    return [1 << exponent for exponent in range(most.bit_length())]
+
+
+def own_layouts(
+    name: str,
+    gpus: int,
+    flags: str,
+    work: ClusterIteration,
+    speeds: Assumptions,
+) -> Iterator[GpuLayout]:
+    """Our own loop, with different numbers of rows at a time."""
+    for slots in SLOTS:
+        if rows_of(gpus, work) % slots:
+            continue
+        plan = make_layout_plan(name, gpus, slots, flags, work, speeds)
+        if plan.fits_device:
+            yield GpuLayout(plan, slots=slots)
+
+
+def colocated_layouts(
+    name: str, gpus: int, flags: str, work: ClusterIteration, speeds: Assumptions
+) -> Iterator[GpuLayout]:
+    """vLLM inside the training processes, with different engines and shares of the memory."""
+    for parallel in powers_of_two(min(gpus, NODE)):
+        for share in SHARES:
+            vllm = f"{VLLM_FLAGS} --vllm_tensor_parallel {parallel} --vllm_gpu_memory {share}"
+            with suppress(UserError):  # the share does not hold the weights
+                plan = make_layout_plan(name, gpus, rows_of(gpus, work), f"{flags} {vllm}", work, speeds)
+                if plan.fits_device:
+                    yield from with_rows(GpuLayout(plan, parallel=parallel), share, work, speeds)
+
+
+def server_layouts(
+    name: str, gpus: int, flags: str, work: ClusterIteration, speeds: Assumptions
+) -> Iterator[GpuLayout]:
+    """vLLM servers on different numbers of GPUs, with different engines."""
+    for servers in powers_of_two(gpus - 1):
+        vllm = f"{VLLM_FLAGS} --vllm_url http://SERVER:8000"
+        plan = make_layout_plan(name, gpus - servers, work.micro_batch, f"{flags} {vllm}", work, speeds)
+        if not plan.fits_device:
+            continue
+        for parallel in powers_of_two(min(servers, NODE)):
+            yield from with_rows(GpuLayout(plan, servers, parallel), SERVER_MEMORY, work, speeds)
+
+
+def with_rows(
+    layout: GpuLayout,
+    share: float,
+    work: ClusterIteration,
+    speeds: Assumptions,
+) -> Iterator[GpuLayout]:
+    """The layout with as many rows of full length as fit beside the weights in an engine's share; none if none do."""
+    room = share * speeds.memory - push_bytes(layout.plan.roles[0].weights) / layout.parallel
+    row = (work.prompt + work.response) * token_bytes(layout, layout.parallel)
+    rows = min(MOST_ROWS, int(room / row))
+    if rows > 0:
+        yield dataclasses.replace(layout, slots=rows)
+
+
+# ---- Time ----
 
 
 @dataclass(frozen=True)
 class IterationCost:
-    """Seconds of its parts, and bytes."""
+    """Seconds of the parts of an iteration, and bytes."""
 
     push: float
     draw: float
@@ -159,31 +311,49 @@ class IterationCost:
     moved: float  # bytes that a GPU receives while models score and train
 
     def seconds(self, ahead: bool) -> float:
-        """All of it; `ahead`: responses are drawn while the models score and train on those before."""
+        """Seconds of the iteration; with `ahead`, sampling runs while the models score and train."""
         learning = self.score + self.train
-        return self.push + (max(self.draw, learning) if ahead else self.draw + learning)
+        if ahead:
+            return self.push + max(self.draw, learning)
+        return self.push + self.draw + learning
 
 
-def iteration(layout: GpuLayout, way: str, work: ClusterIteration, given: Assumptions) -> IterationCost:
-    """Of a layout."""
-    roles, n = layout.plan.roles, layout.plan.machine.processes
-    actor, trained = roles[0].weights, [role.weights for role in roles if role.weights.trained]
-    scored = [role.weights for role in roles if not role.weights.trained]  # the one update scores with the others
-    rows = rows_of(n, work)
-    passes, operations = rows // work.micro_batch, 2.0 * rows * (work.prompt + work.response)
-    read = sum(scoring_bytes(weights, n, -(-passes // 4)) for weights in scored)
-    updated = sum(training_bytes(weights, n, passes) for weights in trained)
-    computed = operations * sum(weights.parameters for weights in scored) / (given.peak * given.scoring)
-    score = together(computed, moving_seconds(read, n, given), given)
-    computed = 3 * operations * sum(weights.parameters for weights in trained) / (given.peak * given.training)
-    train = together(computed, moving_seconds(updated, n, given), given)
+def iteration(
+    layout: GpuLayout,
+    way: str,
+    work: ClusterIteration,
+    speeds: Assumptions,
+) -> IterationCost:
+    """The cost of an iteration."""
+    processes = layout.processes
+    roles = layout.plan.roles
+    actor = roles[0].weights
+    trained = [role.weights for role in roles if role.weights.trained]
+    # With one update per rollout, trained models score in the passes of the update.
+    scored = [role.weights for role in roles if not role.weights.trained]
+    rows = rows_of(processes, work)
+    passes = rows // work.micro_batch
+    operations = 2.0 * rows * (work.prompt + work.response)  # per weight
+
+    # Scoring and training.
+    scoring_moved = sum(scoring_bytes(weights, processes, -(-passes // 4)) for weights in scored)
+    scoring = operations * sum(weights.parameters for weights in scored) / (speeds.peak * speeds.scoring)
+    score = together(scoring, moving_seconds(scoring_moved, processes, speeds), speeds)
+    training_moved = sum(training_bytes(weights, processes, passes) for weights in trained)
+    training = 3 * operations * sum(weights.parameters for weights in trained) / (speeds.peak * speeds.training)
+    train = together(training, moving_seconds(training_moved, processes, speeds), speeds)
+
+    # Pushing weights: ZeRO 3 gathers them, and one process sends them to all servers.
     pushed = push_bytes(actor)
-    gathered = pushed * (n - 1) / n if actor.zero.stage == 3 else 0
-    push = moving_seconds(gathered, n, given)
-    if layout.servers:  # one of the trainers sends to all
-        push += pushed / (given.nvlink if n + layout.servers <= NODE else given.infiniband)
-    drawn = draw_seconds(layout, given.own_decoding if way == OWN else given.vllm_decoding, work, given)
-    return IterationCost(push, drawn, score, train, pushed, read + updated)
+    gathered = pushed * (processes - 1) / processes if actor.zero.stage == 3 else 0
+    push = moving_seconds(gathered, processes, speeds)
+    if layout.servers:
+        is_one_node = processes + layout.servers <= NODE
+        push += pushed / (speeds.nvlink if is_one_node else speeds.infiniband)
+
+    share = speeds.own_decoding if way == OWN else speeds.vllm_decoding
+    draw = sampling_seconds(layout, share, work, speeds)
+    return IterationCost(push, draw, score, train, pushed, scoring_moved + training_moved)
 
 
 def rows_of(processes: int, work: ClusterIteration) -> int:
@@ -191,146 +361,172 @@ def rows_of(processes: int, work: ClusterIteration) -> int:
     return -(-work.responses // (processes * work.micro_batch)) * work.micro_batch
 
 
-def draw_seconds(layout: GpuLayout, share: float, work: ClusterIteration, given: Assumptions) -> float:
-    """Of the responses of an engine, which has as many as the others."""
-    role, k = layout.plan.roles[0], layout.parallel
-    rows = work.responses * k / (layout.servers or layout.plan.machine.processes)
+def sampling_seconds(
+    layout: GpuLayout,
+    share: float,
+    work: ClusterIteration,
+    speeds: Assumptions,
+) -> float:
+    """Seconds in which each engine generates its share of the responses."""
+    role = layout.plan.roles[0]
+    parallel = layout.parallel
+    rows = work.responses * parallel / (layout.servers or layout.processes)
     at_once = min(rows, layout.slots)
-    cache = at_once * (work.prompt + work.response / 2) * row_bytes(layout, k) * k
-    weights, operations = push_bytes(role.weights), 2 * role.weights.parameters
+    cache_bytes = at_once * (work.prompt + work.response / 2) * token_bytes(layout, parallel) * parallel
+    weights = push_bytes(role.weights)
+    operations = 2 * role.weights.parameters
     sums = 2 * role.model.config.num_hidden_layers
-    step = step_seconds(weights, cache, operations * at_once, sums, k, share, given)
-    reading = operations * rows * work.prompt / (k * given.peak * given.prefill)
-    return reading + work.response * step * rows / at_once
+    step = step_seconds(weights, cache_bytes, operations * at_once, sums, parallel, share, speeds)
+    prefill = operations * rows * work.prompt / (parallel * speeds.peak * speeds.prefill)
+    return prefill + work.response * step * rows / at_once
 
 
-def row_bytes(layout: GpuLayout, parallel: int) -> float:
-    """Of a token's keys and values on each GPU of an engine; a head is not divided."""
+def token_bytes(layout: GpuLayout, parallel: int) -> float:
+    """Bytes of a token's keys and values on each GPU of an engine; a head is not divided."""
     role = layout.plan.roles[0]
     heads = getattr(role.model.config, "num_key_value_heads", parallel)
     return shape_of(role.model).cached * role.weights.width / min(parallel, heads)
 
 
-@cache
-def plan(name: str, processes: int, slots: int, flags: str, work: ClusterIteration, given: Assumptions) -> Plan:
-    """Of the processes that train, with so many rows drawn at once."""
-    rows = rows_of(processes, work)
-    lengths = f"--max_prompt_seq_len {work.prompt} --max_answer_seq_len {work.response}"
-    sizes = f"--per_device_generation_batch_size {slots} --generation_batches {rows // slots}"
-    sizes += f" --per_device_training_batch_size {work.micro_batch}"
-    sizes += f" --gradient_accumulation_steps {rows // work.micro_batch}"
-    words = f"{MODEL} {PLACE} {lengths} {sizes} {flags}".split()
-    config = published_config(HUB_IDS[name]) if name in HUB_IDS else AutoConfig.for_model("llama", **LLAMA_70B)
-    machine = Machine(processes, int(given.memory), gpus_per_node=NODE)
-    return make_plan(parse(PPOConfig, words, runs_here=False), machine, lambda path, flag: config)
-
-
-def layouts(way: str, name: str, gpus: int, work: ClusterIteration, given: Assumptions) -> Iterator[GpuLayout]:
-    """Those that fit."""
-    powers, rows = [1 << i for i in range(gpus.bit_length())], rows_of(gpus, work)
-    engines = [k for k in powers if k <= NODE]
-    for stage in ("--zero_stage 0", "--zero_stage 2", "--zero_stage 3"):
-        if way == OWN:
-            own = [GpuLayout(plan(name, gpus, n, stage, work, given), slots=n) for n in SLOTS if rows % n == 0]
-            yield from (each for each in own if each.plan.fits_device)
-        elif way == COLOCATED:
-            for k, share in product(engines, SHARES):
-                flags = f"{stage} --rollout_engine vllm --vllm_tensor_parallel {k} --vllm_gpu_memory {share}"
-                with suppress(UserError):  # not even the weights
-                    found = plan(name, gpus, rows, flags, work, given)
-                    yield from with_rows(GpuLayout(found, parallel=k), share, work, given) if found.fits_device else ()
-        else:
-            for servers in (n for n in powers if n < gpus):
-                flags = f"{stage} --rollout_engine vllm --vllm_url http://SERVER:8000"
-                found = plan(name, gpus - servers, work.micro_batch, flags, work, given)
-                for k in (k for k in engines if k <= servers and found.fits_device):
-                    yield from with_rows(GpuLayout(found, servers, k), SERVER_MEMORY, work, given)
-
-
-def with_rows(layout: GpuLayout, share: float, work: ClusterIteration, given: Assumptions) -> list[GpuLayout]:
-    """With as many rows of full length as fit beside the weights in an engine's share of the memory; [] for none."""
-    room = share * given.memory - push_bytes(layout.plan.roles[0].weights) / layout.parallel
-    rows = min(MOST_ROWS, int(room / ((work.prompt + work.response) * row_bytes(layout, layout.parallel))))
-    return [dataclasses.replace(layout, slots=rows)] if rows > 0 else []
-
-
-def best(way: str, name: str, gpus: int, work: ClusterIteration, given: Assumptions) -> Row:
-    """The fastest layout, or that there is none."""
-    ahead, row = way == AHEAD, Row(model=name, gpus=gpus, way=way)
-    found = [(layout, iteration(layout, way, work, given)) for layout in layouts(way, name, gpus, work, given)]
-    if not found:
+def best(
+    way: str,
+    name: str,
+    gpus: int,
+    work: ClusterIteration,
+    speeds: Assumptions,
+) -> Row:
+    """The fastest layout, or that none fits."""
+    row: Row = {"model": name, "gpus": gpus, "way": way}
+    is_ahead = way == AHEAD
+    choices = []
+    for layout in layouts(way, name, gpus, work, speeds):
+        choices.append((layout, iteration(layout, way, work, speeds)))
+    if not choices:
         return row | {"layout": "does not fit"}
-    layout, parts = min(found, key=lambda each: each[1].seconds(ahead))
-    rate = work.responses * work.response / parts.seconds(ahead)
-    row |= {"layout": layout.name} | dataclasses.asdict(parts)
-    return row | {"total": parts.seconds(ahead), "rate": rate}
+    layout, cost = min(choices, key=lambda choice: choice[1].seconds(is_ahead))
+    seconds = cost.seconds(is_ahead)
+    row |= {"layout": layout.name} | dataclasses.asdict(cost)
+    return row | {"total": seconds, "rate": work.responses * work.response / seconds}
+
+
+# ---- Tables ----
 
 
 def time_table(rows: Sequence[Row]) -> str:
-    """Of one model; numbers of GPUs on which nothing fits stand below."""
-    shown, lines = ("push", "draw", "score", "train", "total"), []
+    """The rows of one model; numbers of GPUs on which nothing fits are listed below."""
+    seconds = ("push", "draw", "score", "train", "total")
     fitting = {row["gpus"] for row in rows if "total" in row}
-    for row in (row for row in rows if row["gpus"] in fitting):
-        figures = [f"{float(row[name]):.3g}" for name in shown] if "total" in row else [""] * 7
-        figures += [f"{float(row['moved']) / GB:,.0f}", f"{float(row['rate']):,.0f}"] if "total" in row else []
-        lines.append([f"{row['gpus']}", str(row["way"]), str(row["layout"]), *figures])
-    text = table(["GPUs", "way", "layout", *(f"{name}, s" for name in shown), "into a GPU, GB", "tokens/s"], lines)
-    others = ", ".join(dict.fromkeys(f"{row['gpus']}" for row in rows if row["gpus"] not in fitting))
-    return f"{text}\n\nNothing fits on {others}." if others else text
+    lines = []
+    missing: dict[str, None] = {}
+    for row in rows:
+        if row["gpus"] not in fitting:
+            missing[f"{row['gpus']}"] = None
+            continue
+        cells = [""] * 7
+        if "total" in row:
+            cells = [f"{float(row[name]):.3g}" for name in seconds]
+            cells += [f"{float(row['moved']) / GB:,.0f}", f"{float(row['rate']):,.0f}"]
+        lines.append(
+            [
+                f"{row['gpus']}",
+                str(row["way"]),
+                str(row["layout"]),
+                *cells,
+            ]
+        )
+    headers = [f"{name}, s" for name in seconds]
+    text = table(["GPUs", "way", "layout", *headers, "into a GPU, GB", "tokens/s"], lines)
+    return f"{text}\n\nNothing fits on {', '.join(missing)}." if missing else text
 
 
-def byte_table(names: Sequence[str], gpus: int, work: ClusterIteration, given: Assumptions) -> str:
-    """What moves in an iteration at ZeRO 3, and how long the push would take alone."""
+def byte_table(
+    names: Sequence[str],
+    gpus: int,
+    work: ClusterIteration,
+    speeds: Assumptions,
+) -> str:
+    """Bytes that move in an iteration at ZeRO 3, and how long the push would take alone."""
     lines = []
     for name in names:
-        found = plan(name, gpus, work.micro_batch, "--zero_stage 3", work, given)
-        moved = iteration(GpuLayout(found), OWN, work, given).moved
-        pushed = push_bytes(found.roles[0].weights)
-        whole = [pushed, pushed / given.infiniband * GB, pushed / given.http * GB, moved]
-        lines.append([name, *(f"{size / GB:,.1f}" for size in whole)])
-    over = ["push, GB", "over NCCL between nodes, s", "over HTTP, s"]
-    return table(["model", *over, f"scoring and training on {gpus} GPUs, GB into each"], lines)
+        plan = make_layout_plan(name, gpus, work.micro_batch, "--zero_stage 3", work, speeds)
+        cost = iteration(GpuLayout(plan), OWN, work, speeds)
+        over_nccl = cost.pushed / speeds.infiniband
+        over_http = cost.pushed / speeds.http
+        cells = (cost.pushed / GB, over_nccl, over_http, cost.moved / GB)
+        lines.append([name, *(f"{cell:,.1f}" for cell in cells)])
+    headers = ["model", "push, GB", "over NCCL between nodes, s", "over HTTP, s"]
+    return table([*headers, f"scoring and training on {gpus} GPUs, GB into each"], lines)
 
 
-def assumption_table(given: Assumptions, measured: Iterable[str] = ()) -> str:
-    """Every figure and where it comes from."""
+def assumption_table(speeds: Assumptions, measured: Iterable[str] = ()) -> str:
+    """Every assumption and its source."""
     lines = []
-    for each in dataclasses.fields(given):
-        value, source = getattr(given, each.name), each.metadata["source"]
-        if value != each.default:
-            source = "measured" if each.name in measured else "as on the command line"
-        lines.append([each.name, f"{value:g}", each.metadata["unit"], source])
+    for assumption in dataclasses.fields(speeds):
+        value = getattr(speeds, assumption.name)
+        source = assumption.metadata["source"]
+        if value != assumption.default:
+            source = "measured" if assumption.name in measured else "as on the command line"
+        lines.append([assumption.name, f"{value:g}", assumption.metadata["unit"], source])
     return table(["flag", "value", "what", "source"], lines)
 
 
 def measured_figures(file: Path) -> dict[str, float]:
-    """Those of `Assumptions` that a piece of gpu.py has measured: limits, and the best share of them."""
+    """The assumptions that a piece of gpu.py has measured: limits, and the best share of them."""
     figures = json.loads(file.read_text(encoding="utf-8"))["figures"]
-    found = {"hbm": figures["limits"]["bytes_per_second"], "peak": figures["limits"]["operations_per_second"]}
-    names = {"of_limit": "own_decoding", "drawing_of_limit": "own_decoding"}
-    names |= {"scoring_of_limit": "scoring", "training_of_limit": "training"}
+    measured = {"hbm": figures["limits"]["bytes_per_second"], "peak": figures["limits"]["operations_per_second"]}
+    assumption_of_column = {
+        "of_limit": "own_decoding",
+        "drawing_of_limit": "own_decoding",
+        "scoring_of_limit": "scoring",
+        "training_of_limit": "training",
+    }
     for row in figures["rows"]:
-        for name in names.keys() & row.keys() if "transformers" not in row.get("decoder", "") else ():
-            found[names[name]] = max(row[name], found.get(names[name], 0.0))
-    return found
+        if "transformers" in row.get("decoder", ""):
+            continue
+        for column, assumption in assumption_of_column.items():
+            if column in row:
+                measured[assumption] = max(row[column], measured.get(assumption, 0.0))
+    return measured
+
+
+def read_settings() -> argparse.Namespace:
+    """The flags."""
+    defaults = {**vars(Assumptions()), **vars(ClusterIteration())}
+    parser = settings_parser(__doc__, "sections scaling … are", **defaults)
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=SIZES)
+    parser.add_argument(
+        "--gpus",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 8, 16, 32, 64],
+    )
+    parser.add_argument("--measured", type=Path, nargs="+", default=[], help="PIECE.json of gpu.py; overrides flags")
+    parser.add_argument("--json", type=Path, help="file for all rows")
+    return parser.parse_args()
 
 
 def main() -> None:
-    """Prints the tables, and writes what is asked for."""
-    parser = settings_parser(__doc__, "sections scaling … are", **vars(Assumptions()), **vars(ClusterIteration()))
-    parser.add_argument("--models", nargs="+", choices=SIZES, default=SIZES)
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--measured", type=Path, nargs="+", default=[], help="PIECE.json of gpu.py; wins over flags")
-    parser.add_argument("--json", type=Path, help="file for all rows")
-    settings = parser.parse_args()
-    measured = {name: value for file in settings.measured for name, value in measured_figures(file).items()}
+    """Prints the tables, and writes what the flags ask for."""
+    settings = read_settings()
+    measured: dict[str, float] = {}
+    for file in settings.measured:
+        measured |= measured_figures(file)
     values = vars(settings) | measured
-    given = Assumptions(**{name: values[name] for name in vars(Assumptions())})
+    speeds = Assumptions(**{name: values[name] for name in vars(Assumptions())})
     work = ClusterIteration(**{name: values[name] for name in vars(ClusterIteration())})
-    rows = [best(way, name, n, work, given) for name in settings.models for n in settings.gpus for way in WAYS]
-    texts = {"assumptions": assumption_table(given, measured)}
-    texts["bytes"] = byte_table(settings.models, max(settings.gpus), work, given)
-    texts |= {name: time_table([row for row in rows if row["model"] == name]) for name in settings.models}
+
+    texts = {
+        "assumptions": assumption_table(speeds, measured),
+        "bytes": byte_table(settings.models, max(settings.gpus), work, speeds),
+    }
+    rows = []
+    for name in settings.models:
+        rows_of_model = []
+        for gpus in settings.gpus:
+            rows_of_model += [best(way, name, gpus, work, speeds) for way in WAYS]
+        rows += rows_of_model
+        texts[name] = time_table(rows_of_model)
+
     for name, text in texts.items():
         print(f"{name}\n\n{text}\n", flush=True)
         if settings.markdown is not None:
@@ -338,7 +534,10 @@ def main() -> None:
     if settings.markdown is not None:
         write_section(settings.markdown, "scaling", origin().splitlines()[0])
     if settings.json is not None:
-        write_file(settings.json, json.dumps(report_of(settings, rows), indent=2, default=str) + "\n")
+        write_file(
+            settings.json,
+            json.dumps(report_of(settings, rows), indent=2, default=str) + "\n",
+        )
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ COMMANDS: dict[str, Command] = {
         "lab.show_macro_actions:run",
     ),
     "serve": Command("a reward model for --reward_url", "settings.commands:ServeOptions", "scoring.serve:serve"),
-    "serve-vllm": Command("vLLM for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.serve:serve"),
+    "serve-vllm": Command("vLLM for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.vllm.serve:serve"),
     "push": Command("a model to the Hugging Face hub", "settings.commands:PushOptions", "run.hub:run_push"),
     "env": Command(
         "versions, GPUs and memory, for a report of a bug", "settings.commands:EnvOptions", "run.environment:describe"
@@ -165,12 +165,6 @@ COMMANDS: dict[str, Command] = {
     ),
     "quickstart programs": Command(
         "the same with rewards by execution", "quickstart.options:ProgramsOptions", "quickstart.programs:run"
-    ),
-    "quickstart learners": Command(
-        "DPO, RLOO, PPO, MA-PPO side by side", "quickstart.options:LearnersOptions", "quickstart.learners:run"
-    ),
-    "quickstart reward-losses": Command(
-        "the losses of step 2 side by side", "quickstart.options:RewardLossesOptions", "quickstart.reward_losses:run"
     ),
     "completion": Command(
         "what a shell needs to complete these", "settings.commands:CompletionOptions", "reference:completion"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from dschat.base.atomic import NO_ROOM
-from dschat.base.errors import UserError
+from dschat.base.errors import ServerLost, UserError
 from dschat.base.lock import close_all
 from dschat.base.progress import LinesAboveBars
 from dschat.launch import ERROR_FILE, follow_launcher
@@ -192,6 +192,8 @@ class TrainingProcess(Generic[C]):
                 train = self._load_step()
                 train(config, output)
                 output.finish()
+        except ServerLost:
+            raise  # with a checkpoint, which belongs to what `discard` would remove
         except UserError:
             output.discard()
             raise

@@ -214,7 +214,7 @@ def parsing(
         response_ids: shape ``(B, R)``, int64.
         tokenizer: the policy's.
         cutoff: in tokens, at least 3.
-        parser: ``benepar``, ``link-grammar``, ``chunker``, or ``tree-sitter`` for programs.
+        parser: ``benepar``, ``chunker``, or ``tree-sitter`` for programs.
         model: model of the parser, where it has several.
         end_ids: ids that end a response, beside the tokenizer's special ones.
 

@@ -35,7 +35,7 @@ def drawing(most=None, user=None, turns=3, seed=0):
     tokenizer = chat_tokenizer()
     model = make_causal_lm("gemma", vocab_size=len(tokenizer))
     sampling = Sampling(6, (turn_end(tokenizer).token_id, tokenizer.eos_token_id), tokenizer.pad_token_id)
-    assistant = PolicyAssistant(ContinuousEngine(4).draw_from(model), tokenizer, sampling, most, may_end=True)
+    assistant = PolicyAssistant(ContinuousEngine(4).sampler_for(model), tokenizer, sampling, most, may_end=True)
     return DialogueSampling(
         assistant, user or (lambda said, numbers, seeds: [f"more {len(d)}" for d in said]), turns, seed
     )

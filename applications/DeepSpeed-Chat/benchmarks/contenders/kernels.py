@@ -134,7 +134,10 @@ def launches_of(events: Sequence[Event]) -> tuple[dict[object, Launch], list[tup
             while open_events and open_events[-1]["ts"] + open_events[-1]["dur"] <= event["ts"]:
                 open_events.pop()
             part = part_at(event["ts"], parts, starts)
-            launch = Launch(event["ts"], (part, *(outer["name"] for outer in open_events)))
+            launch = Launch(
+                event["ts"],
+                (part, *(outer["name"] for outer in open_events)),
+            )
             if event["cat"] in LAUNCH_CATEGORIES:
                 launches[event["args"].get("correlation")] = launch
                 continue
@@ -168,7 +171,11 @@ def part_ranges(events: Sequence[Event]) -> list[tuple[float, float, str]]:
     return ranges
 
 
-def part_at(time: float, parts: Sequence[tuple[float, float, str]], starts: Sequence[float]) -> str:
+def part_at(
+    time: float,
+    parts: Sequence[tuple[float, float, str]],
+    starts: Sequence[float],
+) -> str:
     """The label of the part at a time; parts do not overlap."""
     index = bisect_right(starts, time) - 1
     if index >= 0 and time < parts[index][1]:
@@ -181,10 +188,21 @@ def kernel_of(event: Event, launch: Launch) -> Kernel:
     label, *ranges = launch.ranges
     part, _, passage = label.rpartition("#")
     group = group_of(event["name"], part, ranges)
-    return Kernel(event["name"], event["ts"], event["ts"] + event["dur"], group, part, int(passage))
+    return Kernel(
+        event["name"],
+        event["ts"],
+        event["ts"] + event["dur"],
+        group,
+        part,
+        int(passage),
+    )
 
 
-def group_of(name: str, part: str, ranges: Sequence[str]) -> str:
+def group_of(
+    name: str,
+    part: str,
+    ranges: Sequence[str],
+) -> str:
     """The group of a kernel that was launched inside of some ranges."""
     if part == OPTIMISER_PART:
         return OPTIMISER

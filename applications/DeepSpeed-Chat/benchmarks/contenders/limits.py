@@ -35,7 +35,11 @@ CPU_BYTES = 2**28  # of memory that a CPU's measurement may count on
 def measure_limits(device: str) -> Peaks:
     """Bytes per second of memory, and operations per second of matrices in the dtype of training."""
     if device == "cuda":
-        return measure_peaks(torch.device(device), torch.bfloat16, torch.cuda.mem_get_info()[0])
+        return measure_peaks(
+            torch.device(device),
+            torch.bfloat16,
+            torch.cuda.mem_get_info()[0],
+        )
     return measure_peaks(torch.device(device), torch.float32, CPU_BYTES)
 
 
@@ -101,7 +105,12 @@ def phase_operations(work: IterationWork) -> dict[str, float]:
     }
 
 
-def decoding_rates(work: IterationWork, whole: float, first: float, limits: Peaks) -> Figures:
+def decoding_rates(
+    work: IterationWork,
+    whole: float,
+    first: float,
+    limits: Peaks,
+) -> Figures:
     """Speed of the steps between, from the seconds of whole responses and of their first tokens."""
     step = (whole - first) / (work.response - 1)
     limit = step_limit(work, limits)
@@ -114,7 +123,11 @@ def decoding_rates(work: IterationWork, whole: float, first: float, limits: Peak
     }
 
 
-def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Peaks) -> Figures:
+def phase_rates(
+    work: IterationWork,
+    seconds: dict[str, float],
+    limits: Peaks,
+) -> Figures:
     """Operations per second of the phases scoring and training, and their share of the limit."""
     figures: Figures = {}
     for phase, operations in phase_operations(work).items():
@@ -125,7 +138,13 @@ def phase_rates(work: IterationWork, seconds: dict[str, float], limits: Peaks) -
     return figures
 
 
-def decode(decoder: str, works: Sequence[IterationWork], device: str, repeats: int, limits: Peaks) -> list[Figures]:
+def decode(
+    decoder: str,
+    works: Sequence[IterationWork],
+    device: str,
+    repeats: int,
+    limits: Peaks,
+) -> list[Figures]:
     """Steps of decoding by one of gpu.py's DECODERS, for several works of the same model."""
     with torch.device(device):
         model = make_actor(works[0]).eval()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lower bound: what any PPO on these models must compute, in plain transformers and PyTorch, and nothing else.
+"""The lower bound: only what any PPO on these models must compute, in plain transformers and PyTorch.
 
 One batched ``generate``; forwards of reference and reward model; forwards and backwards of actor and critic, and
 AdamW. Micro-batches are rows in the order of the prompts, as wide as the whole rollout. Log-probs are a log_softmax of
@@ -18,14 +18,20 @@ from contenders.work import DTYPES, EOS, PAD, IterationWork
 
 KL_COEF = 0.05
 LEARNING_RATE = 1e-6
-# Of each row: reference log-probs with the score on the last token (B, R), and what scoring found of actor and critic.
+# Rewards (B, R): the reference's part of the KL penalty, with the score on the last token; log-probs and values (B, R)
+# of actor and critic, if they were computed.
 Scored = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class Models:
     """The four models and two optimisers."""
 
-    def __init__(self, files: Path, work: IterationWork, device: torch.device) -> None:
+    def __init__(
+        self,
+        files: Path,
+        work: IterationWork,
+        device: torch.device,
+    ) -> None:
         dtype = DTYPES[work.dtype]
         load_policy = partial(GemmaForCausalLM.from_pretrained, dtype=dtype, trust_remote_code=False)
         load_scalar = partial(GemmaForSequenceClassification.from_pretrained, dtype=dtype, trust_remote_code=False)
@@ -39,7 +45,7 @@ class Models:
 
 
 def main() -> None:
-    """Serves iterations."""
+    """Runs iterations whenever the meter is asked for one."""
     job, meter = read_job()
     files = Path(job.files)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -66,14 +72,23 @@ def main() -> None:
 
 
 @torch.no_grad()
-def score(models: Models, ids: Tensor, response_mask: Tensor, job: ContenderJob) -> Scored:
-    """What training needs of the frozen models, and where the job says so of the others."""
+def score(
+    models: Models,
+    ids: Tensor,
+    response_mask: Tensor,
+    job: ContenderJob,
+) -> Scored:
+    """Passes of the frozen models, and with `job.scoring` also of actor and critic."""
     width = response_mask.shape[1]
     rows = job.work.micro_batch
     rewards = []
     logprobs = []
     values = []
-    for part, mask in zip(ids.split(rows), response_mask.split(rows), strict=True):
+    for part, mask in zip(
+        ids.split(rows),
+        response_mask.split(rows),
+        strict=True,
+    ):
         last = torch.zeros_like(mask, dtype=torch.float32)
         scores = models.reward(input_ids=part, attention_mask=(part != PAD).long()).logits[:, 0].float()
         last[torch.arange(len(part)), mask.sum(1) - 1] = scores
@@ -84,7 +99,13 @@ def score(models: Models, ids: Tensor, response_mask: Tensor, job: ContenderJob)
     return torch.cat(rewards), torch.cat(logprobs) if logprobs else None, torch.cat(values) if values else None
 
 
-def train(models: Models, ids: Tensor, response_mask: Tensor, scored: Scored, work: IterationWork) -> None:
+def train(
+    models: Models,
+    ids: Tensor,
+    response_mask: Tensor,
+    scored: Scored,
+    work: IterationWork,
+) -> None:
     """The updates of a rollout: PPO's clipped losses with Monte-Carlo returns."""
     width = response_mask.shape[1]
     rewards, old_logprobs, old_values = scored
@@ -118,7 +139,11 @@ def response_logprobs(model: GemmaForCausalLM, ids: Tensor, width: int) -> Tenso
 
 def response_values(model: GemmaForSequenceClassification, ids: Tensor, width: int) -> Tensor:
     """(B, width) float32."""
-    states = model.model(input_ids=ids, attention_mask=(ids != PAD).long(), use_cache=False).last_hidden_state
+    states = model.model(
+        input_ids=ids,
+        attention_mask=(ids != PAD).long(),
+        use_cache=False,
+    ).last_hidden_state
     values: Tensor = model.score(states[:, -width - 1 : -1])
     return values.squeeze(-1).float()
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 3 as it is run: the main program itself, its flags, models and data read from files, ZeRO 0 unless told so.
+"""Step 3 as users run it: the main program with its flags, models and data in files; ZeRO 0 unless flags say more.
 
-An iteration is a call of the trainer's `iterate`; its phases are those of the trainer's own clock. What a phase holds
-is the trainer's business: with one update per rollout, for instance, log-probs and values may come from training.
+An iteration is a call of the trainer's `iterate`, and its phases are those of the trainer's own clock. The trainer
+decides what a phase includes: with one update per rollout, for instance, log-probs and values may come from training.
 
-Booked beside the phases is the work itself: model forward (log-probs included, also inside sampling), model backward,
-sampling (everything else of the rollout engine), optimiser, and macro actions.
+Beside the phases, time is recorded by kind of work: model forward (log-probs included, also inside sampling), model
+backward, sampling (everything else of the rollout engine), optimizer, and macro actions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.quickstart.subcommands import as_arguments
-from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
+from dschat.rollouts.engine import Generation, ResponseSampler, assemble, pad_prompts
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.termination import TerminationCondition
@@ -51,12 +51,12 @@ def main() -> None:
         (ScalarModel, "forward", "model forward"),
         (GemmaForCausalLM, "forward", "model forward"),
         (torch.autograd, "backward", "model backward"),
-        (ActorSampler, "__call__", "sampling"),
+        (ActorSampler, "sample", "sampling"),
         (torch.optim.AdamW, "step", "optimiser"),
     ):
         setattr(owner, name, meter.inside(part, getattr(owner, name)))
     setattr(PPO, "iterate", measured(PPO.iterate, job, meter))  # noqa: B010  # a method for mypy
-    setattr(Clock, "lap", booking(Clock.lap, meter))  # noqa: B010
+    setattr(Clock, "record", booking(Clock.record, meter))  # noqa: B010
     if job.random_responses:
         setattr(ContinuousEngine, "session", random_session)  # noqa: B010
     if job.trace is not None:
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def flags(job: ContenderJob) -> list[str]:
-    """The command line of step 3 for this work; the job's own flags come last, and hold."""
+    """The command line of step 3 for this work; the job's own flags come last and override the others."""
     files = Path(job.files)
     work = job.work
     options = {
@@ -89,8 +89,8 @@ def flags(job: ContenderJob) -> list[str]:
 
 
 @contextmanager
-def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[Draw]:
-    """Draws words evenly, at no cost; every response has the full length."""
+def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
+    """Samples words uniformly, at no cost; every response has the full length."""
 
     def draw(
         prompts: Sequence[Sequence[int]],
@@ -103,16 +103,28 @@ def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[D
         size = (rows, sampling.max_new_tokens)
         tokens = torch.randint(FIRST_WORD, actor.module.vocab_size, size, device=device())
         rollout = assemble(pad_prompts(prompts, PAD, device()), tokens, sampling, limits)
-        return Generation(rollout, None, bad_rows=torch.zeros(rows, dtype=torch.bool, device=device()))
+        return Generation(
+            rollout,
+            None,
+            bad_rows=torch.zeros(rows, dtype=torch.bool, device=device()),
+        )
 
     yield draw
 
 
-def measured(iterate: Iterate[P], job: ContenderJob, meter: Meter) -> Iterate[P]:
+def measured(
+    iterate: Iterate[P],
+    job: ContenderJob,
+    meter: Meter,
+) -> Iterate[P]:
     """The trainer's `iterate`, measured."""
     number = 0
 
-    def run(trainer: PPO, *args: P.args, **kwargs: P.kwargs) -> dict[str, float]:
+    def run(
+        trainer: PPO,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> dict[str, float]:
         nonlocal number
         if number == 0:
             count_positions(trainer.models.reference.module.inner, "scoring", meter, training=False)
@@ -126,10 +138,19 @@ def measured(iterate: Iterate[P], job: ContenderJob, meter: Meter) -> Iterate[P]
     return run
 
 
-def count_positions(causal_lm: nn.Module, name: str, meter: Meter, training: bool) -> None:
-    """Books the positions, padding included, that a model computes outside of sampling, with or without gradients."""
+def count_positions(
+    causal_lm: nn.Module,
+    name: str,
+    meter: Meter,
+    training: bool,
+) -> None:
+    """Counts the positions, padding included, that a model computes outside of sampling, with or without gradients."""
 
-    def count(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
+    def count(
+        module: nn.Module,
+        args: tuple[torch.Tensor, ...],
+        kwargs: dict[str, torch.Tensor],
+    ) -> None:
         if torch.is_grad_enabled() == training:
             ids = kwargs.get("input_ids", args[0] if args else None)
             if ids is None:
@@ -140,11 +161,11 @@ def count_positions(causal_lm: nn.Module, name: str, meter: Meter, training: boo
     base.register_forward_pre_hook(count, with_kwargs=True)
 
 
-def booking(lap: Callable[[Clock, str], None], meter: Meter) -> Callable[[Clock, str], None]:
-    """The trainer's `Clock.lap`, which tells the meter, too."""
+def booking(record: Callable[[Clock, str], None], meter: Meter) -> Callable[[Clock, str], None]:
+    """The trainer's `Clock.record`, which also notifies the meter."""
 
     def run(clock: Clock, name: str) -> None:
-        lap(clock, name)
+        record(clock, name)
         meter.lap(name)
 
     return run

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A contender's processes from both ends: asked for iterations by a `Contender`, measured by a `Meter` inside.
+"""Both ends of a contender's processes: a `Contender` requests iterations, a `Meter` inside the process measures them.
 
-They share a pipe, whose end is named on the command line of the process: a job goes in, and then None for each
-iteration, whose figures come back; the end of the pipe ends the process. CPU time is ``time.process_time``: seconds of
-all threads of the process, blind to what else the machine does. Memory is counted from where it stood when everything
-was set up, before the first iteration, so that optimiser states count; see `harness.Peak`.
+They share a pipe, whose end is on the command line of the process: a job goes in, then None for each iteration, whose
+figures come back; closing the pipe ends the process. CPU time is ``time.process_time``: seconds of all threads of the
+process, whatever else the machine does. Memory counts from its size when everything was set up, before the first
+iteration, so that optimizer states count; see `harness.Peak`.
 """
 
 from __future__ import annotations
@@ -41,21 +41,29 @@ class ContenderJob:
 
     work: IterationWork
     files: str  # folder that `make_files` filled
-    folder: str  # of this contender alone
+    folder: str  # the contender's own folder
     scoring: bool = False  # lower bound: score with actor and critic before training, too
-    flags: list[str] = field(default_factory=list)  # ours: more of step 3's
-    processes: int = 1  # ours: that share the work
-    random_responses: bool = False  # ours: in place of drawn ones
+    flags: list[str] = field(default_factory=list)  # ours: more flags of step 3
+    processes: int = 1  # ours: processes that share the work
+    random_responses: bool = False  # ours: random tokens instead of sampled responses
     trace: str | None = None  # ours: file for a profiler's trace of the third iteration
 
-    def environment(self, rank: int, port: str) -> dict[str, str]:
-        """What a process needs: this package, dschat of the same clone before what is installed, and its group."""
+    def environment(
+        self,
+        rank: int,
+        port: str,
+    ) -> dict[str, str]:
+        """Variables of a process: the path of this package and of this clone's dschat, and its process group."""
         folders = [str(BENCHMARKS), str(BENCHMARKS.parent)]
         if os.environ.get("PYTHONPATH"):
             folders.append(os.environ["PYTHONPATH"])
         variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
         if self.processes > 1:
-            variables |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes)}
+            variables |= {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self.processes),
+            }
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         return os.environ | variables
 
@@ -73,8 +81,8 @@ class IterationFigures:
     inside_cpu_seconds: dict[str, float] = field(default_factory=_sums)  # of parts of the phases
     counts: dict[str, float] = field(default_factory=_sums)
     peak_mb: float = 0.0
-    tokens: float = 0.0  # of all its responses
-    held_mb: float = 0.0  # what the peak is above: in use before the first iteration
+    tokens: float = 0.0  # tokens of all its responses
+    held_mb: float = 0.0  # memory before the first iteration; the peak counts from there
 
 
 def usual(runs: Sequence[IterationFigures]) -> IterationFigures:
@@ -89,22 +97,32 @@ def usual(runs: Sequence[IterationFigures]) -> IterationFigures:
 
     dicts = (middle("cpu_seconds"), middle("wall_seconds"), middle("inside_cpu_seconds"), middle("counts"))
     tokens = statistics.median(run.tokens for run in runs)
-    return IterationFigures(*dicts, max(run.peak_mb for run in runs), tokens, runs[0].held_mb)
+    return IterationFigures(
+        *dicts,
+        max(run.peak_mb for run in runs),
+        tokens,
+        runs[0].held_mb,
+    )
 
 
 class Contender:
-    """One contender, which ends with its context; what it prints goes to standard error."""
+    """One contender, which ends with its context; its output goes to standard error."""
 
-    def __init__(self, python: str, module: str, job: ContenderJob) -> None:
+    def __init__(
+        self,
+        python: str,
+        module: str,
+        job: ContenderJob,
+    ) -> None:
         """Starts its processes and waits until everything is set up.
 
         Args:
             python: the interpreter.
-            module: of the package contenders.
-            job: what it does.
+            module: its module of the package contenders.
+            job: its settings.
 
         Raises:
-            RuntimeError: one ended.
+            RuntimeError: one of its processes ended.
         """
         from dschat.quickstart.subcommands import free_port
 
@@ -141,7 +159,7 @@ class Contender:
             process.wait()
 
     def _answers(self) -> list[IterationFigures]:
-        """The next word of each process."""
+        """The next message of each process."""
         try:
             return [pipe.recv() for _, pipe in self._processes]
         except (EOFError, ConnectionError) as error:
@@ -150,16 +168,20 @@ class Contender:
             raise RuntimeError("a contender ended early; what it said is above") from error
 
 
-def run_alone(job: ContenderJob, repeats: int, module: str = "ours") -> list[IterationFigures]:
-    """Runs one contender without others; the phases of each iteration are written to standard error.
+def run_alone(
+    job: ContenderJob,
+    repeats: int,
+    module: str = "ours",
+) -> list[IterationFigures]:
+    """Runs a single contender; the phases of each iteration are printed to standard error.
 
     Args:
-        job: what it does; models that its files lack are made, and a folder of its own below the job's.
-        repeats: iterations that count; one more comes first.
-        module: of the package contenders.
+        job: its settings; missing models are made. The contender gets a folder of its own below the job's.
+        repeats: iterations that count, after one that does not.
+        module: its module of the package contenders.
 
     Returns:
-        The usual iteration of each process.
+        The median iteration of each process.
 
     Raises:
         RuntimeError: one of its processes ended early.
@@ -167,7 +189,7 @@ def run_alone(job: ContenderJob, repeats: int, module: str = "ours") -> list[Ite
     runs = []
     work = job.work
     make_files(work, Path(job.files))
-    torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
+    torch.cuda.empty_cache()  # so that the contender has the memory that this process has cached
     with tempfile.TemporaryDirectory(dir=job.folder) as folder:
         with Contender(sys.executable, module, replace(job, folder=folder)) as contender:
             for number in range(repeats + 1):
@@ -184,30 +206,39 @@ class Meter:
         self._pipe = pipe
         self._peak: Peak | None = None
         self._last = (0.0, 0.0)
-        self._others = 0.0  # seconds that are booked already, in what `inside` is measuring
+        self._others = 0.0  # seconds inside the measured function that another name has already
         self.now = IterationFigures()
 
     def begin(self) -> None:
-        """Waits until an iteration is asked for; the first call says that everything is set up."""
+        """Waits until an iteration is requested; the first call reports that everything is set up."""
         if self._peak is None:
             self._peak = Peak(torch.cuda.is_available())
             self._pipe.send(self.now)
         try:
             self._pipe.recv()
         except EOFError:
-            os._exit(0)  # without the contender's own farewell: it was not measured, and may write whole models
+            os._exit(0)  # skips the contender's own end, which may save models
         self.now = IterationFigures()
         self._last = _seconds()
 
     def lap(self, name: str) -> None:
-        """Books the time since the last lap under a phase."""
+        """Adds the time since the last lap to a phase."""
         before = self._last
         self._last = _seconds()
-        for booked, start, end in zip((self.now.cpu_seconds, self.now.wall_seconds), before, self._last, strict=True):
+        for booked, start, end in zip(
+            (self.now.cpu_seconds, self.now.wall_seconds),
+            before,
+            self._last,
+            strict=True,
+        ):
             booked[name] += end - start
 
-    def inside(self, name: str, work: Callable[P, R]) -> Callable[P, R]:
-        """Wraps a function, whose CPU time is booked under a name beside the phases, but that of others inside it."""
+    def inside(
+        self,
+        name: str,
+        work: Callable[P, R],
+    ) -> Callable[P, R]:
+        """Wraps a function, whose CPU time is added to a name; wrapped functions inside it count under their own."""
 
         @wraps(work)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -224,10 +255,10 @@ class Meter:
         return run
 
     def end(self, tokens: float) -> None:
-        """Ends an iteration and hands over its figures.
+        """Ends an iteration and sends its figures.
 
         Args:
-            tokens: of all its responses.
+            tokens: tokens of all its responses.
         """
         assert self._peak is not None
         self.lap("rest")
@@ -235,7 +266,14 @@ class Meter:
             seconds["total"] = sum(seconds.values())
         peak = self._peak.bytes() / MB
         held = self._peak.before / MB
-        self._pipe.send(replace(self.now, peak_mb=peak, tokens=tokens, held_mb=held))
+        self._pipe.send(
+            replace(
+                self.now,
+                peak_mb=peak,
+                tokens=tokens,
+                held_mb=held,
+            )
+        )
 
 
 def read_job() -> tuple[ContenderJob, Meter]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work that every contender does: models, tokenizer and prompts as files. Needs transformers alone, not dschat.
+"""The work that every contender does: models, tokenizer and prompts as files. Imports transformers but not dschat.
 
-The models are random Gemmas. How long responses are is decided by the actor itself, so that no contender needs to be
-told: one residual channel holds the same number at every position, since no layer writes to it, and the embedding of
-EOS (which is also its row of the output head) reads that channel alone. EOS then has nearly the same probability
-everywhere: zero for equal lengths, or what gives the mean length that is asked for. The pad token is never drawn.
+The models are random Gemmas. The actor itself decides how long responses are, so that no contender needs a setting for
+it: one residual channel holds the same number at every position, since no layer writes to it, and the embedding of EOS
+(which is also its row of the output head) reads that channel alone. EOS then has nearly the same probability at every
+position: zero for equal lengths, or the one that gives the requested mean length. The pad token is never sampled.
 """
 
 import json
@@ -109,7 +109,11 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     return word_tokenizer(words, f"w{FIRST_WORD}", pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
-def word_tokenizer(words: Sequence[str], unknown: str, **settings: str) -> PreTrainedTokenizerFast:
+def word_tokenizer(
+    words: Sequence[str],
+    unknown: str,
+    **settings: str,
+) -> PreTrainedTokenizerFast:
     """One token for each word between spaces, whose id is its place; others are the unknown one."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -167,7 +171,11 @@ def _end_weight(model: GemmaForCausalLM, work: IterationWork, mean: float) -> fl
     """
     from scipy.optimize import brentq
 
-    ids = torch.randint(FIRST_WORD, work.size.vocab_size, (8, work.longest_prompt + work.response))
+    ids = torch.randint(
+        FIRST_WORD,
+        work.size.vocab_size,
+        (8, work.longest_prompt + work.response),
+    )
     states = model.model(ids.to(model.device)).last_hidden_state[:, work.longest_prompt - 1 : -1]
     others = torch.stack([model.lm_head(row).float().logsumexp(-1) for row in states])  # EOS adds nothing to it yet
     channel = states[..., CHANNEL].float()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dschat data check PATH` and `preview PATH` look at data before training, `prepare PATH` encodes them."""
+"""`dschat data check PATH` and `preview PATH` look at data before training; `prepare PATH` encodes them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,19 @@ def _report(path: str, options: Any, describe_solutions: Describe | None) -> str
     keys = ColumnFlags(**{name: getattr(options, name) for name in flags_of(ColumnFlags)})
     if isinstance(options, PrepareOptions):
         return _prepare(path, options, keys)
-    tokenizer, end_id = _open_tokenizer(options) if options.tokenizer else (None, None)
-    limits = options.max_seq_len, options.max_prompt_seq_len
-    settings = Settings(keys, options.seed, tokenizer, *limits, end_id, options.train_on == "all")
+    tokenizer = None
+    end_id = None
+    if options.tokenizer:
+        tokenizer, end_id = _open_tokenizer(options)
+    settings = Settings(
+        keys=keys,
+        seed=options.seed,
+        tokenizer=tokenizer,
+        max_seq_len=options.max_seq_len,
+        max_prompt_seq_len=options.max_prompt_seq_len,
+        end_of_response=end_id,
+        all_turns=options.train_on == "all",
+    )
     folder = open_prepared(path)
     if isinstance(options, CheckOptions):
         from dschat.data.check import check_report, prepared_report
@@ -64,7 +74,7 @@ def _report(path: str, options: Any, describe_solutions: Describe | None) -> str
 
 
 def _prepare(path: str, options: PrepareOptions, keys: ColumnFlags) -> str:
-    """Prepares a source, alone in its folder; what was made of it, in lines."""
+    """Prepares a source under the lock of its folder; a summary in lines."""
     from dschat.data.prepared.make import prepare
 
     if find_prepared([path]):

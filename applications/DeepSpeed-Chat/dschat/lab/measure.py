@@ -47,7 +47,7 @@ def measure(
     Returns:
         Per prompt its answers.
     """
-    draw = choose_engine("continuous", rows, policy.inner, "measure").draw_from(policy.inner)
+    draw = choose_engine("continuous", rows, policy.inner, "measure").sampler_for(policy.inner)
     wanted = [(example, number) for example in prompts for number in range(draws)]
     seeds = [row_seed(seed, example.index, number) for example, number in wanted]
     rollout = draw([example.prompt_ids for example, _ in wanted], sampling, seeds).rollout

@@ -20,7 +20,7 @@ from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
 from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import own_end_ids
-from dschat.rollouts.engine import Draw
+from dschat.rollouts.engine import ResponseSampler
 from dschat.rollouts.generate import choose_engine
 from dschat.rollouts.sampling import Sampling, row_seed
 
@@ -68,7 +68,7 @@ class SamplingPolicy:
     tokenizer: PreTrainedTokenizerBase
     sampling: Sampling
     seed: int
-    sampler: Draw  # what draws from the model
+    sampler: ResponseSampler  # what draws from the model
 
     def respond(self, examples: Sequence[PromptExample], draws: int = 1) -> list[list[SampledResponse]]:
         """So many responses to each prompt, all drawn in one pool.
@@ -126,7 +126,7 @@ def load_sampler(
     temperature: float,
     where: Compute,
     ends: Collection[int] = (),
-) -> tuple[PreTrainedModel, Sampling, Draw]:
+) -> tuple[PreTrainedModel, Sampling, ResponseSampler]:
     """Opens the causal LM at a path from `locate_policy`, which a flag named, to draw from.
 
     `ends` are ids that end a response beside EOS and the checkpoint's own; at temperature 0 draws are greedy.
@@ -145,7 +145,7 @@ def load_sampler(
         top_p=options.top_p,
     )
     engine = choose_engine(options.rollout_engine, options.batch_size, causal_lm, "--rollout_engine")
-    return causal_lm, sampling, engine.draw_from(causal_lm)
+    return causal_lm, sampling, engine.sampler_for(causal_lm)
 
 
 def locate_policy(path: str) -> str:

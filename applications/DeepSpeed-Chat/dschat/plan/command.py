@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dschat plan`: what a run will take, of a preset, a file or flags."""
+"""`dschat plan`: what a run with a preset, a settings file or flags needs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from dschat.base.errors import UserError
+from dschat.plan.counts import Counts, count_rows, counts, find_sources
 from dschat.plan.models import Configs, find_config
 from dschat.plan.phases import GB, Machine
-from dschat.plan.plan import make_plan, remedies
-from dschat.plan.recommend import recommend
-from dschat.plan.report import PlanReport, choices, counts, find_rows, find_sources
-from dschat.plan.throughput import DEFAULT_MEMORY, expect, named_gpu
+from dschat.plan.plan import Plan, make_plan
+from dschat.plan.remedies import remedies
+from dschat.plan.report import PlanReport
+from dschat.plan.throughput import DEFAULT_MEMORY, NamedGpu, expect, named_gpu
 from dschat.settings.common import CommonConfig
 from dschat.settings.parse import resolve
 from dschat.settings.plan import STEPS, PlanOptions
@@ -25,8 +26,8 @@ from dschat.settings.presets import find_preset, preset_names
 from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
-# No run starts, so that it does not matter what an output folder holds.
-NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
+# No run starts, so that the content of an output folder does not matter.
+OUTPUT_FLAGS = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
 CONFIGS: dict[str, type[CommonConfig]] = {
     "sft": SFTConfig,
     "reward": RewardConfig,
@@ -35,93 +36,154 @@ CONFIGS: dict[str, type[CommonConfig]] = {
     "refuel": RefuelConfig,
     "refuel-online": RefuelOnlineConfig,
 }
-SHIM = re.compile(r"-m dschat (\S+) --config (\S+)")  # of a training script
+SHIM = re.compile(r"-m dschat (\S+) --config (\S+)")  # the command of a training script
 
 
 def run(options: PlanOptions) -> int:
-    """Prints plans; the exit status."""
+    """Prints plans; returns the exit status."""
     flags = list(options.other_words)
     name = flags.pop(0) if flags and not flags[0].startswith("-") else None
     if name is None and options.config and Path(options.config).suffix in (".yaml", ".yml"):
         raise UserError(f"--config {options.config}: here that is a model; for a settings file: dschat plan FILE.")
+    files: list[tuple[str, str | None]] = []
     if name is not None:
-        files: list[tuple[str, str | None]] = [*find_files(name, options.step)]
-    elif options.step is None:
-        raise UserError(f"give a preset, or --step {', '.join(STEPS)} with its flags.")
+        files += find_files(name, options.step)
+    elif options.step is not None:
+        files.append((options.step, None))
     else:
-        files = [(options.step, None)]
-    planned = [plan_step(step, options, flags, file) for step, file in files]
-    shown = [one.json() if options.json else one.text() for one in planned]
-    print(json.dumps(shown, indent=2) if options.json else "\n\n\n".join(map(str, shown)))
-    return int(not all(one.plan.fits for one in planned))
+        raise UserError(f"give a preset, or --step {', '.join(STEPS)} with its flags.")
+
+    reports = [plan_step(step, options, flags, file) for step, file in files]
+    if options.json:
+        print(json.dumps([report.json() for report in reports], indent=2))
+    else:
+        print("\n\n\n".join(report.text() for report in reports))
+    return int(not all(report.plan.fits for report in reports))
 
 
 def find_files(name: str, step: str | None) -> list[tuple[str, str]]:
-    """Subcommands and the file or preset of each that a name means, in the order of the steps.
+    """The subcommands that a name stands for, each with its file or preset, in the order of the steps.
 
-    The name is that of a preset that is shipped, or the path of a YAML file or of a training script.
+    Args:
+        name: a preset of the package, or the path of a YAML file or a training script.
+        step: only this step; None for all that a preset has.
 
     Raises:
-        UserError: there is none, or none of the step.
+        UserError: there is no such file or preset.
     """
     path = Path(name)
     if path.is_file() and path.suffix == ".sh":
-        called = SHIM.search(path.read_text(encoding="utf-8"))
-        if called is None:
+        command = SHIM.search(path.read_text(encoding="utf-8"))
+        if command is None:
             raise UserError(f"{name} is none of the training scripts; give one of them, a YAML file or a preset.")
-        return [(called[1], called[2])]
+        return [(command[1], command[2])]
     if path.is_file():
         if step is None:
             raise UserError(f"{name}: --step is missing: say which step's flags the file holds, {', '.join(STEPS)}.")
         return [(step, name)]
-    found = [(command, name.removesuffix(".sh")) for command in STEPS if find_preset(command, name)]
-    found = [one for one in found if step in (None, one[0])]
-    if not found:
-        known = sorted({preset for command in STEPS for preset in preset_names(command)})
-        of_step = f" of {step}" if step else ""
-        raise UserError(f"{name}: there is no such preset{of_step}. Give a YAML file, or one of {', '.join(known)}.")
-    return found
+
+    files = []
+    for subcommand in STEPS:
+        if step in (None, subcommand) and find_preset(subcommand, name):
+            files.append((subcommand, name.removesuffix(".sh")))
+    if not files:
+        raise UserError(_unknown_preset(name, step))
+    return files
 
 
-def plan_step(step: str, options: PlanOptions, flags: Sequence[str] = (), file: str | None = None) -> PlanReport:
-    """Plans what a subcommand would train with flags, which win over those of the file or preset.
+def _unknown_preset(name: str, step: str | None) -> str:
+    names: set[str] = set()
+    for subcommand in STEPS:
+        names.update(preset_names(subcommand))
+    of_step = f" of {step}" if step else ""
+    return f"{name}: there is no such preset{of_step}. Give a YAML file, or one of {', '.join(sorted(names))}."
+
+
+def plan_step(
+    step: str,
+    options: PlanOptions,
+    flags: Sequence[str] = (),
+    file: str | None = None,
+) -> PlanReport:
+    """Plans what a subcommand would train.
+
+    Args:
+        step: the subcommand.
+        options: flags of `dschat plan`.
+        flags: flags of the subcommand, which override those of the file.
+        file: a preset or a settings file.
 
     Raises:
-        UserError: see `resolve`, `make_plan`, `recommend` and `counts`.
+        UserError: see `resolve`, `make_plan` and `counts`.
     """
-    main_memory = None if options.main_memory is None else int(options.main_memory * GB)
     gpu = None if options.gpu_type is None else named_gpu(options.gpu_type)
-    of_name = None if gpu is None else gpu.memory
-    device_memory = int((options.gpu_memory or of_name or DEFAULT_MEMORY) * GB)
-    machine = Machine(options.gpus, device_memory, main_memory, options.gpus_per_node)
-    data = [] if file or {"--data_path", "--task.query_dataset"} & {*flags} else ["--data_path", "unnamed"]
-    words = [*flags, *data, *NOWHERE]
-    told = resolve(CONFIGS[step], words, command=step, processes=machine.processes, runs_here=False, config=file)
-    configs = _configs(options.config, told.preset.get("base"))
-    found = recommend(told.config, machine, configs) if options.recommend else None
-    plan = found.best.plan if found and found.best else None
-    plan = plan or make_plan(told.config, machine, configs)
-    sources = None if options.num_samples is not None else find_sources(told.config)
-    rows = None if sources is None else find_rows(sources)
-    rows = (options.num_samples, 0) if options.num_samples is not None else rows
-    counted = None if rows is None else counts(plan.config, plan.config.plan_batches(plan.machine.processes), *rows)
-    helps = [] if plan.fits or found else remedies(plan, configs)
-    title = f"dschat {step}{f' --config {file}' if file else ''}"
-    largest = choices(plan) if options.micro_batches else []
-    expectation = None if gpu is None else expect(plan, gpu)
-    return PlanReport(title, plan, counted, helps, largest, found, sources or (), expectation)
+    machine = _machine(options, gpu)
+
+    # Settings, with data that need not be named.
+    arguments = [*flags, *OUTPUT_FLAGS]
+    if file is None and "--data_path" not in flags and "--task.query_dataset" not in flags:
+        arguments += ["--data_path", "unnamed"]
+    settings = resolve(
+        CONFIGS[step], arguments, command=step, processes=machine.processes, runs_here=False, config=file
+    )
+
+    # Memory.
+    configs = _model_configs(options.config, settings.preset.get("base"))
+    plan = make_plan(settings.config, machine, configs)
+
+    # Updates and samples.
+    sources = find_sources(plan.config) if options.num_samples is None else None
+    title = f"dschat {step}"
+    if file:
+        title += f" --config {file}"
+    return PlanReport(
+        title=title,
+        plan=plan,
+        counts=_counts(plan, options, sources),
+        remedies=[] if plan.fits else remedies(plan, configs),
+        sources=sources or (),
+        expectation=None if gpu is None else expect(plan, gpu),
+    )
 
 
-def _configs(given: str | None, base: str | None) -> Configs:
-    """For a folder that an earlier step will write, that of `given`, else of `base`."""
-    found: dict[str, PreTrainedConfig] = {}
+def _machine(options: PlanOptions, gpu: NamedGpu | None) -> Machine:
+    """The machine that the flags describe."""
+    gpu_memory = options.gpu_memory or (gpu and gpu.memory) or DEFAULT_MEMORY
+    main_memory = None
+    if options.main_memory is not None:
+        main_memory = int(options.main_memory * GB)
+    return Machine(options.gpus, int(gpu_memory * GB), main_memory, options.gpus_per_node)
+
+
+def _counts(
+    plan: Plan,
+    options: PlanOptions,
+    sources: list[dict[str, object]] | None,
+) -> Counts | None:
+    """Counts by --num_samples or by the rows of the data; None if neither is known."""
+    batches = plan.config.plan_batches(plan.machine.processes)
+    if options.num_samples is not None:
+        return counts(plan.config, batches, options.num_samples, held_out=0)
+    if sources is None:
+        return None
+    return counts(plan.config, batches, *count_rows(sources))
+
+
+def _model_configs(config_flag: str | None, base: str | None) -> Configs:
+    """Finds the configs of models.
+
+    A folder that an earlier step will write has the config that --config names, or that of the preset's base model.
+    """
+    configs: dict[str, PreTrainedConfig] = {}
 
     def find(path: str, flag: str) -> PreTrainedConfig:
-        made_later = not Path(path).exists() and (path.startswith("/") or path.count("/") > 1)
-        name = given or base if made_later else path
-        name, of = name or path, "--config" if made_later and given else flag
-        if name not in found:
-            found[name] = find_config(name, of)
-        return found[name]
+        is_future_folder = not Path(path).exists() and (path.startswith("/") or path.count("/") > 1)
+        source = path
+        if is_future_folder:
+            source = config_flag or base or path
+            flag = "--config" if config_flag else flag
+        if source not in configs:
+            configs[source] = find_config(source, flag)
+        return configs[source]
 
     return find

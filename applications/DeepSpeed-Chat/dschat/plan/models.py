@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of a run: their configs, what they keep, what their passes take.
+"""The models of a run: where their configs come from, and the sizes that decide their memory.
 
-Configs come from a folder, from the hub or, of models that presets name, from the published sizes.
+A config comes from a folder or from the hub; the sizes of the models that presets name are also written here.
 """
 
 from __future__ import annotations
@@ -31,20 +31,50 @@ from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import OneModelConfig, RewardConfig
 
 logger = logging.getLogger(__name__)
-Configs = Callable[[str, str], PreTrainedConfig]  # (path, flag) → a model's config
+Configs = Callable[[str, str], PreTrainedConfig]  # (path, flag) → the model's config
 
-GEMMA_2B = {"hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18}
-GEMMA_2B |= {"num_attention_heads": 8, "num_key_value_heads": 1}
-GEMMA_7B = {"hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28}
-GEMMA_7B |= {"num_attention_heads": 16, "num_key_value_heads": 16}
-GEMMA2_27B = {"hidden_size": 4608, "intermediate_size": 36864, "num_hidden_layers": 46}
-GEMMA2_27B |= {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 144}
-LLAMA3_8B = {"vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
-LLAMA3_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192}
-LLAMA31_8B = LLAMA3_8B | {"max_position_embeddings": 131_072}
-LLAMA31_70B = LLAMA31_8B | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
-LLAMA31_70B |= {"num_attention_heads": 64}
-# Hub id → family and the sizes that differ from transformers' defaults, or are written out although they do not.
+GEMMA_2B = {
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+}
+GEMMA_7B = {
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+}
+GEMMA2_27B = {
+    "hidden_size": 4608,
+    "intermediate_size": 36864,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "query_pre_attn_scalar": 144,
+}
+LLAMA3_8B = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}
+LLAMA31_8B = {**LLAMA3_8B, "max_position_embeddings": 131_072}
+LLAMA31_70B = {
+    **LLAMA31_8B,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+GEMMA_VOCABULARY = 256_000
+# Hub id → family, and the sizes that differ from transformers' defaults or are spelled out although they do not.
 PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
     "google/gemma-2b": ("gemma", GEMMA_2B),
     "google/gemma-7b": ("gemma", GEMMA_7B),
@@ -59,24 +89,24 @@ PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
 
 
 def find_config(path: str, flag: str) -> PreTrainedConfig:
-    """A model's config: from a folder, from what was fetched before, of PUBLISHED, or from the hub, in this order.
+    """Returns a model's config: from a folder, the hub's local cache, PUBLISHED or the hub, in this order.
 
     Raises:
-        UserError: there is none; it names the flag.
+        UserError: there is none; the message names the flag.
     """
     if path not in PUBLISHED or Path(path).exists():
         return open_decoder_config(path, flag)
     try:
         return open_decoder_config(path, flag, local_files_only=True)
     except UserError:
-        logger.warning("%s %s was not fetched from the hub before: its sizes are those published.", flag, path)
+        logger.warning("%s %s is not in the hub's local cache: the plan uses its published sizes.", flag, path)
         return published_config(path)
 
 
 def published_config(hub_id: str) -> PreTrainedConfig:
-    """The config of one of PUBLISHED, as far as its sizes go."""
+    """The config of a model in PUBLISHED; only its sizes are meaningful."""
     family, sizes = PUBLISHED[hub_id]
-    options: dict[str, Any] = {"vocab_size": 256_000, **sizes}  # of the Gemmas
+    options: dict[str, Any] = {"vocab_size": GEMMA_VOCABULARY, **sizes}
     return AutoConfig.for_model(family, **options)
 
 
@@ -85,87 +115,144 @@ class Role:
     """A model of a run."""
 
     name: str  # policy, actor, critic, reference or reward model
-    source: str  # what it is loaded from
+    source: str  # the folder or hub id that it is loaded from
     model: Model  # its architecture
-    weights: Weights  # what decides its states
-    recomputed: int = 0  # of every so many layers the first is recomputed in the backward pass; 0 = none is
-    compiled: bool = False  # whether its layers are compiled when it trains
+    weights: Weights  # the sizes that decide its states
+    recomputed: int = 0  # the first of every `recomputed` layers is recomputed in the backward pass; 0: none
+    compiled: bool = False  # its layers are compiled when it trains
 
 
-def roles_of(config: CommonConfig, batches: BatchPlan, configs: Configs, device: torch.device) -> list[Role]:
-    """The models that a run of these flags holds.
+@dataclass(frozen=True)
+class ModelPath:
+    """A model as the command line names it."""
 
-    Where no flag says otherwise their dtype is bf16 on GPUs, float32 on CPUs.
+    path: str
+    flag: str
+
+
+def roles_of(
+    config: CommonConfig,
+    batches: BatchPlan,
+    configs: Configs,
+    device: torch.device,
+) -> list[Role]:
+    """The models that a run with these flags holds.
+
+    Unless a flag sets the dtype it is bf16 on GPUs and float32 on CPUs.
 
     Raises:
         UserError: a config cannot be read, or --deepspeed_config contradicts the flags.
     """
-    maker = _Maker(config, batches, configs, choose_dtype(config.engine.dtype, device), device.type == "cuda")
+    dtype = choose_dtype(config.engine.dtype, device)
+    builder = RoleBuilder(config, batches, configs, dtype, on_gpu=device.type == "cuda")
     if isinstance(config, PPOConfig):
-        return _ppo_roles(config, maker)
+        return _ppo_roles(config, builder)
     assert isinstance(config, OneModelConfig)
-    base, stage, offload = (
-        (config.model.model_name_or_path, "--model_name_or_path"),
-        config.engine.zero_stage,
-        config.engine.offload,
-    )
-    rank, again = (
-        config.finetuning.lora_dim,
-        config.engine.gradient_checkpointing_every * config.engine.gradient_checkpointing,
-    )
+    return _one_model_roles(config, builder)
+
+
+def _one_model_roles(config: OneModelConfig, builder: RoleBuilder) -> list[Role]:
+    base = ModelPath(config.model.model_name_or_path, "--model_name_or_path")
+    stage = config.engine.zero_stage
+    offload = config.engine.offload
+    rank = config.finetuning.lora_dim
+    recomputed = config.engine.gradient_checkpointing_every * config.engine.gradient_checkpointing
     if isinstance(config, RewardConfig):
-        return [maker.trained("reward model", base, "scalar", stage, rank, again)]
-    layers = config.dialogues.trained_layers if isinstance(config, RefuelOnlineConfig) else 0
-    roles = [maker.trained("policy", base, "policy", stage, rank, again, layers)]
+        return [builder.trained("reward model", base, "scalar", stage, rank, recomputed)]
     if not isinstance(config, RefuelOnlineConfig):
-        return roles
-    if config.kl.kl_coef and not rank:
-        roles.append(maker.frozen("reference", base, "policy", 3 if stage == 3 or offload else 0, offload))
-    if config.dialogues.reward_model_name_or_path is not None:
-        roles.append(
-            maker.plain("reward model", (config.dialogues.reward_model_name_or_path, "--reward_model"), offload)
+        return [builder.trained("policy", base, "policy", stage, rank, recomputed)]
+
+    roles = [
+        builder.trained(
+            "policy",
+            base,
+            "policy",
+            stage,
+            rank,
+            recomputed,
+            config.dialogues.trained_layers,
         )
+    ]
+    if config.kl.kl_coef and not rank:
+        reference_stage = 3 if stage == 3 or offload else 0
+        roles.append(builder.frozen("reference", base, "policy", reference_stage, offload))
+    reward_path = config.dialogues.reward_model_name_or_path
+    if reward_path is not None:
+        roles.append(builder.plain("reward model", ModelPath(reward_path, "--reward_model"), offload))
     return roles
 
 
-def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
-    actor = (config.models.actor_model_name_or_path, "--actor_model_name_or_path")
-    critic = (
-        config.models.critic_model_name_or_path or config.models.actor_model_name_or_path,
-        "--critic_model_name_or_path",
-    )
-    stages, ranks = config.zero_stages, config.lora_ranks
+def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
+    actor = ModelPath(config.models.actor_model_name_or_path, "--actor_model_name_or_path")
+    critic_path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
+    critic = ModelPath(critic_path, "--critic_model_name_or_path")
+    stages = config.zero_stages  # of the actor and, if there is one, the critic
+    ranks = config.lora_ranks
     every = config.engine.gradient_checkpointing_every
-    again = every * bool(config.memory.actor_gradient_checkpointing)
-    roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], again)]
+
+    # Trained models.
+    recomputed = every * bool(config.memory.actor_gradient_checkpointing)
+    roles = [
+        builder.trained(
+            "actor",
+            actor,
+            "policy",
+            stages[0],
+            ranks[0],
+            recomputed,
+        )
+    ]
     if config.advantages.needs.critic:
-        again = every * bool(config.memory.critic_gradient_checkpointing)
-        base = actor if config.memory.share_base else critic
-        made = maker.trained("critic", base, "scalar", stages[1], ranks[1], again)
-        roles.append(_on_base(made, critic[0]) if config.memory.share_base else made)
-    sharded = config.memory.actor_zero_stage == 3 or config.memory.offload_reference_model
-    frozen = (3 if sharded else 0, config.memory.offload_reference_model)
-    if not ranks[0]:  # with LoRA it is the actor with its adapters off
-        roles.append(maker.frozen("reference", actor, "policy", *frozen))
-    path = config.rewards.reward_model_name_or_path
-    if path is None:
-        return roles
-    named, rank = (path, "--reward_model_name_or_path"), _rank_on_base(config, path)
-    if rank is not None:
-        made = _on_base(maker.trained("reward model", actor, "scalar", frozen[0], rank, 0), path)
-        zero = replace(made.weights.zero, stage=frozen[0])
-        roles.append(replace(made, weights=replace(made.weights, trained=0, zero=zero)))
-    elif reads_both_ways(maker.configs(*named)):
-        roles.append(maker.plain("reward model", named))
-    else:
-        roles.append(maker.frozen("reward model", named, "scalar", *frozen))
+        recomputed = every * bool(config.memory.critic_gradient_checkpointing)
+        if config.memory.share_base:
+            role = builder.trained("critic", actor, "scalar", stages[1], ranks[1], recomputed)
+            roles.append(_on_actor_base(role, critic.path))
+        else:
+            roles.append(
+                builder.trained(
+                    "critic",
+                    critic,
+                    "scalar",
+                    stages[1],
+                    ranks[1],
+                    recomputed,
+                )
+            )
+
+    # Frozen models. With LoRA the reference is the actor with its adapters switched off.
+    offload = config.memory.offload_reference_model
+    stage = 3 if config.memory.actor_zero_stage == 3 or offload else 0
+    if not ranks[0]:
+        roles.append(builder.frozen("reference", actor, "policy", stage, offload))
+    reward_path = config.rewards.reward_model_name_or_path
+    if reward_path is not None:
+        roles.append(_reward_model(config, builder, actor, reward_path, stage))
     return roles
 
 
-def _rank_on_base(config: PPOConfig, reward: str) -> int | None:
-    """The rank of a reward model that is an adapter over the actor's base; None of one that is a whole model.
+def _reward_model(
+    config: PPOConfig,
+    builder: RoleBuilder,
+    actor: ModelPath,
+    path: str,
+    stage: int,
+) -> Role:
+    """The reward model of step 3: adapters on the actor's base, a bidirectional classifier or a whole scalar model."""
+    rank = _rank_on_actor_base(config, path)
+    if rank is not None:
+        role = _on_actor_base(builder.trained("reward model", actor, "scalar", stage, rank, 0), path)
+        zero = replace(role.weights.zero, stage=stage)
+        return replace(role, weights=replace(role.weights, trained=0, zero=zero))
+    reward = ModelPath(path, "--reward_model_name_or_path")
+    if reads_both_ways(builder.configs(reward.path, reward.flag)):
+        return builder.plain("reward model", reward)
+    return builder.frozen("reward model", reward, "scalar", stage, config.memory.offload_reference_model)
 
-    The critic's is its own start, and need not be there yet.
+
+def _rank_on_actor_base(config: PPOConfig, reward: str) -> int | None:
+    """The rank of a reward model that is an adapter on the actor's base; None for a whole model.
+
+    A reward model that is also the critic's start may not exist yet.
     """
     if not config.memory.share_base:
         return None
@@ -175,15 +262,15 @@ def _rank_on_base(config: PPOConfig, reward: str) -> int | None:
     return None if folder is None else int(adapter_settings(folder)["r"])
 
 
-def _on_base(role: Role, source: str) -> Role:
-    """A role of --share_base: all but its adapters and its head is the actor's."""
+def _on_actor_base(role: Role, source: str) -> Role:
+    """A role with --share_base: everything but its adapters and its head belongs to the actor."""
     shared = role.weights.parameters - role.weights.trained
     return replace(role, source=source, weights=replace(role.weights, shared=shared))
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Makes roles of a run's flags; a model is given by its path and the flag that names it."""
+class RoleBuilder:
+    """Makes roles from a run's flags."""
 
     config: CommonConfig
     batches: BatchPlan
@@ -194,37 +281,71 @@ class _Maker:
     def trained(
         self,
         name: str,
-        model: tuple[str, str],
+        base: ModelPath,
         kind: Kind,
         stage: int,
         rank: int,
         recomputed: int,
         top_layers: int = 0,
     ) -> Role:
-        """A model under an optimiser."""
-        finetuning = Finetuning(**self.config.finetuning.arguments(rank))
-        attention = self.config.engine.attn_implementation
-        made = Model(self.configs(*model), kind, self.dtype, attention, finetuning, top_layers)
-        # In half precision stage 1 takes the place of DeepSpeed's 0.
-        used = max(stage, 1) if self.dtype.itemsize < FLOAT32 else stage
-        offload, trained = self.config.engine.offload and stage > 0, shape_of(made).trained
+        """A model with an optimizer."""
+        model = Model(
+            config=self.configs(base.path, base.flag),
+            kind=kind,
+            dtype=self.dtype,
+            attention=self.config.engine.attn_implementation,
+            finetuning=Finetuning(**self.config.finetuning.arguments(rank)),
+            top_layers=top_layers,
+        )
+        # In half precision, stage 1 replaces DeepSpeed's stage 0.
+        stage_in_effect = max(stage, 1) if self.dtype.itemsize < FLOAT32 else stage
+        offload = self.config.engine.offload and stage > 0
+        weights = self._weights(model, stage_in_effect, offload, shape_of(model).trained)
         compiled = self.config.compiles(self.on_gpu)
-        return Role(name, model[0], made, self._weights(made, used, offload, trained), recomputed, compiled)
+        return Role(name, base.path, model, weights, recomputed, compiled)
 
-    def frozen(self, name: str, model: tuple[str, str], kind: Kind, stage: int, offload: bool) -> Role:
-        """A model that never trains, under DeepSpeed."""
-        made = Model(self.configs(*model), kind, self.dtype, self.config.engine.attn_implementation)
-        return Role(name, model[0], made, self._weights(made, stage, offload, 0))
+    def frozen(
+        self,
+        name: str,
+        base: ModelPath,
+        kind: Kind,
+        stage: int,
+        offload: bool,
+    ) -> Role:
+        """A model without an optimizer, held by DeepSpeed."""
+        config = self.configs(base.path, base.flag)
+        model = Model(config, kind, self.dtype, self.config.engine.attn_implementation)
+        return Role(
+            name,
+            base.path,
+            model,
+            self._weights(model, stage, offload, trained=0),
+        )
 
-    def plain(self, name: str, model: tuple[str, str], offload: bool = False) -> Role:
-        """A sequence classifier as transformers has it, whole; `offload`: in main memory while it does nothing."""
-        config = self.configs(*model)
-        made = Model(config, "classifier" if reads_both_ways(config) else "scalar", self.dtype)
-        own = shape_of(made)
+    def plain(
+        self,
+        name: str,
+        base: ModelPath,
+        offload: bool = False,
+    ) -> Role:
+        """A sequence classifier held by transformers; with `offload` it is in main memory while it is idle."""
+        config = self.configs(base.path, base.flag)
+        kind: Kind = "classifier" if reads_both_ways(config) else "scalar"
+        model = Model(config, kind, self.dtype)
+        shape = shape_of(model)
         zero = Zero(offload_weights=offload)
-        return Role(name, model[0], made, Weights(own.parameters, 0, own.largest, self.dtype.itemsize, zero))
+        weights = Weights(shape.parameters, 0, shape.largest, self.dtype.itemsize, zero)
+        return Role(name, base.path, model, weights)
 
-    def _weights(self, made: Model, stage: int, offload: bool, trained: int) -> Weights:
-        file, own = self.config.engine.deepspeed_config, shape_of(made)
+    def _weights(
+        self,
+        model: Model,
+        stage: int,
+        offload: bool,
+        trained: int,
+    ) -> Weights:
+        shape = shape_of(model)
+        file = self.config.engine.deepspeed_config
         settings = deepspeed_settings(self.batches, NAMES[self.dtype], stage, offload, file)
-        return Weights(own.parameters, trained, own.largest, self.dtype.itemsize, Zero.of(settings, trained > 0))
+        zero = Zero.of(settings, trained > 0)
+        return Weights(shape.parameters, trained, shape.largest, self.dtype.itemsize, zero)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run has, and what it holds in each of its phases: in the memory of a device, and in that of a node."""
+"""The memory that a run holds in each of its phases, on a device and on a node."""
 
 from __future__ import annotations
 
@@ -14,39 +14,46 @@ from dschat.models.save import FILE_SIZE
 from dschat.plan.models import Role
 from dschat.plan.passes import (
     Pass,
-    kept_gradient,
     sampling_logits,
     scoring_logits,
     scoring_pass,
     shape_of,
+    tied_head_gradient,
     training_logits,
     training_pass,
 )
-from dschat.plan.states import averaging, gathering, keeps_gradients, passing, reducing, states, stepping
+from dschat.plan.states import (
+    ema_bytes,
+    keeps_gradients,
+    model_states,
+    pass_weight_bytes,
+    reduction_bytes,
+    sampling_weight_bytes,
+    step_bytes,
+)
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import SupervisedConfig
 
-# Of a GPU's memory, what is none of ours: CUDA's context, NCCL's and cuBLAS's work space.
-CUDA_BYTES = 2_500_000_000
-VLLM_CPU_CACHE = 1 << 28  # of vLLM on a CPU, as `dschat.rollouts.vllm` asks for it
-VLLM_PASSES = 2_000_000_000  # of a GPU, for vLLM's activations and logits; an allowance that nobody has measured
+CUDA_BYTES = 2_500_000_000  # GPU memory used by the CUDA context, NCCL and cuBLAS workspaces
+VLLM_CPU_CACHE = 1 << 28  # the KV cache that `dschat.rollouts.vllm.engine` asks vLLM for on a CPU
+VLLM_PASSES = 2_000_000_000  # GPU memory for vLLM's activations and logits: an allowance that was never measured
 GB = 10**9
-PROCESS_BYTES = 3_000_000_000  # of main memory: a process with torch, DeepSpeed and CUDA's libraries
-FILES_AT_A_TIME = 2  # of a model that is saved
-Drawing = PPOConfig | RefuelOnlineConfig  # whose responses are drawn
-NOTHING = Pass(0)
+PROCESS_BYTES = 3_000_000_000  # main memory of a process that has loaded torch, DeepSpeed and CUDA's libraries
+FILES_AT_A_TIME = 2  # files of a model that are in memory while it is saved
+SamplingConfig = PPOConfig | RefuelOnlineConfig  # steps that sample responses
+NO_PASS = Pass(0)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run has, in bytes."""
+    """The hardware of a run; sizes in bytes."""
 
-    processes: int  # N, each on a GPU of its own, or on the CPU
-    device_memory: int | None  # of a GPU; None to plan for a CPU
-    main_memory: int | None = None  # of a node; None where it is not known
+    processes: int  # N, each on its own GPU, or on the CPU
+    device_memory: int | None  # memory of a GPU; None to plan for a CPU
+    main_memory: int | None = None  # memory of a node; None if unknown
     gpus_per_node: int = 8  # the most processes of a node
 
     @property
@@ -56,186 +63,297 @@ class Machine:
 
     @property
     def device(self) -> torch.device:
-        """Where a process computes."""
+        """The device that a process computes on."""
         return torch.device("cpu" if self.device_memory is None else "cuda")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Bytes at the worst moment of a phase."""
+    """Bytes at the peak of a phase."""
 
     name: str  # generate, score, evaluate, train or update
-    kept: int  # what all models keep between phases
+    kept: int  # what all models hold between phases
     parts: Mapping[str, int]  # what the phase adds, by name
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes in all."""
         return self.kept + sum(self.parts.values())
-
-
-def kept_bytes(roles: Sequence[Role], processes: int) -> int:
-    """What models keep between phases: not every gradient, see `keeps_gradients`."""
-    kept = [(role.weights, states(role.weights, processes)) for role in roles]
-    return sum(of.total - (0 if keeps_gradients(weights) else of.gradients) for weights, of in kept)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The longest texts of a run."""
+    """The longest sequences of a run."""
 
-    tokens: int  # of a text
-    scored: int  # of them those with log-probs, at the end
-    per_example: int = 1  # texts that pass together
+    tokens: int  # tokens per sequence
+    scored: int  # tokens with log-probs, at the end of the sequence
+    per_example: int = 1  # sequences per example in one forward pass (2 for a preference pair)
 
     @classmethod
     def of(cls, config: CommonConfig) -> Texts:
-        """What the flags say."""
+        """Lengths that the flags allow."""
         if isinstance(config, PPOConfig):
-            return cls(
-                config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len,
-                config.sampling.max_answer_seq_len,
-            )
+            response = config.sampling.max_answer_seq_len
+            return cls(config.sampling.max_prompt_seq_len + response, response)
         if isinstance(config, RefuelOnlineConfig):
             return cls(config.model.max_seq_len, config.sampling.max_answer_seq_len, 2)
         assert isinstance(config, SupervisedConfig)
         return cls(config.model.max_seq_len, config.model.max_seq_len, config.sequences_per_example)
 
-    def filling(self, examples: int, budget: int | None) -> tuple[int, int, int]:
-        """Rows, tokens of each, and log-probs of the largest micro-batch of so many examples at most.
+    def filling(
+        self,
+        examples: int,
+        budget: int | None,
+    ) -> tuple[int, int, int]:
+        """Rows, tokens per row and number of log-probs of the largest micro-batch.
 
-        The budget is its tokens at most, padding included; of a longer example, its own; None = any.
+        Args:
+            examples: the most examples of a micro-batch.
+            budget: its most tokens, padding included; a longer example passes alone. None: no limit.
         """
-        rows, tokens = examples * self.per_example, self.tokens
+        rows = examples * self.per_example
+        tokens = self.tokens
         if budget is not None and rows * tokens > budget:
             area = max(budget, self.per_example * tokens)
             rows = -(-area // tokens)
             tokens = area // rows
-        # Short texts, of which more go together, may have as many log-probs.
-        return rows, tokens, min(examples * self.per_example * self.scored, rows * tokens)
+        # A pass of more but shorter sequences may have as many log-probs.
+        log_probs = min(examples * self.per_example * self.scored, rows * tokens)
+        return rows, tokens, log_probs
 
 
-def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], machine: Machine) -> list[Phase]:
+def kept_bytes(roles: Sequence[Role], processes: int) -> int:
+    """What models hold between phases; gradients count only where `keeps_gradients`."""
+    total = 0
+    for role in roles:
+        states = model_states(role.weights, processes)
+        total += states.total
+        if not keeps_gradients(role.weights):
+            total -= states.gradients
+    return total
+
+
+def phases_of(
+    config: CommonConfig,
+    plan: BatchPlan,
+    roles: Sequence[Role],
+    machine: Machine,
+) -> list[Phase]:
     """The phases of a run, in the order of an iteration."""
-    n, device = plan.world_size, machine.device
+    processes = plan.world_size
+    device = machine.device
     trained = [role for role in roles if role.weights.trained]
-    gradients = sum(states(role.weights, n).gradients for role in trained if not keeps_gradients(role.weights))
-    update = max(stepping(role.weights, n, fused=device.type == "cuda") for role in trained)
-    scored = max((_scored(config, plan, role, device) for role in roles), key=lambda parts: sum(parts.values()))
-    draws, kept, parts = isinstance(config, Drawing), kept_bytes(roles, n), dict[str, dict[str, int]]()
-    if isinstance(config, Drawing):
-        parts["generate"], beside = _drawn(config, plan, roles[0], machine)
-        kept += beside
-    parts |= {
-        "score" if draws else "evaluate": scored,
-        "train": _trained(config, plan, trained, device) | {"gradients": gradients},
-        "update": {"gradients": gradients, "optimiser": update},
-    }
-    return [Phase(name, kept, {part: size for part, size in of.items() if size}) for name, of in parts.items()]
+    parts: dict[str, dict[str, int]] = {}
+    permanent = kept_bytes(roles, processes)
+    is_sampling = isinstance(config, SamplingConfig)
+
+    # Sampling of responses.
+    if isinstance(config, SamplingConfig):
+        parts["generate"], sampler = _sampling_parts(config, plan, roles[0], machine)
+        permanent += sampler
+
+    # Passes without gradients, by the model that needs most.
+    scoring = [_scoring_parts(config, plan, role, device) for role in roles]
+    parts["score" if is_sampling else "evaluate"] = max(scoring, key=lambda sizes: sum(sizes.values()))
+
+    # Training.
+    gradients = 0
+    for role in trained:
+        if not keeps_gradients(role.weights):
+            gradients += model_states(role.weights, processes).gradients
+    parts["train"] = _training_parts(config, plan, trained, device) | {"gradients": gradients}
+    fused = device.type == "cuda"
+    step = max(step_bytes(role.weights, processes, fused) for role in trained)
+    parts["update"] = {"gradients": gradients, "optimiser": step}
+
+    phases = []
+    for name, sizes in parts.items():
+        nonzero = {part: size for part, size in sizes.items() if size}
+        phases.append(Phase(name, permanent, nonzero))
+    return phases
 
 
-def _trained(config: CommonConfig, plan: BatchPlan, trained: Sequence[Role], device: torch.device) -> dict[str, int]:
-    """The worst moment of a micro-batch."""
-    n, sizes = plan.world_size, Texts.of(config).filling(plan.micro_batch, plan.max_tokens)
-    passes = [_passes(role, *sizes, device) for role in trained]
+# ---- Training ----
+
+
+def _training_parts(
+    config: CommonConfig, plan: BatchPlan, trained: Sequence[Role], device: torch.device
+) -> dict[str, int]:
+    """The peak of one micro-batch."""
+    processes = plan.world_size
+    size = Texts.of(config).filling(plan.micro_batch, plan.max_tokens)
+    passes = [_passes(role, *size, device) for role in trained]
     if isinstance(config, PPOConfig) and config.credit_is_fused(plan):
-        # Both models go forward on a micro-batch before either goes backward.
+        # Both models run forward on a micro-batch before either runs backward.
         actor, critic = passes
-        moments, buffers = _moments(actor, critic[0]), _zero(trained, n)
+        moments = _moments(actor, critic[0])
+        buffers = _zero_bytes(trained, processes)
     else:
-        moments = [moment for one in passes for moment in _moments(one, NOTHING)]
-        buffers = max(_zero([role], n) for role in trained)
+        moments = []
+        for role_passes in passes:
+            moments += _moments(role_passes, NO_PASS)
+        buffers = max(_zero_bytes([role], processes) for role in trained)
     activations, logits = max(moments, key=sum)
     return {"activations": activations, "logits": logits, "ZeRO": buffers}
 
 
-def _drawn(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -> tuple[dict[str, int], int]:
-    """What is there while responses are drawn; and what stays beside the models, the moving average included."""
-    weights, kept = actor.weights, 0
+def _passes(
+    role: Role,
+    rows: int,
+    tokens: int,
+    positions: int,
+    device: torch.device,
+) -> tuple[Pass, Pass, int]:
+    """The pass of the model without its head, that of its log-probs, and the head's gradient that stays after both."""
+    body = training_pass(role.model, rows, tokens, role.recomputed, role.compiled)
+    if role.model.kind != "policy":
+        return body, NO_PASS, 0
+    head = shape_of(role.model).head
+    return body, training_logits(head, positions, device), tied_head_gradient(head)
+
+
+def _moments(passes: tuple[Pass, Pass, int], other: Pass) -> list[tuple[int, int]]:
+    """Activations and logits at each moment of a micro-batch; `other` is a model that runs forward before it ends."""
+    body, logits, head_gradient = passes
+    return [
+        (body.forward, 0),
+        (body.held, logits.forward),
+        (body.held + other.forward, logits.held),
+        (body.held + other.held, logits.backward),
+        (body.backward + other.held, head_gradient),
+        (other.backward, 0),
+    ]
+
+
+def _zero_bytes(roles: Sequence[Role], processes: int) -> int:
+    gathered = sum(pass_weight_bytes(role.weights, processes) for role in roles)
+    return gathered + max(reduction_bytes(role.weights, processes) for role in roles)
+
+
+# ---- Sampling ----
+
+
+def _sampling_parts(
+    config: SamplingConfig, plan: BatchPlan, actor: Role, machine: Machine
+) -> tuple[dict[str, int], int]:
+    """What sampling adds, and what it keeps between rollouts (with the moving average)."""
+    permanent = 0
     if isinstance(config, PPOConfig):
-        kept += averaging(weights, machine.processes)[0] if config.memory.enable_ema else 0
-        if config.runs_vllm and machine.device_memory is None:  # where it never sleeps
-            kept += weights.whole // config.vllm.vllm_tensor_parallel + VLLM_CPU_CACHE
+        if config.memory.enable_ema:
+            permanent += ema_bytes(actor.weights, machine.processes)[0]
+        if config.runs_vllm and machine.device_memory is None:
+            # On a CPU, vLLM never sleeps.
+            permanent += actor.weights.whole // config.vllm.vllm_tensor_parallel + VLLM_CPU_CACHE
         if config.rollouts.uses_vllm:
-            return _vllm_parts(config, actor, machine), kept
-    texts, slots = Texts.of(config), config.sampling.per_device_generation_batch_size * plan.samples_per_prompt
+            return _vllm_parts(config, actor, machine), permanent
+
+    # The prompts of the first pass.
+    texts = Texts.of(config)
+    slots = _slots(config, plan)
     prompt = texts.tokens - 1 if _completes(config) else texts.tokens - texts.scored
-    logits = sampling_logits(shape_of(actor.model).head, slots, machine.device)
-    rows = min(slots, max(1, PREFILL_TOKENS // prompt)) if _rollout_engine(config) == "continuous" else slots
+    rows = min(slots, max(1, PREFILL_TOKENS // prompt)) if _is_continuous(config) else slots
     parts = {
-        "gathered weights": gathering(weights, plan.world_size),
+        "gathered weights": sampling_weight_bytes(actor.weights, plan.world_size),
         "KV cache": _kv_cache(config, plan, actor, machine),
         "activations": scoring_pass(actor.model, rows, prompt).forward,
-        "logits": logits,
+        "logits": sampling_logits(shape_of(actor.model).head, slots, machine.device),
     }
     if uses_graphs(config, machine) and not parts["gathered weights"]:
-        # CUDA graphs hold what they write into from one rollout to the next: the cache, and all that a step makes.
-        kept += parts.pop("KV cache") + scoring_pass(actor.model, slots, 1).forward + logits
-    return parts, kept
+        # CUDA graphs keep their buffers between rollouts: the cache, and all that one step writes.
+        step = scoring_pass(actor.model, slots, 1)
+        permanent += parts.pop("KV cache") + step.forward + parts["logits"]
+    return parts, permanent
 
 
-def _kv_cache(config: Drawing, plan: BatchPlan, actor: Role, machine: Machine) -> int:
-    """Keys and values of all rows that are drawn together."""
-    slots = config.sampling.per_device_generation_batch_size * plan.samples_per_prompt
-    waiting = _rollout_engine(config) == "continuous" and plan.rollout_per_rank * plan.samples_per_prompt > slots
+def _slots(config: SamplingConfig, plan: BatchPlan) -> int:
+    """Responses that are generated at a time."""
+    return config.sampling.per_device_generation_batch_size * plan.samples_per_prompt
+
+
+def _kv_cache(
+    config: SamplingConfig,
+    plan: BatchPlan,
+    actor: Role,
+    machine: Machine,
+) -> int:
+    """Keys and values of all rows that are generated at a time."""
+    slots = _slots(config, plan)
     texts = Texts.of(config)
-    columns = texts.tokens + SPARE_COLUMNS * waiting
+    prompts_wait = _is_continuous(config) and plan.rollout_per_rank * plan.samples_per_prompt > slots
+    columns = texts.tokens + SPARE_COLUMNS * prompts_wait
     if _completes(config):
-        # The longest text that is completed stands beside a short one, whose response is as long as any.
-        columns = texts.tokens - 1 + texts.scored + SPARE_COLUMNS * (_rollout_engine(config) == "continuous")
+        # The longest text that is completed shares columns with a short one, whose response may be as long as any.
+        columns = texts.tokens - 1 + texts.scored + SPARE_COLUMNS * _is_continuous(config)
     if uses_graphs(config, machine):
         columns = -(-columns // COLUMN_STEP) * COLUMN_STEP
     return slots * columns * shape_of(actor.model).cached * actor.weights.width
 
 
-def _rollout_engine(config: Drawing) -> str:
-    """What samples responses."""
+def _is_continuous(config: SamplingConfig) -> bool:
+    """Whether our own loop generates with continuous batching."""
     if isinstance(config, PPOConfig):
-        return config.rollouts.rollout_engine
-    return config.dialogues.rollout_engine
+        return config.rollouts.rollout_engine == "continuous"
+    return config.dialogues.rollout_engine == "continuous"
 
 
-def _completes(config: Drawing) -> bool:
-    """Whether responses are also drawn from the middle of others."""
+def _completes(config: SamplingConfig) -> bool:
+    """Whether completions are also sampled from the middle of responses."""
     return isinstance(config, PPOConfig) and config.advantages.needs.segment_values
 
 
-def uses_graphs(config: Drawing, machine: Machine) -> bool:
-    """Whether decoding steps have fixed shapes."""
-    on = config.sampling.decode_graphs == "on" or (
-        config.sampling.decode_graphs == "auto" and machine.device.type == "cuda"
-    )
-    return on and _rollout_engine(config) == "continuous"
+def uses_graphs(config: SamplingConfig, machine: Machine) -> bool:
+    """Whether decoding steps run as CUDA graphs, with fixed shapes."""
+    if not _is_continuous(config):
+        return False
+    setting = config.sampling.decode_graphs
+    return setting == "on" or (setting == "auto" and machine.device.type == "cuda")
 
 
-def engines(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine, gpus: int) -> dict[int, int]:
-    """GPUs of an engine of vLLM, which divide its attention heads and stay within a node → bytes of each of them.
+def engines(
+    config: PPOConfig,
+    plan: BatchPlan,
+    actor: Role,
+    machine: Machine,
+    gpus: int,
+) -> dict[int, int]:
+    """The possible sizes of a vLLM engine: GPUs per engine → bytes on each of them.
 
-    They are the GPU's part of the actor, keys and values of what one process of the training on `machine` draws at
-    once, and VLLM_PASSES. `gpus` are all that draw.
+    The number of GPUs divides the attention heads and all `gpus`, and stays within a node. Each GPU holds its part of
+    the actor, keys and values of what one training process samples at a time, and VLLM_PASSES.
     """
     heads: int = actor.model.config.get_text_config().num_attention_heads
     on_a_node = min(gpus, machine.gpus_per_node)
-    parts = [k for k in range(1, on_a_node + 1) if gpus % k == on_a_node % k == heads % k == 0]
-    beside = _kv_cache(config, plan, actor, machine) + VLLM_PASSES
-    return {k: -(-actor.weights.whole // k) + beside for k in parts}
+    cache_and_passes = _kv_cache(config, plan, actor, machine) + VLLM_PASSES
+    sizes = {}
+    for k in range(1, on_a_node + 1):
+        if gpus % k == on_a_node % k == heads % k == 0:
+            sizes[k] = -(-actor.weights.whole // k) + cache_and_passes
+    return sizes
 
 
-def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, int]:
-    """vLLM's share of a GPU, which holds the actor or, of neighbours that share an engine, its part of it; and the
-    weight that is on its way to it, of which a server is sent the one that is whole.
+def _vllm_parts(
+    config: PPOConfig,
+    actor: Role,
+    machine: Machine,
+) -> dict[str, int]:
+    """vLLM's share of a GPU and the weight that is on its way to vLLM.
 
-    Where a GPU is too small for that, the share is that. While vLLM sleeps it counts for nothing; its CUDA
-    graphs, which stay, are not known.
+    An engine holds the actor, or its part of it where neighbours share an engine. A server is sent one whole weight at
+    a time. If the GPU is too small for the actor, its part counts instead of --vllm_gpu_memory. While vLLM sleeps it
+    counts as 0; its CUDA graphs, which stay, are unknown.
+
+    Raises:
+        UserError: --vllm_gpu_memory is too small for the weights.
     """
     weights = actor.weights
-    passed = weights.width * weights.largest
+    sent = weights.width * weights.largest
     if not config.runs_vllm:
-        return {"weights passed on": passed}
-    passed *= 2 if gathering(weights, machine.processes) else 1
-    if machine.device_memory is None:
-        return {"weights passed on": passed}
-    neighbours, device = config.vllm.vllm_tensor_parallel, machine.device_memory
+        return {"weights passed on": sent}
+    sent *= 2 if sampling_weight_bytes(weights, machine.processes) else 1
+    device = machine.device_memory
+    if device is None:
+        return {"weights passed on": sent}
+    neighbours = config.vllm.vllm_tensor_parallel
     held = -(-weights.whole // neighbours)
     share = int(config.vllm.vllm_gpu_memory * device)
     if share < held <= device:
@@ -245,90 +363,102 @@ def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, i
             f" holds {part}, {held / GB:.1f} GB: give more than {held / device:.2f}, or a larger"
             " --vllm_tensor_parallel."
         )
-    return {"vLLM": max(share, held), "weights passed on": passed}
+    return {"vLLM": max(share, held), "weights passed on": sent}
 
 
-def _scored(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.device) -> dict[str, int]:
-    """A pass without gradients: in an evaluation where there are no rollouts."""
-    texts, training = Texts.of(config), PassSize(plan.micro_batch, plan.max_tokens)
-    size = training.without_gradient
-    most = size.rows
-    if isinstance(config, SupervisedConfig):
-        most = config.output.per_device_eval_batch_size
-    elif isinstance(config, RefuelOnlineConfig) and role.name == "reward model":
-        texts, most = replace(texts, per_example=1), config.output.per_device_eval_batch_size
-    elif isinstance(config, RefuelOnlineConfig) and not config.kl.kl_coef:  # the policy, in the passes of its updates
-        size, most = training, training.rows
-    else:
-        drawn, held_out = plan.rollout_per_rank * plan.samples_per_prompt, _held_out(config, plan.world_size)
-        most = min(most, max(drawn, held_out)) if held_out else most
-    (rows, tokens, positions), shape = texts.filling(most, size.tokens), shape_of(role.model)
+# ---- Scoring and evaluation ----
+
+
+def _scoring_parts(
+    config: CommonConfig,
+    plan: BatchPlan,
+    role: Role,
+    device: torch.device,
+) -> dict[str, int]:
+    """A pass without gradients: of a rollout, or of an evaluation in steps without rollouts."""
+    texts, examples, budget = _scored_batch(config, plan, role)
+    rows, tokens, positions = texts.filling(examples, budget)
+    shape = shape_of(role.model)
     body = scoring_pass(role.model, rows, min(tokens, shape.limit or tokens))
     logits = scoring_logits(shape.head, positions, device) if role.model.kind == "policy" else 0
-    activations, logits = max((body.forward, 0), (body.held, logits), key=sum)
-    return {"activations": activations, "logits": logits, "whole weights": passing(role.weights, plan.world_size)}
+
+    # The peak is in the layers or in the head.
+    activations, logits = max(
+        (body.forward, 0),
+        (body.held, logits),
+        key=sum,
+    )
+    weights = pass_weight_bytes(role.weights, plan.world_size)
+    return {"activations": activations, "logits": logits, "whole weights": weights}
+
+
+def _scored_batch(
+    config: CommonConfig,
+    plan: BatchPlan,
+    role: Role,
+) -> tuple[Texts, int, int | None]:
+    """Sequence lengths, examples and tokens of the largest pass without gradients."""
+    texts = Texts.of(config)
+    training = PassSize(plan.micro_batch, plan.max_tokens)
+    scoring = training.without_gradient
+    if isinstance(config, SupervisedConfig):
+        return texts, config.output.per_device_eval_batch_size, scoring.tokens
+    if isinstance(config, RefuelOnlineConfig) and role.name == "reward model":
+        return replace(texts, per_example=1), config.output.per_device_eval_batch_size, scoring.tokens
+    if isinstance(config, RefuelOnlineConfig) and not config.kl.kl_coef:
+        # The policy, in micro-batches as large as those of its updates.
+        return texts, training.rows, training.tokens
+    drawn = plan.rollout_per_rank * plan.samples_per_prompt
+    held_out = _held_out(config, plan.world_size)
+    examples = min(scoring.rows, max(drawn, held_out)) if held_out else scoring.rows
+    return texts, examples, scoring.tokens
 
 
 def _held_out(config: CommonConfig, processes: int) -> int:
-    """Responses of an evaluation, or pairs of replies, on each process at most; 0 = any number."""
+    """The most responses (or pairs of replies) that each process evaluates; 0: no limit."""
     if isinstance(config, PPOConfig):
         return -(-config.num_eval_prompts(processes) // processes)
     assert isinstance(config, RefuelOnlineConfig)
-    return -(-(config.sampling.eval_prompts or 0) * config.dialogues.max_turns // (2 * processes))
+    replies = (config.sampling.eval_prompts or 0) * config.dialogues.max_turns
+    return -(-replies // (2 * processes))
 
 
-def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:
-    """Of the model without its head, of its log-probs, and what of the head's gradient is kept after those."""
-    body = training_pass(role.model, rows, tokens, role.recomputed, role.compiled)
-    head = shape_of(role.model).head
-    if role.model.kind != "policy":
-        return body, NOTHING, 0
-    return body, training_logits(head, positions, device), kept_gradient(head)
-
-
-def _moments(passes: tuple[Pass, Pass, int], other: Pass) -> list[tuple[int, int]]:
-    """Activations and logits at the moments of one micro-batch, beside another model that goes forward first."""
-    body, logits, kept = passes
-    return [
-        (body.forward, 0),
-        (body.held, logits.forward),
-        (body.held + other.forward, logits.held),
-        (body.held + other.held, logits.backward),
-        (body.backward + other.held, kept),
-        (other.backward, 0),
-    ]
-
-
-def _zero(roles: Sequence[Role], processes: int) -> int:
-    whole = sum(passing(role.weights, processes) for role in roles)
-    return whole + max(reducing(role.weights, processes) for role in roles)
+# ---- Main memory ----
 
 
 @dataclass(frozen=True)
 class Host:
-    """Bytes of main memory."""
+    """Bytes of main memory of a node."""
 
     processes: int  # the programs themselves
-    offload: int  # states and weights that live there
-    average: int  # that of the actor, where its weights are offloaded
+    offload: int  # offloaded states and weights
+    average: int  # the actor's moving average, if its weights are offloaded
     loading: int  # weights on their way to the device
-    saving: int  # files on the main process
+    saving: int  # files that the main process writes
 
     @property
     def total(self) -> int:
-        """At the worst moment: nothing is saved while loading."""
+        """Bytes at the peak: nothing is saved during loading."""
         return self.processes + self.offload + self.average + max(self.loading, self.saving)
 
 
-def host_of(roles: Sequence[Role], machine: Machine, average: bool) -> Host:
-    """Main memory of the node of the main process; `average` is --enable_ema."""
-    weights, processes, here = [role.weights for role in roles], machine.processes, machine.on_a_node
-    saved = max(each.whole for each in weights if each.trained)
+def host_of(
+    roles: Sequence[Role],
+    machine: Machine,
+    average: bool,
+) -> Host:
+    """Main memory of the node with the main process; `average` is --enable_ema."""
+    processes = machine.processes
+    on_a_node = machine.on_a_node
+    saved = max(role.weights.whole for role in roles if role.weights.trained)
+    offloaded = sum(model_states(role.weights, processes).host for role in roles)
+    ema = ema_bytes(roles[0].weights, processes)[1] if average else 0
+    # Weights are loaded one at a time; each goes to its GPU, or is sharded at ZeRO 3.
+    loaded = max(role.weights.width * role.weights.largest for role in roles)
     return Host(
-        processes=here * PROCESS_BYTES,
-        offload=here * sum(states(each, processes).host for each in weights),
-        average=here * averaging(weights[0], processes)[1] if average else 0,
-        # A weight at a time is loaded, which goes to its GPU, or is cut at ZeRO 3.
-        loading=here * max(each.width * each.largest for each in weights),
+        processes=on_a_node * PROCESS_BYTES,
+        offload=on_a_node * offloaded,
+        average=on_a_node * ema,
+        loading=on_a_node * loaded,
         saving=min(saved, FILES_AT_A_TIME * FILE_SIZE),
     )

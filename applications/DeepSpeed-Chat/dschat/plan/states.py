@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of what a model keeps between passes, on each of N processes: parameters, gradients, optimiser states.
+"""Memory that a model holds between passes on each of N processes: parameters, gradients, optimizer states (bytes).
 
-In bf16 and fp16 the optimiser works on a float32 copy of the weights, gradients are added up in float32, and Adam
-holds two float32 moments. ZeRO 1 divides the optimiser's part among the processes, 2 the gradients, 3 the weights.
-DeepSpeed's stage 0 is used in float32 only: in half precision 1 takes its place.
+In bf16 and fp16 the optimizer works on a float32 copy of the weights, gradients are added up in float32, and Adam
+holds two float32 moments. ZeRO 1 shards the optimizer states over the processes, 2 also the gradients, 3 also the
+weights. DeepSpeed's stage 0 is used in float32 only: in half precision, stage 1 replaces it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from dschat.models.opening import DTYPES
 
 FLOAT32 = 4  # bytes
-MOMENTS = 2 * FLOAT32  # of Adam, per weight
-# DeepSpeed's defaults, in elements: gradients that are reduced at a time, weights that ZeRO 3 fetches ahead, and those
-# that it updates at a time.
+MOMENTS = 2 * FLOAT32  # Adam's two moments of one weight
+# DeepSpeed's defaults, in elements: gradients that are reduced at a time, weights that ZeRO 3 fetches ahead, and
+# weights that ZeRO 3 updates at a time.
 REDUCE_BUCKET = 500_000_000
 LIVE_PARAMETERS = 1_000_000_000
 SUB_GROUP = 1_000_000_000
@@ -25,97 +25,121 @@ SUB_GROUP = 1_000_000_000
 
 @dataclass(frozen=True)
 class Zero:
-    """What a configuration of DeepSpeed says of memory."""
+    """The settings of DeepSpeed that decide memory."""
 
-    stage: int = 0  # the one that is used
-    offload: bool = False  # the optimiser's part in main memory
-    offload_weights: bool = False  # the weights in main memory, at stage 3
-    gradient: int = FLOAT32  # bytes of an element of the gradients' sum in half precision
+    stage: int = 0  # the stage in effect
+    offload: bool = False  # optimizer states are in main memory
+    offload_weights: bool = False  # weights are in main memory (stage 3)
+    gradient: int = FLOAT32  # bytes per element of the summed gradients in half precision
     bucket: int = REDUCE_BUCKET
     live: int = LIVE_PARAMETERS
     group: int = SUB_GROUP
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], trained: bool = True) -> Zero:
-        """Reads what `dschat.settings.deepspeed.deepspeed_settings` gives; a model that is not `trained` has no states
-        that could be elsewhere."""
+    def of(
+        cls,
+        settings: Mapping[str, Any],
+        trained: bool = True,
+    ) -> Zero:
+        """Reads the dictionary that `dschat.settings.deepspeed.deepspeed_settings` returns.
+
+        A model that is not `trained` has no optimizer states, so none are offloaded.
+        """
         zero = settings["zero_optimization"]
         stage = zero["stage"]
-        away = [zero.get(f"offload_{what}", {}).get("device", "none") != "none" for what in ("optimizer", "param")]
+        accumulation = settings.get("data_types", {}).get("grad_accum_dtype") or "fp32"
         buffers = 2 if stage in (1, 2) and zero.get("overlap_comm") else 1
         return cls(
-            stage,
-            trained and away[0],
-            stage == 3 and away[1],
-            DTYPES[settings.get("data_types", {}).get("grad_accum_dtype") or "fp32"].itemsize,
-            buffers * int(zero.get("reduce_bucket_size", cls.bucket)),
-            int(zero.get("stage3_max_live_parameters", cls.live)),
-            int(zero.get("sub_group_size", cls.group)),
+            stage=stage,
+            offload=trained and _is_offloaded(zero, "offload_optimizer"),
+            offload_weights=stage == 3 and _is_offloaded(zero, "offload_param"),
+            gradient=DTYPES[accumulation].itemsize,
+            bucket=buffers * int(zero.get("reduce_bucket_size", cls.bucket)),
+            live=int(zero.get("stage3_max_live_parameters", cls.live)),
+            group=int(zero.get("sub_group_size", cls.group)),
         )
+
+
+def _is_offloaded(zero: Mapping[str, Any], section: str) -> bool:
+    device = zero.get(section, {}).get("device", "none")
+    return bool(device != "none")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What decides the states of one model."""
+    """The sizes of one model that decide its states."""
 
-    parameters: int  # elements in all
-    trained: int  # elements with gradients; 0 of a frozen model
+    parameters: int  # number of elements
+    trained: int  # elements with gradients; 0 for a frozen model
     largest: int  # elements of the largest tensor
-    width: int  # bytes of an element: 4, 2 in bf16 and fp16
+    width: int  # bytes per element: 4, or 2 in bf16 and fp16
     zero: Zero = Zero()
-    shared: int = 0  # elements among all that another model of the run holds (--share_base)
+    shared: int = 0  # elements that belong to another model of the run (--share_base)
 
     @property
     def whole(self) -> int:
-        """Bytes of all."""
+        """Bytes of all weights."""
         return self.width * self.parameters
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one model on one process."""
+    """Bytes that one process holds for a model."""
 
     parameters: int  # weights
     gradients: int  # their sum over micro-batches
-    optimizer: int  # the float32 copy, where there is one, and Adam's moments
-    buffers: int = 0  # of DeepSpeed, all the time
-    host: int = 0  # all of it that lies in main memory
+    optimizer: int  # Adam's moments and, in half precision, the float32 copy of the weights
+    buffers: int = 0  # DeepSpeed's permanent buffers
+    host: int = 0  # what is in main memory instead
 
     @property
     def total(self) -> int:
-        """In the memory of the device."""
+        """Bytes in the memory of the device."""
         return self.parameters + self.gradients + self.optimizer + self.buffers
 
 
-def states(weights: Weights, processes: int) -> States:
-    """What one process keeps of a model."""
-    stage, zero = weights.zero.stage, weights.zero
-    share = _share(weights.trained, processes)
-    own = weights.parameters - weights.shared
-    parameters = weights.width * (_share(own, processes) if stage == 3 else own)
-    gradients = (FLOAT32 if weights.width == FLOAT32 else zero.gradient) * (share if stage >= 2 else weights.trained)
-    optimizer = _optimizer_bytes(weights.width) * (share if stage >= 1 else weights.trained)
-    buffers = _bucket(weights) if stage == 3 else 0
-    host = parameters if zero.offload_weights else 0
-    if zero.offload and stage == 3:  # one more float32 gradient is kept for the optimiser
-        host += gradients + optimizer + FLOAT32 * share
-    elif zero.offload:  # float32 gradients are kept for the processor's optimiser, and a copy of its weights
-        host += optimizer + (2 * FLOAT32 + weights.width) * share
-    if zero.offload:
-        gradients = optimizer = 0
-    return States(0 if zero.offload_weights else parameters, gradients, optimizer, buffers, host)
+def model_states(weights: Weights, processes: int) -> States:
+    """What one process holds for a model between passes."""
+    stage = weights.zero.stage
+    shard = _share(weights.trained, processes)
+    unshared = weights.parameters - weights.shared
+
+    # Device memory, as if nothing were offloaded.
+    parameters = weights.width * (_share(unshared, processes) if stage == 3 else unshared)
+    gradient_width = FLOAT32 if weights.width == FLOAT32 else weights.zero.gradient
+    gradients = gradient_width * (shard if stage >= 2 else weights.trained)
+    optimizer = _optimizer_bytes(weights.width) * (shard if stage >= 1 else weights.trained)
+    buffers = _bucket_bytes(weights) if stage == 3 else 0
+
+    # Main memory.
+    host = parameters if weights.zero.offload_weights else 0
+    if weights.zero.offload and stage == 3:
+        # The optimizer keeps one more float32 gradient.
+        host += gradients + optimizer + FLOAT32 * shard
+    elif weights.zero.offload:
+        # The CPU optimizer keeps float32 gradients and a copy of its weights.
+        host += optimizer + (2 * FLOAT32 + weights.width) * shard
+
+    if weights.zero.offload:
+        gradients = 0
+        optimizer = 0
+    if weights.zero.offload_weights:
+        parameters = 0
+    return States(parameters, gradients, optimizer, buffers, host)
 
 
-def averaging(weights: Weights, processes: int) -> tuple[int, int]:
-    """A process's part of the float32 moving average: on its device, in main memory."""
-    part = FLOAT32 * _share(weights.trained, processes)
-    return (0, part) if weights.zero.offload_weights else (part, 0)
+def ema_bytes(weights: Weights, processes: int) -> tuple[int, int]:
+    """One process's shard of the float32 moving average: bytes on its device, bytes in main memory."""
+    shard = FLOAT32 * _share(weights.trained, processes)
+    if weights.zero.offload_weights:
+        return 0, shard
+    return shard, 0
 
 
-def passing(weights: Weights, processes: int) -> int:
-    """Weights that are on the device during a forward or backward pass alone.
+def pass_weight_bytes(weights: Weights, processes: int) -> int:
+    """Weights that are on the device only during a forward or backward pass.
 
-    At ZeRO 3 they are those that are whole at the time, of a model without DeepSpeed all that lie in main memory.
+    At ZeRO 3 these are the weights that are gathered at a time; for an offloaded model without DeepSpeed, all of them.
     """
     if weights.zero.offload_weights and weights.zero.stage < 3:
         return weights.whole
@@ -124,53 +148,59 @@ def passing(weights: Weights, processes: int) -> int:
     return weights.width * min(weights.parameters, weights.zero.live + weights.largest)
 
 
-def reducing(weights: Weights, processes: int) -> int:
-    """DeepSpeed's own during a backward pass: gradients on their way to their sum and to other processes.
+def reduction_bytes(weights: Weights, processes: int) -> int:
+    """DeepSpeed's buffers in a backward pass, which hold gradients until they are summed and sent.
 
-    The bucket of stages 2 and 3 is made as large as it may get, whatever the model's size.
+    The bucket of stages 2 and 3 is allocated at its full size, whatever the size of the model.
     """
     stage = weights.zero.stage
     if stage == 3:
-        return 0  # counted in `states`
+        return 0  # `model_states` counts it
     if stage == 2 or (stage == 1 and (weights.zero.offload or weights.width == FLOAT32)):
-        return _bucket(weights)
+        return _bucket_bytes(weights)
     bucket = FLOAT32 * min(weights.trained, REDUCE_BUCKET) if processes > 1 else 0
-    fresh = weights.width * weights.trained if stage == 1 else 0  # those of a micro-batch, until they are added up
-    return bucket + fresh
+    micro_batch = weights.width * weights.trained if stage == 1 else 0  # this micro-batch's own gradients
+    return bucket + micro_batch
 
 
-def stepping(weights: Weights, processes: int, fused: bool) -> int:
-    """The optimiser's own while it updates the weights.
+def step_bytes(weights: Weights, processes: int, fused: bool) -> int:
+    """Temporary memory of the optimizer's step.
 
-    Where no kernel updates a tensor at once (`fused`), intermediate results are as large as the largest tensor.
+    Unless one kernel updates a whole tensor (`fused`), temporaries are as large as the largest tensor.
     """
+    if weights.zero.offload:
+        return 0
     stage = weights.zero.stage
-    share = _share(weights.trained, processes)
-    piece = min(weights.largest, weights.trained) if stage == 0 else min(share, weights.zero.group)
-    flat = piece if stage == 3 else 0  # gradients put together
-    return 0 if weights.zero.offload else FLOAT32 * (flat + (0 if fused else 2 * piece))
+    if stage == 0:
+        piece = min(weights.largest, weights.trained)
+    else:
+        piece = min(_share(weights.trained, processes), weights.zero.group)
+    flat_gradients = piece if stage == 3 else 0
+    temporaries = 0 if fused else 2 * piece
+    return FLOAT32 * (flat_gradients + temporaries)
 
 
-def gathering(weights: Weights, processes: int) -> int:
-    """The whole weights beside a process's share of them, at ZeRO 3 while responses are sampled."""
+def sampling_weight_bytes(weights: Weights, processes: int) -> int:
+    """The gathered weights that ZeRO 3 holds beside a process's shard while responses are generated."""
     return weights.whole if _gathers(weights, processes) else 0
 
 
+def keeps_gradients(weights: Weights) -> bool:
+    """Whether summed gradients stay in memory between updates: at ZeRO 3, and at ZeRO 1 in half precision."""
+    return weights.zero.stage == 3 or (weights.zero.stage == 1 and weights.width < FLOAT32)
+
+
 def _gathers(weights: Weights, processes: int) -> bool:
-    """Whether DeepSpeed has to fetch weights: from other processes or from main memory."""
+    """Whether DeepSpeed fetches weights from other processes or from main memory."""
     return weights.zero.stage == 3 and (processes > 1 or weights.zero.offload_weights)
 
 
 def _optimizer_bytes(width: int) -> int:
+    """Optimizer states per weight."""
     return MOMENTS if width == FLOAT32 else MOMENTS + FLOAT32
 
 
-def keeps_gradients(weights: Weights) -> bool:
-    """Whether the sum of gradients stays in memory between updates: at ZeRO 3, and at 1 in half precision."""
-    return weights.zero.stage == 3 or (weights.zero.stage == 1 and weights.width < FLOAT32)
-
-
-def _bucket(weights: Weights) -> int:
+def _bucket_bytes(weights: Weights) -> int:
     return weights.width * weights.zero.bucket if weights.trained else 0
 
 

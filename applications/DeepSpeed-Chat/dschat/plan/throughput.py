@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second to expect of a run: its operations and bytes, over the shares of a GPU's peaks in shares.py."""
+"""Expected tokens per second: a run's operations and bytes, divided by the shares of a GPU's peaks in shares.py."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from dschat.plan.plan import Plan
 from dschat.plan.shares import GIGA, GPUS, REACHED_BYTES, REACHED_OPERATIONS, TERA
 from dschat.settings.ppo import PPOConfig
 
-DEFAULT_MEMORY = 80.0  # GB of a GPU that is not named
+DEFAULT_MEMORY = 80.0  # GB of a GPU without a name
 
 
 @dataclass(frozen=True)
 class NamedGpu:
-    """What --gpu_type says."""
+    """The GPU of --gpu_type."""
 
     name: str
-    reached: Peaks  # what large matrix products and copies reach on it
-    memory: float | None = None  # GB; None where peaks alone are given
+    reached: Peaks  # the rates that large matrix products and copies reach on it
+    memory: float | None = None  # GB; None if only peaks are given
 
 
 @dataclass(frozen=True)
 class TokenRate:
-    """Tokens per second of all processes together, and the share of the peak that it comes from."""
+    """Tokens per second of all processes together, and the share of the peak that it assumes."""
 
     tokens_per_second: float
     share: float
@@ -42,33 +42,32 @@ class TokenRate:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What to expect of a run on a GPU."""
+    """The speed to expect of a run on a GPU."""
 
     gpu: str
-    unknown: str = ""  # why there are no numbers; empty where there are
+    unknown: str = ""  # why there are no numbers; empty if there are
     trained: TokenRate | None = None  # tokens of prompts and responses in updates; share of the matrix peak
-    sampled: TokenRate | None = None  # tokens of responses while they are sampled; share of the memory's bandwidth
-    iteration: float | None = None  # tokens of responses a second, over whole iterations
+    sampled: TokenRate | None = None  # tokens of responses during sampling; share of the memory bandwidth
+    iteration: float | None = None  # tokens of responses per second of whole iterations
 
 
 def named_gpu(word: str) -> NamedGpu:
     """A GPU by its name in GPUS, or by its own peaks, "TFLOP/s,GB/s".
 
     Raises:
-        UserError: neither; it names the flag.
+        UserError: neither; the message names the flag.
     """
     gpu = GPUS.get(word.lower())
     if gpu is not None:
-        reached = Peaks(
-            REACHED_OPERATIONS * gpu.peaks.operations_per_second, REACHED_BYTES * gpu.peaks.bytes_per_second
-        )
-        return NamedGpu(word.lower(), reached, gpu.memory)
-    tflops, separator, gigabytes = word.partition(",")
+        operations = REACHED_OPERATIONS * gpu.peaks.operations_per_second
+        bandwidth = REACHED_BYTES * gpu.peaks.bytes_per_second
+        return NamedGpu(word.lower(), Peaks(operations, bandwidth), gpu.memory)
+    tflops, _, gigabytes = word.partition(",")
     try:
         peaks = Peaks(float(tflops) * TERA, float(gigabytes) * GIGA)
     except ValueError:
         peaks = Peaks(0.0, 0.0)
-    if not (separator and 0 < peaks.operations_per_second < np.inf and 0 < peaks.bytes_per_second < np.inf):
+    if not (0 < peaks.operations_per_second < np.inf and 0 < peaks.bytes_per_second < np.inf):
         raise UserError(
             f"--gpu_type {word}: give one of {', '.join(GPUS)}, or its peaks as run.json has them: TFLOP/s and GB/s,"
             " such as 800,4200."
@@ -77,18 +76,19 @@ def named_gpu(word: str) -> NamedGpu:
 
 
 def expect(plan: Plan, gpu: NamedGpu) -> Expectation:
-    """The speed of a run whose texts all have their full length."""
+    """The speed of a run whose sequences all have their full length."""
     unknown = _why_unknown(plan)
     if unknown:
         return Expectation(gpu.name, unknown)
-    config, texts = plan.config, Texts.of(plan.config)
+    config = plan.config
+    texts = Texts.of(config)
     lengths = np.full(texts.per_example, texts.tokens)
     targets = texts.per_example * texts.scored
     operations = sum(_cost(role).training_operations(lengths, targets) for role in _trained(plan))
     seconds = _training_seconds(plan, lengths, targets, gpu.reached)
     trained = TokenRate(
-        plan.machine.processes * float(lengths.sum()) / seconds,
-        operations / seconds / gpu.reached.operations_per_second,
+        tokens_per_second=plan.machine.processes * float(lengths.sum()) / seconds,
+        share=operations / seconds / gpu.reached.operations_per_second,
     )
     if isinstance(config, PPOConfig) and config.rollouts.rollout_engine == "continuous":
         return _expect_rollouts(plan, config, gpu, trained)
@@ -96,7 +96,7 @@ def expect(plan: Plan, gpu: NamedGpu) -> Expectation:
 
 
 def _why_unknown(plan: Plan) -> str:
-    """Why there is nothing to expect; empty where there is."""
+    """Why the speed is unknown; empty if it is not."""
     config = plan.config
     if plan.roles[0].model.dtype != torch.bfloat16:
         return "the shares of the peaks were measured in bf16 alone"
@@ -109,35 +109,50 @@ def _why_unknown(plan: Plan) -> str:
     return ""
 
 
-def _expect_rollouts(plan: Plan, config: PPOConfig, gpu: NamedGpu, trained: TokenRate) -> Expectation:
-    """What sampling and a whole iteration of step 3 come to, beside training."""
+def _expect_rollouts(
+    plan: Plan,
+    config: PPOConfig,
+    gpu: NamedGpu,
+    trained: TokenRate,
+) -> Expectation:
+    """The speed of sampling and of whole iterations of step 3, beside that of training."""
     batches = config.plan_batches(plan.machine.processes)
     rows = batches.rollout_per_rank * batches.samples_per_prompt
     slots = min(rows, config.sampling.per_device_generation_batch_size * batches.samples_per_prompt)
     prompts = np.full(rows, config.sampling.max_prompt_seq_len)
     responses = np.full(rows, config.sampling.max_answer_seq_len)
+
+    # Sampling: prefill and decoding.
     actor = _cost(plan.roles[0])
     read = decoding_bytes(actor, Lengths(prompts, responses), slots)
     if read is None:  # a mixture of experts
         return Expectation(gpu.name, trained=trained)
-    compiled = plan.roles[0].compiled
     share = _decoding_share(config, plan, slots)
     decoding = read / (share * gpu.reached.bytes_per_second)
-    scoring_rate = shares.SCORING[compiled] * gpu.reached.operations_per_second
+    scoring_rate = shares.SCORING[plan.roles[0].compiled] * gpu.reached.operations_per_second
     prefill = actor.forward.operations(prompts, rows) / scoring_rate
     tokens = plan.machine.processes * float(responses.sum())
     sampled = TokenRate(tokens / (decoding + prefill), share)
-    if config.advantages.needs.segment_values:  # how many completions there are depends on the responses
+    if config.advantages.needs.segment_values:
+        # The number of completions depends on the responses.
         return Expectation(gpu.name, trained=trained, sampled=sampled)
+
+    # Scoring and training.
     targets = int(responses.sum())
-    scoring = sum(cost.forward.operations(prompts + responses, targets) for cost in _scoring_costs(plan, config))
-    training = config.rollouts.ppo_epochs * _training_seconds(plan, prompts + responses, targets, gpu.reached)
+    lengths = prompts + responses
+    scoring = sum(cost.forward.operations(lengths, targets) for cost in _scoring_costs(plan, config))
+    training = config.rollouts.ppo_epochs * _training_seconds(plan, lengths, targets, gpu.reached)
     iteration = tokens / (decoding + prefill + scoring / scoring_rate + training)
     return Expectation(gpu.name, trained=trained, sampled=sampled, iteration=iteration)
 
 
-def _training_seconds(plan: Plan, lengths: Integers, targets: int, peaks: Peaks) -> float:
-    """Seconds in which all models that are trained go forward and backward on texts of these lengths."""
+def _training_seconds(
+    plan: Plan,
+    lengths: Integers,
+    targets: int,
+    peaks: Peaks,
+) -> float:
+    """Seconds for one forward and backward pass of all trained models on sequences of these lengths."""
     seconds = 0.0
     for role in _trained(plan):
         share = shares.TRAINING[bool(role.recomputed), role.compiled]
@@ -147,20 +162,21 @@ def _training_seconds(plan: Plan, lengths: Integers, targets: int, peaks: Peaks)
 
 
 def _scoring_costs(plan: Plan, config: PPOConfig) -> list[ModelCost]:
-    """Models that go forward on a rollout before its updates: the frozen ones, with LoRA the actor as the reference,
-    and those that are trained unless the update's own passes give their numbers.
+    """Costs of the models that score a rollout before its updates.
+
+    The frozen models do; with LoRA the actor does as the reference; and trained models do, unless the passes of the
+    updates provide their log-probs and values.
     """
-    frozen = [role for role in plan.roles if not role.weights.trained]
-    costs = [_cost(role) for role in frozen]
-    if not any(role.name == "reference" for role in frozen):
-        costs.append(_cost(plan.roles[0]))
+    roles = [role for role in plan.roles if not role.weights.trained]
+    if not any(role.name == "reference" for role in roles):
+        roles.append(plan.roles[0])
     if not config.credit_is_fused(config.plan_batches(plan.machine.processes)):
-        costs += [_cost(role) for role in _trained(plan)]
-    return costs
+        roles += _trained(plan)
+    return [_cost(role) for role in roles]
 
 
 def _decoding_share(config: PPOConfig, plan: Plan, rows: int) -> float:
-    """The share of the memory's bandwidth that was measured nearest to so many rows."""
+    """The share of the memory bandwidth, as measured at the nearest number of rows."""
     measured = shares.DECODING_ONE_BY_ONE
     if uses_graphs(config, plan.machine):
         measured = shares.DECODING_GRAPHS_COMPILED if plan.roles[0].compiled else shares.DECODING_GRAPHS
@@ -179,22 +195,22 @@ def _cost(role: Role) -> ModelCost:
 
 
 def expectation_text(expectation: Expectation) -> str:
-    """What to expect, in words."""
+    """The expectation in words."""
     begin = f"Speed to expect on {expectation.gpu}:"
     if expectation.unknown:
         return f"{begin} not known; {expectation.unknown}."
     parts = []
     if expectation.sampled is not None:
-        parts.append(_in_words("sampled", expectation.sampled, "the memory's bandwidth"))
+        parts.append(_rate_text("sampled", expectation.sampled, "the memory's bandwidth"))
     if expectation.trained is not None:
-        parts.append(_in_words("trained", expectation.trained, "the matrix peak"))
+        parts.append(_rate_text("trained", expectation.trained, "the matrix peak"))
     if expectation.iteration is not None:
         parts.append(f"{expectation.iteration:,.0f} tokens/s of responses over whole iterations")
     return (
-        f"{begin} {'; '.join(parts)}.\n  An estimate for texts of full length, from shares of the peaks"
-        f" {shares.MEASURED}; exchange between GPUs is not counted, nor are scores that no model gives."
+        f"{begin} {'; '.join(parts)}.\n  An estimate for sequences of full length, from shares of the peaks"
+        f" {shares.MEASURED}; communication between GPUs does not count, nor do scores that no model computes."
     )
 
 
-def _in_words(what: str, rate: TokenRate, peak: str) -> str:
-    return f"{rate.tokens_per_second:,.0f} tokens/s {what} ({100 * rate.share:.0f} % of {peak})"
+def _rate_text(work: str, rate: TokenRate, peak: str) -> str:
+    return f"{rate.tokens_per_second:,.0f} tokens/s {work} ({100 * rate.share:.0f} % of {peak})"

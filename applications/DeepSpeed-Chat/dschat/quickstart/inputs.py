@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples share: how they start, and, on the reviews, corpus, model and the flags of the three steps."""
+"""Corpus, model and flags of the three steps on the synthetic reviews."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
 
 @dataclass(frozen=True)
 class ReviewScale:
-    """How much of everything."""
+    """Numbers of rows, epochs and iterations."""
 
     demonstrations: int
-    pairs: int  # of step 2
-    held_out: int  # rows of each corpus
+    pairs: int  # pairs of step 2
+    held_out: int  # held-out rows of each corpus
     sft_epochs: int
     reward_epochs: int
-    batch: int  # of steps 1 and 2
+    batch: int  # batch size of steps 1 and 2
     rollout: int  # prompts of one PPO iteration
     iterations: int
     eval_interval: int
@@ -52,10 +52,10 @@ class Step3Run:
     flags: Sequence[str]
 
 
-# Name of each run of the quickstart → what it is. The last two start the critic from the reward model, as published.
-# The others are there to compare with: theirs starts from the SFT model with a head of zeros. The first is where
-# reports count updates to; the third tells why the second is faster: PPO's advantages reach as far back over tokens as
-# MA-PPO's when its λ is .95^(1/5) = .99.
+# The runs of step 3 by name. The last two start the critic from the reward model, as published; the others, for
+# comparison, from the SFT model with a zero head. Reports count updates to where the first run ends. The third run
+# explains why the second is faster: with λ = .95^(1/5) = .99, PPO's advantages reach as far back over tokens as
+# MA-PPO's.
 RUNS = {
     "PPO, SFT critic": Step3Run("step3-ppo-sft-critic", "sft", ["--ngram", "1"]),
     "MA-PPO, SFT critic": Step3Run("step3-ma-ppo-sft-critic", "sft", ["--ngram", "5"]),
@@ -63,15 +63,15 @@ RUNS = {
     "PPO (n = 1)": Step3Run("step3-ppo", "reward", ["--ngram", "1"]),
     "MA-PPO (n = 5)": Step3Run("step3-ma-ppo", "reward", ["--ngram", "5"]),
 }
-# The loss compares the numbers at every token, so that a response that was cut has a score that was learnt, and a
-# critic that starts from the reward model knows something of responses that have not ended.
+# This loss compares the values at every token, so that a truncated response has a score that was trained, and a critic
+# that starts from the reward model knows something about unfinished responses.
 REWARD_LOSS = ["--reward_loss", "per_sample"]
-# Points that a response loses where it is cut. Scores of the quickstart's responses lie within some 3 points.
+# Points that a truncated response loses. Scores of the quickstart's responses differ by about 3 points.
 MISSING_EOS_PENALTY = 5
 
 
 def make_folder(folder: Path, content: str) -> Path:
-    """Makes the folder of an example, and says what comes into it; the place of its data."""
+    """Makes the folder of an example and announces its content. Returns the folder of its data."""
     print(f"== {content}", flush=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,17 +80,29 @@ def make_folder(folder: Path, content: str) -> Path:
     return folder / "data"
 
 
-def make_inputs(folder: Path, seed: int, scale: ReviewScale) -> tuple[Path, Path]:
-    """The corpus and the random model, as files."""
+def make_inputs(
+    folder: Path,
+    seed: int,
+    scale: ReviewScale,
+) -> tuple[Path, Path]:
+    """Writes the corpus and the random model. Returns their folders."""
     from dschat.models.tiny import make_model
     from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 
     data = make_folder(folder, "corpus and model")
     write_corpus(data, scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
-    return data, make_model(folder / "model", row_texts(make_rows(1000, seed, "demonstrations")), seed)
+    texts = row_texts(make_rows(1000, seed, "demonstrations"))
+    return data, make_model(folder / "model", texts, seed)
 
 
-def supervised_flags(data: Path, split: str, model: Path, output: Path, epochs: int, batch: int) -> list[str]:
+def supervised_flags(
+    data: Path,
+    split: str,
+    model: Path,
+    output: Path,
+    epochs: int,
+    batch: int,
+) -> list[str]:
     """Step 1 on demonstrations, or step 2 on the first share of the comparisons."""
     flags = {
         "--data_path": data,
@@ -108,22 +120,29 @@ def supervised_flags(data: Path, split: str, model: Path, output: Path, epochs: 
 
 
 def train_sft(
-    data: Path, model: Path, output: Path, scale: ReviewScale, more: Sequence[str], processes: Processes
+    data: Path, model: Path, output: Path, scale: ReviewScale, more_flags: Sequence[str], processes: Processes
 ) -> None:
-    """Step 1 on the demonstrations, with more flags."""
+    """Step 1 on the demonstrations."""
     batch = processes.share(scale.batch)
     flags = supervised_flags(data / "demonstrations", "1,0,0", model, output, scale.sft_epochs, batch)
-    run_step("sft", [*flags, *more], processes)
+    run_step("sft", [*flags, *more_flags], processes)
 
 
 def train_reward_model(
-    pairs: Path, sft: Path, output: Path, scale: ReviewScale, more: Sequence[str], processes: Processes
+    pairs: Path, sft: Path, output: Path, scale: ReviewScale, more_flags: Sequence[str], processes: Processes
 ) -> None:
-    """Step 2 on the first share of the comparisons, with more flags."""
-    run_step("reward", [*reward_model_flags(pairs, sft, output, scale, processes), *more], processes)
+    """Step 2 on the first share of the comparisons."""
+    flags = reward_model_flags(pairs, sft, output, scale, processes)
+    run_step("reward", [*flags, *more_flags], processes)
 
 
-def reward_model_flags(pairs: Path, sft: Path, output: Path, scale: ReviewScale, processes: Processes) -> list[str]:
+def reward_model_flags(
+    pairs: Path,
+    sft: Path,
+    output: Path,
+    scale: ReviewScale,
+    processes: Processes,
+) -> list[str]:
     """Step 2 on the first share of the comparisons."""
     batch = processes.share(scale.batch)
     return supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)
@@ -132,7 +151,7 @@ def reward_model_flags(pairs: Path, sft: Path, output: Path, scale: ReviewScale,
 def ppo_flags(
     data: Path, sft: Path, reward: Path, output: Path, scale: ReviewScale, processes: Processes, eos_penalty: float = 2
 ) -> list[str]:
-    """Step 3 on the prompts of the other share; all runs start from the same models and see the same prompts."""
+    """Step 3 on the prompts of the second share; all runs start from the same models and see the same prompts."""
     flags = {
         "--data_path": data / "comparisons",
         "--data_split": scale.data_split,
@@ -156,7 +175,8 @@ def ppo_flags(
 
 
 def critic_flags(start: Path) -> list[str]:
-    """The critic of step 3, which starts from this model. From the SFT model it has everything to learn: then it
-    matters how far back a score reaches.
+    """The critic of step 3, which starts from a model.
+
+    One that starts from the SFT model has everything to learn: then it matters how far back a score reaches.
     """
     return as_arguments({"--critic_model_name_or_path": start, "--critic_learning_rate": 2e-3})

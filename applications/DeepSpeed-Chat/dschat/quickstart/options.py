@@ -12,7 +12,7 @@ from dschat.settings.processes import LaunchFlags
 
 @dataclass(kw_only=True)
 class ExampleFlags:
-    """Those of every example."""
+    """Flags of every example."""
 
     output_dir: Path = like(OutputFlags, "output_dir", Path("runs"), "folder of everything made")
     small: bool = flag("a few updates only: shows that every part runs", False)
@@ -41,18 +41,3 @@ class ProgramsOptions(ExampleFlags):
     """Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5."""
 
     output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/programs"))
-
-
-@dataclass(kw_only=True)
-class LearnersOptions(ExampleFlags):
-    """DPO, RLOO, PPO, MA-PPO and best-of-16 side by side on the quickstart's reviews; REFUEL on dialogues."""
-
-    output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/learners"))
-
-
-@dataclass(kw_only=True)
-class RewardLossesOptions(ExampleFlags):
-    """The four losses of step 2 on the quickstart's comparisons: how often each ranks held-out pairs right."""
-
-    output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/reward-losses"))
-    seeds: list[int] = flag("of step 2; the first also of the rest", factory=lambda: [1234, 1235, 1236])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programming problems made by code, in the columns of codeparrot/apps, with tests and solutions.
+"""Small programming problems made in code, in the columns of codeparrot/apps, with tests and solutions.
 
 A problem combines two quantities of some numbers, or two forms of a word: "Print the sum times the maximum." Its
-program is a fixed frame with two or three places to fill, so a small model can learn it in minutes. `write_problems`
-makes two sources: demonstrations for step 1, most of whose solutions have a wrong place or a slip, and problems with
+program is a fixed frame with two or three blanks, so that a small model can learn it in minutes. `write_problems`
+makes two sources: demonstrations for step 1, most of whose solutions have a wrong blank or a slip, and problems with
 right solutions for step 3 and for evaluation.
 """
 
@@ -21,11 +21,11 @@ from dschat.base.jsonl import write_rows
 
 Kind = Literal["demonstrations", "problems"]
 
-RIGHT = 0.55  # chance that a place of a demonstration's solution is filled rightly
-SLIP = 0.1  # chance that it lacks its last bracket
-TESTS = 2  # of a problem
+RIGHT = 0.55  # probability that a blank of a demonstration's solution is filled correctly
+SLIP = 0.1  # probability that it lacks its last bracket
+TESTS = 2  # tests of a problem
 
-# What a question says → the expression, and what it is.
+# Words of a question → the Python expression, and the function that it computes.
 QUANTITIES: Mapping[str, tuple[str, Callable[[list[int]], int]]] = {
     "the sum": ("sum(x)", sum),
     "the maximum": ("max(x)", max),
@@ -48,19 +48,19 @@ WORDS = ("river", "stone", "cloud", "table", "light", "bread", "music", "glass")
 
 @dataclass(frozen=True)
 class Frame:
-    """A form of problems: its text and program, with places for two quantities or forms and for what joins them."""
+    """A kind of problem: its text and program, with blanks for two quantities or forms, and for what joins them."""
 
     question: str
     program: str
-    starter: str = ""  # of a function that the tests call
-    of_words: bool = False
+    starter: str = ""  # first line of a function that the tests call
+    of_words: bool = False  # about a word, not about numbers
     joined: bool = True  # by one of JOINTS
 
     @property
     def choices(self) -> list[Sequence[str]]:
-        """What may stand in each place of the question."""
-        first = list(FORMS if self.of_words else QUANTITIES)
-        return [first, list(JOINTS), first] if self.joined else [first, first]
+        """The words for each blank of the question."""
+        operands = list(FORMS if self.of_words else QUANTITIES)
+        return [operands, list(JOINTS), operands] if self.joined else [operands, operands]
 
 
 FRAMES = (
@@ -74,59 +74,117 @@ FRAMES = (
         joined=False,
     ),
 )
-PROBLEMS = [(frame, places) for frame in FRAMES for places in product(*frame.choices)]
+PROBLEMS = [(frame, words) for frame in FRAMES for words in product(*frame.choices)]
+MEANINGS: Mapping[str, tuple[str, object]] = {**QUANTITIES, **JOINTS, **FORMS}
 
 
-def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[str, object]:
-    """Makes row number `index` of a source, a function of its arguments alone, in the columns of APPS.
+def make_row(
+    index: int,
+    seed: int,
+    kind: Kind,
+    split: str = "train",
+) -> dict[str, object]:
+    """Makes row number `index` of a source in the columns of APPS; the arguments alone decide it.
 
-    A problem's tests follow from the problem, so that the same program on it is the same run.
+    A problem's tests follow from the problem, so that equal programs for it are equal runs.
     """
     rng = random.Random(f"{seed} {kind} {split} {index}")
-    frame, places = rng.choice(PROBLEMS)
-    filled = list(places)
+    frame, words = rng.choice(PROBLEMS)
     if kind == "demonstrations":
-        filled = [
-            place if rng.random() < RIGHT else rng.choice([other for other in others if other != place])
-            for place, others in zip(places, frame.choices, strict=True)
-        ]
-    program = frame.program.format(*({**QUANTITIES, **JOINTS, **FORMS}[place][0] for place in filled))
-    if kind == "demonstrations" and rng.random() < SLIP:
-        program = program.rstrip()[:-1] + "\n"
+        program = _demonstration(rng, frame, words)
+    else:
+        program = _fill(frame, words)
     return {
         "id": index,
-        "question": frame.question.format(*places),
+        "question": frame.question.format(*words),
         "solutions": json.dumps([program]),
-        "input_output": json.dumps(_tests(frame, places)),
-        "difficulty": f"{len(places)} places",
+        "input_output": json.dumps(_tests(frame, words)),
+        "difficulty": f"{len(words)} places",
         "url": "",
         "starter_code": frame.starter,
     }
 
 
-def write_problems(folder: Path, demonstrations: int, problems: int, held_out: int, seed: int) -> None:
+def _demonstration(
+    rng: random.Random,
+    frame: Frame,
+    words: Sequence[str],
+) -> str:
+    """A program whose blanks may be wrong, or which lacks its last bracket."""
+    answer = []
+    for word, choices in zip(words, frame.choices, strict=True):
+        if rng.random() >= RIGHT:
+            word = rng.choice([choice for choice in choices if choice != word])
+        answer.append(word)
+    program = _fill(frame, answer)
+    if rng.random() < SLIP:
+        program = program.rstrip()[:-1] + "\n"
+    return program
+
+
+def _fill(frame: Frame, words: Sequence[str]) -> str:
+    expressions = [MEANINGS[word][0] for word in words]
+    return frame.program.format(*expressions)
+
+
+def write_problems(
+    folder: Path,
+    demonstrations: int,
+    problems: int,
+    held_out: int,
+    seed: int,
+) -> None:
     """Writes `demonstrations/` for step 1 and `problems/` for step 3, each as train.jsonl and test.jsonl."""
     sizes: dict[Kind, int] = {"demonstrations": demonstrations, "problems": problems}
     for kind, size in sizes.items():
-        write_rows(folder / kind / "train.jsonl", (make_row(i, seed, kind) for i in range(size)))
-        write_rows(folder / kind / "test.jsonl", (make_row(i, seed, kind, "test") for i in range(held_out)))
+        write_rows(
+            folder / kind / "train.jsonl",
+            (make_row(i, seed, kind) for i in range(size)),
+        )
+        write_rows(
+            folder / kind / "test.jsonl",
+            (make_row(i, seed, kind, "test") for i in range(held_out)),
+        )
 
 
-def _tests(frame: Frame, places: Sequence[str]) -> dict[str, object]:
-    """Inputs and outputs of a problem, the latter from its meaning, not from its program."""
-    rng = random.Random(frame.question + "".join(places))
+def _tests(frame: Frame, words: Sequence[str]) -> dict[str, object]:
+    """Inputs and expected outputs of a problem; outputs follow from its meaning, not from its program."""
+    rng = random.Random(frame.question + "".join(words))
     inputs: list[object] = []
     outputs: list[object] = []
     for _ in range(TESTS):
         if frame.of_words:
             word = rng.choice(WORDS)
+            _, first_form = FORMS[words[0]]
+            _, last_form = FORMS[words[1]]
             inputs.append(f"{word}\n")
-            outputs.append(f"{FORMS[places[0]][1](word)}{FORMS[places[1]][1](word)}\n")
+            outputs.append(f"{first_form(word)}{last_form(word)}\n")
             continue
         numbers = rng.sample(range(2, 20), rng.randint(3, 5))
-        first, last = QUANTITIES[places[0]][1](numbers), QUANTITIES[places[-1]][1](numbers)
-        result: object = JOINTS[places[1]][1](first, last) if frame.joined else [first, last]
-        inputs.append([numbers] if frame.starter else " ".join(map(str, numbers)) + "\n")
-        outputs.append(result if frame.starter else f"{result}\n")
+        result = _result(frame, words, numbers)
+        if frame.starter:
+            inputs.append([numbers])
+            outputs.append(result)
+        else:
+            inputs.append(" ".join(map(str, numbers)) + "\n")
+            outputs.append(f"{result}\n")
     tests: dict[str, object] = {"inputs": inputs, "outputs": outputs}
-    return tests | ({"fn_name": "f"} if frame.starter else {})
+    if frame.starter:
+        tests["fn_name"] = "f"
+    return tests
+
+
+def _result(
+    frame: Frame,
+    words: Sequence[str],
+    numbers: list[int],
+) -> object:
+    """What a problem on numbers asks for."""
+    _, first_quantity = QUANTITIES[words[0]]
+    _, last_quantity = QUANTITIES[words[-1]]
+    first = first_quantity(numbers)
+    last = last_quantity(numbers)
+    if not frame.joined:
+        return [first, last]
+    _, join = JOINTS[words[1]]
+    return join(first, last)

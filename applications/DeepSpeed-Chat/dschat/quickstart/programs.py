@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5 before and after.
 
-Runs the same commands as any training, as processes of their own, on problems made by code and a small Gemma.
+Runs the same commands as any training, in processes of their own, on problems made in code and a small Gemma.
 """
 
 import time
@@ -19,7 +19,7 @@ from dschat.quickstart.subcommands import Processes, as_arguments, run_step
 
 @dataclass(frozen=True)
 class ProgramScale:
-    """How much of everything."""
+    """Numbers of rows, epochs and iterations."""
 
     demonstrations: int
     rollout: int  # problems of one PPO iteration
@@ -30,51 +30,69 @@ class ProgramScale:
 
 FULL = ProgramScale(12000, 64, 30, 128, 3)
 SMALL = ProgramScale(64, 16, 2, 16, 1)  # shows that every part runs; learns nothing
-# Name of each run → its folder and tokens of a macro action.
+# Name of each run → its folder and the tokens of a macro action.
 RUNS = {"PPO (n = 1)": ("ppo", 1), "MA-PPO (n = 10)": ("ma-ppo", 10)}
 
 
 def run(options: ProgramsOptions) -> str:
-    """Makes the problems and the model, trains, answers the held-out problems and writes the report; its numbers."""
-    folder, seed, scale = options.output_dir, options.seed, SMALL if options.small else FULL
-    start = time.perf_counter()
-    data, model = make_inputs(folder, seed, scale)
+    """Makes problems and model, trains, answers the held-out problems and writes the report; returns its numbers."""
+    folder = options.output_dir
+    scale = SMALL if options.small else FULL
+    start_time = time.perf_counter()
+
+    # Training.
+    data, model = make_inputs(folder, options.seed, scale)
     sft = folder / "sft"
-    common = [*COMMON, "--seed", str(seed)]
+    common = [*COMMON, "--seed", str(options.seed)]
     flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, 32)
     run_step("sft", [*flags, *common], Processes())
-    for place, ngram in RUNS.values():
-        flags = [*ppo_flags(data, sft, folder / place, scale), "--ngram", str(ngram), *common]
-        run_step("ppo", flags, Processes())
-    models = {"sft": "SFT"} | {place: name for name, (place, _) in RUNS.items()}
-    found = pass_rates([answer(folder / place, data, folder, seed) for place in models], (1, 5))
-    table = pass_table(found)
-    write_file(folder / "pass-at-k.txt", table + "\n")
+    names = {"sft": "SFT"}  # folder → name
+    for name, (run_folder, ngram) in RUNS.items():
+        flags = ppo_flags(data, sft, folder / run_folder, scale)
+        run_step("ppo", [*flags, "--ngram", str(ngram), *common], Processes())
+        names[run_folder] = name
+
+    # Evaluation.
+    results = [answer(folder / model_folder, data, folder, options.seed) for model_folder in names]
+    rates = pass_rates(results, (1, 5))
+    table = pass_table(rates)
+    write_file(folder / "pass-at-k.txt", f"{table}\n")
     notes = ["Score: the published reward of programs, from what becomes of them on their tests."]
-    for each in found:
-        if each.difficulty == ALL:
-            rates = ", ".join(f"pass@{k} {rate.text()} %" for k, rate in each.rates.items() if rate is not None)
-            notes.append(f"{models[each.model]}, {each.problems} held-out problems, five programs each: {rates}.")
-    runs = {name: folder / place for name, (place, _) in RUNS.items()}
+    for row in rates:
+        if row.difficulty == ALL:
+            shares = ", ".join(f"pass@{k} {rate.text()} %" for k, rate in row.rates.items() if rate is not None)
+            notes.append(f"{names[row.model]}, {row.problems} held-out problems, five programs each: {shares}.")
+    runs = {name: folder / run_folder for name, (run_folder, _) in RUNS.items()}
     summary = build_report(runs, folder, title="Programs: PPO and MA-PPO with rewards by execution", notes=notes)
-    seconds = f"{time.perf_counter() - start:.0f} s in all"
+    seconds = f"{time.perf_counter() - start_time:.0f} s in all"
     return f"{summary.text()}\n\n{table}\n\nreport: {folder / 'report.html'} ({seconds})"
 
 
-def make_inputs(folder: Path, seed: int, scale: ProgramScale) -> tuple[Path, Path]:
-    """The problems and the random model, as files."""
+def make_inputs(
+    folder: Path,
+    seed: int,
+    scale: ProgramScale,
+) -> tuple[Path, Path]:
+    """Writes the problems and the random model. Returns their folders."""
     from dschat.data.formats import apps_row
     from dschat.models.tiny import make_model
     from dschat.quickstart.problems import make_row, write_problems
 
     data = make_folder(folder, "problems and model")
     write_problems(data, scale.demonstrations, scale.rollout * scale.iterations, scale.held_out, seed)
-    rows = [apps_row(make_row(index, seed, "demonstrations"), str(index)) for index in range(1000)]
-    texts = [f"{row.prompt}{row.chosen}" for row in rows]
+    texts = []
+    for index in range(1000):
+        row = apps_row(make_row(index, seed, "demonstrations"), str(index))
+        texts.append(f"{row.prompt}{row.chosen}")
     return data, make_model(folder / "model", texts, seed, vocab_size=400)
 
 
-def ppo_flags(data: Path, sft: Path, output: Path, scale: ProgramScale) -> list[str]:
+def ppo_flags(
+    data: Path,
+    sft: Path,
+    output: Path,
+    scale: ProgramScale,
+) -> list[str]:
     """Step 3 on the problems; both runs start from the same model and see the same problems."""
     flags = {
         "--data_path": data / "problems",
@@ -98,8 +116,13 @@ def ppo_flags(data: Path, sft: Path, output: Path, scale: ProgramScale) -> list[
     return [*as_arguments(flags), "--whiten_advantages"]
 
 
-def answer(model: Path, data: Path, folder: Path, seed: int) -> Path:
-    """Five programs for each held-out problem, run; the file of results."""
+def answer(
+    model: Path,
+    data: Path,
+    folder: Path,
+    seed: int,
+) -> Path:
+    """Generates and runs five programs for each held-out problem. Returns the file of results."""
     flags: dict[str, object] = {
         "--proj_path": folder,
         "--model": model,

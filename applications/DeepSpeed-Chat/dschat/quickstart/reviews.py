@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole pipeline on one machine: corpus, model, step 1, step 2, step 3 with and without macro actions, report.
 
-Runs the same commands as any training, as processes of their own, on a synthetic corpus and a small Gemma.
+Runs the same commands as any training, in processes of their own, on a synthetic corpus and a small Gemma.
 """
 
 import time
@@ -24,7 +24,8 @@ from dschat.quickstart.inputs import (
 from dschat.quickstart.options import QuickstartOptions
 from dschat.quickstart.subcommands import Processes, run_step, run_steps
 
-REGIME = (
+GOLD_NOTE = "Gold score: counts complaints in the first half of a review and praise in the second; never trained on."
+REGIME_NOTE = (
     "Regime: 64 tokens, a score at the end, whitened advantages. Where the critic starts from the reward model, as"
     " published, it explains part of the returns from the first update on. Where it starts from the SFT model with a"
     " head of zeros, it explains nothing in 40 updates: then it matters how far back a score reaches, by macro actions"
@@ -34,37 +35,47 @@ REGIME = (
 
 def run(options: QuickstartOptions) -> str:
     """Makes the data and the model, runs the three steps and writes the report; returns its numbers."""
-    folder, seed, scale = options.output_dir, options.seed, SMALL if options.small else FULL
+    folder = options.output_dir
+    scale = SMALL if options.small else FULL
     processes = Processes(options.num_gpus, options.zero_stage)
-    start = time.perf_counter()
-    data, model = make_inputs(folder, seed, scale)
-    sft, reward = folder / "step1-sft", folder / "step2-reward"
-    common = [*COMMON, "--seed", str(seed), "--zero_stage", str(processes.zero_stage)]
+    start_time = time.perf_counter()
+
+    # Steps 1 and 2.
+    data, model = make_inputs(folder, options.seed, scale)
+    sft = folder / "step1-sft"
+    reward = folder / "step2-reward"
+    common = [*COMMON, "--seed", str(options.seed), "--zero_stage", str(processes.zero_stage)]
     train_sft(data, model, sft, scale, common, processes)
     train_reward_model(data / "comparisons", sft, reward, scale, [*REWARD_LOSS, *common], processes)
-    steps = []
-    for one in RUNS.values():
-        flags = ppo_flags(data, sft, reward, folder / one.folder, scale, processes, MISSING_EOS_PENALTY)
-        flags += critic_flags({"reward": reward, "sft": sft}[one.critic])
-        steps.append([*flags, *one.flags, "--termination_condition", "fixed", *common])
-    train_policies(steps, options.jobs, processes)
+
+    # Step 3.
+    critics = {"reward": reward, "sft": sft}
+    commands = []
+    for step3 in RUNS.values():
+        flags = ppo_flags(data, sft, reward, folder / step3.folder, scale, processes, MISSING_EOS_PENALTY)
+        flags += critic_flags(critics[step3.critic])
+        commands.append([*flags, *step3.flags, "--termination_condition", "fixed", *common])
+    train_policies(commands, options.jobs, processes)
+
     summary = build_report(
-        {name: folder / one.folder for name, one in RUNS.items()},
+        {name: folder / step3.folder for name, step3 in RUNS.items()},
         folder,
         title="Quickstart: PPO and MA-PPO on the synthetic reviews",
-        notes=[
-            "Gold score: counts complaints in the first half of a review and praise in the second; never trained on.",
-            REGIME,
-        ],
+        notes=[GOLD_NOTE, REGIME_NOTE],
     )
-    return f"{summary.text()}\n\nreport: {folder / 'report.html'} ({time.perf_counter() - start:.0f} s in all)"
+    seconds = time.perf_counter() - start_time
+    return f"{summary.text()}\n\nreport: {folder / 'report.html'} ({seconds:.0f} s in all)"
 
 
-def train_policies(runs: Sequence[Sequence[str]], at_once: int, processes: Processes) -> None:
-    """Step 3 with the flags of each run: several at a time, or one after another where each is several processes."""
-    if processes.count == 1:
-        print(f"== {len(runs)} runs of step 3, {at_once} at a time; each one's output follows its end", flush=True)
-        run_steps([("ppo", flags) for flags in runs], at_once)
+def train_policies(
+    runs: Sequence[Sequence[str]],
+    at_once: int,
+    processes: Processes,
+) -> None:
+    """Step 3 with the flags of each run: several at a time, or one after another if each is several processes."""
+    if processes.count > 1:
+        for flags in runs:
+            run_step("ppo", flags, processes)
         return
-    for flags in runs:
-        run_step("ppo", flags, processes)
+    print(f"== {len(runs)} runs of step 3, {at_once} at a time; each one's output follows its end", flush=True)
+    run_steps([("ppo", flags) for flags in runs], at_once)

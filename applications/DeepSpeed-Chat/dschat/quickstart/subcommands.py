@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subcommands of `dschat` run as processes of their own, for programs that run several of them in turn."""
+"""Runs subcommands of `dschat` in processes of their own, for programs that run several of them in turn."""
 
 import os
 import shlex
@@ -27,7 +27,11 @@ class Processes:
         """One process's part of a batch."""
         return batch // self.count
 
-    def command(self, name: str, flags: Sequence[str]) -> list[str]:
+    def command(
+        self,
+        name: str,
+        flags: Sequence[str],
+    ) -> list[str]:
         """The command line of a subcommand; several processes are started by a launcher with a free port."""
         words = [sys.executable, "-m", "dschat", *name.split(), *flags]
         if self.count > 1:
@@ -46,11 +50,15 @@ def as_arguments(flags: Mapping[str, object]) -> list[str]:
     return words
 
 
-def run_step(name: str, flags: Sequence[str], processes: Processes) -> None:
-    """Runs a subcommand, whose output is shown.
+def run_step(
+    name: str,
+    flags: Sequence[str],
+    processes: Processes,
+) -> None:
+    """Runs a subcommand and shows its output.
 
     Raises:
-        UserError: it failed; names it.
+        UserError: it failed.
     """
     command = processes.command(name, flags)
     print(_title(command), flush=True)
@@ -59,14 +67,14 @@ def run_step(name: str, flags: Sequence[str], processes: Processes) -> None:
 
 
 def run_steps(steps: Sequence[tuple[str, Sequence[str]]], at_once: int = 2) -> None:
-    """Runs subcommands that do not depend on each other, one process each; each one's output is shown at its end.
+    """Runs independent subcommands, one process each, and shows the output of each when it ends.
 
     Args:
         steps: subcommands with their flags.
         at_once: processes that run at a time.
 
     Raises:
-        UserError: one failed; those that had not begun do not run.
+        UserError: one failed; those that have not started do not run.
     """
     commands = [ONE.command(name, flags) for name, flags in steps]
     pool = ThreadPoolExecutor(at_once)
@@ -80,7 +88,7 @@ def run_steps(steps: Sequence[tuple[str, Sequence[str]]], at_once: int = 2) -> N
 
 
 def free_port() -> str:
-    """A port of this machine that no process listens on now."""
+    """A port of this machine that no process listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])
@@ -89,17 +97,23 @@ def free_port() -> str:
 def _run_captured(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs a command with its output and errors in one text."""
     return subprocess.run(
-        command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
 
 
 def _title(command: Sequence[str]) -> str:
     """The line above a command's output."""
-    return "== " + shlex.join(["dschat", *command[3:]])
+    words = ["dschat", *command[3:]]
+    return f"== {shlex.join(words)}"
 
 
 def _environment() -> dict[str, str]:
-    """One thread and one GPU unless set otherwise: with such small models threads mostly wait for each other."""
+    """One thread and one GPU unless set otherwise: threads of such small models mostly wait for each other."""
     return {"OMP_NUM_THREADS": "1", "NUM_GPUS": "1", **os.environ}
 
 

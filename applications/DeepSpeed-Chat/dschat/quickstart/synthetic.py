@@ -116,7 +116,8 @@ def gold_score(response: str) -> float:
     """Scores a review by what it says and where.
 
     points = distinct complaint words before the third full stop + distinct praise words after it
-             - repeats (every further use of a complaint or praise word, anywhere); score = points / 12, kept in 0..1.
+             - repeats (every further use of a complaint or praise word, anywhere)
+    score = points / 12, clamped to 0..1
 
     Case does not matter; words are runs of letters.
 
@@ -124,18 +125,22 @@ def gold_score(response: str) -> float:
     """
     stops = 0
     hits: set[str] = set()
-    charged: Counter[str] = Counter()
+    uses: Counter[str] = Counter()
     for piece in _PIECE.findall(response.lower()):
         stops += piece == "."
         if piece in _COMPLAINTS or piece in _PRAISES:
-            charged[piece] += 1
+            uses[piece] += 1
             if piece in (_COMPLAINTS if stops < HALF else _PRAISES):
                 hits.add(piece)
-    repeats = sum(charged.values()) - len(charged)
+    repeats = sum(uses.values()) - len(uses)
     return min(1.0, max(0, len(hits) - repeats) / FULL_SCORE)
 
 
-def gold_scores(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, Any]]) -> torch.Tensor:
+def gold_scores(
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    rows: Sequence[dict[str, Any]],
+) -> torch.Tensor:
     """`gold_score` of B responses, (B,) float32, with the signature of a reward function.
 
     Named on the command line as `path/synthetic.py:gold_scores`.
@@ -145,22 +150,28 @@ def gold_scores(prompts: Sequence[str], responses: Sequence[str], rows: Sequence
     return torch.tensor([gold_score(response) for response in responses], dtype=torch.float32)
 
 
-def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[str, Any]:
-    """Makes row number `index` of a corpus, a function of its arguments alone, in the columns of a TL;DR comparison.
+def make_row(
+    index: int,
+    seed: int,
+    kind: Kind,
+    split: str = "train",
+) -> dict[str, Any]:
+    """Makes row number `index` of a corpus in the columns of a TL;DR comparison; the arguments alone decide it.
 
-    Both responses of a demonstration are mediocre and its choice is a fair coin's. Each response of a comparison is
-    drawn for its own gold score; the choice is the better one but for `LABEL_NOISE`. Rows of different splits differ.
+    Both responses of a demonstration are mediocre and one is chosen by a fair coin. Each response of a comparison is
+    made for a target gold score; the better one is chosen, except with probability `LABEL_NOISE`. Rows of different
+    splits differ.
     """
     rng = random.Random(f"{seed}/{kind}/{split}/{index}")
     info = _make_info(rng)
+    texts = [_demonstration(rng), _demonstration(rng)] if kind == "demonstrations" else _pair(rng)
+    golds = [gold_score(text) for text in texts]
     if kind == "demonstrations":
-        texts = [_demonstration(rng), _demonstration(rng)]
         choice = rng.randrange(2)
     else:
-        texts = _pair(rng)
-        better = int(gold_score(texts[1]) > gold_score(texts[0]))
+        better = int(golds[1] > golds[0])
         choice = 1 - better if rng.random() < LABEL_NOISE else better
-    margin = abs(gold_score(texts[0]) - gold_score(texts[1]))
+    margin = abs(golds[0] - golds[1])
     strength = 1 + min(3, int(margin * 6))
     return {
         "info": info,
@@ -173,22 +184,36 @@ def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[st
     }
 
 
-def make_rows(num_rows: int, seed: int, kind: Kind, split: str = "train") -> list[dict[str, Any]]:
+def make_rows(
+    num_rows: int,
+    seed: int,
+    kind: Kind,
+    split: str = "train",
+) -> list[dict[str, Any]]:
     """Makes rows 0..num_rows-1 (see `make_row`); a longer list begins with the shorter one."""
     return [make_row(index, seed, kind, split) for index in range(num_rows)]
 
 
 def row_texts(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Every text of the rows, whole, as the tokenizer will read it: prompt, then both responses, per row."""
-    texts = ([tldr_prompt(row["info"]) or "", *(summary["text"] for summary in row["summaries"])] for row in rows)
-    return [text for of_row in texts for text in of_row]
+    """Every text of the rows as the tokenizer reads it: prompt, then both responses, row by row."""
+    texts = []
+    for row in rows:
+        texts.append(tldr_prompt(row["info"]) or "")
+        texts += [summary["text"] for summary in row["summaries"]]
+    return texts
 
 
-def write_corpus(folder: Path, num_demonstrations: int, num_comparisons: int, num_eval: int, seed: int) -> None:
+def write_corpus(
+    folder: Path,
+    num_demonstrations: int,
+    num_comparisons: int,
+    num_eval: int,
+    seed: int,
+) -> None:
     """Writes two sources that share one distribution of prompts, each as train.jsonl and validation.jsonl.
 
     `demonstrations/` is for step 1 (`--data_split 1,0,0`), `comparisons/` for steps 2 and 3 (`--data_split 0,1,1`).
-    Both have `num_eval` validation rows. Files that are there are replaced.
+    Both have `num_eval` validation rows. Existing files are replaced.
     """
     sizes: dict[Kind, int] = {"demonstrations": num_demonstrations, "comparisons": num_comparisons}
     for kind, num_train in sizes.items():
@@ -200,10 +225,16 @@ def _make_info(rng: random.Random) -> dict[str, Any]:
     """A post: subreddit, text of three lines without full stops, title, and the empty columns."""
     subreddit = rng.choice(sorted(SUBREDDITS))
     thing = rng.choice(SUBREDDITS[subreddit])
-    lines = [
-        rng.choice(templates).format(thing=thing, p=rng.choice(PEOPLE), place=rng.choice(PLACES))
-        for templates in (OPENERS, DETAILS, REQUESTS)
-    ]
+    lines = []
+    for templates in (OPENERS, DETAILS, REQUESTS):
+        template = rng.choice(templates)
+        lines.append(
+            template.format(
+                thing=thing,
+                p=rng.choice(PEOPLE),
+                place=rng.choice(PLACES),
+            )
+        )
     return {
         "id": f"syn_{rng.getrandbits(40):010x}",
         "post": "\n".join(lines),
@@ -217,15 +248,19 @@ def _make_info(rng: random.Random) -> dict[str, Any]:
 def _templates(rng: random.Random, min_slots: tuple[int, int] = (0, 0)) -> list[str]:
     """Five to eight sentence templates within MAX_PIECES; at least `min_slots` adjectives up to / after the third."""
     while True:
-        chosen = rng.choices(SENTENCES, k=rng.choice((5, 6, 6, 7, 7, 8)))
+        chosen = rng.choices(
+            SENTENCES,
+            k=rng.choice((5, 6, 6, 7, 7, 8)),
+        )
         pieces = 1 + sum(len(_PIECE.findall(sentence.lower())) for sentence in chosen)
-        slots = _count_slots(chosen[:HALF]), _count_slots(chosen[HALF:])
-        if pieces <= MAX_PIECES and slots[0] >= min_slots[0] and slots[1] >= min_slots[1]:
-            return [_turn(sentence) if place == HALF else sentence for place, sentence in enumerate(chosen)]
+        has_slots = _count_slots(chosen[:HALF]) >= min_slots[0] and _count_slots(chosen[HALF:]) >= min_slots[1]
+        if pieces <= MAX_PIECES and has_slots:
+            chosen[HALF] = _turn(chosen[HALF])
+            return chosen
 
 
 def _turn(sentence: str) -> str:
-    """The sentence after the third full stop begins with "But", whatever it says: a cue easier than counting."""
+    """Begins the sentence after the third full stop with "But": a cue that is easier than counting."""
     return "But " + (sentence if sentence.startswith("I ") else sentence[0].lower() + sentence[1:])
 
 
@@ -233,23 +268,28 @@ def _count_slots(sentences: Sequence[str]) -> int:
     return sum(sentence.count(_SLOT) for sentence in sentences)
 
 
-def _fill(rng: random.Random, templates: Sequence[str], adjectives: Sequence[str]) -> str:
-    """Puts the adjectives into the slots in order, and random nouns and people; the text begins with one space."""
+def _fill(
+    rng: random.Random,
+    templates: Sequence[str],
+    adjectives: Sequence[str],
+) -> str:
+    """Fills the adjectives into the slots in order, then random nouns and people; the text begins with one space."""
     text = " " + " ".join(templates)
     for adjective in adjectives:
         text = text.replace(_SLOT, adjective, 1)
     while "{n}" in text or "{p}" in text:
-        text = text.replace("{n}", rng.choice(NOUNS), 1).replace("{p}", rng.choice(PEOPLE), 1)
+        text = text.replace("{n}", rng.choice(NOUNS), 1)
+        text = text.replace("{p}", rng.choice(PEOPLE), 1)
     return text
 
 
 def _demonstration(rng: random.Random) -> str:
-    """A mediocre response: every adjective is neutral, complaint or praise with the same odds at every position."""
+    """A mediocre response: complaints, praises and neutral adjectives are equally likely at every position."""
     templates = _templates(rng)
     pools = (COMPLAINTS, PRAISES, NEUTRALS)
     weights = (DEMO_RATE, DEMO_RATE, 1 - 2 * DEMO_RATE)
-    kinds = rng.choices(pools, weights=weights, k=_count_slots(templates))
-    return _fill(rng, templates, [rng.choice(words) for words in kinds])
+    pool_of_slot = rng.choices(pools, weights=weights, k=_count_slots(templates))
+    return _fill(rng, templates, [rng.choice(words) for words in pool_of_slot])
 
 
 def _pair(rng: random.Random) -> list[str]:
@@ -261,23 +301,28 @@ def _pair(rng: random.Random) -> list[str]:
 
 
 def _comparison(rng: random.Random) -> str:
-    """A response near a drawn gold score, 0 to MAX_TARGET points: hits, repeats of them, words in the wrong half."""
+    """A response near a random gold score of 0 to MAX_TARGET points."""
+    # Words that score, and repeats of them, which cost points.
     target = rng.randint(0, MAX_TARGET)
     repeats = min(rng.choice(REPEATS), MAX_HITS - target)
     hits = target + repeats
-    before = rng.randint(max(0, hits - MAX_HALF), min(hits, MAX_HALF))
-    complaints, praises = rng.sample(COMPLAINTS, before), rng.sample(PRAISES, hits - before)
-    for copy in rng.choices(complaints + praises, k=repeats) if hits else ():
+    hits_before = rng.randint(max(0, hits - MAX_HALF), min(hits, MAX_HALF))
+    complaints = rng.sample(COMPLAINTS, hits_before)
+    praises = rng.sample(PRAISES, hits - hits_before)
+    copies = rng.choices(complaints + praises, k=repeats) if hits else []
+    for copy in copies:
         half = complaints if len(complaints) <= MAX_HALF and rng.random() < 0.5 else praises
         half.append(copy)
+
+    # Words that do not score: neutral, or on the wrong side of the third full stop.
     templates = _templates(rng, (len(complaints), len(praises)))
     wrong_rate = rng.random() * WRONG_RATE
     adjectives: list[str] = []
     first = (complaints, PRAISES, templates[:HALF])
     second = (praises, COMPLAINTS, templates[HALF:])
-    for words, wrong, half in (first, second):
-        while len(words) < _count_slots(half):
-            words.append(rng.choice(wrong if rng.random() < wrong_rate else NEUTRALS))
+    for words, wrong_words, sentences in (first, second):
+        while len(words) < _count_slots(sentences):
+            words.append(rng.choice(wrong_words if rng.random() < wrong_rate else NEUTRALS))
         rng.shuffle(words)
         adjectives += words
     return _fill(rng, templates, adjectives)

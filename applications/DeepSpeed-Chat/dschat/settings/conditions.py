@@ -15,7 +15,7 @@ from dschat.base.errors import UserError
 from dschat.settings.flags import AT_LEAST_1, NOT_EMPTY, flag
 from dschat.settings.rules import check_function_path
 
-PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
+PARSERS = ("benepar", "chunker", "tree-sitter")
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -100,8 +100,7 @@ class ParsingFlags:
         ),
     )
     parser: str = flag(
-        "parsing: benepar, link-grammar, chunker, tree-sitter (for programs), or module.py:function with (model) ->"
-        " parser",
+        "parsing: benepar, chunker, tree-sitter (for programs), or module.py:function with (model) -> parser",
         "benepar",
     )
     parser_model: str | None = flag(

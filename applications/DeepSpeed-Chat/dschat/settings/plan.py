@@ -23,7 +23,7 @@ class PlanOptions:
         dschat plan tldr_gemma_2b --step ppo               # a preset, or a YAML file
         dschat plan tldr_gemma_7b --gpus 4 --zero_stage 3  # flags of the step win over the preset's
         dschat plan --step ppo --actor_model_name_or_path …
-        dschat plan tldr_gemma_7b --step ppo --gpus 4 --gpu_memory 40 --recommend   # which flags make it fit
+        dschat plan tldr_gemma_7b --step ppo --gpus 4 --gpu_memory 40   # which flags make it fit
 
     Exit status 1 where it does not fit, 2 after an error.
     """
@@ -50,12 +50,6 @@ class PlanOptions:
         ResultFlags, "num_samples", help="training rows; those of the data if not given", aliases=["--prompts"]
     )
     config: str | None = flag("folder or hub id of the model in folders that are not there yet", None, path=True)
-    micro_batches: bool = flag(
-        "also the largest micro-batches that fit, with gradient checkpointing and without (takes longer)", False
-    )
-    recommend: bool = flag(
-        "step 3: also the flags that make it fit, what then stands on which GPU, and the other ways of drawing", False
-    )
     json: bool = flag("print JSON, sizes in bytes", False)
 
     def __post_init__(self) -> None:

@@ -200,11 +200,6 @@ SERVER_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
         "--vllm_timeout {vllm_timeout:g} is not below --ddp_timeout {ddp_timeout}, after which the other processes"
         " stop waiting: lower it, or raise that.",
     ),
-    Rule(
-        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_patience >= config.engine.ddp_timeout,
-        "--vllm_patience {vllm_patience:g} is not below --ddp_timeout {ddp_timeout}, after which the other processes"
-        " stop waiting: lower it, or raise that.",
-    ),
 )
 
 

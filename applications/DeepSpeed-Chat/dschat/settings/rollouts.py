@@ -102,13 +102,6 @@ class VllmFlags:
         FREE,
         only_with=VLLM,
     )
-    vllm_patience: float = flag(
-        "how long to wait for a server of vllm_url that does not respond, in seconds",
-        600.0,
-        AT_LEAST_0,
-        FREE,
-        only_with="vllm_url",
-    )
     vllm_timeout: float = flag(
         "a server of vllm_url counts as hung if it finishes no response in this many seconds",
         1200.0,

@@ -15,7 +15,7 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
 from dschat.base.user_function import load_function
 from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
-from dschat.data.dialogues import Message, check_dialogue, encode_states, state
+from dschat.data.dialogues import Message, check_dialogue, encode_states
 from dschat.data.encoding import turn_end
 from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
@@ -36,7 +36,7 @@ from dschat.models.limits import position_limit, trained_length
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rollouts.chat_servers import Endpoint, EndpointFlags, checked_address, checked_key
-from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out
+from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out_pairs
 from dschat.rollouts.sampling import row_seed
 from dschat.rollouts.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser
 
@@ -100,25 +100,30 @@ class DialogueSampling:
     seed: int  # of the run
 
     def draw(self, numbers: Sequence[int], firsts: Sequence[Message]) -> list[Entry]:
-        """Draws each dialogue, by its number, twice: from its first message, and again from one of its turns on."""
-        first = self._roll_out(self.seed, numbers, [[message] for message in firsts])
-        reasons = {number: said.ended for number, said in zip(numbers, first, strict=True) if said.ended}
-        whole = {number: said.messages for number, said in zip(numbers, first, strict=True) if not said.ended}
-        places = {number: sampled_turns(self.seed, number, self.turns) for number in whole}
-        starts = [state(dialogue, places[number][1]) for number, dialogue in whole.items()]
-        second = self._roll_out(self.seed + SECOND_SEED, list(whole), starts) if whole else []
-        rows = {}
-        for number, said in zip(whole, second, strict=True):
-            if said.ended:
-                reasons[number] = said.ended
-            else:
-                last, turn = places[number]
-                rows[number] = {"number": number, FIRST: whole[number], SECOND: said.messages, LAST: last, TURN: turn}
-        return [{"number": n, "row": rows.get(n), "reason": reasons.get(n, "")} for n in numbers]
-
-    def _roll_out(self, seed: int, numbers: Sequence[int], starts: Sequence[list[Message]]) -> list[Any]:
-        seeds = [row_seed(seed, number) for number in numbers]
-        return roll_out(starts, [self.turns] * len(starts), self.assistant, self.user, seeds)
+        """Samples each dialogue, by its number, twice: from its first message, and again from one of its turns on."""
+        turns = [sampled_turns(self.seed, number, self.turns) for number in numbers]
+        pairs = roll_out_pairs(
+            [[message] for message in firsts],
+            [self.turns] * len(numbers),
+            [turn for _, turn in turns],
+            self.assistant,
+            self.user,
+            [row_seed(self.seed, number) for number in numbers],
+            [row_seed(self.seed + SECOND_SEED, number) for number in numbers],
+        )
+        entries: list[Entry] = []
+        for number, (last, turn), pair in zip(numbers, turns, pairs, strict=True):
+            row: Entry | None = None
+            if pair.second is not None and not pair.ended:
+                row = {
+                    "number": number,
+                    FIRST: pair.first.messages,
+                    SECOND: pair.second.messages,
+                    LAST: last,
+                    TURN: turn,
+                }
+            entries.append({"number": number, "row": row, "reason": pair.ended})
+        return entries
 
 
 def sampled_turns(seed: int, number: int, turns: int) -> tuple[int, int]:

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory do log-probs of the response take at a vocabulary of 256,000?
+
+For training (forward and backward, the head's own gradient included) and for scoring (no gradients), at each batch
+size, by ``macro_actions.logprobs.token_logprobs``; and at the first batch size by ``log_softmax`` over the full logits
+of prompt and response, for comparison. Hidden states (B, P+R, H), head weight (V, H) and targets are the inputs; the
+figure is the peak above them.
+
+Every case runs in a fresh process. A tiny case first loads the kernels and starts the thread pool; then the inputs are
+made (random numbers touch every page), free heap goes back to the system, and `harness.Peak` counts from there.
+"""
+
+import argparse
+import time
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from harness import GB, Peak, in_process
+from macro_actions.logprobs import Head, token_logprobs
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Sizes of the inputs."""
+    parser.add_argument("--vocabulary", type=int, default=256_000, help="tokens of the vocabulary")
+    parser.add_argument("--hidden", type=int, default=256, help="width of the hidden states")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
+    parser.add_argument("--response", type=int, default=512, help="tokens of the response")
+    parser.add_argument(
+        "--batch_sizes",
+        type=int,
+        nargs="+",
+        default=[1, 8],
+        help="sequences",
+    )
+
+
+def measure(settings: argparse.Namespace) -> list[dict[str, object]]:
+    """Every case."""
+    rows = []
+    for method, sizes in (
+        ("chunks", settings.batch_sizes),
+        ("full_logits", settings.batch_sizes[:1]),
+    ):
+        for phase in ("training", "scoring"):
+            for batch_size in sizes:
+                rows.append(in_process(measure_case, method, phase, batch_size, settings))
+    return rows
+
+
+def measure_case(
+    method: str,
+    phase: str,
+    batch_size: int,
+    settings: argparse.Namespace,
+) -> dict[str, object]:
+    """The peak of one case above its inputs, in GB, and its seconds."""
+    training = phase == "training"
+    run(method, training, *make_inputs(training, 1, 2, 4, 64, settings.hidden))
+    lengths = (settings.prompt, settings.response)
+    inputs = make_inputs(training, batch_size, *lengths, settings.vocabulary, settings.hidden)
+    peak = Peak(DEVICE == "cuda")
+    start = time.perf_counter()
+    run(method, training, *inputs)
+    return {
+        "method": method,
+        "phase": phase,
+        "batch_size": batch_size,
+        "peak_gb": round(peak.bytes() / GB, 3),
+        "inputs_gb": round(sum(x.nbytes for x in inputs) / GB, 3),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+def make_inputs(
+    training: bool, batch_size: int, prompt: int, response: int, vocabulary: int, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states (B, P+R, H), head weight (V, H), targets (B, R); with gradients in training."""
+    torch.manual_seed(0)
+    hidden = torch.randn(batch_size, prompt + response, width, device=DEVICE)
+    weight = torch.randn(vocabulary, width, device=DEVICE).mul_(width**-0.5)
+    targets = torch.randint(vocabulary, (batch_size, response), device=DEVICE)
+    return hidden.requires_grad_(training), weight.requires_grad_(training), targets
+
+
+def run(
+    method: str,
+    training: bool,
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+) -> None:
+    """Log-probs of the response, in chunks or by full logits, and in training the gradients of the inputs."""
+    positions = slice(-targets.shape[1] - 1, -1)
+    with torch.set_grad_enabled(training):
+        if method == "chunks":
+            head = Head(
+                partial(F.linear, weight=weight),
+                (weight,),
+                weight.shape[0],
+            )
+            states = hidden[:, positions].flatten(0, 1)
+            logprobs, _ = token_logprobs(states, targets.flatten(), head, with_entropy=False)
+        else:
+            all_logprobs = torch.log_softmax(F.linear(hidden, weight), dim=-1)[:, positions]
+            logprobs = all_logprobs.gather(-1, targets[..., None]).squeeze(-1)
+        if training:
+            logprobs.sum().backward()

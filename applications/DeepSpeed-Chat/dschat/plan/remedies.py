@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would make a plan fit: flags that need less memory, tried in the order of what they cost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from dschat.base.errors import UserError
+from dschat.models.limits import open_decoder_config
+from dschat.plan.models import Configs
+from dschat.plan.phases import CUDA_BYTES, GB, Machine
+from dschat.plan.plan import Plan, make_plan
+from dschat.settings.batches import largest_part
+from dschat.settings.common import CommonConfig
+from dschat.settings.ppo import BOTH_MODELS, PPOConfig
+from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.settings.supervised import OneModelConfig
+
+logger = logging.getLogger(__name__)
+Config = TypeVar("Config", bound=CommonConfig)
+Change = dict[str, object]  # flag → its new value
+
+
+def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
+    """Changes of flags for a plan that does not fit, each with the plan that it makes.
+
+    Returns every change that is enough by itself. If there is none, returns one change that combines them in order
+    until the plan fits; if it never does, the combination of all that help.
+    """
+    changes: list[Change] = []
+    for change in _changes(plan.config):
+        if change not in changes:
+            changes.append(change)
+
+    enough = []
+    for change in changes:
+        attempt = _changed_plan(plan, change, configs)
+        if attempt.fits:
+            enough.append((change, attempt))
+    if enough:
+        return enough
+
+    combined: Change = {}
+    best = plan
+    for change in changes:
+        attempt = _changed_plan(plan, combined | change, configs)
+        if attempt.excess < best.excess:
+            combined = combined | change
+            best = attempt
+        if best.fits:
+            break
+    return [(combined, best)] if combined else []
+
+
+def _changed_plan(plan: Plan, change: Change, configs: Configs) -> Plan:
+    return make_plan(changed(plan.config, change), plan.machine, configs)
+
+
+def changed(config: Config, change: Change) -> Config:
+    """A copy of the settings with other values; a flag for both models also sets the flags of each model."""
+    values = dict(change)
+    if isinstance(config, PPOConfig):
+        for name in BOTH_MODELS:
+            if name in change:
+                values[f"actor_{name}"] = change[name]
+                values[f"critic_{name}"] = change[name]
+    if config.optimisation.global_batch_size is not None:
+        values.setdefault("gradient_accumulation_steps", None)
+    return config.changed(**values)
+
+
+def change_as_flags(change: Change) -> str:
+    """The flags as they are written on a command line."""
+    words = []
+    for name, value in change.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None:
+            words.append(f"--{name} {value}")
+    return " ".join(words)
+
+
+def hardware_advice(plan: Plan) -> str:
+    """What helps if no flag does."""
+    actor = plan.sampling_actor
+    memory = plan.machine.device_memory or 0
+    if actor + CUDA_BYTES <= memory:
+        return "more GPUs, smaller batches, LoRA (--lora_dim) or a smaller model"
+    divisors = _engine_sizes(plan, memory)
+    vllm = ""
+    if isinstance(plan.config, PPOConfig) and divisors:
+        vllm = (
+            f" or --rollout_engine vllm with --vllm_tensor_parallel {divisors[0]}, which divides the actor,"
+            " or with servers on other GPUs (--vllm_url);"
+        )
+    return (
+        f"a smaller actor, or GPUs with more memory;{vllm} more GPUs do not, nor does LoRA: during sampling, each GPU"
+        f" holds {actor / GB:.1f} GB of the actor"
+    )
+
+
+def _engine_sizes(plan: Plan, memory: int) -> Sequence[int]:
+    """Numbers of GPUs that could hold the actor together."""
+    processes = plan.machine.processes
+    actor = plan.roles[0].weights.whole
+    sizes = []
+    for k in range(2, processes + 1):
+        if processes % k == 0 and actor / k + CUDA_BYTES < memory:
+            sizes.append(k)
+    return sizes
+
+
+def _changes(config: CommonConfig) -> Iterator[Change]:
+    """Changes in the order of what they cost: recomputation, smaller batches, sharding, offloading."""
+    if isinstance(config, PPOConfig):
+        yield from _ppo_changes(config)
+        return
+    assert isinstance(config, OneModelConfig)
+    yield from _smaller_budget(config)
+    yield from _recomputation(config)
+    rows = config.model.per_device_train_batch_size
+    if rows > 1:
+        yield {"per_device_train_batch_size": _half(rows)}
+    if isinstance(config, RefuelOnlineConfig) and config.sampling.per_device_generation_batch_size > 1:
+        yield {"per_device_generation_batch_size": config.sampling.per_device_generation_batch_size // 2}
+    stage = config.engine.zero_stage
+    if stage < 3:
+        yield {"zero_stage": stage + 1 if stage else 2}
+        yield {"zero_stage": 3}
+    if not config.engine.offload:
+        yield {"zero_stage": max(stage, 2), "offload": True}
+        yield {"zero_stage": 3, "offload": True}
+
+
+def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
+    yield from _recomputation(config)
+    yield from smaller(config)
+    for stage in (2, 3):
+        if min(config.zero_stages) < stage:
+            yield {"zero_stage": stage}
+    if not config.memory.offload_reference_model:
+        yield {"offload_reference_model": True}
+    if not config.engine.offload:
+        yield {"zero_stage": max(2, *config.zero_stages), "offload": True}
+        yield {"zero_stage": 3, "offload": True}
+
+
+def smaller(config: PPOConfig) -> Iterator[Change]:
+    """Smaller batches of the same rollouts and updates: tokens of a pass, prompts at a time, rows of a pass."""
+    yield from _smaller_budget(config)
+    slots = config.sampling.per_device_generation_batch_size
+    if slots > 1:
+        half = _half(slots)
+        batches = config.rollouts.generation_batches * slots // half
+        yield {"per_device_generation_batch_size": half, "generation_batches": batches}
+    rows = config.rollouts.per_device_training_batch_size
+    if rows > 1:
+        half = _half(rows)
+        change: Change = {"per_device_training_batch_size": half}
+        passes = config.optimisation.gradient_accumulation_steps
+        if passes is not None or not config.optimisation.global_batch_size:
+            change["gradient_accumulation_steps"] = (passes or 1) * rows // half
+        yield change
+
+
+def _smaller_budget(config: CommonConfig) -> Iterator[Change]:
+    budget = config.optimisation.max_tokens_per_micro_batch
+    if budget is not None and budget // 2 >= config.longest_example[0]:
+        yield {"max_tokens_per_micro_batch": budget // 2}
+
+
+def _recomputation(config: CommonConfig) -> Iterator[Change]:
+    """Gradient checkpointing of the models that do not have it yet, then of all their layers."""
+    names = ["gradient_checkpointing"]
+    if isinstance(config, PPOConfig):
+        names = ["actor_gradient_checkpointing"]
+        if config.advantages.needs.critic:
+            names.append("critic_gradient_checkpointing")
+    values = config.flat()
+    for name in names:
+        if not values[name]:
+            yield {name: True}
+    if config.engine.gradient_checkpointing_every > 1:
+        yield {"gradient_checkpointing_every": 1}
+
+
+def _half(size: int) -> int:
+    """The largest divisor up to one half, so that rollouts and updates keep their size."""
+    return largest_part(size, size // 2)
+
+
+def warn_of_gpu_memory(config: CommonConfig, processes: int, free: int) -> None:
+    """Warns if a GPU with `free` bytes may be too small for the longest batch; names flags that would help."""
+    try:
+        plan = make_plan(config, Machine(processes, free), open_decoder_config)
+        attempts = remedies(plan, open_decoder_config) if not plan.fits else []
+    except UserError as error:
+        logger.warning("the memory of this run could not be planned: %s", error)
+        return
+    if plan.fits:
+        return
+    flags = [change_as_flags(change) for change, attempt in attempts if attempt.fits]
+    logger.warning(
+        "a GPU would hold up to %.1f GB with the longest batch (phase %r), of which %.1f GB are free. What helps: "
+        "%s; `dschat plan` shows more.",
+        plan.peak / GB,
+        plan.worst.name,
+        free / GB,
+        ", or ".join(flags) or hardware_advice(plan),
+    )

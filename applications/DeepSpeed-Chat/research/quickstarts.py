@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quickstart with one seed after another, and its reward model and PPO again with the kernels of other processors.
+
+Finished runs are kept: the same command continues where it was stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+from tqdm import tqdm
+
+from dschat.quickstart.inputs import (
+    COMMON,
+    FULL,
+    MISSING_EOS_PENALTY,
+    REWARD_LOSS,
+    RUNS,
+    critic_flags,
+    ppo_flags,
+    reward_model_flags,
+)
+from dschat.quickstart.subcommands import ONE
+from tables import final, markdown, median_updates, over_seeds, updates_to
+
+SEEDS = range(10)
+BASELINE = next(iter(RUNS))  # updates are counted to the final score of this run
+# Name → variables that choose the kernels of torch and of oneDNN. They round differently, which makes another reward
+# model.
+KERNELS: Mapping[str, Mapping[str, str]] = {
+    "sse": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "2"},
+}
+NATIVE = {"OMP_NUM_THREADS": "1"}
+
+
+def run_quickstarts(
+    folder: Path,
+    seeds: Sequence[int],
+    jobs: int,
+) -> None:
+    """Runs the quickstart with every seed that is not finished, several at a time.
+
+    Raises:
+        RuntimeError: one failed; the message names its log.
+    """
+    unfinished = [seed for seed in seeds if not is_finished(folder, seed)]
+    with ThreadPoolExecutor(jobs) as pool:
+        results = pool.map(partial(_run_quickstart, folder), unfinished)
+        for _ in tqdm(results, "quickstarts", len(unfinished)):
+            pass
+
+
+def _run_quickstart(folder: Path, seed: int) -> None:
+    output = folder / f"seed-{seed}"
+    output.mkdir(parents=True, exist_ok=True)
+    flags = ["--output_dir", str(output), "--seed", str(seed), "--jobs", "1"]
+    run_logged([sys.executable, "-m", "dschat", "quickstart", *flags], output / "log.txt", NATIVE)
+
+
+def is_finished(folder: Path, seed: int) -> bool:
+    """Whether the quickstart of a seed is finished."""
+    return (folder / f"seed-{seed}" / "report.html").exists()
+
+
+def run_kernels(
+    folder: Path,
+    seeds: Sequence[int],
+    jobs: int,
+) -> None:
+    """Step 2 and PPO (n = 1) of every finished seed again, from its SFT model, with the kernels of other processors.
+
+    Raises:
+        RuntimeError: one failed; the message names its log.
+    """
+    unfinished = []
+    for seed in seeds:
+        for kernels in KERNELS:
+            if is_finished(folder, seed) and not is_run_finished(kernel_run(folder, seed, kernels)):
+                unfinished.append((seed, kernels))
+    with ThreadPoolExecutor(jobs) as pool:
+        results = pool.map(lambda case: _run_with_kernels(folder, *case), unfinished)
+        for _ in tqdm(results, "other kernels", len(unfinished)):
+            pass
+
+
+def _run_with_kernels(folder: Path, seed: int, kernels: str) -> None:
+    start = folder / f"seed-{seed}"
+    output = kernel_run(folder, seed, kernels)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    sft = start / "step1-sft"
+    reward = output.parent / "step2-reward"
+    common = [*COMMON, "--seed", str(seed)]
+    variables = {**NATIVE, **KERNELS[kernels]}
+
+    flags = reward_model_flags(start / "data" / "comparisons", sft, reward, FULL, ONE)
+    run_logged(
+        ONE.command("reward", [*flags, *REWARD_LOSS, *common]),
+        output.parent / "reward.txt",
+        variables,
+    )
+
+    flags = ppo_flags(start / "data", sft, reward, output, FULL, ONE, MISSING_EOS_PENALTY)
+    flags += [*critic_flags(reward), *RUNS["PPO (n = 1)"].flags, "--termination_condition", "fixed"]
+    run_logged(
+        ONE.command("ppo", [*flags, *common]),
+        output.parent / "ppo.txt",
+        variables,
+    )
+
+
+def kernel_run(folder: Path, seed: int, kernels: str) -> Path:
+    """The folder of step 3 of a seed with other kernels."""
+    return folder / f"{kernels}-{seed}" / "step3-ppo"
+
+
+def is_run_finished(run: Path) -> bool:
+    """Whether a run of step 3 has saved its actor."""
+    return (run / "actor" / "config.json").exists()
+
+
+def run_logged(
+    command: Sequence[str],
+    log: Path,
+    variables: Mapping[str, str],
+) -> None:
+    """Runs a command, with its output in a file. Raises RuntimeError, which names the file."""
+    with open(log, "w", encoding="utf-8") as file:
+        process = subprocess.run(command, stdout=file, stderr=file, env=os.environ | variables)
+    if process.returncode:
+        raise RuntimeError(f"{command[3]} ended with status {process.returncode}: see {log}")
+
+
+# ---- Tables ----
+
+
+def read_run(run: Path) -> dict[str, float]:
+    """The numbers of a finished run that the tables show; those of the SFT model begin with "sft "."""
+    metrics = pd.read_json(run / "metrics.jsonl", lines=True)
+    evaluations = metrics.dropna(subset=["eval/gold_scores"])
+    numbers = {"explained_variance": metrics["val/explained_variance"].mean()}
+    for prefix, row in (
+        ("sft ", evaluations.iloc[0]),
+        ("", evaluations.iloc[-1]),
+    ):
+        for name in ("gold_scores", "kl", "eos_rate"):
+            numbers[prefix + name] = row[f"eval/{name}"]
+    return numbers
+
+
+def read_gold(run: Path) -> pd.Series[float]:
+    """The gold score of each rollout of a run."""
+    metrics = pd.read_json(run / "metrics.jsonl", lines=True)
+    return metrics["objective/gold_scores"].dropna()
+
+
+def read_seed(folder: Path, seed: int) -> pd.DataFrame:
+    """The runs of a quickstart: a row for each, with `read_run`, updates and times fewer than the baseline."""
+    folder = folder / f"seed-{seed}"
+    golds = {name: read_gold(folder / run.folder) for name, run in RUNS.items()}
+    numbers = [read_run(folder / run.folder) for run in RUNS.values()]
+    return pd.DataFrame(numbers, index=list(RUNS)).join(count_updates(golds)).assign(seed=seed)
+
+
+def count_updates(golds: Mapping[str, pd.Series[float]]) -> pd.DataFrame:
+    """Updates to the baseline's final score, and how many times fewer than the baseline's: a row for each run.
+
+    A run that does not reach the score counts as one that needs twice the baseline's updates.
+    """
+    level = final(golds[BASELINE])
+    updates = pd.Series({name: updates_to(gold, level) for name, gold in golds.items()})
+    times = (updates[BASELINE] / updates).fillna(0.5)
+    return pd.DataFrame({"updates": updates, "times": times})
+
+
+def quickstart_tables(folder: Path) -> dict[str, str]:
+    """Tables of all finished seeds, and of the ends of responses with other kernels; none if no seed is finished."""
+    finished = [seed for seed in SEEDS if is_finished(folder, seed)]
+    if not finished:
+        return {}
+    runs = pd.concat([read_seed(folder, seed) for seed in finished])
+    return {"quickstart": quickstart_table(runs), "quickstart kernels": ends_table(folder, runs)}
+
+
+def quickstart_table(runs: pd.DataFrame) -> str:
+    """The SFT model and every run, over seeds; `runs` has the rows of `read_seed` for each seed."""
+    baseline = runs.loc[[BASELINE]]
+    rows = [
+        {
+            "": "SFT",
+            "seeds": str(len(baseline)),
+            "gold score at the end": over_seeds(baseline["sft gold_scores"]).text(3),
+            "KL to SFT": over_seeds(baseline["sft kl"]).text(1),
+            "explained variance, mean": "",
+            "ended by EOS, lowest": f"{baseline['sft eos_rate'].min():.3f}",
+        }
+    ]
+    for name in RUNS:
+        if name not in runs.index:
+            continue
+        seeds = runs.loc[[name]]
+        rows.append(
+            {
+                "": name,
+                "seeds": str(len(seeds)),
+                "gold score at the end": over_seeds(seeds["gold_scores"]).text(3),
+                "KL to SFT": over_seeds(seeds["kl"]).text(1),
+                "explained variance, mean": over_seeds(seeds["explained_variance"]).text(2),
+                "ended by EOS, lowest": f"{seeds['eos_rate'].min():.3f}",
+                f"updates to where “{BASELINE}” ends": median_updates(seeds["updates"]),
+                "times fewer": over_seeds(seeds["times"], median=True).text(2),
+                "on": f"{(seeds['times'] > 1).sum()}/{len(seeds)}",
+            }
+        )
+    return markdown(pd.DataFrame(rows).fillna(""))
+
+
+def ends_table(folder: Path, runs: pd.DataFrame) -> str:
+    """How many runs end how many of their responses with EOS, with each set of kernels."""
+    rates = {"this processor's": runs["eos_rate"].tolist()}
+    for kernels in KERNELS:
+        folders = [kernel_run(folder, seed, kernels) for seed in SEEDS]
+        rates[kernels] = [read_run(run)["eos_rate"] for run in folders if is_run_finished(run)]
+    rows = []
+    for kernels, shares in rates.items():
+        if shares:
+            models = runs["seed"].nunique() if kernels not in KERNELS else len(shares)
+            row = {
+                "kernels": kernels,
+                "reward models": str(models),
+                "runs of step 3": str(len(shares)),
+                "lowest share ended by EOS": f"{min(shares):.3f}",
+                "runs above .9": str(sum(share > 0.9 for share in shares)),
+            }
+            rows.append(row)
+    return markdown(pd.DataFrame(rows))

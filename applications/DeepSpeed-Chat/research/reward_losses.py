@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The four losses of step 2 on the quickstart's comparisons: how often each ranks held-out pairs right.
+
+Runs step 1 once, then step 2 with each seed and loss. With one seed, all losses see the same pairs in the same order.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import pandas as pd
+
+from dschat.base.atomic import write_file
+from dschat.quickstart.inputs import COMMON, FULL, SMALL, ReviewScale, make_inputs, train_reward_model, train_sft
+from dschat.quickstart.subcommands import ONE
+from dschat.settings.supervised import RewardLoss
+
+# Column → metric of an evaluation.
+COLUMNS = {
+    "accuracy of the means it compares": "eval/mean_accuracy",
+    "of the score it reports": "eval/accuracy",
+    "of the number at the last token, which step 3 reads": "eval/end_accuracy",
+}
+SEEDS = [1234, 1235, 1236]
+
+
+def main() -> None:
+    """Trains all reward models and writes the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/reward-losses"), help="folder of all results")
+    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of step 2; the first also of step 1")
+    options = parser.parse_args()
+    start_time = time.perf_counter()
+    evaluations, pairs = compare_losses(options.output_dir, options.seeds, SMALL if options.small else FULL)
+    table = loss_table(evaluations)
+    write_file(options.output_dir / "reward-losses.md", f"{table}\n")
+    print(f"\n{pairs} held-out pairs, {time.perf_counter() - start_time:.0f} s in all\n\n{table}")
+
+
+def compare_losses(
+    folder: Path,
+    seeds: Sequence[int],
+    scale: ReviewScale,
+) -> tuple[pd.DataFrame, int]:
+    """Trains a reward model with each seed and loss.
+
+    Returns:
+        The metrics of the last evaluations, a row for each run with its `loss`, and the number of held-out pairs.
+    """
+    data, model = make_inputs(folder, seeds[0], scale)
+    sft = folder / "sft"
+    train_sft(
+        data,
+        model,
+        sft,
+        scale,
+        [*COMMON, "--seed", str(seeds[0])],
+        ONE,
+    )
+    rows = []
+    pairs = 0
+    for seed in seeds:
+        for loss in get_args(RewardLoss):
+            output = folder / f"{loss}-{seed}"
+            flags = [*COMMON, "--reward_loss", loss, "--seed", str(seed), "--eval_iters", "0"]
+            train_reward_model(data / "comparisons", sft, output, scale, flags, ONE)
+            record = json.loads((output / "run.json").read_text(encoding="utf-8"))
+            rows.append({"loss": loss, **record["metrics"]})
+            pairs = sum(source["eval"] for source in record["data"]["sources"])
+    return pd.DataFrame(rows), pairs
+
+
+def loss_table(evaluations: pd.DataFrame) -> str:
+    """Means over the seeds ± their standard errors, as Markdown."""
+    evaluations = evaluations.reindex(columns=["loss", *COLUMNS.values()])
+    # A loss that scores the last token has one accuracy for both.
+    evaluations["eval/end_accuracy"] = evaluations["eval/end_accuracy"].fillna(evaluations["eval/accuracy"])
+    lines = [f"| `--reward_loss` | {' | '.join(COLUMNS)} |", "|---|---|---|---|"]
+    for loss, runs in evaluations.groupby("loss", sort=False):
+        cells = [mean_text(runs[metric]) for metric in COLUMNS.values()]
+        lines.append(f"| `{loss}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def mean_text(numbers: "pd.Series[float]") -> str:
+    """A mean in per cent, with its standard error if there are several numbers; empty if one is missing."""
+    if numbers.isna().any():
+        return ""
+    mean = f"{100 * numbers.mean():.1f}"
+    if len(numbers) < 2:
+        return f"{mean} %"
+    error = numbers.std() / math.sqrt(len(numbers))
+    return f"{mean} ± {100 * error:.1f} %"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of step 3 by `dschat.train`, and its curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+import dschat
+from dschat.base.atomic import write_file
+from dschat.settings.ppo import PPOConfig
+from macro_actions.estimators import ESTIMATORS, Estimator, EstimatorSettings
+from macro_actions.types import MacroActions, PPOBatch, Trajectory
+from starts import Starts
+from tasks import TASKS, LearningTask
+from trials import BATCH, Trial
+from variants import REFERENCE_MODEL, VARIANTS, critic_values, explained_variance
+
+HERE = Path(__file__).resolve().parent
+# Column of the curves → metric of step 3, by rollout.
+CURVES = {
+    "kl": "objective/kl",
+    "score": "objective/scores",
+    "length": "response/length",
+    "macro_length": "macro/length",
+    "lambda_eff": "macro/lambda_eff",
+    "explained_variance": "val/explained_variance",
+    "clipfrac": "policy/clipfrac",
+}
+
+
+def run_trial(trial: Trial, folder: Path) -> None:
+    """Trains, and writes the curves: a row for each rollout."""
+    start_time = time.perf_counter()
+    task = TASKS[trial.task]
+    starts = Starts(folder / "starts")
+    start = starts.sft(task, trial.seed)
+    output = folder / "runs" / trial.key
+    config = make_config(trial, task, starts, output)
+
+    os.environ[REFERENCE_MODEL] = start.sft
+    with recorded_credit(trial, config) as recorder:
+        dschat.train(config)
+
+    curves = read_curves(output, f"objective/{task.kind}")
+    credit = pd.DataFrame(recorder.rows).iloc[-len(curves) :].reset_index(drop=True)
+    curves = pd.concat([curves, credit], axis=1)
+    curves["gold_per_token"] = curves.pop("score_per_token") * start.spread
+    curves["seconds"] = round(time.perf_counter() - start_time, 1)
+    file = trial.file(folder)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, curves.to_csv(index=False, float_format="%.5g"))
+    shutil.rmtree(output)
+
+
+def make_config(
+    trial: Trial,
+    task: LearningTask,
+    starts: Starts,
+    output: Path,
+) -> PPOConfig:
+    """The settings of a run."""
+    start = starts.sft(task, trial.seed)
+    prompts = BATCH // int(trial.flags.get("samples_per_prompt", 1))
+    flags: dict[str, object] = {
+        "actor_model_name_or_path": start.sft,
+        "metric_function": f"{HERE / 'tasks.py'}:{task.kind}",
+        "output_dir": str(output),
+        "overwrite_output_dir": True,
+        "data_split": "0,0,1",
+        "num_train_epochs": 1,
+        "eval_interval": 0,
+        "per_device_generation_batch_size": prompts,
+        "per_device_training_batch_size": BATCH,
+        "max_prompt_seq_len": task.max_prompt,
+        "max_answer_seq_len": task.length,
+        "actor_learning_rate": 5e-4,
+        "critic_learning_rate": trial.critic_rate,
+        "actor_weight_decay": 0.0,
+        "critic_weight_decay": 0.0,
+        "lr_scheduler_type": "constant_with_warmup",
+        "num_warmup_steps": 5,
+        "missing_eos_penalty": 2.0 if task.ends else None,
+        "seed": trial.seed,
+        "dtype": "fp32",
+    }
+
+    # Scores, and what the critic starts from.
+    if trial.scores == "gold":
+        flags["reward_function"] = [f"{start.reward_function}:score"]
+    else:
+        flags["reward_model_name_or_path"] = starts.scalar(trial.scores, task, trial.seed)
+        flags["critic_model_name_or_path"] = start.sft
+    if trial.critic != "fresh":
+        flags["critic_model_name_or_path"] = starts.scalar(trial.critic, task, trial.seed)
+    if trial.condition != "product":
+        flags["termination_condition"] = f"{HERE / 'variants.py'}:{trial.condition}"
+
+    flags |= trial.flags
+    rows = trial.updates * int(str(flags["per_device_generation_batch_size"]))
+    flags["data_path"] = [starts.prompts(task, trial.seed, rows)]
+    return PPOConfig(**flags)
+
+
+def read_curves(output: Path, gold: str) -> pd.DataFrame:
+    """Metrics of a run's rollouts under the names of CURVES; NaN for those that a run does not have."""
+    rows = []
+    with open(output / "metrics.jsonl", encoding="utf-8") as lines:
+        for line in lines:
+            metrics = json.loads(line)
+            if gold in metrics:
+                row = {name: metrics.get(metric, math.nan) for name, metric in CURVES.items()}
+                rows.append(
+                    {
+                        "update": len(rows) + 1,
+                        "gold": metrics[gold],
+                        **row,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+@contextmanager
+def recorded_credit(trial: Trial, config: PPOConfig) -> Iterator[CreditRecorder]:
+    """Makes the run use the trial's estimator, and records what the curves show of its batches."""
+    name = config.advantages.advantage_estimator
+    product = ESTIMATORS[name]
+    recorder = CreditRecorder(VARIANTS.get(trial.estimator, product))
+    ESTIMATORS[name] = recorder
+    try:
+        yield recorder
+    finally:
+        ESTIMATORS[name] = product
+
+
+@dataclass
+class CreditRecorder:
+    """An estimator that records a row of numbers about every batch."""
+
+    estimator: Estimator
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    def __call__(
+        self,
+        trajectory: Trajectory,
+        macro: MacroActions,
+        settings: EstimatorSettings,
+    ) -> PPOBatch:
+        """Advantages and returns."""
+        batch = self.estimator(trajectory, macro, settings)
+        row = {
+            "advantage_rms": _rms(batch.advantages, batch.response_mask),
+            "return_rms": math.nan,
+            "explained_variance_middle": math.nan,
+            "score_per_token": score_per_token(trajectory),
+        }
+        if batch.returns is not None:
+            row["return_rms"] = _rms(batch.returns, batch.response_mask)
+            row["explained_variance_middle"] = explained_variance_middle(batch)
+        self.rows.append(row)
+        return batch
+
+
+def score_per_token(trajectory: Trajectory) -> float:
+    """How much the score rises with a token of length: the slope of a regression over the batch."""
+    lengths = trajectory.response_mask.sum(1).float()
+    distances = lengths - lengths.mean()
+    # Lengths are whole numbers: if they differ, the sum of squares is at least 0.5.
+    squares = distances.square().sum().clamp(min=0.5)
+    slope = (distances * trajectory.scores).sum() / squares
+    return float(slope)
+
+
+def explained_variance_middle(batch: PPOBatch) -> float:
+    """The share of the variance of later rewards that the critic explains in the middle of each response."""
+    mask = batch.response_mask
+    middle = (mask.sum(1) // 2)[:, None]
+    is_later = torch.arange(mask.shape[1]) >= middle
+    later_rewards = torch.where(is_later, batch.rewards, 0.0).sum(1)
+    values = critic_values(batch.trajectory).gather(1, middle)[:, 0]
+    return explained_variance(values, later_rewards)
+
+
+def _rms(x: Tensor, mask: Tensor) -> float:
+    return float(x[mask].square().mean().sqrt())

@@ -1,0 +1,590 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trials of learning: their arithmetic and estimators by hand; and that PPO with macro actions learns."""
+
+import io
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import function_task
+import learners
+import limit
+import quickstarts
+import reward_losses
+import run_trial
+import starts
+import tables
+import tasks
+import variants
+from dschat.lab.measure import Answer
+from learning import LIMITS
+from macro_actions.estimators import ESTIMATORS, EstimatorSettings
+from macro_actions.segments import segment
+from macro_actions.types import Rollout, Trajectory
+from trials import Group, Trial, read_groups, trials_of
+
+FOLDER = Path(run_trial.__file__).parent
+PPO, MACRO = "PPO, λ .95", "n = 5"
+TRIALS = """
+[settings]
+"PPO, λ .95" = { ngram = 1 }
+"n = 5" = { ngram = 5 }
+
+[[groups]]
+name = "opener"
+part = "core"
+task = "opener-64"
+updates = 30
+seeds = 1
+settings = ["PPO, λ .95", "n = 5"]
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of two runs: the first word of a response decides its score."""
+    folder = tmp_path_factory.mktemp("learning")
+    (folder / "trials.toml").write_text(TRIALS, encoding="utf-8")
+    result = learn(folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def learn(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """The command on the trials of a folder."""
+    command = [sys.executable, FOLDER / "learning.py", "--output_dir", folder, "--trials", folder / "trials.toml"]
+    return subprocess.run([*map(str, command), *flags], capture_output=True, text=True, env=os.environ)
+
+
+@pytest.mark.slow
+def test_macro_actions_reach_the_first_token_sooner(finished: Path) -> None:
+    """30 updates, everything as published for step 3; at λ = .95 the score reaches the opener 63 tokens before it."""
+    (group,) = read_groups(finished / "trials.toml")
+    curves = group.curves(finished)
+    gold = {name: run["gold"].tail(5).mean() for name, run in curves.groupby("setting")}
+    assert gold[MACRO] - gold[PPO] >= 0.10
+    assert (curves["length"] > 63).all(), "EOS, which no demonstration has, ends next to no response"
+
+
+@pytest.mark.slow
+def test_finished_runs_are_kept(finished: Path) -> None:
+    files = {file: (file.stat().st_mtime_ns, file.read_text()) for file in (finished / "curves").glob("*.csv")}
+    last = max(files)
+    last.unlink()
+    result = learn(finished)
+    assert result.returncode == 0, result.stderr
+    for file, (time, text) in files.items():
+        assert (file.stat().st_mtime_ns == time) == (file != last)
+        columns = [pd.read_csv(io.StringIO(content)).drop(columns="seconds") for content in (text, file.read_text())]
+        assert columns[0].equals(columns[1]), "the run that was missing is made again"
+    tables_of_run = (finished / "tables.md").read_text(encoding="utf-8")
+    row = next(line for line in tables_of_run.splitlines() if line.startswith(f"| {MACRO} |"))
+    assert float(row.split("|")[4]) > 1, "times faster"
+    assert (finished / "learning-tasks.svg").read_text(encoding="utf-8").count("gold score") == 2
+
+
+def test_quick_is_one_seed_of_the_core() -> None:
+    core = [group for group in read_groups() if group.part == "core"]
+    shapes = [(group.critic, group.seeds, len(group.settings)) for group in core]
+    assert shapes == [("fresh", 10, 6), ("regressed", 10, 6), *(("fresh", 10, settings) for settings in (6, 11, 6))]
+    assert len(trials_of(core)) == 280  # some settings are in several groups
+    quick = trials_of(core, 1)
+    assert len(quick) == 28 and {trial.seed for trial in quick} == {0}
+
+
+class FakeStarts:
+    """Names the folders of `Starts` without making them."""
+
+    def sft(self, task: tasks.LearningTask, seed: int) -> starts.Start:
+        return starts.Start(Path("start"), 0.5, 0.1)
+
+    def prompts(self, task: tasks.LearningTask, seed: int, count: int) -> str:
+        return f"prompts-{count}"
+
+    def scalar(self, kind: str, task: tasks.LearningTask, seed: int) -> str:
+        return kind
+
+
+@pytest.mark.parametrize("group", read_groups(), ids=lambda group: group.name)
+def test_every_setting_is_valid_and_sees_every_prompt_once(group: Group, tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    for trial in trials_of([group], 1):
+        task = tasks.TASKS[trial.task]
+        config = run_trial.make_config(trial, task, FakeStarts(), tmp_path / "out")  # type: ignore[arg-type]
+        rows = int(config.data.data_path[0].removeprefix("prompts-"))
+        plan = config.plan_batches(1)
+        assert config.total_updates(rows, plan) == trial.updates * plan.updates_per_iteration
+        assert trial.estimator == "product" or trial.estimator in variants.VARIANTS
+        assert trial.condition == "product" or callable(getattr(variants, trial.condition))
+
+
+KINDS = """
+[settings]
+"PPO, λ .95" = { ngram = 1 }
+"mixture" = { ngram = 5, estimator = "mixture" }
+"unsure" = { condition = "high_entropy" }
+"GRPO" = { advantage_estimator = "grpo", samples_per_prompt = 4, kl_in = "loss", kl_estimator = "k3" }
+"inside" = { ngram = 5, segment_rewards = "each" }
+
+[[groups]]
+name = "kinds"
+part = "core"
+task = "style-32"
+seeds = 1
+updates = 2
+critic = "regressed"
+settings = ["PPO, λ .95", "mixture", "unsure", "GRPO", "inside"]
+
+[[groups]]
+name = "models"
+part = "core"
+task = "style-32"
+seeds = 1
+updates = 1
+critic = "reward"
+scores = "reward"
+settings = ["PPO, λ .95"]
+"""
+
+
+@pytest.mark.slow
+def test_every_kind_of_trial(tmp_path: Path) -> None:
+    """The actor is the reference in the first rollout: a KL of 32 log-probs near 5, times float32 eps. A critic that
+    learned the SFT model's scores explains some of their variance."""
+    (tmp_path / "trials.toml").write_text(KINDS, encoding="utf-8")
+    result = learn(tmp_path)
+    assert result.returncode == 0, result.stderr
+    kinds, models = [group.curves(tmp_path) for group in read_groups(tmp_path / "trials.toml")]
+    assert len(kinds) == 10 and len(models) == 1
+    assert (kinds.loc[kinds["update"] == 1, "kl"].abs() < 1e-4).all()
+    critics = kinds[kinds["setting"] != "GRPO"]
+    assert not critics.drop(columns="lambda_eff").isna().any(axis=None)
+    assert kinds.loc[kinds["setting"] == "GRPO", "return_rms"].isna().all()
+    assert (critics.loc[critics["update"] == 1, "explained_variance_middle"] > 0.1).all()
+    inside = kinds[kinds["setting"] == "inside"].iloc[0]
+    token = kinds[kinds["setting"] == "PPO, λ .95"].iloc[0]
+    assert inside["gold"] == token["gold"] and inside["score"] == pytest.approx(token["score"], abs=1e-3)
+
+
+def test_the_document_has_a_place_for_every_group() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    names = {
+        "quickstart",
+        "quickstart kernels",
+        *(f"limit, {name}" for name in LIMITS),
+    } | {group.name for group in read_groups()}
+    assert (
+        names == set(re.findall(r"<!-- learning (.+) -->", text)) == set(re.findall(r"<!-- /learning (.+) -->", text))
+    )
+
+
+def test_a_row_of_quickstarts_by_hand() -> None:
+    """Ten updates, so that nothing is averaged: with the first seed PPO is where the baseline ends after 5 updates in
+    the place of 10, with the second it never is, which counts as twice the updates: 2 and 0.5 have the median 1.25.
+    """
+    ramp = pd.Series(range(1, 11)) / 10
+    tables_of_seeds = []
+    for factor, end, eos_rate in ((2.0, 0.4, 0.95), (0.5, 0.2, 0.91)):
+        table = quickstarts.count_updates({quickstarts.BASELINE: ramp, "PPO (n = 1)": factor * ramp})
+        table["gold_scores"] = [0.3, end]
+        table["kl"] = 4.0
+        table["explained_variance"] = 0.55
+        table["eos_rate"] = [1.0, eos_rate]
+        tables_of_seeds.append(table.assign(**{"sft gold_scores": 0.2, "sft kl": 0.0, "sft eos_rate": 1.0}))
+    lines = quickstarts.quickstart_table(pd.concat(tables_of_seeds)).splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    row = rows[-1]
+    assert row[:2] == ["PPO (n = 1)", "2"] and row[2].startswith("0.300 [")
+    assert row[3:] == ["4.0", "0.55", "0.910", "5 (1/2)", row[-2], "1/2"]
+    assert row[-2].startswith("1.25 [")
+    assert rows[2] == ["SFT", "2", "0.200", "0.0", "", "1.000", "", "", ""]
+
+
+def test_settings_that_groups_share_are_run_once() -> None:
+    trial, other = (Trial("style-64", 3, flags={"ngram": n}) for n in (1, 5))
+    again = Trial("style-64", 3, updates=100, flags={"ngram": 1})
+    assert trial.key == again.key != other.key
+
+
+def test_speed_and_kl_by_hand() -> None:
+    """Ten numbers, so that nothing is averaged: the baseline ends at 10, the other is there after 5."""
+    slow = pd.Series(np.arange(1.0, 11))
+    fast = pd.Series(np.minimum(np.arange(2.0, 21, 2), 12))
+    assert tables.updates_to(fast, 10.0) == 5 and math.isnan(tables.updates_to(slow, 10.5))
+    assert tables.speed_up(fast, slow) == 2.0
+    assert tables.speed_up(slow, fast) == 0.5, "to the lower of both ends"
+    run = pd.DataFrame({"gold": slow, "kl": np.arange(0.0, 20, 2)})  # 0, 2, … 18
+    assert tables.gold_at_kl(run, 5.0) == pytest.approx(3.5), "half-way between the third and the fourth"
+    assert math.isnan(tables.gold_at_kl(run, 19.0))
+
+
+def test_curves_are_smoothed_over_a_tenth() -> None:
+    """Of 20 numbers two are averaged, of the first one only."""
+    assert tables.smooth(pd.Series(range(20))).tolist() == [0, *(n - 0.5 for n in range(1, 20))]
+
+
+def group_of(settings: dict[str, Any], **values: Any) -> Group:
+    return Group("g", "core", "style-64", 2, settings, **{"kl_levels": [2.0]} | values)
+
+
+def test_settings_beside_the_baseline_by_hand() -> None:
+    """Ten updates: n = 5 has gold .25 more and 2.5 tokens more, of which each is worth .01; at a KL of 2 all have their
+    third number. Seed 1 has no baseline."""
+    group = group_of({PPO: {"ngram": 1}, MACRO: {"ngram": 5}})
+    rows = []
+    for setting, seed, more in ((PPO, 0, 0.0), (MACRO, 0, 0.25), (MACRO, 1, 0.5)):
+        for update in range(10):
+            rest = dict.fromkeys(("lambda_eff", "advantage_rms", "return_rms", "explained_variance_middle"), 0.5)
+            row = {"setting": setting, "seed": seed, "gold": update / 10 + more, "kl": float(update), **rest}
+            rows.append({**row, "length": 60.0 + 10 * more, "gold_per_token": 0.01, "seconds": 7.0})
+    runs = tables.compare_runs(group, pd.DataFrame(rows))
+    assert list(zip(runs["setting"], runs["seed"], strict=True)) == [(PPO, 0), (MACRO, 0)]
+    macro = runs.iloc[1]
+    assert (macro["updates"], macro["speed_up"]) == (8, 1.25)
+    assert macro["gain"] == pytest.approx(0.25) and macro["gold_at_length"] == pytest.approx(1.15 - 0.025)
+    assert macro["KL 2"] == pytest.approx(0.45)
+    cells = tables.learning_table(runs).splitlines()[-1].strip("| ").split(" | ")
+    assert cells[:6] == [MACRO, "1", "8", "1.25", "1/1", "1.150"]
+    assert cells[6:] == ["0.250", "1.125", "62.5", "9.0", "0.500", "0.50 / 0.50", "0.50", "0.50", "7"]
+    ppo, macro_actions = tables.kl_table(group, runs).splitlines()[2:]
+    assert ppo == f"| {PPO} | 0.200 | +0.000 |" and macro_actions == f"| {MACRO} | 0.450 | +0.250 |"
+
+
+def test_the_best_token_ppo_is_one_that_most_seeds_bring_there() -> None:
+    group = group_of({PPO: {"ngram": 1}, "λ": {"ngram": 1, "lam": 1.0}, MACRO: {"ngram": 5}})
+    gold = pd.DataFrame({PPO: [0.3, 0.4], "λ": [0.9, math.nan], MACRO: [1.0, 1.0]})
+    assert tables.best_token_ppo(group, gold) == PPO
+    assert tables.best_token_ppo(group, gold * math.nan) is None
+
+
+def test_intervals_over_seeds() -> None:
+    median = tables.over_seeds([1.0, 2.0, 9.0], median=True)
+    assert (median.value, median.low, median.high) == (2.0, 1.0, 9.0)
+    alone = tables.over_seeds([4.0])
+    assert (alone.value, alone.low, alone.text(1)) == (4.0, None, "4.0")
+    assert tables.median_updates(pd.Series([math.nan, math.nan])) == "– (0/2)"
+    assert tables.median_updates(pd.Series([4, math.nan])) == "4 (1/2)"
+    many = tables.over_seeds([0.0, 1.0] * 50)
+    # Of 100 values with standard deviation 1/2 the mean has a standard error of 0.05.
+    assert many.low == pytest.approx(0.5 - 1.96 * 0.05, abs=0.02) and many.high == pytest.approx(0.598, abs=0.02)
+
+
+def test_sections_of_a_document(tmp_path: Path) -> None:
+    file = tmp_path / "d.md"
+    file.write_text("a\n<!-- learning x -->\nold\n<!-- /learning x -->\nb\n")
+    tables.write_sections(file, {"learning x": "new"})
+    assert file.read_text() == "a\n<!-- learning x -->\nnew\n<!-- /learning x -->\nb\n"
+    with pytest.raises(ValueError, match="no section 'learning y'"):
+        tables.write_sections(file, {"learning y": "new"})
+
+
+def test_scores_in_standard_deviations() -> None:
+    """A gold score of 3 / 32 is 1 above a mean of 1 / 32 at a spread of 2 / 32; macro actions add up to it."""
+    complaint, other, praise = tasks.COMPLAINTS[0], tasks.COMPLAINTS[1], tasks.PRAISES[0]
+    text = f"{complaint} {complaint} {other} the {praise} {complaint} the the"
+    arguments = ("style", 1 / 32, 2 / 32, [""], [text], [{}])
+    assert tasks.standardized_scores(*arguments) == [pytest.approx(1)]
+    ((first, last),) = tasks.standardized_scores(*arguments, [[text[:20], text[20:]]])  # type: ignore[misc]
+    assert (first, last) == (pytest.approx(1.0), pytest.approx(0.0))
+
+
+def test_what_the_curves_show_of_a_batch() -> None:
+    """Values .1 and 0 in the middle, rewards to come 2 and 4: 1 − Var(1.9, 4) / Var(2, 4) = 1 − 1.05² = −.1025.
+    A token less is worth 2 points more."""
+    batch = credit("gae", [[1] * 4] * 2)
+    assert run_trial.explained_variance_middle(batch) == pytest.approx(-0.1025)
+    assert run_trial.score_per_token(trajectory()) == pytest.approx(-2)
+    recorder = run_trial.CreditRecorder(ESTIMATORS["gae"])
+    given = trajectory()
+    recorder(given, segment(given.response_mask, given.response_mask), EstimatorSettings(kl_coef=0.0, lam=1.0))
+    (row,) = recorder.rows
+    assert row["return_rms"] == pytest.approx(math.sqrt((4 * 4 + 3 * 16) / 7))
+
+
+def test_gold_scores_by_hand() -> None:
+    complaint, other, praise = tasks.COMPLAINTS[0], tasks.COMPLAINTS[1], tasks.PRAISES[0]
+    text = f"{complaint} {complaint} {other} the {praise} {complaint} the the"
+    assert tasks.style([], [text], []) == [3 / 32], "two complaints in the first half, one praise in the second"
+    assert tasks.opener([], [f"{tasks.OPENERS[-1]} the", f"{tasks.OPENERS[3]} the", "the"], []) == [1.0, 0.2, 0.0]
+
+
+def test_functions_are_run_one_by_one_and_count_where_they_end() -> None:
+    """Four are asked for: one is right, one wrong, one broken, one missing; the last of two of a name counts."""
+    prompt = (
+        "the sum plus the maximum; the last one minus the sum; the minimum times the maximum; the sum minus the sum:"
+    )
+    right = "def g(x): return x[-1] - sum(x)\n"
+    response = f"def f(x): return sum(x) + min(x)\n{right}def h(x): return min(x) * max(x\n"
+    assert function_task.programs([prompt], [response], []) == [0.25]
+    assert function_task.programs([prompt], [right + response.replace(right, "def g(x): return 0\n")], []) == [0.0]
+    segments = [response[:40], response[40:]]  # the second line ends in the second one
+    assert function_task.programs([prompt], [response], [], [segments]) == [[0.0, 0.25]]
+
+
+def test_the_numbers_of_programs_tell_functions_apart() -> None:
+    """Two that agree on them agree on all lists: a sum or a product the other way round, or a difference of equals."""
+    values: dict[object, set[str]] = {}
+    for expression, value in function_task.QUESTIONS.values():
+        values.setdefault(value, set()).add(expression)
+    others = [[3, 8, 5], [11, 2, 7, 4, 6]]
+    for expressions in values.values():
+        assert all(len({eval(text, {"x": x}) for text in expressions}) == 1 for x in others)
+
+
+def test_demonstrations_of_programs_are_mediocre(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right in all places with .6³ · .9 = .1944. Right by value, too: a sum or product (2/3) of two quantities (3/4)
+    the other way round, (.4/3)² · .6 · .9; a difference of equals (1/3 · 1/4), of which there are three more.
+    """
+    other = (0.4 / 3) ** 2 * 0.6 * 0.9
+    share = 0.1944 + 2 / 3 * 3 / 4 * other + 1 / 12 * 3 * other
+    values = dict(function_task.QUESTIONS.values())
+    monkeypatch.setattr(function_task, "run_function", lambda text, name: values.get(text.partition(": return ")[2]))
+    rows = tasks.TASKS["programs-72"].rows(1000, 0, "sft")
+    golds = function_task.programs([row["prompt"] for row in rows], [row["chosen"] for row in rows], [])
+    assert np.mean(golds) == pytest.approx(share, abs=3 * math.sqrt(share * (1 - share) / 4000))
+
+
+def test_demonstrations_are_mediocre() -> None:
+    """16 words at a rate of .2 on 32 places: each is there with 1 − (1 − .2 / 16)^32 = .331."""
+    rows = tasks.TASKS["style-64"].rows(400, 0, "sft")
+    assert np.mean(tasks.style([], [row["chosen"] for row in rows], [])) == pytest.approx(0.331, abs=0.02)
+    assert {len(row["chosen"].split()) for row in rows} == {64}
+
+
+def trajectory() -> Trajectory:
+    """Four response tokens and three, without KL; values .5 .3 .1 .2 and 1 0 0; scores 2 and 4."""
+    mask = torch.tensor([[True] * 4, [True] * 3 + [False]])
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    attention = torch.cat([torch.ones(2, 1, dtype=torch.bool), mask], 1)
+    rollout = Rollout(ids, attention, mask, torch.arange(2), torch.ones(2, dtype=torch.bool))
+    values = torch.tensor([[0.5, 0.3, 0.1, 0.2], [1.0, 0.0, 0.0, 0.0]])
+    return Trajectory(rollout, torch.zeros(2, 4), torch.zeros(2, 4), values, torch.tensor([2.0, 4.0]))
+
+
+def credit(name: str, ends: list[list[int]], **flags: float) -> Any:
+    """What an estimator makes of the trajectory; macro actions end where ``ends`` is 1. λ = .5: products are easy."""
+    given = trajectory()
+    macro = segment(torch.tensor(ends).bool(), given.response_mask)
+    return (ESTIMATORS | variants.VARIANTS)[name](
+        given, macro, EstimatorSettings(**({"kl_coef": 0.0, "lam": 0.5} | flags))
+    )
+
+
+PAIRS = [[0, 1, 0, 1], [0, 1, 1, 0]]
+
+
+def test_values_alone() -> None:
+    """Token values .4 .4 .15 .15: δ = 0, −.25, 0, 1.85 → advantages .10625, .2125, .925, 1.85."""
+    batch = credit("value_only", PAIRS)
+    assert batch.advantages[0].tolist() == pytest.approx([0.10625, 0.2125, 0.925, 1.85])
+    assert batch.trajectory.values.tolist() == trajectory().values.tolist(), "the critic's loss clips around its own"
+
+
+def test_rewards_alone() -> None:
+    """With a KL of 1 per token and a coefficient of .1, the rewards 0, −.2, 0, 1.8 (2 − .2) meet token values."""
+    given = trajectory()
+    object.__setattr__(given, "logprobs", torch.ones(2, 4))
+    macro = segment(torch.tensor(PAIRS).bool(), given.response_mask)
+    batch = variants.reward_only(given, macro, EstimatorSettings(kl_coef=0.1, lam=0.0))
+    # δ = 0 + .3 − .5, −.2 + .1 − .3, 0 + .2 − .1, 1.8 − .2
+    assert batch.advantages[0].tolist() == pytest.approx([-0.2, -0.4, 0.1, 1.6])
+
+
+def test_ratio_alone() -> None:
+    macro, tokens = credit("ratio_only", PAIRS), credit("gae", [[1] * 4] * 2)
+    assert torch.equal(macro.advantages, tokens.advantages) and macro.macro.lengths.tolist() == [[2, 2], [2, 1]]
+
+
+def test_lambda_of_the_token() -> None:
+    """With pairs everywhere λ = √.25 = .5 on each token; the second row's last token is alone and needs no λ."""
+    batch, tokens = credit("token_lambda", PAIRS, lam=0.25), credit("gae", [[1] * 4] * 2)
+    assert batch.advantages.tolist() == [pytest.approx(row) for row in tokens.advantages.tolist()]
+    assert batch.returns.tolist() == [pytest.approx(row) for row in tokens.returns.tolist()]
+
+
+def test_mixture_is_the_mean_over_horizons() -> None:
+    batch = credit("mixture", PAIRS)
+    parts = [credit("gae", ends).advantages for ends in ([[1] * 4] * 2, [[0] * 4] * 2)]
+    # Of four tokens, n = 5 and n = ∞ are the same: one macro action.
+    expected = (parts[0] + 2 * parts[1]) / 3
+    assert batch.advantages.tolist() == [pytest.approx(row) for row in expected.tolist()]
+
+
+def test_decoupled_returns() -> None:
+    """At λ = 1 every return is the score."""
+    batch = credit("decoupled", [[1] * 4] * 2)
+    assert batch.returns[0].tolist() == pytest.approx([2.0] * 4) and batch.returns[1, :3].tolist() == [4.0] * 3
+    assert torch.equal(batch.advantages, credit("gae", [[1] * 4] * 2).advantages)
+
+
+def test_cuts_at_the_highest() -> None:
+    """One token in five of eleven and of four: two cuts beside the end, and none."""
+    x = torch.tensor([[0.0, 3, 0, 0, 9, 1, 0, 0, 2, 0, 0], [5.0, 5, 5, 5] + [0] * 7])
+    mask = torch.arange(11) < torch.tensor([[11], [4]])
+    ends = variants.cut_at_highest(x, mask)
+    assert [row.nonzero().flatten().tolist() for row in ends] == [[1, 4, 10], [3]]
+
+
+def test_macro_actions_shrink_as_the_critic_learns() -> None:
+    """A critic that knows half of the variance is good enough for tokens; one that knows nothing gets tens."""
+    mask = torch.ones(4, 20, dtype=torch.bool)
+    scores = torch.tensor([-3.0, -1, 1, 3])
+    for share, length in ((0.0, 10), (1.0, 1), (1 - math.sqrt(0.8), 5.5)):
+        given = SimpleNamespace(response_mask=mask, scores=scores, values=(share * scores)[:, None].repeat(1, 20))
+        count = variants.shrinking(given, None)[0].sum().item()
+        assert count == pytest.approx(20 / length, abs=0.5), share
+
+
+def test_the_limit_by_hand() -> None:
+    """Scores 0 and 1, as often: with exp(s r) the share of ones is p = e^s / (1 + e^s), the KL ln 2 − H(p)."""
+    gold = torch.tensor([0.0, 1.0] * 500)
+    point = limit.tilted(limit.GoldScores(gold), math.log(3))
+    entropy = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
+    assert point.gold == pytest.approx(0.75) and point.kl == pytest.approx(math.log(2) - entropy)
+    assert point.responses == pytest.approx(1 / (500 * (0.75 / 500) ** 2 + 500 * (0.25 / 500) ** 2))
+    found = limit.limit_at(limit.GoldScores(gold), point.kl)
+    assert found is not None and found.gold == pytest.approx(0.75, abs=1e-4)
+    assert limit.limit_at(limit.GoldScores(gold), 0.7) is None  # the KL of ones alone is ln 2 = .693
+
+
+def test_the_limit_rests_on_enough_responses() -> None:
+    gold = torch.randn(2000, generator=torch.Generator().manual_seed(0))
+    below, above = limit.limit_at(limit.GoldScores(gold), 1.0), limit.limit_at(limit.GoldScores(gold), 5.0)
+    assert above is None and below is not None and below.responses > limit.FEWEST
+    assert below.gold == pytest.approx(math.sqrt(2), rel=0.1)  # of a normal: a shift by s has the KL s²/2
+
+
+def test_known_probabilities_give_an_exact_limit() -> None:
+    """A quarter has 1: weights of 3 : 1 make it a half, with the KL ½ ln(½ / ¼) + ½ ln(½ / ¾); 7/16 of best of two."""
+    scores = limit.GoldScores(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.75]))
+    point = limit.tilted(scores, math.log(3))
+    assert point.gold == pytest.approx(0.5) and point.responses == math.inf and scores.mean == 0.25
+    assert point.kl == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    found = limit.limit_at(scores, point.kl)
+    assert found is not None and found.gold == pytest.approx(0.5, abs=1e-3)
+    assert limit.best_of(scores, 2).gold == pytest.approx(7 / 16)
+
+
+def test_first_words_are_sampled_with_their_probabilities(group: None, tmp_path: Path) -> None:
+    """The mean gold score of 4,096 responses is that of the exact probabilities, up to five errors."""
+    task = tasks.TASKS["opener-64"]
+    tokenizer = task.tokenizer()
+    starts.save_model(tmp_path / "sft", starts.make_model(task, tokenizer, 0), tokenizer)
+    start = starts.Start(tmp_path, 0.0, 1.0)
+    sampled = limit.sft_scores(replace(task, length=2), start, 0, 4096)
+    exact = limit.first_word_scores(task, start, 0)
+    assert exact.mass is not None and float(exact.mass.sum()) == pytest.approx(1)
+    assert abs(float(sampled.mean()) - exact.mean) < 5 * float(sampled.std()) / 64 and exact.mean > 0
+
+
+def test_pairs_of_the_sft_models_responses(group: None, tmp_path: Path) -> None:
+    """The chosen response is the one with the higher gold score."""
+    task = replace(tasks.TASKS["style-32"], length=8)
+    tokenizer = task.tokenizer()
+    starts.save_model(tmp_path / "sft", starts.make_model(task, tokenizer, 0), tokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starts, "SCALAR_SAMPLES", 128)
+        pairs = starts.sampled_pairs(task, 0, starts.Start(tmp_path, 0.0, 1.0))
+    assert 20 < len(pairs) <= 64
+    for pair in pairs:
+        better, worse = tasks.style([], [pair["chosen"], pair["rejected"]], [])
+        assert better > worse  # type: ignore[operator]
+
+
+def test_best_of_n_by_hand_and_below_the_limit() -> None:
+    gold = torch.tensor([0.0, 1.0] * 500)
+    point = limit.best_of(limit.GoldScores(gold), 2)
+    assert point.gold == pytest.approx(0.75) and point.kl == pytest.approx(math.log(2) - 0.5)
+    gold = torch.randn(5000, generator=torch.Generator().manual_seed(1))
+    for n in (2, 8, 32):
+        best = limit.best_of(limit.GoldScores(gold), n)
+        assert best.gold == pytest.approx(float(gold[: 5000 // n * n].view(-1, n).amax(1).mean()), abs=0.1)
+        highest = limit.limit_at(limit.GoldScores(gold), best.kl)
+        assert highest is not None and best.gold < highest.gold
+    assert limit.best_at(limit.GoldScores(gold), 2.0).kl <= 2.0 < limit.best_of(limit.GoldScores(gold), 20).kl
+
+
+def test_shares_of_the_limit_by_hand() -> None:
+    """A run whose gold score is half-way between the SFT model's mean and the limit."""
+    gold = torch.randn(20_000, generator=torch.Generator().manual_seed(2))
+    half = {kl: (float(gold.mean()) + limit.limit_at(limit.GoldScores(gold), kl).gold) / 2 for kl in (1.0, 2.0)}  # type: ignore[union-attr]
+    ends = {"kl": [0.0, 1.0, 2.0, 2.0], "gold": [float(gold.mean()), half[1.0], half[2.0], half[2.0]]}
+    curves = pd.DataFrame({**ends, "setting": "PPO", "seed": 0})
+    scores = {0: limit.GoldScores(gold)}
+    text = limit.limit_table(group_of({"PPO": {"ngram": 1}}), tasks.TASKS["style-64"], curves, scores)
+    row = next(line for line in text.splitlines() if line.startswith("| PPO"))
+    assert [float(cell) for cell in row.split("|")[2:4]] == pytest.approx([0.5, 0.5], abs=0.05)
+
+
+# ---- Learners and reward losses ----
+
+
+def run_small(script: str, folder: Path, *flags: str) -> str:
+    """Runs a script with --small; what it prints."""
+    command = [sys.executable, str(FOLDER / script), "--small", "--output_dir", str(folder), *flags]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0 and "Traceback" not in result.stdout + result.stderr, result.stderr
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_learners_small(tmp_path: Path) -> None:
+    folder = tmp_path / "learners"
+    printed = run_small("learners.py", folder)
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    for name in ("SFT", *learners.TRAINED, "best of 16 of SFT", "limit"):
+        assert f"| {name} " in page and name in printed
+    assert "refuel against sft, scores" in page
+    assert "published" not in page, "the published rates are of other dialogues"
+    for picture in ("gold-against-kl.png", "dialogues/win-rates.png"):
+        assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
+    config = json.loads((folder / "rloo" / "train_config.json").read_text())
+    assert (config["advantage_estimator"], config["samples_per_prompt"]) == ("rloo", 4)
+    assert not (folder / "rloo" / "critic").exists() and (folder / "ma-ppo" / "critic").exists()
+    records = [json.loads((folder / name / "run.json").read_text()) for name in ("rloo", "ppo")]
+    updates = {record["batches"]["total_updates"] for record in records}
+    assert len(updates) == 1, "RLOO samples as many responses as PPO"
+
+
+def test_the_limit_of_learners_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 responses half have gold 1: at s they have the share e^s / (1 + e^s), and KL ln 2 − H(share)."""
+    monkeypatch.setattr(learners, "gold_score", float)
+    points = learners.limit_points([[Answer(str(n % 2), -float(n % 2), 0.0, 5 + n % 2) for n in range(16)]] * 3)
+    assert len(points) == 24, "the better half of 16 is 8"
+    share = math.e**2 / (1 + math.e**2)
+    kl = math.log(2) + share * math.log(share) + (1 - share) * math.log(1 - share)
+    assert points[2].gold == [pytest.approx(share)] * 3 and points[2].kl == [pytest.approx(kl)] * 3
+    assert points[2].score == [pytest.approx(-share)] * 3 and points[2].tokens == [pytest.approx(5 + share)] * 3
+
+
+def test_the_table_of_losses_by_hand() -> None:
+    """Accuracies of 0.5 and 0.7 have the mean 0.6 and, of two, the standard error 0.1."""
+    rows = [
+        {"loss": "end", "eval/accuracy": 0.5},
+        {"loss": "end", "eval/accuracy": 0.7},
+        {"loss": "average", "eval/accuracy": 0.5, "eval/end_accuracy": 0.25, "eval/mean_accuracy": 0.75},
+    ]
+    assert reward_losses.loss_table(pd.DataFrame(rows)).splitlines()[2:] == [
+        "| `end` |  | 60.0 ± 10.0 % | 60.0 ± 10.0 % |",
+        "| `average` | 75.0 % | 50.0 % | 25.0 % |",
+    ]
+
+
+@pytest.mark.slow
+def test_reward_losses_small(tmp_path: Path) -> None:
+    printed = run_small("reward_losses.py", tmp_path / "out", "--seeds", "1")
+    table = (tmp_path / "out" / "reward-losses.md").read_text(encoding="utf-8")
+    assert table.strip() in printed and "27 held-out pairs" in printed
+    assert [row.split("`")[1] for row in table.splitlines()[2:]] == ["end", "last_token", "per_sample", "average"]
