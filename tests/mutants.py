@@ -1320,7 +1320,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("h is below L", "sampled_turns", "_a + 1", "max(1, _a)", DRAWN_TURNS),
     ("turns without the seed", "sampled_turns", "_a.default_rng((_b, _c))", "_a.default_rng(_c)", DRAWN_TURNS),
     ("both rollouts have one seed", "SECOND_SEED", "20000", "0", "test_the_second_rollout_has_the_seed_plus_20000"),
-    ("dialogues share their draws", "DialogueSampling.draw", "row_seed(self.seed, number)",
+    ("dialogues share their draws", "DialogueSampling.sample", "row_seed(self.seed, number)",
      "row_seed(self.seed, 0 * number)",
      "test_the_second_rollout_has_the_seed_plus_20000 test_a_dialogue_does_not_depend_on_its_batch"),
     ("one pair in five is held out", "MOST_HELD_OUT", "10", "5", "test_one_in_ten_is_held_out_at_most"),

@@ -10,10 +10,8 @@ Tokenizers may be fast or slow. Conversations are written by the chat template; 
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,20 +19,16 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.base.errors import UserError
+from dschat.data.dummy_prefix import backend_without_prefix
 from dschat.data.messages import DOCUMENTS, TOOLS
 from dschat.data.rows import Row
 from dschat.models.templates import TemplateRefusal, apply_template, render_messages
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 1000  # texts per call of the tokenizer; bounds the memory of its offsets
 SENTINELS = ("\n", "=", "|", "¤")  # texts to put before a response if the dummy prefix cannot be switched off
-# Parts of a tokenizer's backend → key of the list in a part of type Sequence.
-PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
-# Tokenizer → (its length then, its backend without dummy prefix; None if it has no such prefix).
-_BARE: weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]] = weakref.WeakKeyDictionary()
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 THOUGHT_END = "</think>"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of messages that hold a thought
@@ -114,7 +108,7 @@ def encode_responses(
     """
     if not tokenizer.is_fast:
         return [_encode_slow(tokenizer, text) for text in texts]
-    bare = _bare_backend(tokenizer)
+    bare = backend_without_prefix(tokenizer)
     if bare is None:
         return _encode(tokenizer, texts)
     responses = []
@@ -128,7 +122,7 @@ def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> s
 
     A plain `tokenizer.decode` of the response alone would drop its first space if the tokenizer has a dummy prefix.
     """
-    bare = _bare_backend(tokenizer) if tokenizer.is_fast else None
+    bare = backend_without_prefix(tokenizer) if tokenizer.is_fast else None
     if bare is not None:
         return bare.decode(list(ids), skip_special_tokens=True)
     if tokenizer.is_fast or not _slow_prefix(tokenizer):
@@ -158,53 +152,6 @@ def _chunks(texts: Sequence[str]) -> list[list[str]]:
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-def _bare_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
-    """Copy of a fast tokenizer's backend without dummy prefix, made once; None if there is no such prefix."""
-    size, bare = _BARE.get(tokenizer, (None, None))
-    if size != len(tokenizer):
-        bare = _make_bare(tokenizer.backend_tokenizer)
-        _BARE[tokenizer] = (len(tokenizer), bare)
-    return bare
-
-
-def _make_bare(backend: Tokenizer) -> Tokenizer | None:
-    from tokenizers import Tokenizer
-
-    state = json.loads(backend.to_str())
-    edited = {part: _without_prefix(state.get(part), key) for part, key in PARTS.items()}
-    if all(edited[part] == state.get(part) for part in PARTS):
-        return None
-    bare = Tokenizer.from_str(json.dumps(state | edited | {"truncation": None, "padding": None}))
-    bare.encode_special_tokens = backend.encode_special_tokens
-    return bare
-
-
-def _without_prefix(
-    node: dict[str, Any] | None,
-    sequence_key: str,
-) -> dict[str, Any] | None:
-    """One part of a backend's JSON without the steps that add a prefix or, in a decoder, remove it."""
-    if node is None:
-        return None
-    kind = node["type"]
-    if kind == "Sequence":
-        steps = []
-        for step in node[sequence_key]:
-            edited = _without_prefix(step, sequence_key)
-            if edited is not None:
-                steps.append(edited)
-        return node | {sequence_key: steps} if steps else None
-    if kind == "Metaspace":
-        return node | {"prepend_scheme": "never"}
-    if kind == "ByteLevel" and sequence_key == PARTS["pre_tokenizer"]:
-        return node | {"add_prefix_space": False}
-    if kind == "Prepend":
-        return None
-    if kind == "Strip" and sequence_key == PARTS["decoder"] and node["content"] == " ":
-        return None
-    return node
 
 
 def _slow_prefix(tokenizer: PreTrainedTokenizerBase) -> bool:
