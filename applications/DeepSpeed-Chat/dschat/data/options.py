@@ -24,7 +24,7 @@ AT_LEAST_2: Range = (lambda number: number >= 2, "a whole number of at least 2")
 # -- groups of flags
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RowFlags:
     """The sources, and the tokenizer that reads them."""
 
@@ -34,33 +34,33 @@ class RowFlags:
     seed: int = flag("seed of the splits", default_of(OptimisationFlags, "seed"), SEED)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class LengthFlags:
     """Limits that training puts on rows."""
 
     max_seq_len: int = flag("longest prompt and response (steps 1, 2)", 1024, AT_LEAST_1)
     max_prompt_seq_len: int = flag("longest prompt (step 3)", 512, AT_LEAST_1)
     train_on: Literal["all", "last"] = flag(
-        "turns of the assistant in a conversation that are trained on: all, or the last", "last"
+        "which assistant messages of a conversation are trained on: all, or only the last", "last"
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class CheckFlags:
     """What a check looks at besides."""
 
     data_split: str | None = flag(
-        "fractions of the rows that steps 1, 2 and 3 use, such as 2,4,4; if not given, 2,4,4 of the published sets"
-        " (tldr, hh, webgpt, apps), and all rows of any other source in every step",
+        "fractions of the rows for steps 1, 2 and 3, such as 2,4,4; if not given, 2,4,4 for the published data sets"
+        " (tldr, hh, webgpt, apps), and all rows in every step for any other source",
         None,
     )
     run_solutions: int = flag(
         "run the reference solutions of so many rows of APPS, the first, on their tests", 0, AT_LEAST_0
     )
-    sandbox_level: SandboxLevel = flag("minimum isolation level of the programs' sandbox", "namespaces")
+    sandbox_level: SandboxLevel = flag("minimum isolation level of the sandbox for programs", "namespaces")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PreviewFlags:
     """Which rows are shown, and how."""
 
@@ -71,7 +71,7 @@ class PreviewFlags:
     colour: Literal["auto", "always", "never"] = flag("mark parts", "auto", aliases=["--color"])
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PrepareFlags:
     """What is left out, what is cut, and what is written."""
 

@@ -44,7 +44,7 @@ GPU_NUMBER: Range = (lambda value: value >= 0, "the number of a GPU, from 0; for
 # -- groups of flags
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ComputeFlags:
     """Device and precision of the models."""
 
@@ -52,14 +52,14 @@ class ComputeFlags:
     dtype: Dtype | None = flag("of the models; bf16 on a GPU and fp32 on a CPU if not given", None)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class GPUFlags:
     """The GPU by its number."""
 
     gpu: int | None = flag("number of the GPU; 0 where there is one if not given", None, GPU_NUMBER)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class GenerationFlags:
     """What generates responses, how many at once and how long."""
 
@@ -70,16 +70,16 @@ class GenerationFlags:
     max_new_tokens: int = flag("longest response in tokens", 512, AT_LEAST_1)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class TokenSamplerFlags:
     """How tokens are sampled, apart from the temperature."""
 
-    top_k: int = flag("sample among the k likeliest tokens; 0 = all", 50, AT_LEAST_0)
-    top_p: float = flag("sample among the likeliest tokens that make up this probability; 1 = all", 1.0, UP_TO_1)
+    top_k: int = flag("sample from the k most likely tokens; 0 = all", 50, AT_LEAST_0)
+    top_p: float = flag("sample from the most likely tokens whose probabilities add up to this; 1 = all", 1.0, UP_TO_1)
     seed: int = flag("of the draws; the choice of prompts does not depend on it", TRAINING_SEED, SEED)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PromptFlags:
     """Which prompts of a data set are answered."""
 
@@ -87,7 +87,7 @@ class PromptFlags:
     max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included", None, AT_LEAST_1)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class DatasetFlags:
     """The data set that gives the prompts."""
 
@@ -103,7 +103,7 @@ class DatasetFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ProjectFlags:
     """The project folder, below which results lie."""
 
@@ -118,14 +118,14 @@ class ProjectFlags:
         return self.proj_path / "results" / dataset / folder / f"{self.name or model}.jsonl"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PolicyFlags:
     """The policy that answers."""
 
     model: str | None = flag(MODEL_HELP, path=True)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ResponseFlags:
     """Temperature and number of the responses to a prompt."""
 
@@ -144,7 +144,7 @@ class ResponseFlags:
         return f"temperature={self.temperature.strip()}"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ScoreFlags:
     """What scores responses."""
 
@@ -158,7 +158,7 @@ class ScoreFlags:
         path=True,
     )
     rm_template: bool = flag(
-        "the reward model reads prompt and response through its own chat template, as turns of user and assistant",
+        "format prompt and response with the reward model's own chat template, as a user and an assistant message",
         False,
     )
 
@@ -168,14 +168,14 @@ class ScoreFlags:
         return self.reward_model is not None or self.reward_function is not None
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ReferenceFlags:
     """Scores of the data set's own responses."""
 
     ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class SweepFlags:
     """Temperatures, and numbers of responses to choose from."""
 
@@ -195,21 +195,21 @@ class SweepFlags:
         return dict(sorted(counts.items()))
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ProgramTestFlags:
     """How a response's program is found and run on the tests of its problem."""
 
     program_block: ProgramBlock = flag(
-        "which of a response's fenced blocks is its program, the first or the last: of those that name Python, else of"
-        " those that name nothing",
+        "which fenced code block of a response is its program, the first or the last; blocks marked as Python take"
+        " precedence over unmarked ones",
         "last",
     )
-    sandbox_level: SandboxLevel = flag("minimum isolation level of the programs' sandbox", "namespaces")
-    sandbox_workers: int = flag("programs that are run at a time", 4, AT_LEAST_1)
-    max_tests: int | None = flag("tests of a row that are run, the first; all if not given", None, AT_LEAST_1)
+    sandbox_level: SandboxLevel = flag("minimum isolation level of the sandbox for programs", "namespaces")
+    sandbox_workers: int = flag("programs that run at the same time", 4, AT_LEAST_1)
+    max_tests: int | None = flag("run only the first N tests of a row; all if not given", None, AT_LEAST_1)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class TextFlags:
     """Models and texts of `dschat text`."""
 

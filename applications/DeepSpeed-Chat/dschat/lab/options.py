@@ -30,7 +30,7 @@ SECONDS: Range = (lambda value: 0 < value < math.inf, "a number of seconds above
 # -- groups of flags
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ComparedFlags:
     """Two files of responses, and the file of verdicts."""
 
@@ -46,7 +46,7 @@ class ComparedFlags:
         return first, second
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RequestFlags:
     """How requests are sent to an OpenAI-compatible server."""
 
@@ -55,7 +55,7 @@ class RequestFlags:
     max_tries: int = flag("times to send a request", 8, COUNT)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class JudgeFlags:
     """The judge model and how it is asked."""
 
@@ -70,7 +70,7 @@ class JudgeFlags:
     cache: Path | None = flag("answers of earlier runs; .judge-cache beside --output if not given", None)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class CostFlags:
     """Prices of the judge model, and the most that a run may cost."""
 
@@ -95,7 +95,7 @@ class CostFlags:
         return None
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RubricFlags:
     """What the judge looks at."""
 
@@ -103,14 +103,14 @@ class RubricFlags:
     rubric: Path | None = flag("file of your own rubric (.toml or .json), see docs/evaluation.md", None)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class TurnFlags:
     """What decides a turn."""
 
     by_scores: bool = flag("no judge: the higher number of the rows' column scores wins each turn", False)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class VoteFlags:
     """Who votes, on what data set, and where."""
 
@@ -231,7 +231,7 @@ class VoteOptions(Config):
     voting: VoteFlags
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class SampleOptions:
     """Draw the rows of a file of responses that judges and people compare; the same prompts of every model."""
 
@@ -242,7 +242,7 @@ class SampleOptions:
     seed: int = flag("of the choice of rows", 42, AT_LEAST_0)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PassOptions:
     """pass@k of files that `dschat programs` wrote, by difficulty, with 95 % intervals over problems."""
 
@@ -253,7 +253,7 @@ class PassOptions:
         check_values(self)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ReportOptions:
     """Win rates, position, length and agreement, from files of verdicts and of scored responses: table, JSON, plot.
 

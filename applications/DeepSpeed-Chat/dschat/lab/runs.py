@@ -254,18 +254,15 @@ def smooth(values: Sequence[float] | Numbers) -> Numbers:
 
     NaN values are left out; NaN where the window holds no number.
     """
-    numbers = pd.Series(np.asarray(values, dtype=np.float64))
-    numbers = numbers.where(np.isfinite(numbers))
+    numbers = np.asarray(values, dtype=np.float64)
     half = max(1, round(len(numbers) * SMOOTHED_PART / 2))
-    return (
-        numbers.rolling(
-            2 * half + 1,
-            center=True,
-            min_periods=1,
-        )
-        .mean()
-        .to_numpy()
-    )
+    means = np.full(len(numbers), math.nan)
+    for index in range(len(numbers)):
+        window = numbers[max(0, index - half) : index + half + 1]
+        finite = window[np.isfinite(window)]
+        if finite.size:
+            means[index] = finite.mean()
+    return means
 
 
 def draw_all(

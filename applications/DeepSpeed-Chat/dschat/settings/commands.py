@@ -26,12 +26,12 @@ class ServeOptions:
         f"address to listen on; any other than this machine's own needs a token in {REWARD_TOKEN}", "127.0.0.1"
     )
     port: int = flag("port to listen on; 0 takes a free one and says which", 8500, PORT)
-    dtype: Dtype | None = flag("dtype of weights and activations; bf16 on a GPU and fp32 on a CPU if not given", None)
+    dtype: Dtype | None = flag("dtype of weights and activations; if not given, bf16 on CUDA and fp32 on a CPU", None)
     batch_size: int = flag("responses read at once", 16, AT_LEAST_1)
     max_tokens: int = flag("longest prompt with its response in tokens; longer ones get no score", 8192, AT_LEAST_1)
     device: str | None = flag("cpu, cuda or cuda:N; the first GPU where there is one if not given", None)
     rm_template: bool = flag(
-        "the reward model reads prompt and response through its own chat template, as turns of user and assistant",
+        "format prompt and response with the reward model's own chat template, as a user and an assistant message",
         False,
     )
 

@@ -18,7 +18,7 @@ LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
 # -- groups of flags
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RefuelOutputFlags:
     """Where a data set is made, and where the finished one goes."""
 
@@ -32,7 +32,7 @@ class RefuelOutputFlags:
     overwrite: bool = flag("start anew, dropping a finished result or a run begun without this flag", False)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class DialogueSamplingFlags:
     """The policy, its first messages, and how dialogues are sampled."""
 
@@ -45,11 +45,11 @@ class DialogueSamplingFlags:
     num_data: int = flag("dialogues, 0 = one for each first message", 0, AT_LEAST_0)
     num_turns: int = flag("turns of a dialogue", 5, AT_LEAST_1)
     temperature: float = flag("of policy and user, 0 = greedy", 0.8, TEMPERATURE)
-    top_p: float = flag("sample among the likeliest tokens that make up this probability; 1 = all", 1.0, UP_TO_1)
+    top_p: float = flag("sample from the most likely tokens whose probabilities add up to this; 1 = all", 1.0, UP_TO_1)
     seed: int = flag("of the draws, and of the turns that are compared", 0, SEED)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class UserFlags:
     """Who plays the user: a model, a server or a function."""
 
@@ -62,7 +62,7 @@ class UserFlags:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RankFlags:
     """The dialogues to score, and what scores them."""
 
@@ -77,7 +77,7 @@ class RankFlags:
     batch_size: int = flag("dialogues that the reward model reads at once", 8, AT_LEAST_1)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class TokenPairFlags:
     """The scored dialogues, and the pairs of tokens made from them."""
 
