@@ -3,12 +3,15 @@
 
 import json
 import os
+import shutil
 import signal
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What torch.compile generates is kept between tests, and not in the folder of whoever runs them.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "ma-rlhf-tests-compiled"))
+# Tokenised examples are kept for these tests alone.
+os.environ["MA_RLHF_CACHE"] = tempfile.mkdtemp(prefix="ma-rlhf-tests-cache-")
 # A shell that starts the suite in the background lets it ignore Ctrl-C, and with it the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,6 +37,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         named = vars(item).get("_nodeid")
         if named and item.nodeid != named:
             item._id = type(item._id).parse(named)
+
+
+def pytest_unconfigure() -> None:
+    """Removes the cache of these tests."""
+    shutil.rmtree(os.environ["MA_RLHF_CACHE"], ignore_errors=True)
 
 
 def leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mutants
-from support.places import filled, parse, places, replaced
+from support.syntax_patterns import filled, parse, places, replaced
 
 
 def test_every_mutant_can_be_made() -> None:

@@ -21,7 +21,7 @@ from dschat.settings.ppo import PPOConfig
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "applications/**/*.md", "Constituent-Treelib/*.md")
+    for pattern in ("*.md", "docs/*.md", "docs/llms.txt", "applications/**/*.md", "Constituent-Treelib/*.md")
     for path in ROOT.glob(pattern)
 )
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -182,7 +182,7 @@ def flags_of(command: str) -> set[str]:
     """The flags of a subcommand."""
     parser = FlagParser(COMMANDS[command].flags_class())
     found = {option for action in parser._actions for option in action.option_strings}
-    return {spelled(option) for option in found} | {"--config", "--print_config"}
+    return {spelled(option) for option in found} | {"--config", "--print_config", "--print_schema"}
 
 
 @cache

@@ -144,14 +144,12 @@ ELSEWHERE = {
     "rollouts.static.ROW_STEP": "rollouts/test_static.py::test_buckets",
     "rollouts.slots.ALIGNED": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
     "models.save.FILE_SIZE": "models/test_save.py::test_a_large_model_lies_in_several_files",
-    "data.loading.LARGE": "data/test_loading.py::test_the_step_takes_large_data_from_the_cache",
-    "data.loading.HUB_ROW": "data/test_loading.py::test_rows_of_the_hub_count_2000_bytes_each",
     "data.tokenised.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
-    "common.fingerprints.SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
-    "common.fingerprints.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
-    "scoring.programs.run.KEPT": "test_sizes.py::test_outcomes_of_many_programs",
-    "scoring.serve.LARGEST_REQUEST": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
-    "trainers.nonfinite.MOST_KEPT": "test_sizes.py::test_batches_that_are_kept",
+    "base.fingerprints.SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
+    "base.fingerprints.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
+    "scoring.programs.run.MAX_CACHED": "test_sizes.py::test_outcomes_of_many_programs",
+    "scoring.serve.MAX_REQUEST_BYTES": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
+    "training.nonfinite.MAX_WRITTEN": "test_sizes.py::test_batches_that_are_kept",
     "plan.states.REDUCE_BUCKET": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
     "plan.states.LIVE_PARAMETERS": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
     "plan.states.SUB_GROUP": "plan/test_arithmetic.py::test_the_optimisers_own_memory",
@@ -236,22 +234,22 @@ def test_outcomes_of_many_programs(monkeypatch):
     monkeypatch.setattr(programs, "strongest_level", lambda least: "namespaces")
     monkeypatch.setattr(programs, "try_out", lambda level: ({}, []))
     monkeypatch.setattr(programs, "run_problem", lambda program, *how: SimpleNamespace(status=program, invalid=False))
-    monkeypatch.setattr(programs, "_says_little", lambda run: False)
+    monkeypatch.setattr(programs, "_may_change", lambda run: False)
     tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
     expected = [f"program {i % 5}" for i in range(12)]
-    for kept in (2, programs.KEPT):
-        monkeypatch.setattr(programs, "KEPT", kept)
+    for kept in (2, programs.MAX_CACHED):
+        monkeypatch.setattr(programs, "MAX_CACHED", kept)
         pool = programs.ProgramPool()
         found = pool.run(expected, [tests] * 12, ["rows:1"] * 12)
         assert [outcome.status for outcome in found] == expected
-        assert len(pool._known) == min(kept, 5) and all(isinstance(run, Future) for run in pool._known.values())
+        assert len(pool._cache) == min(kept, 5) and all(isinstance(run, Future) for run in pool._cache.values())
 
 
 def test_batches_that_are_kept(group, tmp_path, monkeypatch):
     """Of updates that are left out, the first are written down."""
     kept = nonfinite.NonFinite("skip", run_of("ppo", ppo_config(tmp_path)))
     spoilt = [("values", torch.tensor([False, True]))]
-    monkeypatch.setattr(nonfinite, "MOST_KEPT", 2)
+    monkeypatch.setattr(nonfinite, "MAX_WRITTEN", 2)
     for update in range(4):
         assert kept.in_rows(spoilt, update, lambda: {"values": torch.tensor([0.0, math.nan])})
         assert len(list((tmp_path / nonfinite.FOLDER).glob("*.json"))) == min(update + 1, 2)

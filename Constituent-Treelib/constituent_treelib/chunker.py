@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in parser: sentences of a text, and words, chunks and clauses of each, from marks and function words.
+"""The built-in parser: sentences of a text, and clauses, chunks and words from marks and function words.
 
-It needs no model and no library, is defined on every string that is not blank, and takes microseconds. A tree is
-sentence > clause > chunk > word. A clause begins after the marks , ; : . ! ? and before conjunctions and
-complementisers; a chunk begins before prepositions, determiners, auxiliaries and opening brackets, and after pronouns.
-What begins with a function word goes on at least to the next word: "over the lazy dog" is one chunk. The marks that
-end a clause stand in the clause, behind its last chunk.
+It needs no model and no library, accepts every string that is not blank, and takes microseconds. A tree is sentence >
+clause > chunk > word. A clause begins after the marks , ; : . ! ? and before conjunctions and complementisers; a chunk
+begins before prepositions, determiners, auxiliaries and opening brackets, and after pronouns. A chunk that begins with
+a function word continues at least to the next content word: "over the lazy dog" is one chunk. The marks that end a
+clause belong to the clause, after its last chunk.
 """
 
 import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cache
-from itertools import chain, groupby
+from itertools import chain
 from typing import Literal
 
 from constituent_treelib.trees import Tree
 
 CHUNKED = "S"  # label of a sentence's tree
-# What a word or mark is. A word in no list has content; a mark's kind may depend on what stands around it.
+# Kinds of words and marks. A word in no list is a content word; a mark's kind may depend on the characters around it.
 Kind = Literal["content", "opener", "pronoun", "conjunction", "opening", "closing", "stop", "wide stop", "quote"]
-# How far a clause is: at its start, where only conjunctions and brackets stand; behind a word with content; behind a
-# word or bracket that wants another word; behind a pronoun; behind the mark that ends it.
+# State of a clause: at its start, with only conjunctions and brackets so far; after a content word; after a word or
+# bracket that needs another word; after a pronoun; after the mark that ends it.
 State = Literal["start", "word", "goes on", "pronoun", "ended"]
 _STATE_AFTER: dict[Kind, State] = {
     "content": "word",
@@ -55,7 +55,7 @@ _MARKS: dict[str, Kind] = {
 }
 # A sentence ends after . ! or ? (with closing quotes and brackets) where blanks follow, and at every line break.
 _BREAK = re.compile(r"[.!?][\"'”’)\]]*(\s+)|(\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])")
-# Scripts of the Far East that put no blanks between words: every character is a word. Hangul has blanks.
+# East Asian scripts without blanks between words: every character is a word. Hangul has blanks.
 _IDEOGRAPHS = (
     r"\u2e80-\u2fdf\u3005-\u3007\u3021-\u3035\u3040-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     r"\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
@@ -67,38 +67,53 @@ _ZERO_WIDTH_SPACE = 0x200B
 
 
 def _kinds() -> dict[str, Kind]:
-    """Word or mark → kind, words in the spellings the, The and THE; what is not in it has content."""
+    """Kinds of function words, in the spellings the, The and THE, and of marks; all other words are content words."""
     words: dict[str, Kind] = dict.fromkeys(_OPENERS.split(), "opener")
     words |= dict.fromkeys(_CONJUNCTIONS.split(), "conjunction")
     words |= dict.fromkeys(_PRONOUNS.split(), "pronoun")
-    words |= {word + rest: "pronoun" for word in _PERSONAL.split() for rest in _CONTRACTIONS.split()}
+    for pronoun in _PERSONAL.split():
+        for contraction in _CONTRACTIONS.split():
+            words[pronoun + contraction] = "pronoun"
     words |= {word.replace("'", "’"): kind for word, kind in words.items()}
-    words |= {spelt: kind for word, kind in words.items() for spelt in (word.capitalize(), word.upper())}
-    return words | {mark: kind for marks, kind in _MARKS.items() for mark in marks}
+
+    kinds: dict[str, Kind] = dict(words)
+    for word, kind in words.items():
+        kinds[word.capitalize()] = kind
+        kinds[word.upper()] = kind
+    for marks, kind in _MARKS.items():
+        for mark in marks:
+            kinds[mark] = kind
+    return kinds
 
 
 _KINDS = _kinds()
 
 
 class Chunker:
-    """The built-in backend, chosen by name or for what another backend could not parse."""
+    """The built-in backend; it also parses what another backend could not."""
 
     name = "chunker"
     version = "1"
     unit: Literal["sentence"] = "sentence"
 
-    def parse(self, units: Sequence[str]) -> list[Tree | None]:
-        """A tree per sentence; None for a blank one."""
-        return [None if not unit or unit.isspace() else chunk_sentence(unit, 0, len(unit)) for unit in units]
+    def parse(
+        self,
+        units: Sequence[str],
+    ) -> list[Tree | None]:
+        """A tree per sentence, None for a blank one."""
+        trees: list[Tree | None] = []
+        for unit in units:
+            trees.append(chunk_sentence(unit, 0, len(unit)) if unit.strip() else None)
+        return trees
 
 
 def chunk_sentence(text: str, start: int, end: int) -> Tree:
-    """The chunker's tree of the sentence text[start:end], which is not blank; positions count in the whole text."""
+    """Parses the sentence text[start:end], which must not be blank; positions refer to the whole text."""
     clauses: list[Tree] = []
-    parts: list[Tree] = []  # of the clause: chunks and the marks behind them
-    words: list[Tree] = []  # of the chunk
+    parts: list[Tree] = []  # of the current clause: chunks and the marks after them
+    words: list[Tree] = []  # of the current chunk
     state: State = "start"
-    last = start  # the character after the last word
+    last = start  # end of the last word
 
     def end_chunk() -> None:
         if words:
@@ -110,16 +125,17 @@ def chunk_sentence(text: str, start: int, end: int) -> Tree:
         clauses.append(Tree("CLAUSE", parts[0].start, last, tuple(parts)))
         parts.clear()
 
-    for found in word_pattern(text.isascii()).finditer(text, start, end):
-        first, stop = found.span()
-        kind = _KINDS.get(found[0], "content")
+    for match in word_pattern(text.isascii()).finditer(text, start, end):
+        first, stop = match.span()
+        kind = _KINDS.get(match[0], "content")
         attached = first == last and state != "start"
         if kind in ("stop", "wide stop", "quote"):
             kind = _kind_of_mark(kind, attached, text[stop : min(stop + 1, end)])
         if kind == "stop" or (state == "ended" and kind == "closing" and first == last):
             end_chunk()
             parts.append(Tree("", first, stop))
-            state, last = "ended", stop
+            state = "ended"
+            last = stop
             continue
         begins = _begins(kind, state)
         if begins == "clause":
@@ -133,17 +149,26 @@ def chunk_sentence(text: str, start: int, end: int) -> Tree:
     return Tree(CHUNKED, clauses[0].start, last, tuple(clauses))
 
 
-def _kind_of_mark(kind: Kind, attached: bool, follows: str) -> Kind:
-    """A stop or quotation mark as it is used: right behind a word or not, and before which character, if any."""
+def _kind_of_mark(kind: Kind, attached: bool, next_char: str) -> Kind:
+    """The kind of a stop or quotation mark by its position.
+
+    Args:
+        kind: of the mark alone.
+        attached: it directly follows a word.
+        next_char: the character after it; empty at the end.
+    """
     if kind == "quote":
         return "closing" if attached else "opening"
-    if kind == "stop" and follows.isalnum() and follows.isascii():  # 3.14, example.com
+    if kind == "stop" and next_char.isalnum() and next_char.isascii():  # 3.14, example.com
         return "content"
     return "stop"
 
 
-def _begins(kind: Kind, state: State) -> Literal["clause", "chunk", "nothing"]:
-    """What begins with a word or mark, given how far the clause before it is."""
+def _begins(
+    kind: Kind,
+    state: State,
+) -> Literal["clause", "chunk", "nothing"]:
+    """What begins with a word or mark, given the state of the clause before it."""
     if state == "ended":
         return "clause"
     if state == "start" or kind == "closing":
@@ -156,7 +181,7 @@ def _begins(kind: Kind, state: State) -> Literal["clause", "chunk", "nothing"]:
 
 
 def _next_state(kind: Kind, state: State) -> State:
-    """How far the clause is behind a word or mark."""
+    """State of the clause after a word or mark."""
     if kind in _STATE_AFTER:
         return _STATE_AFTER[kind]
     if state in ("start", "ended"):  # a bracket or quotation mark before the first word
@@ -167,28 +192,30 @@ def _next_state(kind: Kind, state: State) -> State:
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Sentences as (start, end) in characters: in order, without blanks at either end, none of them empty."""
-    breaks = [found.span(found.lastindex or 0) for found in _BREAK.finditer(text)]
-    starts, ends = [0, *(end for _, end in breaks)], [*(start for start, _ in breaks), len(text)]
+    """(start, end) of the sentences in characters: in order, without blanks at either end, none of them empty."""
+    breaks = [match.span(match.lastindex or 0) for match in _BREAK.finditer(text)]
+    breaks.append((len(text), len(text)))
     spans = []
-    for start, end in zip(starts, ends, strict=True):
-        sentence = text[start:end].strip()
+    start = 0
+    for break_start, break_end in breaks:
+        sentence = text[start:break_start].strip()
         if sentence:
             first = text.index(sentence, start)
             spans.append((first, first + len(sentence)))
+        start = break_end
     return spans
 
 
 @cache
 def word_pattern(ascii_only: bool = False) -> re.Pattern[str]:
-    """Matches one word after another; every visible character of a text belongs to exactly one.
+    """A pattern that matches one word after another; every visible character of a text belongs to exactly one.
 
     A word is a run of letters and digits with single apostrophes and hyphens inside, an ideograph, a flag, an emoji
-    with what is joined to it, or any other single mark. Combining marks, variation selectors and other characters
-    without a width stay with the character before them; only U+200B, a place to break, stands alone.
+    with the characters joined to it, or any other single mark. Combining marks, variation selectors and other
+    zero-width characters belong to the character before them; only U+200B, the zero-width space, is a word alone.
 
     Args:
-        ascii_only: a quicker pattern that finds the same words in texts of ASCII characters.
+        ascii_only: a faster pattern with the same matches in texts of ASCII characters.
     """
     if ascii_only:
         return re.compile(r"\w+(?:['-]\w+)*|\S")
@@ -200,13 +227,19 @@ def word_pattern(ascii_only: bool = False) -> re.Pattern[str]:
 
 
 def _attached_marks() -> str:
-    """Inside of a character class: marks (categories Mn, Mc, Me) and format characters (Cf)."""
-    # Beyond the ranges looked at there are none; to look at all of Unicode would take a second.
+    """Content of a character class: marks (categories Mn, Mc, Me) and format characters (Cf)."""
+    # There are none outside these ranges; searching all of Unicode would take a second.
     blocks = range(0x300, 0x3100), range(0xA600, 0xAC00), range(0xFB00, 0x20000), range(0xE0000, 0xE0200)
-    looked_at = [0xAD, *chain(*blocks)]
-    marks = [code for code in looked_at if code != _ZERO_WIDTH_SPACE and _is_attached(chr(code))]
-    runs = [list(run) for _, run in groupby(enumerate(marks), lambda pair: pair[1] - pair[0])]  # codes without gaps
-    return "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
+    codes = [0xAD, *chain(*blocks)]
+    runs: list[tuple[int, int]] = []  # first and last of successive codes
+    for code in codes:
+        if code == _ZERO_WIDTH_SPACE or not _is_attached(chr(code)):
+            continue
+        if runs and code == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], code)
+        else:
+            runs.append((code, code))
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in runs)
 
 
 def _is_attached(char: str) -> bool:

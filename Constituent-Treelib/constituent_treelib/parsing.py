@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts → trees with a backend: many texts at once, or one sentence with the names that users of the package know.
+"""Texts → trees with a backend: many texts at once, or one sentence with the interface of constituent-treelib.
 
-Whoever asks for a backend by name gets it, or a message that says what is missing; never another one. What a backend
-cannot parse the built-in chunker does.
+A backend that is requested by name is never replaced by another one; an error says what is missing. Sentences that a
+backend cannot parse are parsed by the built-in chunker.
 """
 
 from __future__ import annotations
@@ -23,32 +23,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NAMES = ("benepar", "link-grammar", "chunker", "tree-sitter")
+NAMES = ("benepar", "chunker", "tree-sitter")
 
 
-def make_backend(name: str, model: str | None = None, device: str = "cpu", timeout: float = 1.0) -> Backend:
-    """A parser, loaded and ready.
+def make_backend(
+    name: str,
+    model: str | None = None,
+    device: str = "cpu",
+) -> Backend:
+    """Loads a parser.
 
     Args:
-        name: benepar (a neural parser, for sentences), link-grammar (a grammar of English), chunker (built in, needs
-            nothing), or tree-sitter (programs).
-        model: of benepar the name or path of a model, of link-grammar and tree-sitter a language; the backend's own
-            default if None. The chunker has none.
-        device: of torch, where benepar computes.
-        timeout: seconds that link-grammar may take for a sentence.
+        name: benepar (a neural parser of sentences), chunker (built in, needs nothing), or tree-sitter (programs).
+        model: name or path of benepar's model, or tree-sitter's language; None for the backend's default. The chunker
+            has no models.
+        device: torch device on which benepar computes.
 
     Raises:
         TreelibError: there is no such backend, or it lacks a library or model; the message says what to do.
     """
-    given = {} if model is None else {"model": model}
     if name == "benepar":
-        from constituent_treelib.benepar_backend import BeneparBackend
+        from constituent_treelib.benepar_backend import DEFAULT_MODEL, BeneparBackend
 
-        return BeneparBackend(**given, device=device)
-    if name == "link-grammar":
-        from constituent_treelib.link_grammar import LinkGrammarBackend
-
-        return LinkGrammarBackend("en" if model is None else model, timeout)
+        return BeneparBackend(DEFAULT_MODEL if model is None else model, device)
     if name == "tree-sitter":
         from constituent_treelib.tree_sitter_backend import TreeSitterBackend
 
@@ -61,13 +58,13 @@ def make_backend(name: str, model: str | None = None, device: str = "cpu", timeo
 
 
 class Backend(Protocol):
-    """A parser. Anything with these four can be given where a backend is wanted.
+    """A parser: any object with these four attributes.
 
     Attributes:
-        name: what the logs call it.
+        name: for the logs.
         version: of the program or model.
-        unit: what `parse` wants to see: single sentences (natural language) or whole texts (programs). The tree of a
-            text has the text's sentences (statements) as the children of its root.
+        unit: input of `parse`: single sentences (natural language) or whole texts (programs). The tree of a text has
+            its sentences (statements) as children of the root.
     """
 
     @property
@@ -79,8 +76,11 @@ class Backend(Protocol):
     @property
     def unit(self) -> Literal["sentence", "text"]: ...
 
-    def parse(self, units: Sequence[str]) -> Sequence[Tree | None]:
-        """One tree per unit, with positions in characters of that unit; None where it cannot be parsed.
+    def parse(
+        self,
+        units: Sequence[str],
+    ) -> Sequence[Tree | None]:
+        """One tree per unit, with positions in characters of that unit; None if it cannot be parsed.
 
         Leaves are in order and do not overlap; there may be gaps between them.
         """
@@ -89,7 +89,7 @@ class Backend(Protocol):
 
 @dataclass
 class ParseCounts:
-    """How many sentences (or programs) there were, were parsed, and fell back to the chunker, with the reasons."""
+    """Numbers of sentences (or programs): all, parsed by the backend, and parsed by the chunker, with the reasons."""
 
     sentences: int = 0
     parsed: int = 0
@@ -97,33 +97,55 @@ class ParseCounts:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-def parse_texts(texts: Sequence[str], backend: Backend) -> tuple[list[list[Tree]], ParseCounts]:
-    """Parses many texts with one call of the backend. Never raises for what a text holds.
+def parse_texts(
+    texts: Sequence[str],
+    backend: Backend,
+) -> tuple[list[list[Tree]], ParseCounts]:
+    """Parses many texts with one call of the backend. Never raises, whatever a text contains.
 
     Args:
         texts: any strings.
         backend: the parser.
 
     Returns:
-        Per text its trees in order, one per sentence, with positions in characters of the text: together the leaves
-        are in order and do not overlap. And the counts. A blank text has no tree.
+        For each text its trees in order, one per sentence, with positions in characters of the text; all leaves of a
+        text are in order and do not overlap, and a blank text has no tree. And the counts.
     """
-    if type(backend) is Chunker:  # nothing to check, nothing to fall back to
+    if type(backend) is Chunker:  # nothing to check, and nothing to fall back to
         chunked = [chunk_text(text) for text in texts]
         total = sum(len(sentences) for sentences in chunked)
         return chunked, ParseCounts(sentences=total, parsed=total)
-    units = [(number, start, end) for number, text in enumerate(texts) for start, end in _unit_spans(text, backend)]
-    pieces = [texts[number][start:end] for number, start, end in units]
-    parsed = _parse(pieces, backend)
+
+    text_numbers: list[int] = []
+    starts: list[int] = []
+    units: list[str] = []
+    for number, text in enumerate(texts):
+        for start, end in _unit_spans(text, backend):
+            text_numbers.append(number)
+            starts.append(start)
+            units.append(text[start:end])
+
     trees: list[list[Tree]] = [[] for _ in texts]
-    for (number, start, _), piece, tree in zip(units, pieces, parsed, strict=True):
-        if isinstance(tree, str):
-            trees[number] += [part.moved(start) for part in chunk_text(piece)]
+    reasons: Counter[str] = Counter()
+    results = _parse(units, backend)
+    for number, start, unit, parsed in zip(
+        text_numbers,
+        starts,
+        units,
+        results,
+        strict=True,
+    ):
+        if isinstance(parsed, str):
+            reasons[parsed] += 1
+            trees[number] += [part.moved(start) for part in chunk_text(unit)]
+            continue
+        moved = parsed.moved(start)
+        if backend.unit == "text" and moved.children:
+            trees[number] += moved.children
         else:
-            moved = tree.moved(start)
-            trees[number] += moved.children if backend.unit == "text" and moved.children else (moved,)
-    reasons = Counter(reason for reason in parsed if isinstance(reason, str))
-    return trees, ParseCounts(len(pieces), len(pieces) - reasons.total(), reasons.total(), reasons)
+            trees[number].append(moved)
+    fell_back = reasons.total()
+    return trees, ParseCounts(len(units), len(units) - fell_back, fell_back, reasons)
 
 
 def chunk_text(text: str) -> list[Tree]:
@@ -131,27 +153,42 @@ def chunk_text(text: str) -> list[Tree]:
     return [chunk_sentence(text, start, end) for start, end in sentence_spans(text)]
 
 
-def _unit_spans(text: str, backend: Backend) -> list[tuple[int, int]]:
+def _unit_spans(
+    text: str,
+    backend: Backend,
+) -> list[tuple[int, int]]:
+    """(start, end) of the units of a text that the backend parses."""
     if backend.unit == "sentence":
         return sentence_spans(text)
     return [(0, len(text))] if text.strip() else []
 
 
-def _parse(pieces: list[str], backend: Backend) -> list[Tree | str]:
-    """Per unit the backend's tree, or why there is none of use."""
-    if not pieces:
+def _parse(
+    units: list[str],
+    backend: Backend,
+) -> list[Tree | str]:
+    """For each unit the backend's tree, or the reason why there is none."""
+    if not units:
         return []
     try:
-        found = list(backend.parse(list(pieces)))
+        trees = list(backend.parse(list(units)))
     except Exception as error:  # a parser may fail in any way; the run goes on
-        logger.warning("%s failed on %d sentences: %s: %s", backend.name, len(pieces), type(error).__name__, error)
-        return [f"failed: {type(error).__name__}"] * len(pieces)
-    if len(found) != len(pieces):
-        return ["wrong number of trees"] * len(pieces)
-    return [_checked(tree, len(piece)) for piece, tree in zip(pieces, found, strict=True)]
+        logger.warning("%s failed on %d sentences: %s: %s", backend.name, len(units), type(error).__name__, error)
+        return [f"failed: {type(error).__name__}"] * len(units)
+    if len(trees) != len(units):
+        return ["wrong number of trees"] * len(units)
+    return [
+        _check_tree(tree, len(unit))
+        for unit, tree in zip(
+            units,
+            trees,
+            strict=True,
+        )
+    ]
 
 
-def _checked(tree: object, length: int) -> Tree | str:
+def _check_tree(tree: object, length: int) -> Tree | str:
+    """The tree of a unit of `length` characters if it is sound, else the reason why not."""
     if tree is None:
         return "not parsed"
     try:
@@ -169,7 +206,7 @@ class ConstituentTree:
     """
 
     def __init__(self, sentence: str, pipeline: Backend | str) -> None:
-        """Parses.
+        """Parses a sentence.
 
         Args:
             sentence: a sentence; with a backend for programs, a program.
@@ -208,7 +245,7 @@ class ConstituentTree:
 
     @cached_property
     def nltk_tree(self) -> nltk.Tree:
-        """The tree as one of nltk's; a part of speech is a node with the word as its child.
+        """The tree as an ``nltk.Tree``; a part of speech is a node with the word as its child.
 
         Raises:
             TreelibError: nltk is not installed.
@@ -218,32 +255,35 @@ class ConstituentTree:
         except ImportError as error:
             raise TreelibError(f"nltk_tree needs nltk ({error}): pip install nltk") from error
 
-        def make(node: Tree, children: list[NltkTree | str]) -> NltkTree | str:
+        def make(
+            node: Tree,
+            children: list[NltkTree | str],
+        ) -> NltkTree | str:
             content = children or [self._text(node)]
             return NltkTree(node.label, content) if children or node.label else content[0]
 
-        made = fold(self.tree, make)
-        return made if isinstance(made, NltkTree) else NltkTree("", [made])
+        root = fold(self.tree, make)
+        return root if isinstance(root, NltkTree) else NltkTree("", [root])
 
     def extract_all_phrases(
         self, min_words_in_phrases: int = 2, avoid_nested_phrases: bool = False
     ) -> dict[str, list[str]]:
-        """The phrases by category, as they stand in the sentence, from left to right and outer before inner ones.
+        """The text of all phrases by category, from left to right, and outer phrases before inner ones.
 
         Args:
             min_words_in_phrases: shorter phrases are left out.
-            avoid_nested_phrases: leave out what lies in a phrase of the same category.
+            avoid_nested_phrases: leave out phrases inside a phrase of the same category.
         """
-        found: dict[str, list[str]] = {}
-        reached: dict[str, int] = {}  # per category the end of its last phrase
+        phrases: dict[str, list[str]] = {}
+        last_end: dict[str, int] = {}  # of the last phrase of each category
         for node in self.tree.nodes():
             if not node.children or len(node.leaves()) < min_words_in_phrases:
                 continue
-            if avoid_nested_phrases and node.end <= reached.get(node.label, 0):
+            if avoid_nested_phrases and node.end <= last_end.get(node.label, 0):
                 continue
-            reached[node.label] = max(node.end, reached.get(node.label, 0))
-            found.setdefault(node.label, []).append(self._text(node))
-        return found
+            last_end[node.label] = max(node.end, last_end.get(node.label, 0))
+            phrases.setdefault(node.label, []).append(self._text(node))
+        return phrases
 
     def export_tree(self, destination_filepath: str | Path) -> None:
         """Writes the tree to a file: a picture (.svg or .png) or its brackets (.txt).

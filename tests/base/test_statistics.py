@@ -55,7 +55,7 @@ def test_wilson_of_one_item_stays_between_0_and_1(count, ends):
 
 def test_a_rate_of_nothing_is_none():
     assert wilson(0, 0) is None
-    assert bootstrap_ratio({}) is None
+    assert bootstrap_ratio([], []) is None
     rates = win_rates(["invalid", "skip"])
     assert rates.tally == Tally(0, 0, 0, 1, 1) and (rates.tally.counted, rates.tally.given) == (0, 2)
     assert (rates.win, rates.tie, rates.loss, rates.half) == (None, None, None, None)
@@ -113,9 +113,9 @@ def test_the_interval_of_a_mean_by_hand():
 
 def test_the_interval_of_a_bounded_mean_by_hand():
     """0, 0, 3 drawn three times: the mean is k ~ Binomial(3, 1/3), 0 in 30 %, 3 in 3.7 %; Student's begins at −3.3."""
-    assert bounded_interval([(0, 1), (3, 1), (0, 1)]) == MeanInterval(1, 0, 3)
+    assert bounded_interval([0, 3, 0], [1, 1, 1]) == MeanInterval(1, 0, 3)
     assert mean_interval([0, 3, 0]).low < -3
-    assert bounded_interval([(4.0, 1)]) == bounded_interval([(4.0, 1), (8.0, 2)]) == MeanInterval(4.0)
+    assert bounded_interval([4.0], [1]) == bounded_interval([4.0, 8.0], [1, 2]) == MeanInterval(4.0)
 
 
 def test_texts():

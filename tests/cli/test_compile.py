@@ -23,7 +23,10 @@ def test_step_3_with_compiled_layers_is_step_3(flags, ppo_flags, tmp_path):
         result = result_of(process, tmp_path, MINUTES).expect(0)
         assert "not compiled" not in result.stderr
         layers = json.loads((folder / "run.json").read_text())["layers"]
-        assert set(layers.values()) == {"compiled" if choice == "on" else "eager"}
+        assert all(words.startswith("compiled" if choice == "on" else "eager") for words in layers.values()), layers
+        # A layer with adapters is left as it is in memory.
+        is_merged = "not merged" not in layers["actor"]
+        assert is_merged == ("lora_dim" not in flags or choice == "off")
         rows[choice] = [row for row in read_jsonl(folder / "metrics.jsonl") if "val/ratio" in row]
     for name in ("response/length", "objective/scores", "policy/entropy", "val/ratio", "loss/value"):
         assert rows["on"][0][name] == near(rows["off"][0][name], UPDATE)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import cache_from_the_first_byte, run_forked, training_rows
+from cli_runs import run_forked, training_rows
 from data_cases import look_at_data as main
 from data_fixtures import write_all
 
@@ -19,8 +19,8 @@ def prepare(source: Path, model: Path, folder: Path, *flags: str) -> Path:
 
 
 def run_cached(step, flags, tmp_path):
-    """What a main says whose data count as large."""
-    return run_forked(step, flags, tmp_path / "printed", cache_from_the_first_byte).expect(0).stderr
+    """What a main says."""
+    return run_forked(step, flags, tmp_path / "printed").expect(0).stderr
 
 
 def test_step_1(run, sft, sft_flags, tmp_path):

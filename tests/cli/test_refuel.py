@@ -23,7 +23,7 @@ from cli_runs import (
 from closeness import UPDATE, near
 from dialogue_cases import chat_tokenizer
 from factories import make_causal_lm, save_folder
-from kills import kill_when, rows_kept
+from killed_commands import kill_when, rows_kept
 from launches import launch
 from real_size import as_large_as
 from refuel_cases import REFUEL, command, forked, make_models, make_prompts, script, small_pairs

@@ -54,7 +54,7 @@ def test_help_shows_sections_defaults_and_aliases(capsys):
         "--parsing_cutoff, --parser_cutoff INT",
         "--data_path TEXT [TEXT ...]",
         "(default: 2 3 5 10)",
-        "folder for models, metrics and records (required)",
+        "folder for models, checkpoints, metrics and run records (required)",
         "--no_self_checks turn --self_checks off",
     ):
         assert part in text, part
@@ -95,12 +95,29 @@ def test_a_configuration_made_in_code_takes_flags_alone():
         SFTConfig(data_path=["a"], model_name_or_path="m")
 
 
-def test_a_flag_is_set_in_its_group():
+def test_a_configuration_does_not_change():
     config = SFTConfig(data_path=["a"], output_dir="o", model_name_or_path="m")
-    config.optimisation.seed = 3
-    assert config.flat()["seed"] == 3
-    with pytest.raises(AttributeError, match="SFTConfig: set optimisation.seed"):
+    with pytest.raises(AttributeError, match="cannot assign to field 'seed'"):
+        config.optimisation.seed = 3
+    with pytest.raises(AttributeError, match="SFTConfig does not change: make another one with changed"):
         config.seed = 3
+    other = config.changed(seed=3)
+    assert (other.optimisation.seed, config.optimisation.seed) == (3, 1234)
+
+
+def test_derived_values_follow_a_flag_that_is_changed_in_code():
+    sft = SFTConfig(data_path=["a"], output_dir="o", model_name_or_path="m")
+    assert sft.changed(bf16=True).engine.dtype == "bf16" and sft.changed(bf16=True).changed(bf16=False) == sft
+    assert sft.changed(output_dir="p").output.tensorboard_path == "p/tensorboard"
+    assert sft.changed(finetune_mode="lora").lora_ranks == [8]
+
+    ppo = PPOConfig(data_path=["a"], output_dir="o", actor_model_name_or_path="a", critic_model_name_or_path="c")
+    assert ppo.changed(zero_stage=2).zero_stages == [2, 2]
+    assert ppo.changed(zero_stage=2, critic_zero_stage=3).zero_stages == [2, 3]
+    assert ppo.changed(gradient_checkpointing=True).recomputes
+    assert ppo.changed(critic_model_name_or_path="d").rewards.reward_model_name_or_path == "d"
+    assert ppo.changed(advantage_estimator="rloo").changed(advantage_estimator="gae") == ppo
+    assert ppo.changed(eval_iters=1).num_eval_prompts(1) == 16 and ppo.num_eval_prompts(1) == 512
 
 
 def test_saved_json_holds_every_field_and_the_plan():

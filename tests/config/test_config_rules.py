@@ -191,7 +191,6 @@ REFUSALS = [
     ("ppo", "--vllm_tensor_parallel 2", "--vllm_tensor_parallel 2", "add --rollout_engine vllm"),
     ("ppo", "--rollout_is_clip 2", "--rollout_is_clip 2", "add --rollout_engine vllm"),
     ("ppo", "--vllm_url http://a", "--vllm_url ['http://a']", "add --rollout_engine vllm"),
-    ("ppo", "--vllm_patience 3 --rollout_engine vllm", "--vllm_patience 3", "add --vllm_url"),
     ("ppo", "--vllm_timeout 3 --rollout_engine vllm", "--vllm_timeout 3", "add --vllm_url"),
     ("ppo", "--rollouts_ahead 1 --rollout_engine vllm", "--rollouts_ahead 1", "add --vllm_url"),
     *(
@@ -201,7 +200,6 @@ REFUSALS = [
             ("http://a http://me:secret@host", "without a path, a user's name or a password"),
             ("http://a http://a", "give each server once"),
             ("http://a --vllm_tensor_parallel 2", "give it to dschat serve-vllm"),
-            ("http://a --vllm_patience 1800", "--vllm_patience 1800 is not below --ddp_timeout 1800"),
             ("http://a --vllm_timeout 1800", "--vllm_timeout 1800 is not below --ddp_timeout 1800"),
         )
     ),
@@ -303,12 +301,12 @@ REFUSALS = [
         "ppo refuel online",
         "--lora_dim 4 --lora_dropout 0.1",
         "--lora_dropout 0.1:",
-        "differ before anything is learnt. Drop the flag",
+        "differ before the first update. Drop the flag",
     ),
     # other command lines than the shortest one
     ("actor", "", "--critic_model_name_or_path is missing", "--reward_function module.py:function"),
     ("unscored", "", "--reward_model_name_or_path is missing", "--reward_function", "--reward_source programs"),
-    ("rloo", "--samples_per_prompt 1", "--samples_per_prompt of at least 2", "published runs draw 4"),
+    ("rloo", "--samples_per_prompt 1", "--samples_per_prompt of at least 2", "published runs sample 4"),
     ("rloo", "--gamma 0.9", "--gamma 0.9", "--advantage_estimator rloo adds up", "Drop the flag"),
     ("rloo", "--macro_reward mean", "--macro_reward mean", "adds up all rewards"),
     (
@@ -335,7 +333,7 @@ REFUSALS = [
     ("rloo", "--offload --actor_zero_stage 0", "--offload needs ZeRO"),
     ("ppo", "--kl_in loss", "--kl_estimator k1", "gradient is 0 on average", "k3"),
     ("ppo", "--drop_equal_groups", "--samples_per_prompt of at least 2"),
-    ("rloo", "--refill_rounds 2", "--refill_rounds 2 takes the places", "add --drop_equal_groups, or drop it"),
+    ("rloo", "--refill_rounds 2", "--refill_rounds 2 replaces prompts", "add --drop_equal_groups, or drop it"),
     ("rloo", "--refill_rounds -1 --drop_equal_groups", "--refill_rounds -1", "at least 0"),
     (
         "rloo",
@@ -343,7 +341,7 @@ REFUSALS = [
         "--refill_rounds with --rollouts_ahead",
         "Drop one of them",
     ),
-    ("ppo", "--max_token_probability 0.9 --policy_ratio macro", "ratio is of all tokens", "--policy_ratio token"),
+    ("ppo", "--max_token_probability 0.9 --policy_ratio macro", "includes its likely tokens", "--policy_ratio token"),
     ("ppo", "--length_buffer 513", "--length_buffer 513", "--max_answer_seq_len 512"),
     ("ppo", "--length_penalty 2", "--length_penalty 2.0 does nothing", "--length_buffer"),
     ("ppo", "--lam 0.9 --lam_alpha 0.05", "--lam 0.9 and --lam_alpha 0.05", "drop one"),

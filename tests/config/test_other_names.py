@@ -72,8 +72,8 @@ def test_every_suggestion_is_a_flag():
     flags = {option for command in COMMANDS.values() for option in options_of(command.flags_class())}
     assert len(OTHER_NAMES) >= 40
     for name, other in OTHER_NAMES.items():
-        assert other.here or other.note, name
-        assert {words.split()[0] for words in other.here} <= flags | {f"--{name}"}, name
+        assert other.flags or other.note, name
+        assert {words.split()[0] for words in other.flags} <= flags | {f"--{name}"}, name
 
 
 def options_of(flags: type) -> set[str]:
@@ -83,7 +83,7 @@ def options_of(flags: type) -> set[str]:
 @pytest.mark.parametrize(("name", "command"), OTHER_COMMANDS.items())
 def test_a_command_of_another_trainer(name, command, capsys):
     assert main([name]) == 2
-    assert f"{name} is no command; did you mean {command}?" in capsys.readouterr().err
+    assert f"there is no command {name}; did you mean {command}?" in capsys.readouterr().err
     words = command.removeprefix("dschat ").split(",")[0].split()
     known = options_of(COMMANDS[words[0] if words[0] in COMMANDS else " ".join(words[:2])].flags_class())
     assert {word for word in words if word.startswith("--")} <= known

@@ -99,7 +99,10 @@ def test_variables_stand_in_values(monkeypatch):
 def test_truths_of_a_command_that_takes_words_without_dashes(text, value):
     """There a flag has no value on the command line, which the next word would be."""
     file = write("p.yaml", f"output: out\ntokenizer: t\n{text}\n")
-    assert resolve(PrepareOptions, ["rows.jsonl", "--config", file], command="data prepare").config.shuffle is value
+    assert (
+        resolve(PrepareOptions, ["rows.jsonl", "--config", file], command="data prepare").config.prepared.shuffle
+        is value
+    )
     with pytest.raises(UserError, match="q.yaml:1: argument --shuffle: invalid truth value: 'maybe'"):
         words = ["rows.jsonl", "--config", write("q.yaml", "shuffle: maybe\n")]
         resolve(PrepareOptions, words, command="data prepare")

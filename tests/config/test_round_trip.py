@@ -125,7 +125,7 @@ def comparable(flags: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def takes_bare_words(flags: type) -> bool:
-    return any(flag.positional for flag in flags_of(flags).values()) or hasattr(flags, "rest")
+    return any(flag.positional for flag in flags_of(flags).values()) or hasattr(flags, "other_words")
 
 
 def checked(flags: type, values: st.SearchStrategy[dict[str, Any]], check: Callable[[dict[str, Any]], None]) -> None:
@@ -143,10 +143,10 @@ def test_a_command_line_says_any_values(command):
     parser = FlagParser(flags)
 
     def check(values):
-        given_values, rest = parser.given(as_words(flags, values))
+        given_values, other_words = parser.read(as_words(flags, values))
         found, _ = _merge(flags, parser, ConfigFile({}, {}, {}), given_values)
         expected = {name: value for name, value in values.items() if not (name in off and value is False)}
-        assert comparable(flags, found) == comparable(flags, expected) and rest == []
+        assert comparable(flags, found) == comparable(flags, expected) and other_words == []
 
     checked(flags, all_values(flags, positional=True), check)
 
@@ -175,7 +175,8 @@ def test_the_words_for_a_launchers_processes(step, tmp_path, monkeypatch):
         ["--end_of_conversation_token=<|im_end|>", "--no_self_checks", "--chosen_key=--x", "--prompt_key= "],
     ):
         config = config_of(step, flags)
-        config.data.data_path = odd if flags else config.data.data_path
+        if flags:
+            config = config.changed(data_path=odd)
         Path("config.yaml").write_text(to_yaml(config), encoding="utf-8")
         told = resolve(FAMILIES[step], ["--config", "config.yaml"], runs_here=False)
         assert told.config == config and "--report_to" in told.words()

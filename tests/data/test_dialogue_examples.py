@@ -82,7 +82,7 @@ def test_turns_are_counted_from_the_users_messages() -> None:
 def test_a_template_that_replies_elsewhere_is_refused() -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ 'x' if add_generation_prompt }}"
-    with pytest.raises(UserError, match="does not write a reply behind its generation prompt"):
+    with pytest.raises(UserError, match="does not write a reply after its generation prompt"):
         turn_end(tokenizer)
 
 
@@ -92,7 +92,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
         "{% for m in messages %}{{ m.content if messages | length < 3 else m.content | upper }}|{% endfor %}"
         "{{ '' if add_generation_prompt }}"
     )
-    with pytest.raises(UserError, match="otherwise once it is answered"):
+    with pytest.raises(UserError, match="differently once it is answered"):
         encode_replies(tokenizer, [dialogue("a", "b", "c", "d")[1:]], turn_end(tokenizer), "x")
     tokenizer.chat_template = None
     with pytest.raises(UserError, match="no chat template"):

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from data_cases import KINDS, flags_of
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import tokenizer_fingerprint
 from dschat.data import loading, tokenised
-from dschat.data.cache import ENTRY, cache_folder
+from dschat.data.cache import ENTRY, CacheEntry, cache_folder
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -33,18 +32,18 @@ from dschat.data.examples import (
     prompt_examples,
     sft_examples,
 )
-from dschat.data.loading import ExampleLoader
+from dschat.data.loading import ExampleLoader, StepData
 from dschat.data.rows import Row
 from dschat.data.tokenised import (
     BATCH,
     Examples,
     NotStorable,
     encode_rows,
-    features_of,
     lengths_of,
     num_workers,
     row_of,
     row_text,
+    schema_of,
 )
 from factories import make_tokenizer
 from fault_runs import small_files_only, without_override
@@ -71,6 +70,15 @@ def write(folder: Path) -> Path:
     return write_jsonl(folder / "train.jsonl", rows).parent
 
 
+def found_by(loader: ExampleLoader[Any], show: bool = False) -> StepData[Any] | None:
+    """What the loader's cache holds."""
+    return loader.open(loader.made_from, show)
+
+
+def key_of(loader: ExampleLoader[Any]) -> str:
+    return CacheEntry(loader.made_from).key
+
+
 def loader_of(kind: type, folder: Path, tokenizer: Any = None, limit: int = 40, **changes: Any) -> ExampleLoader[Any]:
     """A loader of one kind of example; `changes` are flags."""
     flags = flags_of(folder, **({"data_split": "1,1,1", "seed": 3} | changes))
@@ -84,8 +92,7 @@ def test_the_cache_gives_what_reading_gives(kind, tmp_path, monkeypatch) -> None
     step = {"data_split": "0,1,0", "step": 2} if kind in (PairExample, PreferenceExample) else {"data_split": "1,0,0"}
     read = loader_of(kind, folder, **step).read()
     made = loader_of(kind, folder, **step).make()
-    later = loader_of(kind, folder, **step)
-    found = later.find(later.key)
+    found = found_by(loader_of(kind, folder, **step))
     assert found is not None and isinstance(found.train, Examples)
     assert len(read.train) + read.dropped["train"].total() == 57 and len(read.eval) == 3
     for data in (made, found):
@@ -96,15 +103,15 @@ def test_the_cache_gives_what_reading_gives(kind, tmp_path, monkeypatch) -> None
         assert data.train[-1] == read.train[-1]
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_workers_keep_the_order(is_kept, tmp_path) -> None:
+@pytest.mark.parametrize("is_written", [False, True])
+def test_workers_keep_the_order(is_written, tmp_path) -> None:
     """Two real processes, more batches than they hold at a time."""
     rows = [Row(f"{TEXTS[i % 5]} {i}", None, None, None, {"i": i}, f"rows:{i}") for i in range(6 * BATCH + 1)]
     make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=12)
-    folder = tmp_path if is_kept else None
-    found, counts = encode_rows(PromptExample, make, rows, "tokenising rows", workers=2, folder=folder)
+    file = tmp_path / "rows.arrow" if is_written else None
+    found, counts = encode_rows(PromptExample, make, rows, "tokenising rows", workers=2, file=file)
     expected, dropped = make(rows)
-    assert list(found) == expected and isinstance(found, Examples)
+    assert list(found) == expected
     assert counts == dropped and dropped.total() > 0
 
 
@@ -172,15 +179,15 @@ def test_workers_share_the_cores(monkeypatch) -> None:
 
 def test_the_key_is_of_all_that_matters(tmp_path) -> None:
     folder = write(tmp_path / "data")
-    base = loader_of(SFTExample, folder).key
-    assert loader_of(SFTExample, folder).key == base
+    base = key_of(loader_of(SFTExample, folder))
+    assert key_of(loader_of(SFTExample, folder)) == base
     other = make_tokenizer()
     other.bos_token = "a"
     changes = ({"limit": 39}, {"seed": 4}, {"step": 3}, {"data_split": "1,1"}, {"chosen_key": "rejected"})
-    keys = [loader_of(SFTExample, folder, **change).key for change in (*changes, {"tokenizer": other})]
-    keys.append(loader_of(PromptExample, folder).key)
+    keys = [key_of(loader_of(SFTExample, folder, **change)) for change in (*changes, {"tokenizer": other})]
+    keys.append(key_of(loader_of(PromptExample, folder)))
     (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text().replace("cat", "bat"))
-    keys.append(loader_of(SFTExample, folder).key)
+    keys.append(key_of(loader_of(SFTExample, folder)))
     assert len({base, *keys}) == 9
 
 
@@ -197,7 +204,7 @@ def test_damaged_entries_are_made_anew(tmp_path, caplog) -> None:
     ):
         (entry / file).write_bytes(damage((entry / file).read_bytes()))
         loader = loader_of(SFTExample, folder)
-        assert loader.find(loader.key) is None and "damaged" in caplog.text
+        assert found_by(loader) is None and "damaged" in caplog.text
         assert not entry.exists() and list(made.train) == expected  # the open file lives on
         assert list(loader.make().train) == expected
         caplog.clear()
@@ -209,14 +216,14 @@ def test_a_second_process_may_be_first(tmp_path, monkeypatch) -> None:
     loader, inner = loader_of(SFTExample, folder), loader_of(SFTExample, folder)
     encode = loading.encode_rows
 
-    def encode_while_another_finishes(*arguments: Any) -> Any:
+    def encode_while_another_finishes(*arguments: Any, **settings: Any) -> Any:
         monkeypatch.setattr(loading, "encode_rows", encode)
         inner.make()
-        return encode(*arguments)
+        return encode(*arguments, **settings)
 
     monkeypatch.setattr(loading, "encode_rows", encode_while_another_finishes)
     assert list(loader.make().train) == inner.read().train
-    assert [entry.name for entry in cache_folder().iterdir()] == [loader.key]
+    assert [entry.name for entry in cache_folder().iterdir()] == [key_of(loader)]
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog) -> None:
@@ -255,16 +262,16 @@ def test_a_cache_on_a_full_disk(tmp_path, caplog) -> None:
     assert not list(cache_folder().glob("*")), "nothing is left on the full disk"
 
 
-def test_workers_without_room_for_temporary_files(caplog) -> None:
-    """Without a folder to keep tables in, as in `data check`, the examples are made in this process."""
+def test_workers_need_no_room_on_the_disk() -> None:
+    """Without a file to write, as in `data check`."""
     rows = [Row(f"{TEXTS[i % 5]} {i}", None, None, None, {"i": i}, f"rows:{i}") for i in range(2 * BATCH)]
     make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=12)
-    found, text = on_a_full_disk(
-        lambda: (encode_rows(PromptExample, make, rows, "tokenising rows", workers=2), caplog.text)
-    )
-    assert len(found[0]) > BATCH
-    assert found == make(rows)
-    assert "worker processes need room for temporary files" in text
+
+    def encode() -> object:
+        examples, dropped = encode_rows(PromptExample, make, rows, "tokenising rows", workers=2)
+        return list(examples), dropped
+
+    assert on_a_full_disk(encode) == make(rows)
 
 
 def test_a_cache_that_may_not_be_read(tmp_path, monkeypatch) -> None:
@@ -275,7 +282,7 @@ def test_a_cache_that_may_not_be_read(tmp_path, monkeypatch) -> None:
 
     def find() -> object:
         without_override()
-        return loader.find(loader.key)
+        return found_by(loader)
 
     assert on_a_full_disk(find, largest=10**6) is None
 
@@ -311,38 +318,21 @@ def test_nothing_left_is_refused_as_ever(tmp_path) -> None:
     assert not list(cache_folder().glob("*"))
 
 
-def test_what_is_small(tmp_path, monkeypatch) -> None:
-    folder = write(tmp_path / "data")
-    size = (folder / "train.jsonl").stat().st_size
-    for limit in (size + 1, size):
-        monkeypatch.setattr(loading, "LARGE", limit)
-        assert loader_of(SFTExample, folder).is_small == (limit > size)
-
-
-def test_rows_of_the_hub_count_2000_bytes_each(tmp_path, monkeypatch) -> None:
-    loader = loader_of(SFTExample, write(tmp_path / "data"))
-    for rows, is_small in ((7999, True), (8000, False)):
-        hub = {"splits": {"train": {"rows": rows - 10}, "test": {"rows": 10}}}
-        loader._sources = [replace(loader._sources[0], hub=hub)]
-        assert loader.is_small == is_small
-
-
-def test_the_step_takes_large_data_from_the_cache(tmp_path, monkeypatch, caplog) -> None:
+def test_the_step_takes_its_examples_from_the_cache(tmp_path, caplog) -> None:
     from dschat.training.build.data import load_step_data
 
     folder = write(tmp_path / "data")
     flags = flags_of(folder, data_split="1,0,0")
     tokenizer = make_tokenizer()
     make = partial(sft_examples, tokenizer=tokenizer, max_seq_len=40, eos_id=2)
-    small = load_step_data(flags, SFTExample, make)
-    assert isinstance(small.train, list) and not cache_folder().exists()
-    monkeypatch.setattr(loading, "LARGE", 10)
+    expected = loader_of(SFTExample, folder, data_split="1,0,0", seed=1234).read()
+    assert not cache_folder().exists()
     with caplog.at_level(logging.INFO):
         first = load_step_data(flags, SFTExample, make)
         assert "are kept for the next run" in caplog.text and "earlier run" not in caplog.text
         second = load_step_data(flags, SFTExample, make)
     assert f"tokenised data of an earlier run are used: {cache_folder()}" in caplog.text
-    assert list(first.train) == list(second.train) == small.train
+    assert list(first.train) == list(second.train) == expected.train
 
 
 def test_a_tokenizer_is_the_same_before_and_after_use_and_with_a_pad_token() -> None:
@@ -363,7 +353,7 @@ def test_a_tokenizer_is_the_same_before_and_after_use_and_with_a_pad_token() -> 
 
 def test_an_example_with_an_unknown_field() -> None:
     names = ["tokens", "left_out", "prompt_ids", "chosen_ids", "rejected_ids"]
-    assert list(features_of(PreferenceExample)) == names
+    assert schema_of(PreferenceExample).names == names
 
 
 @pytest.mark.parametrize(
@@ -376,7 +366,7 @@ def test_empty_responses_are_said_once(kind, lines, tmp_path, caplog) -> None:
     for name in ("train", "test"):
         write_jsonl(tmp_path / f"{name}.jsonl", rows)
     loader = loader_of(kind, tmp_path, data_split="1,0,0")
-    for read in (lambda: loader.read(show=True), loader.make, lambda: loader.find(loader.key, show=True)):
+    for read in (lambda: loader.read(show=True), loader.make, lambda: found_by(loader, show=True)):
         read()
         told = [message for message in caplog.messages if "without any text" in message]
         caplog.clear()
@@ -401,6 +391,6 @@ def test_what_validates_is_part_of_the_key_and_is_said_again(tmp_path, caplog) -
         loader.make()
         assert f"rows, end {end_id}" in caplog.text
         caplog.clear()
-        assert loader.find(loader.key, show=True) is not None and f"rows, end {end_id}" in caplog.text
-        keys.append(loader.key)
+        assert found_by(loader, show=True) is not None and f"rows, end {end_id}" in caplog.text
+        keys.append(key_of(loader))
     assert keys[0] != keys[1]

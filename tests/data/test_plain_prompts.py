@@ -128,9 +128,9 @@ def test_cached_examples_know_the_flag(source, tmp_path, monkeypatch, caplog) ->
         loader = data_cases.loader_of(SFTExample, flags_of(source, **flags), 100, tokenizer=chat_tokenizer())
         loader.make()
         caplog.clear()
-        assert loader.find(loader.key, show=True) is not None
+        assert loader.open(loader.made_from, show=True) is not None
         assert ("are plain text" in caplog.text) == (not flags)
-        keys.append(loader.key)
+        keys.append(loader.made_from)
     assert keys[0] != keys[1]
 
 

@@ -92,7 +92,7 @@ def test_reasons_in_their_order() -> None:
     ]
     dropped: Counter[str] = Counter()
     filtered = Filter("preference", limits)
-    kept = list(filtered.kept(examples, dropped))
+    kept = list(filtered.passing(examples, dropped))
     assert [row.prompt + row.chosen for row in kept] == ["abcde", "abcdefghijk"]
     assert kept[1].chosen_ids == list(map(ord, "fghi")) and kept[1].rejected_ids == list(map(ord, "fghx"))
     reasons = ["duplicate input", "too long", "too short", "too short", "same response", "pair equal after cutting"]
@@ -102,10 +102,10 @@ def test_reasons_in_their_order() -> None:
 
 def test_a_test_row_that_stands_in_training_is_a_duplicate() -> None:
     filtered, dropped = Filter("finetune", RowLimits(9, 9, 0, "tokens")), Counter[str]()
-    assert len(list(filtered.kept([example("a", "b")], dropped))) == 1
-    assert not list(filtered.kept([example("a", "b")], dropped)) and dropped == {"duplicate input": 1}
+    assert len(list(filtered.passing([example("a", "b")], dropped))) == 1
+    assert not list(filtered.passing([example("a", "b")], dropped)) and dropped == {"duplicate input": 1}
     keeps = Filter("finetune", RowLimits(9, 9, 0, "tokens", remove_same_inputs=False))
-    assert len(list(keeps.kept([example("a", "b"), example("a", "b")], dropped))) == 2
+    assert len(list(keeps.passing([example("a", "b"), example("a", "b")], dropped))) == 2
 
 
 def test_lengths_in_characters() -> None:
@@ -115,7 +115,7 @@ def test_lengths_in_characters() -> None:
         *(("tokens", 3, 4, True), ("tokens", 2, 4, False), ("tokens", 3, 5, False)),
         *(("characters", 1, 2, True), ("characters", 0, 2, False), ("characters", 1, 3, False)),
     ):
-        kept = list(Filter("finetune", RowLimits(99, most, least, unit)).kept([row], Counter()))
+        kept = list(Filter("finetune", RowLimits(99, most, least, unit)).passing([row], Counter()))
         assert bool(kept) == is_kept, (unit, most, least)
 
 
@@ -155,7 +155,7 @@ def test_the_cache_serves_folders_too(source, model, tmp_path, monkeypatch) -> N
     prepare(source, model, tmp_path / "prepared", *LOOSE)
     loader = loader_of(SFTExample, tmp_path / "prepared")
     assert list(loader.make().train) == list(loader.read().train)
-    assert loader_of(SFTExample, tmp_path / "prepared").find(loader.key) is not None
+    assert loader_of(SFTExample, tmp_path / "prepared").open(loader.made_from) is not None
 
 
 def test_what_the_folder_says(source, model, tmp_path) -> None:

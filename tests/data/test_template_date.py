@@ -98,7 +98,7 @@ def test_cached_examples_are_of_a_date_where_the_template_reads_it(template, cha
     for day in ("2024-07-26", "2024-07-27"):
         monkeypatch.setenv(clock.RUN_VARIABLE, day)
         loader = data_cases.loader_of(SFTExample, flags_of(talks), 100, tokenizer=dated_tokenizer(template))
-        keys.append(loader.key)
+        keys.append(loader.made_from)
     assert (keys[0] != keys[1]) == changes
 
 

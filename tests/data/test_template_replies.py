@@ -172,7 +172,7 @@ def test_all_turns_of_a_template_that_writes_eos_behind_the_last_alone():
 
 
 def test_a_turn_that_ends_with_another_token_once_others_follow_is_refused():
-    with pytest.raises(UserError, match="writes message 2, of the assistant, otherwise once others follow"):
+    with pytest.raises(UserError, match="writes message 2, of the assistant, differently once others follow"):
         trained_text(byte_tokenizer("gpt-oss"), TALK[:3], "<|return|>")
 
 
@@ -190,7 +190,7 @@ def test_a_thought_behind_a_closed_one_is_told():
     in_field, in_content = bot("b") | {"reasoning_content": "so"}, bot("<think>so</think>b")
     quiet = [message_row(message, enable_thinking=False) for message in (in_field, in_content, bot("b"))]
     notes = template_notes(tokenizer, quiet, end_id)
-    assert any("behind a generation prompt that holds a closed one: 2;" in note for note in notes)
+    assert any("after a generation prompt that holds a closed one: 2;" in note for note in notes)
     assert any("does not write: 'reasoning_content' of responses: 1" in note for note in notes)
     assert template_notes(tokenizer, [message_row(in_field), message_row(in_content), quiet[2]], end_id) == []
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from closeness import assert_near
 from demo_cases import as_run, make_session, save_endless, save_reward, text_tokenizer
 from dschat.base.errors import UserError
-from dschat.demo.models import chosen, find_checkpoints
+from dschat.demo.models import find_checkpoints, select_checkpoint
 from dschat.demo.session import SamplingChoice
 from dschat.models.lora import add_lora
 from dschat.models.save import save_model
@@ -39,8 +39,8 @@ def test_the_policies_of_a_run_are_found_the_newest_first(run, model):
     assert [one.name for one in find_checkpoints(str(run))] == names
     inside = run / "models" / "step-9" / "actor"
     found = find_checkpoints(f" {inside} ")  # a model of a run brings the run's others
-    assert [one.name for one in found] == names and chosen(found, str(inside)).path == str(inside)
-    assert chosen(found, str(run)).name == "actor"
+    assert [one.name for one in found] == names and select_checkpoint(found, str(inside)).path == str(inside)
+    assert select_checkpoint(found, str(run)).name == "actor"
 
 
 def test_a_model_by_itself_and_a_run_of_step_1_are_their_own_model(model, tmp_path):
@@ -60,7 +60,7 @@ def test_folders_without_a_policy_say_what_they_are(run, model, tmp_path):
     save_reward(as_run(tmp_path / "reward", model_name_or_path=model))
     for place, words in [
         ("begun", "saved no model yet"),
-        ("saved", "training checkpoints alone"),
+        ("saved", "only training checkpoints"),
         ("empty", "neither a run's output folder nor a model's"),
         ("file", "no such folder"),
         ("away", "no such folder"),

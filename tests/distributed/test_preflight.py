@@ -84,18 +84,19 @@ def test_a_gpu_that_is_too_small_is_named_with_its_flags():
     [
         (
             40,
-            "in step 3, --rollout_engine vllm --vllm_tensor_parallel 2, with which each GPU draws with 30.0 GB of it",
+            "in step 3, --rollout_engine vllm --vllm_tensor_parallel 2, with which each GPU samples with 30.0 GB",
         ),
-        (60, "--vllm_tensor_parallel 4, with which each GPU draws with 15.0 GB"),
+        (60, "--vllm_tensor_parallel 4, with which each GPU samples with 15.0 GB"),
         (70, "Use larger GPUs or a smaller model.$"),
     ],
 )
 def test_a_gpu_that_cannot_hold_the_whole_actor(kept, remedy):
     """Of 60 GB, beside what it keeps; 80 GB are there, and 4 processes."""
     needed = {"gpu_memory": 8 * 10**10, "needed_gpu_memory": kept * 10**9}
-    check_reports(reports((1, needed | {"drawing_memory": 10**10}), hosts="aabb"), FOLDER)
-    with pytest.raises(UserError, match=f"rank 1 .* while responses are drawn, the whole actor.*: 60.0 GB.*{remedy}"):
-        check_reports(reports((1, needed | {"drawing_memory": 6 * 10**10}), hosts="aabb"), FOLDER)
+    check_reports(reports((1, needed | {"sampling_memory": 10**10}), hosts="aabb"), FOLDER)
+    said = f"rank 1 .* while responses are sampled, 60.0 GB for the whole actor.*{remedy}"
+    with pytest.raises(UserError, match=said):
+        check_reports(reports((1, needed | {"sampling_memory": 6 * 10**10}), hosts="aabb"), FOLDER)
 
 
 def sft(output_dir, model="a/hub-model", **flags):
@@ -124,14 +125,14 @@ def test_a_folder_without_rights_is_named(tmp_path, monkeypatch):
 def test_a_file_of_another_node_may_be_seen_late(late, tmp_path):
     writer = threading.Timer(late, (tmp_path / "mark").touch)
     writer.start()
-    assert looks._is_seen(tmp_path / "mark")
+    assert looks._is_visible(tmp_path / "mark")
     writer.join()
 
 
 def test_a_file_that_never_appears(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(looks, "SEEN_WITHIN", 0.3)
-    assert not looks._is_seen(tmp_path / "mark")
-    said = f"rank 0 writes to its --output_dir, of which nothing is seen in {tmp_path} here: waiting up to 0 s"
+    monkeypatch.setattr(looks, "VISIBLE_WITHIN", 0.3)
+    assert not looks._is_visible(tmp_path / "mark")
+    said = f"rank 0 writes to its --output_dir, but its file does not appear in {tmp_path} here: waiting up to 0 s"
     assert caplog.messages == [said]
 
 
@@ -190,7 +191,7 @@ from dschat.settings.parse import parse
 from dschat.main import run_main
 from dschat.run import preflight
 
-preflight.SEEN_WITHIN = 0
+preflight.VISIBLE_WITHIN = 0
 sys.exit(run_main("sft", lambda: parse(SFTConfig), lambda: train))
 """
 

@@ -67,13 +67,13 @@ def test_gradients_that_stay_zero_are_given_up(two_processes):
 def test_what_rounding_explains_by_hand():
     """bf16 rounds by at most 2^-8 of a number: three times of 4 are 3/64; fp32 beside it counts for nothing."""
     magnitudes = torch.tensor([4.0, 0.0], dtype=torch.float64)
-    found = reduction.explained(magnitudes, torch.tensor([3, 3]), (torch.float32, torch.bfloat16))
+    found = reduction.rounding_error(magnitudes, torch.tensor([3, 3]), (torch.float32, torch.bfloat16))
     assert found[0].item() == pytest.approx(3 / 64) and 0 < found[1] < 1e-30
 
 
 @pytest.mark.parametrize("numel", [1, 5, 4096, 4097, 1_000_003])
 def test_sampled_elements_are_everywhere(numel, group):
-    places = reduction.sampled_places(numel)
+    places = reduction.sampled_indices(numel)
     assert len(places) == min(numel, reduction.SAMPLED) == len(set(places.tolist()))
     stretch = -(-numel // len(places))
     assert 0 <= int(places.min()) < stretch and numel - stretch <= int(places.max()) < numel
@@ -82,4 +82,4 @@ def test_sampled_elements_are_everywhere(numel, group):
 
 def test_sampled_elements_are_not_of_one_column(group):
     """Of a weight of 1024 times 4096, whose rows are as long as the stretches are many."""
-    assert len(set((reduction.sampled_places(1024 * 4096 * 4) % 4096).tolist())) > 1000
+    assert len(set((reduction.sampled_indices(1024 * 4096 * 4) % 4096).tolist())) > 1000

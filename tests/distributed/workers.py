@@ -7,6 +7,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,9 +136,9 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
     """
     from transformers import AutoModelForCausalLM
 
-    from dschat.rollouts import vllm as engines
     from dschat.rollouts.sampling import Sampling
-    from dschat.rollouts.vllm import VllmEngine
+    from dschat.rollouts.vllm import engine as engines
+    from dschat.rollouts.vllm.engine import VllmEngine
     from factories import BOS, EOS, PAD, engine_of, random_ids
 
     causal_lm = AutoModelForCausalLM.from_pretrained(folder / "model")
@@ -185,46 +186,63 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
 
 
 def vllm_served(folder: Path, keep: Callable[..., None]) -> None:
-    """Ten updates at ZeRO 3 with an engine in each process; with a server, twice: the second time the fifth reward
-    waits until the server has been killed. `url` is a file with its address."""
+    """Ten updates at ZeRO 3 with an engine in each process, and with a server."""
+    from dschat.rollouts.vllm.engine import VllmEngine
+
+    _beside_vllm(folder, "inside", VllmEngine(str(folder / "model"), 16, 0.3)).fit()
+    _beside_vllm(folder, "served", _served(folder)).fit()
+
+
+def vllm_lost(folder: Path, keep: Callable[..., None]) -> None:
+    """The run with a server, whose fifth reward waits until it has been killed; called again, it goes on."""
+    from dschat.base.errors import ServerLost
+
+    if (folder / "killed").exists():
+        _beside_vllm(folder, "lost", _served(folder), resume_from_checkpoint="latest").fit()
+        return
+    with suppress(ServerLost):
+        _beside_vllm(folder, "lost", _served(folder), waits=True).fit()
+
+
+def _served(folder: Path) -> Any:
+    """The engine of a server; `url` is a file with its address."""
+    from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
+
+    needs = ServerNeeds(vocabulary=100, max_tokens=16, temperature=0.8)
+    return VllmServers([(folder / "url").read_text()], needs)
+
+
+def _beside_vllm(folder: Path, run: str, engine: Any, waits: bool = False, **flags: Any) -> Any:
+    """A loop that samples with an engine of vLLM."""
     from transformers import AutoModelForCausalLM
 
-    from dschat.rollouts.engine import RolloutEngine
-    from dschat.rollouts.vllm import VllmEngine
-    from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
     from factories import engine_of, frozen_engine_of, make_classifier, make_prompts, ppo_config, ppo_loop
 
-    model, calls = folder / "model", Counter[str]()
-    needs = ServerNeeds(vocabulary=100, max_tokens=16, temperature=0.8, patience=300)
-    urls = [(folder / "url").read_text()]
+    calls = Counter[str]()
 
     def reward(prompts: list[str], responses: list[str], rows: list[Any]) -> torch.Tensor:
         calls[run] += 1
-        if run == "lost" and calls[run] == 5:
+        if waits and calls[run] == 5:
             (folder / f"fifth-{rank()}").touch()
             while not (folder / "killed").exists():
                 time.sleep(0.1)
         return torch.tensor([response.count("a") / max(len(response), 1) for response in responses])
 
-    engines: dict[str, Callable[[], RolloutEngine]] = {
-        "inside": partial(VllmEngine, str(model), 16, 0.3),
-        "served": partial(VllmServers, urls, needs),
-        "lost": partial(VllmServers, urls, needs),
-    }
-    for run, engine in engines.items():
-        config = ppo_config(
-            folder / run,
-            per_device_generation_batch_size=4,
-            per_device_training_batch_size=4,
-            num_train_epochs=5,
-            temperature=0.8,
-            actor_learning_rate=1e-2,
-        )
-        torch.manual_seed(0)
-        actor = engine_of(AutoModelForCausalLM.from_pretrained(model), 4, zero_stage=3, learning_rate=1e-2)
-        reference = frozen_engine_of(AutoModelForCausalLM.from_pretrained(model))
-        critic = make_classifier(initializer_range=0.05)
-        ppo_loop(config, reward, make_prompts(16), (), actor, reference, critic, engine()).fit()
+    model = folder / "model"
+    config = ppo_config(
+        folder / run,
+        per_device_generation_batch_size=4,
+        per_device_training_batch_size=4,
+        num_train_epochs=5,
+        temperature=0.8,
+        actor_learning_rate=1e-2,
+        **flags,
+    )
+    torch.manual_seed(0)
+    actor = engine_of(AutoModelForCausalLM.from_pretrained(model), 4, zero_stage=3, learning_rate=1e-2)
+    reference = frozen_engine_of(AutoModelForCausalLM.from_pretrained(model))
+    critic = make_classifier(initializer_range=0.05)
+    return ppo_loop(config, reward, make_prompts(16), (), actor, reference, critic, engine)
 
 
 CHECKS: dict[str, Callable[..., None]] = {
@@ -237,6 +255,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "vllm": vllm,
     "vllm_shared": partial(vllm, shares=2),
     "vllm_served": vllm_served,
+    "vllm_lost": vllm_lost,
     "shared_base": shared_base,
 }
 

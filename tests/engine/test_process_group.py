@@ -17,7 +17,7 @@ from torch.utils import cpp_extension
 from cli_runs import run_command
 from dschat.base.errors import UserError
 from dschat.engine import process_group
-from dschat.engine.process_group import SHARED_MEMORY, decide_on_shared_memory, prepare_op
+from dschat.engine.process_group import SHARED_MEMORY_OP, allow_shared_memory, prepare_op
 from dschat.main import report_error
 from factories import engine_of, make_causal_lm
 
@@ -48,12 +48,12 @@ def test_processes_that_do_not_meet_are_told_of_their_flags(error, said, monkeyp
     place = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=said), process_group._meeting(9):
+    with pytest.raises(UserError, match=said), process_group._explain_rendezvous(9):
         raise error
     assert caplog.messages == ["waiting up to 9 s for the 4 processes of all machines at 10.0.0.1:29511"]
     monkeypatch.setenv("LOCAL_SIZE", "4")
     caplog.clear()
-    with process_group._meeting(9):
+    with process_group._explain_rendezvous(9):
         assert not caplog.messages  # all are on this machine
 
 
@@ -78,7 +78,7 @@ def names(folder) -> set[str]:
 def test_what_a_process_uses_stays_until_it_ends(used, folder) -> None:
     """A file in the memory of any process, here of this one, belongs to a run that goes on."""
     with (folder / used).open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        process_group.remove_left_memory()
+        process_group.remove_stale_memory()
         assert names(folder) == {used, "used"}
         process_group.remove_own_memory()
         assert names(folder) == {"used"}
@@ -87,13 +87,13 @@ def test_what_a_process_uses_stays_until_it_ends(used, folder) -> None:
 def test_what_is_just_being_made_stays(folder) -> None:
     """A process may have opened it and not mapped it yet."""
     os.utime(folder / LEFT[0])
-    process_group.remove_left_memory()
+    process_group.remove_stale_memory()
     assert names(folder) == {LEFT[0], "used"}
 
 
 def test_one_process_of_a_machine_looks(folder, monkeypatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    process_group.remove_left_memory()
+    process_group.remove_stale_memory()
     assert names(folder) == {*LEFT, "used"}
 
 
@@ -111,11 +111,11 @@ def test_an_engine_in_bf16_prints_nothing(group, capfd):
 def test_only_the_wanted_op_is_looked_at(monkeypatch):
     known = {}
     monkeypatch.setitem(vars(deepspeed.ops), "__compatible_ops__", known)
-    decide_on_shared_memory(False)
-    assert known == {SHARED_MEMORY: False}
+    allow_shared_memory(False)
+    assert known == {SHARED_MEMORY_OP: False}
     known.clear()
-    decide_on_shared_memory(True)
-    assert list(known) == [SHARED_MEMORY]
+    allow_shared_memory(True)
+    assert list(known) == [SHARED_MEMORY_OP]
 
 
 def test_a_group_of_one_compiles_no_test_programs():

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from adapter_cases import write_head_adapter
 from closeness import EPS, FORWARD
 from dschat.base.errors import UserError
-from dschat.engine.zero3 import IN_TURN, placement_of
+from dschat.engine.zero3 import SEQUENTIAL_LOAD_VARIABLE, placement_of
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.opening import Opening
 from factories import engine_of, largest_difference, make_causal_lm, make_classifier, save_folder, whole_state
@@ -31,16 +31,16 @@ def is_in_parts(parameter):
 def test_every_weight_of_the_files_is_cut_on_arrival(settings, tokenizer, tmp_path, monkeypatch):
     """The score head of a causal LM comes from no file; nothing of the way of loading stays behind."""
     folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
-    monkeypatch.setenv(IN_TURN, "0")
+    monkeypatch.setenv(SEQUENTIAL_LOAD_VARIABLE, "0")
     placement = placement_of(settings)
     with placement.load_sharded():
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert all(is_in_parts(p) for p in model.parameters())
-    assert os.environ[IN_TURN] == "0"
-    monkeypatch.delenv(IN_TURN)
+    assert os.environ[SEQUENTIAL_LOAD_VARIABLE] == "0"
+    monkeypatch.delenv(SEQUENTIAL_LOAD_VARIABLE)
     critic = load_scalar(folder, "--m", torch.float32, tokenizer, opening=Opening(placement))
     assert all(is_in_parts(p) for p in critic.parameters()) and not bool(critic.score.weight.ds_tensor.any())
-    assert IN_TURN not in os.environ
+    assert SEQUENTIAL_LOAD_VARIABLE not in os.environ
     assert not any(hasattr(p, "ds_id") for p in AutoModelForCausalLM.from_pretrained(folder).parameters())
 
 

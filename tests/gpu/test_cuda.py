@@ -120,7 +120,7 @@ def test_graphs_see_an_optimisers_weights_and_are_replayed_in_the_next_rollout(k
         with torch.no_grad():
             for parameter in causal_lm.parameters():
                 parameter.mul_(scale)
-        drawn = engine.draw_from(causal_lm)(prompts, sampling, range(9))
+        drawn = engine.sampler_for(causal_lm)(prompts, sampling, range(9))
         expected = sample(causal_lm, prompts, sampling, range(9), 4)
         assert torch.equal(drawn.rollout.input_ids, expected.rollout.input_ids)
         torch.testing.assert_close(drawn.logprobs, expected.logprobs, rtol=0, atol=1e-4)
@@ -137,12 +137,12 @@ def test_captured_steps_run_compiled_layers(caplog):
     compiler = compile_layers(causal_lm)
     decoders: list[StaticDecoder] = []
 
-    def decoder_of(*arguments):
+    def make_decoder(*arguments):
         decoders.append(StaticDecoder(*arguments))
         return decoders[-1]
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        drawn = sample(causal_lm, prompts, sampling, range(20), 6, decoder_of)
+        drawn = sample(causal_lm, prompts, sampling, range(20), 6, make_decoder)
         torch.cuda.synchronize()
     assert torch.equal(drawn.rollout.input_ids, plain.rollout.input_ids)
     torch.testing.assert_close(drawn.logprobs, plain.logprobs, rtol=0, atol=1e-4)

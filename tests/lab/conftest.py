@@ -48,10 +48,15 @@ def plain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dic
 
 @pytest.fixture
 def options(plain: dict[str, Any]) -> Callable[..., Any]:
-    """options(**changes): those of inference_with_rewards.py."""
+    """options(**changes): the checked flags of inference_with_rewards.py."""
     from dschat.lab.generate_options import InferenceOptions
 
-    return lambda **changes: InferenceOptions(**(plain | changes))
+    def make(**changes: Any) -> Any:
+        made = InferenceOptions(**(plain | changes))
+        made.validate()
+        return made
+
+    return make
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from dschat.lab import prompts
 from dschat.lab.generate import run_best_of_n, run_inference
 from dschat.lab.generate_options import BestOfOptions
 from dschat.settings.parse import parse as parse_flags
-from kills import kill_when, rows_kept
+from killed_commands import kill_when, rows_kept
 
 SHORT = {"best_of": (2, 3), "temperatures": (0.5, 1.2), "single_temperatures": (0.0, 0.5), "num_samples": 7}
 
@@ -34,13 +34,13 @@ def files_of(path):
 def test_defaults_are_the_papers():
     words = ["--proj_path", "P", "--dataset", "summarize", "--model", "M", "--reward_model", "R"]
     parsed = parse_flags(BestOfOptions, words)
-    assert list(parsed.best_of) == [4, 8, 16, 32]
-    assert list(parsed.temperatures) == [0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
-    assert list(parsed.single_temperatures) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert parsed.draws == {0: 1} | dict.fromkeys((0.2, 0.4, 0.6, 0.8, 1.0, 1.2), 32)
+    assert list(parsed.sweep.best_of) == [4, 8, 16, 32]
+    assert list(parsed.sweep.temperatures) == [0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
+    assert list(parsed.sweep.single_temperatures) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert parsed.sweep.draws == {0: 1} | dict.fromkeys((0.2, 0.4, 0.6, 0.8, 1.0, 1.2), 32)
     given = ["--best_of", "2", "5", "--temperatures", "1", "--single_temperatures"]
     parsed = parse_flags(BestOfOptions, [*words, *given])
-    assert (list(parsed.best_of), parsed.draws) == ([2, 5], {1.0: 5})
+    assert (list(parsed.sweep.best_of), parsed.sweep.draws) == ([2, 5], {1.0: 5})
 
 
 def test_draws_are_those_of_single_runs(sweep, options):

@@ -14,7 +14,9 @@ from dschat.lab.generate_options import (
     BestOfOptions,
     InferenceOptions,
     ProgramOptions,
+    ResponseFlags,
     TextOptions,
+    TokenSamplerFlags,
     model_name,
 )
 from dschat.lab.policy import choose_device
@@ -26,15 +28,26 @@ from dschat.settings.parse import parse as parse_flags
 PROJECT = {"proj_path": Path("P"), "model": "M"}
 SCORED = PROJECT | {"dataset": "hh-rlhf", "reward_model": "R"}
 OUTPUT = {"output_repo": "o"}
-make = partial(InferenceOptions, **SCORED)
+
+
+def checked(command, **flags):
+    options = command(**flags)
+    options.validate()
+    return options
+
+
+def make(**changes):
+    return checked(InferenceOptions, **(SCORED | changes))
+
+
 MAKE = {
     "rewards": make,
-    "best of": partial(BestOfOptions, **SCORED),
-    "programs": partial(ProgramOptions, **PROJECT),
-    "text": partial(TextOptions, data="D", output=Path("O")),
-    "generate": partial(GenerateOptions, **OUTPUT, model="M"),
-    "rank": partial(RankOptions, **OUTPUT, prompts="p"),
-    "masks": partial(MaskOptions, **OUTPUT, input_repo="i"),
+    "best of": partial(checked, BestOfOptions, **SCORED),
+    "programs": partial(checked, ProgramOptions, **PROJECT),
+    "text": partial(checked, TextOptions, data="D", output=Path("O")),
+    "generate": partial(checked, GenerateOptions, **OUTPUT, model="M"),
+    "rank": partial(checked, RankOptions, **OUTPUT, prompts="p"),
+    "masks": partial(checked, MaskOptions, **OUTPUT, input_repo="i"),
 }
 NEEDED = ["--proj_path", "P", "--dataset", "hh-rlhf", "--model", "M", "--reward_model", "R"]
 
@@ -47,11 +60,13 @@ def test_the_flags_defaults_are_the_protocols(monkeypatch):
     monkeypatch.delenv("PROJ_PATH", raising=False)
     parsed = parse()
     assert parsed == make()
-    assert (parsed.temperature, parsed.top_k, parsed.top_p, parsed.max_new_tokens) == ("0.8", 50, 1.0, 512)
-    assert (parsed.seed, parsed.num_return, parsed.max_prompt_len, parsed.samples) == (1234, 1, None, 2000)
-    assert make(dataset="webgpt").samples is None
-    assert make(dataset="webgpt", num_samples=7).samples == 7
-    assert parsed.keys == ColumnFlags()
+    assert parsed.sampler == TokenSamplerFlags(top_k=50, top_p=1.0, seed=1234)
+    assert parsed.responses == ResponseFlags(temperature="0.8", num_return=1)
+    assert parsed.generation.max_new_tokens == 512 and parsed.prompts.max_prompt_len is None
+    assert parsed.prompt_count == 2000
+    assert make(dataset="webgpt").prompt_count is None
+    assert make(dataset="webgpt", num_samples=7).prompt_count == 7
+    assert parsed.columns == ColumnFlags()
 
 
 GIVEN = {
@@ -73,14 +88,14 @@ def test_every_flag_in_both_spellings(field):
 
 def test_columns_have_the_names_that_are_told():
     names = {name: value for name, value in GIVEN.items() if name.endswith("_key")}
-    assert make(**names).keys == ColumnFlags(
+    assert make(**names).columns == ColumnFlags(
         prompt_key="Q", chosen_key="C", rejected_key="R", response_key="A", messages_key="T"
     )
 
 
 def test_proj_path_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("PROJ_PATH", "/some/where")
-    assert parse_flags(InferenceOptions, NEEDED[2:]).proj_path == Path("/some/where")
+    assert parse_flags(InferenceOptions, NEEDED[2:]).project.proj_path == Path("/some/where")
     monkeypatch.delenv("PROJ_PATH")
     with pytest.raises(SystemExit) as stopped:
         parse_flags(InferenceOptions, NEEDED[2:])
@@ -160,7 +175,7 @@ def test_sensible_values_pass():
     make(temperature="0", gpu=0, dtype="bf16", num_samples=1, max_prompt_len=1, top_k=0)
     make(model=None, ref_scores=True)
     greedy_single = {"best_of": (1,), "temperatures": (0.0, 1.0), "single_temperatures": (0.5,)}
-    assert MAKE["best of"](**greedy_single).draws == {0.0: 1, 0.5: 1, 1.0: 1}
+    assert MAKE["best of"](**greedy_single).sweep.draws == {0.0: 1, 0.5: 1, 1.0: 1}
     MAKE["masks"](seed=2**32, test_rows=0)
 
 
@@ -209,8 +224,9 @@ def test_a_models_name_from_inside_its_folder(folder, name, tmp_path, monkeypatc
 
 def test_data_of_ones_own_have_any_name():
     own = make(dataset="mine", data_path="D")
-    assert own.result_path == Path("P/results/mine/temperature=0.8/M.jsonl") and own.samples == 2000
-    assert make(dataset="tldr").dataset == make(dataset="summarize", data_path="D").dataset == "summarize"
+    assert own.result_path == Path("P/results/mine/temperature=0.8/M.jsonl") and own.prompt_count == 2000
+    assert make(dataset="tldr").dataset_name == "summarize"
+    assert make(dataset="summarize", data_path="D").dataset_name == "summarize"
 
 
 @pytest.mark.parametrize("temperature", ["0.8", "0", "1.0", "0.80"])

@@ -16,8 +16,10 @@ from factories import BOS, EOS, PAD, make_causal_lm, make_prompt, random_ids, sa
 
 
 def policy_of(path, options):
-    tokenizer, temperature = load_tokenizer(path, "--model"), options.temperature_value
-    return load_policy(path, tokenizer, options, temperature, Compute(torch.device("cpu"), torch.float32))
+    tokenizer = load_tokenizer(path, "--model")
+    where = Compute(torch.device("cpu"), torch.float32)
+    temperature = options.responses.temperature_value
+    return load_policy(path, tokenizer, options.generation, options.sampler, temperature, where)
 
 
 def examples_of(lengths):

@@ -25,7 +25,7 @@ def test_rows_logged_twice_count_once(two_runs):
     path = two_runs["PPO"] / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:5], *lines[3:]]))
-    assert [row["update"] for row in read_run("PPO", two_runs["PPO"]).train] == list(range(1, 11))
+    assert read_run("PPO", two_runs["PPO"]).train["update"].tolist() == list(range(1, 11))
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "train_config.json", "samples/update-000000.jsonl"])

@@ -14,7 +14,7 @@ from dschat.lab import generate as scored
 from dschat.lab import prompts
 from dschat.lab.generate import run_inference
 from factories import make_causal_lm, save_folder
-from kills import kill_when, rows_kept
+from killed_commands import kill_when, rows_kept
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from cli_runs import read_jsonl
 from dschat.base.errors import UserError
 from dschat.lab.runner import RunPart, in_batches, run_batches
-from kills import rows_kept
+from killed_commands import rows_kept
 
 
 class Work:

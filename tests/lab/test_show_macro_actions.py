@@ -101,7 +101,7 @@ def test_rows_of_a_file_and_a_page_without_live_text(model, tmp_path, capsys):
 
 
 def test_the_flags_of_a_condition_have_the_defaults_of_step_3():
-    args = vars(MacroActionsOptions(model="m", text=["a"]))
+    args = MacroActionsOptions(model="m", text=["a"]).flat()
     shared = args.keys() & flags_of(PPOConfig).keys()
     assert len(shared) == 13
     for name in shared:

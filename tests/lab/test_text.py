@@ -14,7 +14,7 @@ from dschat.base.errors import UserError
 from dschat.cli import main
 from dschat.data.sources import load_source
 from dschat.lab import text
-from dschat.lab.generate_options import TextOptions
+from dschat.lab.generate_options import TextFlags, TextOptions
 from dschat.lab.text import run_text, split_seed, subjects_of
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
 from shared_base_runs import write_adapter
@@ -145,7 +145,7 @@ def test_all_models_of_a_run(place):
     assert [(row["model"], row["update"]) for row in rows[::2]] == [("step-2", 2), ("step-10", 10), ("final", 12)]
     assert len({row["prompt"] for row in rows}) == 2, "the same texts for every model"
     (run / "run.json").write_text(json.dumps({"step": "reward"}))
-    kinds = {each.kind for each in subjects_of(TextOptions(data="d", output=place, checkpoints=run))}
+    kinds = {each.kind for each in subjects_of(TextFlags(data="d", output=place, checkpoints=run))}
     assert kinds == {"reward"}
 
 
@@ -158,7 +158,7 @@ def test_all_models_of_a_run(place):
 )
 def test_bad_models(tmp_path, flags, words):
     with pytest.raises(UserError, match=words):
-        subjects_of(TextOptions(data="d", output=tmp_path, **flags))
+        subjects_of(TextFlags(data="d", output=tmp_path, **flags))
 
 
 def test_held_out_rows_are_those_of_the_run(place):
@@ -180,7 +180,7 @@ def test_held_out_rows_are_those_of_the_run(place):
         assert [row["prompt"] for row in measure(place, name, **flags, **own)] == expected and len(expected) == 3
     (run / "train_config.json").unlink()
     with pytest.raises(UserError, match="its train_config.json holds no seed. Give the run's --seed"):
-        split_seed(TextOptions(data="d", output=place, checkpoints=run))
+        split_seed(TextFlags(data="d", output=place, checkpoints=run))
 
 
 def test_prepared_folders(place):
@@ -222,7 +222,7 @@ def test_a_loss_that_is_no_number_is_said(place, tokenizer, caplog):
     assert rows[0]["loss_sum"] is None and rows[-1]["chosen_score"] is None
     assert "broken: the loss of 5 of 5 texts is not finite" in caplog.text
     assert "broken-rm: a score of 5 of 5 texts is not finite" in caplog.text
-    assert "was trained with --reward_loss last_token, which leaves the number at the last token" in caplog.text
+    assert "was trained with --reward_loss last_token, which does not train the number at the last" in caplog.text
     report = json.loads((place / "out" / "report.json").read_text(), parse_constant=pytest.fail)
     assert report["policies"][0]["loss"]["value"] is None
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -13,7 +14,7 @@ from closeness import assert_near
 from compiler_state import fresh_compiler
 from dschat.models.compiled import Compiler, compile_layers, uncompiled
 from dschat.models.lora import add_lora
-from dschat.models.side_by_side import common_layout, lay_side_by_side, merge_linears, merging
+from dschat.models.side_by_side import common_layout, lay_side_by_side, merge_linears, merging_backend
 from dschat.rollouts.generate import sample
 from dschat.rollouts.static import StaticDecoder
 from factories import engine_of, make_causal_lm, sampling_of
@@ -21,9 +22,7 @@ from rollout_cases import ENDS, model_of, prompts_of, seeds_of
 
 
 @pytest.fixture(autouse=True)
-def _fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # DeepSpeed puts a function of its own in this place when a process uses ZeRO 3, and leaves it there.
-    monkeypatch.setattr("torch.nn.functional.linear", torch._C._nn.linear)
+def _fresh_compiler() -> Iterator[None]:
     with fresh_compiler():
         yield
 
@@ -50,14 +49,14 @@ def lay_out(linears: list[nn.Linear]) -> None:
 
 
 def compiled(module: nn.Module, counts: list[int]) -> Callable[..., Any]:
-    """A module that runs through `merging`, which notes how many layers of each graph were replaced."""
+    """A module that runs through `merging_backend`, which notes how many layers of each graph were replaced."""
 
     def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         targets = [node.target for node in graph.graph.nodes]
         counts.append(targets.count(torch._C._nn.linear))
         return aot_eager(graph, inputs)
 
-    return torch.compile(module, backend=merging(backend))
+    return torch.compile(module, backend=merging_backend(backend))
 
 
 @torch.no_grad()
@@ -110,13 +109,28 @@ def test_a_layout_other_than_the_compiled_one_is_not_merged() -> None:
     """Also where all layers have it: the graph reads memory as it was laid out when it was compiled."""
     layers = [ThreeProjections(), ThreeProjections()]
     compiler = Compiler("toy", "aot_eager")
-    assert not compiler.may_merge(layers)
+    compiler.layers = layers
+    assert not compiler.may_merge()
+    assert "do not lie side by side" in compiler.words
     lay_side_by_side(layers)
-    assert compiler.may_merge(layers)
+    assert compiler.may_merge()
+    assert compiler.words == "compiled"
     for layer in layers:
         lay_out([layer.second, layer.first, layer.last])
     assert common_layout(layers) is not None
-    assert not compiler.may_merge(layers)
+    assert not compiler.may_merge()
+    assert "have moved in memory" in compiler.words
+
+
+def test_a_replaced_linear_function_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed replaces the function at ZeRO 3, for every model of the process."""
+    layers = [ThreeProjections(), ThreeProjections()]
+    lay_side_by_side(layers)
+    compiler = Compiler("toy", "aot_eager")
+    compiler.layers = layers
+    monkeypatch.setattr("torch.nn.functional.linear", zero3_linear_wrap)
+    assert not compiler.may_merge()
+    assert "DeepSpeed replaced torch's linear function" in compiler.words
 
 
 def test_matrices_that_others_read_are_not_moved() -> None:

@@ -134,7 +134,7 @@ def test_ids_without_a_token_are_never_drawn_and_drawn_log_probs_are_the_policy_
     model, _ = opened(kind, tmp_path)
     prompts = [random_ids(3 + row % 4, row, 40) for row in range(24)]
     for options in ({}, {"temperature": 0.0}, {"temperature": 1.3, "top_k": 50}, {"top_p": 0.9}):
-        generation = make(8).draw_from(model)(prompts, sampling_of(10, **options), range(24))
+        generation = make(8).sampler_for(model)(prompts, sampling_of(10, **options), range(24))
         rollout, mask = generation.rollout, generation.rollout.response_mask
         drawn = rollout.response_ids[mask]
         assert len(drawn) > 20 and not torch.isin(drawn, torch.tensor(MISSING)).any()
@@ -152,7 +152,7 @@ def test_a_row_whose_logits_are_not_finite_draws_no_missing_id_either(tmp_path):
     with torch.no_grad():
         model.transformer.wte.weight[39] = torch.nan
     for make in (ContinuousEngine, GenerateEngine):
-        generation = make(64).draw_from(model)([[5, 39]] * 64, sampling_of(4), range(64))
+        generation = make(64).sampler_for(model)([[5, 39]] * 64, sampling_of(4), range(64))
         assert generation.bad_rows.all()
         assert not torch.isin(generation.rollout.response_ids, torch.tensor(MISSING)).any()
 

@@ -54,7 +54,7 @@ def policy(most: int | None = None, tokens: int = 6) -> PolicyAssistant:
     model = make_causal_lm("gemma", vocab_size=len(tokenizer)).eval()
     end = turn_end(tokenizer).token_id
     sampling = Sampling(tokens, tuple(sorted({end, tokenizer.eos_token_id})), tokenizer.pad_token_id)
-    return PolicyAssistant(ContinuousEngine(2).draw_from(model), tokenizer, sampling, most)
+    return PolicyAssistant(ContinuousEngine(2).sampler_for(model), tokenizer, sampling, most)
 
 
 def test_a_batch_equals_its_dialogues_alone() -> None:

@@ -14,7 +14,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import StaticDecoder
 from factories import BOS, EOS, KINDS, PAD, favouring, make_causal_lm, random_ids, same_rollout, sampling_of
 
-ENGINES = {"continuous": sample, "static": partial(sample, decoder_of=StaticDecoder), "generate": generate}
+ENGINES = {"continuous": sample, "static": partial(sample, make_decoder=StaticDecoder), "generate": generate}
 pytestmark = pytest.mark.parametrize("engine", ENGINES)
 
 

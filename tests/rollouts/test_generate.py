@@ -80,8 +80,8 @@ def test_the_flag_chooses_the_engine_and_the_generation_batch_is_what_lives_at_o
     engine = engine_of(tmp_path, causal_lm, **flags)
     assert isinstance(engine, kind) and not caplog.text
     causal_lm.register_forward_pre_hook(lambda *call: rows.append(len(call[2]["input_ids"])), with_kwargs=True)
-    engine.draw_from(causal_lm)([[5, 6]] * 6, sampling_of(4), range(6))
-    assert ("decode_graphs" in flags) == (getattr(engine, "_kept", None) is not None)
+    engine.sampler_for(causal_lm)([[5, 6]] * 6, sampling_of(4), range(6))
+    assert ("decode_graphs" in flags) == (getattr(engine, "_decoder", None) is not None)
     assert max(rows) == 3
 
 

@@ -16,7 +16,7 @@ from dschat.rollouts.static import StaticDecoder
 from factories import EOS, PAD, hf_logprobs, make_causal_lm, random_ids, sampling_of
 from rollout_cases import ENDS, by_hand, model_of, seeds_of
 
-ENGINES = {"continuous": sample, "static": partial(sample, decoder_of=StaticDecoder), "generate": generate}
+ENGINES = {"continuous": sample, "static": partial(sample, make_decoder=StaticDecoder), "generate": generate}
 # Three texts, one of them the beginning of another; of the second four completions, of the last a single token each.
 TEXTS = [random_ids(12, 1), random_ids(7, 2), random_ids(12, 1)[:5]]
 PROMPTS = [TEXTS[n] for n in (1, 0, 2, 1, 1, 2, 1)]

@@ -72,10 +72,10 @@ def test_two_steps_of_a_bucket_are_the_same_to_a_gpu(family: str, options: dict[
     for column in (10, 11):
         with Operators(before) as operators, HostSyncs() as syncs:
             decoder.step(3, 0, column)
-        assert decoder.refusal is None and syncs.found == []
+        assert decoder.refusal is None and syncs.operators == []
         steps.append(operators.list)
     assert steps[0] == steps[1] and len(steps[0]) > 100
-    assert decoder.drawn.tolist() == [4, 4, 4, 3]  # the fourth slot fills the bucket
+    assert decoder.sampled.tolist() == [4, 4, 4, 3]  # the fourth slot fills the bucket
 
 
 class Actor:
@@ -113,7 +113,7 @@ def test_a_model_that_makes_the_host_wait_is_launched_as_before(
     engine = ContinuousEngine(3, decode_graphs=True, report=told.append)
     with engine.session(Actor(causal_lm)) as draw:  # type: ignore[arg-type]
         drawn = [draw(prompts, sampling, seeds) for _ in range(2)]
-    assert engine._kept is None  # its buffers go
+    assert engine._decoder is None  # its buffers go
     assert [x.rollout.response_rows() for x in drawn] == [expected.rollout.response_rows()] * 2
     assert told == [f"launched one by one: the host waits for {operator}"]
     assert caplog.text.count("cannot be captured as CUDA graphs") == 1
@@ -128,7 +128,7 @@ def test_a_decoder_lasts_as_long_as_weights_stay_in_place() -> None:
         prompts, seeds = prompts_of([5, 3, 8, 2, 6, 4][:count]), seeds_of(count)
         with engine.session(Actor(causal_lm)) as of_session:  # type: ignore[arg-type]
             drawn = of_session(prompts, sampling, seeds)
-            decoders.append(engine._kept)
+            decoders.append(engine._decoder)
         expected = sample(causal_lm, prompts, sampling, seeds, 3)
         assert drawn.rollout.response_rows() == expected.rollout.response_rows()
         assert_near(drawn.logprobs, expected.logprobs)
@@ -149,7 +149,7 @@ def test_a_decoder_lasts_as_long_as_weights_stay_in_place() -> None:
     with engine.session(Actor(causal_lm)) as of_session:  # type: ignore[arg-type]
         of_session(prompts_of([3]), sampling, [1])
         head.weight.data = head.weight.data.clone()
-    assert engine._kept is None  # nothing is held for weights that are gone
+    assert engine._decoder is None  # nothing is held for weights that are gone
 
 
 def test_buckets_do_not_depend_on_what_was_drawn_before(monkeypatch: pytest.MonkeyPatch) -> None:

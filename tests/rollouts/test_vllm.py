@@ -17,7 +17,7 @@ from dschat.base.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.models.vocabulary import mask_missing_ids
 from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.vllm import VllmEngine
+from dschat.rollouts.vllm.engine import VllmEngine
 from dschat.run.state import random_states
 from dschat.training.selfcheck import TOLERANCE
 from factories import (
@@ -191,10 +191,10 @@ def test_weights_one_small_update_old_are_an_error(name, lora_dim, pair, monkeyp
     one_update(actor)
     with monkeypatch.context() as context:
         context.setattr(engine._llm, "collective_rpc", lost)
-        context.setattr("dschat.rollouts.vllm.pack_again", lambda model: None)
+        context.setattr("dschat.rollouts.vllm.engine.repack_weights", lambda model: None)
         with pytest.raises(UserError, match="computes with other weights than the actor's"), engine.session(actor):
             pass
-    drawn = engine._draw(PROMPTS, sampling_of(12), SEEDS)
+    drawn = engine._sample(PROMPTS, sampling_of(12), SEEDS)
     assert largest_gap(actor, PROMPTS, drawn) < TOLERANCE[torch.float32]
     with engine.session(actor):
         pass
@@ -207,7 +207,7 @@ def test_a_head_one_small_update_old_is_an_error(pair, monkeypatch):
     with engine.session(actor):
         pass
     one_update(actor)
-    monkeypatch.setattr("dschat.rollouts.vllm.pack_again", lambda model: None)
+    monkeypatch.setattr("dschat.rollouts.vllm.engine.repack_weights", lambda model: None)
     with pytest.raises(UserError, match="lm_head computes with other weights"), engine.session(actor):
         pass
 

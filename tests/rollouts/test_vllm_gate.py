@@ -8,7 +8,7 @@ import pytest
 from starlette.datastructures import URL
 from starlette.requests import Request
 
-from dschat.rollouts.vllm_gate import LARGEST_BODY, Gate, is_of_run
+from dschat.rollouts.vllm.gate import MAX_BODY_BYTES, Gate, is_of_run
 
 BEHIND = b"vLLM"
 
@@ -69,8 +69,8 @@ def test_the_token_guards_every_route_but_health(monkeypatch) -> None:
 
 
 def test_bodies_have_a_length_and_a_limit(monkeypatch) -> None:
-    assert asked("/v1/completions", monkeypatch, content_length=LARGEST_BODY, **TRUSTED) == (200, True)
-    assert asked("/v1/completions", monkeypatch, content_length=LARGEST_BODY + 1, **TRUSTED) == (413, False)
+    assert asked("/v1/completions", monkeypatch, content_length=MAX_BODY_BYTES, **TRUSTED) == (200, True)
+    assert asked("/v1/completions", monkeypatch, content_length=MAX_BODY_BYTES + 1, **TRUSTED) == (413, False)
     assert asked("/v1/completions", monkeypatch, transfer_encoding="chunked", **TRUSTED) == (411, False)
 
 

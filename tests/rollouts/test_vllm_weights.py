@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from closeness import assert_near
 from dschat.models.lora import add_lora
-from dschat.rollouts.vllm_weights import inputs_first, noting, plain_weights, wrong_layers
+from dschat.rollouts.vllm.weights import plain_weights, record_columns, transposed_matrices, wrong_layers
 from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows
 from model_families import MODEL_FAMILIES
 
@@ -73,12 +73,12 @@ def test_the_first_inputs_weights_are_noted(kind, group):
             expected[f"{name}.weight"] = outputs[0].detach()
     add_lora(causal_lm, 2, None, "base")
     columns, actor = {}, engine_of(causal_lm)
-    names = {name for name, _ in noting(plain_weights(actor), columns, inputs_first(actor), 1)}
+    names = {name for name, _ in record_columns(plain_weights(actor), columns, transposed_matrices(actor), 1)}
     assert expected.keys() < columns.keys() < names
     assert all(torch.equal(columns[name][0], expected[name]) for name in expected)
     assert not any(".experts." in name for name in columns)
     halves = {}
-    weights = dict(noting(plain_weights(engine_of(make_causal_lm("gemma"))), halves, frozenset(), 2))
+    weights = dict(record_columns(plain_weights(engine_of(make_causal_lm("gemma"))), halves, frozenset(), 2))
     name = "model.layers.1.mlp.down_proj.weight"
     assert torch.equal(halves[name], weights[name].T[[0, weights[name].shape[1] // 2]])
 

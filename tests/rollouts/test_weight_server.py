@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run sends to vLLM servers and what it does where they go, with stand-ins for the servers."""
 
-import logging
 import signal
 import sys
 import threading
@@ -12,20 +11,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dschat.base.errors import UserError
-from dschat.rollouts import vllm_client, vllm_server
-from dschat.rollouts.serve import command
-from dschat.rollouts.vllm_send import invitations, pieces
-from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
-from dschat.rollouts.vllm_weights import plain_weights
+from dschat.base.errors import ServerLost, UserError
+from dschat.rollouts.vllm import client
+from dschat.rollouts.vllm import servers as vllm_servers
+from dschat.rollouts.vllm.serve import server_command
+from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
+from dschat.rollouts.vllm.transport import join_requests, pieces
+from dschat.rollouts.vllm.weights import plain_weights
 from dschat.run import stop
 from dschat.run.stop import Stopped, stop_signals
 from dschat.settings.commands import ServeVllmOptions
 from factories import engine_of, make_causal_lm, sampling_of
+from launches import free_port
 from score_server import StandIn
 from weight_server import WeightServer
 
-NEEDS = ServerNeeds(vocabulary=100, max_tokens=32, temperature=0.7, patience=20)
+NEEDS = ServerNeeds(vocabulary=100, max_tokens=32, temperature=0.7)
 PROMPTS, SEEDS = [[5], [5, 6], [5, 6, 7], [5, 6, 7, 8], [9]], [11, 12, 13, 14, 15]
 
 
@@ -72,7 +73,7 @@ def test_weights_arrive_to_the_bit_and_rows_are_dealt_out(actor, servers):
     assert [sorted(server.drawn) for server in both] == [sorted(PROMPTS[::2] * 2), sorted(PROMPTS[1::2] * 2)]
     assert len(set(versions)) == 2 and both[1].version == versions[1]
     info = both[0].info
-    assert info["temperature"] == 0.7 and "transformer.h.0.attn.c_attn.weight" in info["inputs_first"]
+    assert info["temperature"] == 0.7 and "transformer.h.0.attn.c_attn.weight" in info["transposed"]
     assert info["missing"] == []
     assert both[0].paths.count("/init_weight_transfer_engine") == 1
 
@@ -101,41 +102,51 @@ def test_pieces_of_a_weight():
     assert len(found) == 3 and torch.equal(server.weights["w"], weight)
 
 
-def test_a_server_that_goes_and_comes_back(actor, servers, caplog):
-    """It gets the weights again, and draws what it has not drawn; what the other drew stays."""
+def test_a_server_that_goes_ends_the_run(actor, servers):
+    """Whichever of its servers it is; the message says how to go on."""
     both = servers(), servers()
     both[1].fails_after = 1
-    with caplog.at_level(logging.WARNING, "dschat"), VllmServers([s.url for s in both], NEEDS).session(actor) as draw:
-        assert drawn_of(draw)[0] == EXPECTED
-    assert sorted(both[0].drawn[:3]) == PROMPTS[::2]
-    assert both[0].drawn[3:] + both[1].drawn in ([[5, 6, 7, 8]], [[5, 6]])  # the one of its two that was left
-    assert "Waiting for it, for up to 20 s (--vllm_patience)" in caplog.text
-    assert torch.equal(both[1].weights["transformer.wte.weight"], dict(plain_weights(actor))["transformer.wte.weight"])
+    with VllmServers([server.url for server in both], NEEDS).session(actor) as draw:
+        with pytest.raises(
+            ServerLost, match=f"{both[1].url} .*. Start it again .* go on with --resume_from_checkpoint"
+        ):
+            drawn_of(draw)
 
 
-def test_a_server_that_has_lost_the_weights(actor, servers):
-    """One that was started anew between the weights and the draws is given them again."""
+def test_a_server_that_has_lost_the_weights_ends_the_run(actor, servers):
+    """One that was started anew: while responses are sampled, or between two rollouts."""
+    server = servers()
+    engine = VllmServers([server.url], NEEDS)
+    with engine.session(actor) as draw:
+        server.version = "default"
+        with pytest.raises(ServerLost, match="has been started anew, without this run's weights. Start it again"):
+            drawn_of(draw)
+    with pytest.raises(ServerLost, match="started anew"):
+        engine.session(actor).__enter__()
+    with VllmServers([server.url], NEEDS).session(actor) as draw:
+        assert drawn_of(draw)[0] == EXPECTED, "a run that goes on introduces itself again"
+
+
+def test_no_server_at_all(actor):
+    with pytest.raises(ServerLost, match="does not answer.* Start it again"):
+        VllmServers([f"http://127.0.0.1:{free_port()}"], NEEDS).session(actor).__enter__()
+
+
+def test_a_server_whose_machine_is_off_is_noticed(actor, servers, monkeypatch):
+    """No connection ends, and it does not answer a health check either."""
+    monkeypatch.setattr(client, "HEALTH_INTERVAL", 0.1)
+    monkeypatch.setattr(client, "HEALTH_TIMEOUT", 0.2)
     server = servers()
     with VllmServers([server.url], NEEDS).session(actor) as draw:
-        server.version = "default"
-        assert drawn_of(draw)[0] == EXPECTED
-
-
-def test_a_server_that_hangs_is_noticed(actor, servers, monkeypatch):
-    """As if its machine were off: no connection ends, and it does not answer a look either."""
-    monkeypatch.setattr(vllm_client, "LOOK", 0.1)
-    monkeypatch.setattr(vllm_client, "LOOK_TIMEOUT", 0.2)
-    server = servers()
-    with VllmServers([server.url], replace(NEEDS, patience=0.5)).session(actor) as draw:
         server.sleeps = 5.0
-        with pytest.raises(UserError, match=r"does not answer, and did not come back within 0.5 s"):
+        with pytest.raises(ServerLost, match="does not answer. Start it again"):
             drawn_of(draw)
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_an_engine_that_hangs_though_its_server_is_well_ends_the_run(busy, actor, servers, monkeypatch):
     """One response a second is enough, none in 1.5 is not: five, one after the other, take longer than that."""
-    monkeypatch.setattr(vllm_client, "LOOK", 0.1)
+    monkeypatch.setattr(client, "HEALTH_INTERVAL", 0.1)
     server = servers()
     turns = threading.Lock()
     draw_of_server = server.draw
@@ -151,13 +162,13 @@ def test_an_engine_that_hangs_though_its_server_is_well_ends_the_run(busy, actor
             assert drawn_of(draw)[0] == EXPECTED
             return
         begun = time.monotonic()
-        with pytest.raises(UserError, match=r"has finished no response for 1.5 s \(--vllm_timeout\), though"):
+        with pytest.raises(ServerLost, match=r"has finished no response for 1.5 s \(--vllm_timeout\), though"):
             drawn_of(draw)
         assert time.monotonic() - begun < 10
 
 
 def test_weights_that_have_not_changed_are_sent_once(actor, servers):
-    """A session again sends none, unless the server has lost them; an ordinary one sends them every time."""
+    """A session again sends none; an ordinary one sends them every time."""
     server = servers()
     engine = VllmServers([server.url], NEEDS)
     with engine.session_again(actor) as draw:
@@ -167,12 +178,8 @@ def test_weights_that_have_not_changed_are_sent_once(actor, servers):
         with engine.session_again(actor) as draw:
             assert drawn_of(draw)[0] == EXPECTED
     assert server.paths.count("/start_weight_update") == 1
-    server.version = "default"
-    with engine.session_again(actor) as draw:
-        assert drawn_of(draw)[0] == EXPECTED
-    assert server.paths.count("/start_weight_update") == 2
     with engine.session(actor):
-        assert server.paths.count("/start_weight_update") == 3
+        assert server.paths.count("/start_weight_update") == 2
 
 
 def test_pieces_of_two_runs_are_never_put_together(actor, servers):
@@ -196,7 +203,7 @@ def test_pieces_of_two_runs_are_never_put_together(actor, servers):
 
 
 def test_a_signal_ends_the_waiting(actor, servers, monkeypatch):
-    monkeypatch.setattr(stop, "_noted", 0)
+    monkeypatch.setattr(stop, "_received", 0)
     server = servers()
     with stop_signals(), VllmServers([server.url], NEEDS).session(actor) as draw:
         server.sleeps = 5.0
@@ -215,16 +222,13 @@ def test_what_was_begun_is_there_later(actor, servers):
     version = server.version
     with engine.session(actor) as draw:
         assert server.version != version and drawn_of(draw, PROMPTS[:1], [50])[0] == [[53, 5]]
-    assert pending.settle().rollout.response_rows() == EXPECTED == pending.finish(actor).rollout.response_rows()
+    assert pending.settle().rollout.response_rows() == EXPECTED == pending.finish().rollout.response_rows()
     with engine.session(actor):
+        server.stop()
         pending = engine.begin(PROMPTS, sampling_of(4), SEEDS)
-        server.version = "default"
-    with engine.session(actor):
-        pass
-    lost = engine.begin(PROMPTS, sampling_of(4), SEEDS)
-    server.stop()
-    lost = engine.begin(PROMPTS, sampling_of(4), SEEDS)
-    assert lost.settle() is None
+        assert pending.settle() is None
+        with pytest.raises(ServerLost):
+            pending.finish()
     server.start()
 
 
@@ -258,7 +262,7 @@ def test_another_run_uses_the_server(actor, servers):
         server.version = "another.1"
         with pytest.raises(UserError, match="has weights another.1 and not .*: another run uses the server"):
             drawn_of(draw)
-    server.version = "default"
+    engine = VllmServers([server.url], NEEDS)
     with engine.session(actor) as draw:
         server.says = "another.2"
         with pytest.raises(UserError, match="has weights another.2 and not .*: another run uses the server"):
@@ -270,7 +274,7 @@ def test_another_run_uses_the_server(actor, servers):
 
 def test_every_gpu_has_a_rank_of_its_own():
     """NCCL's group: the trainer is rank 0, the servers' GPUs follow each other."""
-    found = [one["init_info"] for one in invitations({"temperature": 0.5}, {"world_size": 8}, [2, 4, 1])]
+    found = [one["init_info"] for one in join_requests({"temperature": 0.5}, {"world_size": 8}, [2, 4, 1])]
     assert [one["nccl"]["rank_offset"] for one in found] == [1, 3, 7]
     assert all(one["nccl"]["world_size"] == 8 and one["temperature"] == 0.5 for one in found)
 
@@ -300,15 +304,15 @@ def nccl(monkeypatch):
     for name in ("vllm.distributed", "vllm.distributed.weight_transfer"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.nccl_common", module)
-    monkeypatch.setattr(vllm_server, "find_spec", lambda name: name)
-    monkeypatch.setattr(vllm_server, "on_gpu", lambda: True)
+    monkeypatch.setattr(vllm_servers, "find_spec", lambda name: name)
+    monkeypatch.setattr(vllm_servers, "on_gpu", lambda: True)
 
 
 def test_weights_go_by_nccl_where_both_sides_can(actor, servers, nccl):
-    """Every weight, in the order that the servers are told; a server that comes back is met again."""
+    """Every weight once, after the servers have been told its name and shape."""
     both = servers(device="cuda", workers=2), servers(device="cuda")
     for server in both:
-        server.waits_for = lambda: GROUPS and len(GROUPS[-1].sent) == len(weights)
+        server.waits_for = lambda server=server: GROUPS and len(GROUPS[-1].sent) == len(server.sent)
     weights = dict(plain_weights(actor))
     engine = VllmServers([server.url for server in both], NEEDS)
     with engine.session(actor) as draw:
@@ -316,15 +320,12 @@ def test_weights_go_by_nccl_where_both_sides_can(actor, servers, nccl):
     (group,) = GROUPS
     assert group.meeting["world_size"] == 4 and [server.info["nccl"]["rank_offset"] for server in both] == [1, 3]
     for server in both:
-        assert server.sent["names"] == list(weights) and "data" not in server.sent
-        assert server.sent["shapes"] == [list(weight.shape) for weight in weights.values()]
+        assert [update["names"] for update in server.sent] == [[name] for name in weights]
+        assert [update["shapes"] for update in server.sent] == [[list(weight.shape)] for weight in weights.values()]
+        assert all("data" not in update for update in server.sent)
     assert all(torch.equal(one, other) for one, other in zip(group.sent, weights.values(), strict=True))
-    group.sent.clear()
     with engine.session(actor):
-        assert len(GROUPS) == 1
-    both[0].version = "default"
-    with engine.session(actor):
-        assert len(GROUPS) == 2
+        assert len(GROUPS) == 1 and len(group.sent) == 2 * len(weights)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +347,9 @@ def test_flags_of_a_server(flags, told, monkeypatch):
 
 def test_a_server_with_a_token_may_listen_everywhere(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "secret")
-    words = command(ServeVllmOptions(model="m", host="0.0.0.0", tensor_parallel=2, max_tokens=9000, dtype="bf16"))
+    words = server_command(
+        ServeVllmOptions(model="m", host="0.0.0.0", tensor_parallel=2, max_tokens=9000, dtype="bf16")
+    )
     pairs = dict(zip(words, words[1:], strict=False))
     expected = {"--host": "0.0.0.0", "--tensor-parallel-size": "2", "--dtype": "bfloat16", "--max-model-len": "9000"}
     assert expected.items() <= pairs.items() and pairs["--max-num-batched-tokens"] == "9000"

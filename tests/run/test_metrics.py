@@ -15,6 +15,7 @@ from cli_runs import read_jsonl
 from closeness import FORMULA, near
 from dschat.base.errors import UserError
 from dschat.base.progress import LinesAboveBars
+from dschat.main import run_script
 from dschat.run.metrics import Means, MetricsLog, RowMeans, evaluation_line, few_rows_warning, rows_problem
 
 
@@ -206,3 +207,11 @@ def test_a_line_leaves_the_bar_below_it_whole(monkeypatch):
         handler.emit(logging.makeLogRecord({"msg": "a line"}))
     lines = screen.getvalue().replace("\r", "\n").splitlines()
     assert "a line" in lines, "nothing of the bar stands beside it"
+
+
+def test_lines_go_above_the_bar_without_a_launcher(monkeypatch):
+    """`dschat ppo` on one GPU reads its flags and trains in one process, which sets up logging once."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert run_script(lambda: "") == 0
+    handlers = logging.getLogger().handlers
+    assert [type(handler) for handler in handlers] == [LinesAboveBars]

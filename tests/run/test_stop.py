@@ -13,13 +13,13 @@ from factories import make_causal_lm, random_ids, sampling_of
 
 
 def test_a_signal_ends_drawing_at_the_next_token(monkeypatch):
-    monkeypatch.setattr(stop, "_noted", 0)
+    monkeypatch.setattr(stop, "_received", 0)
     steps, real = [], BatchScheduler.step
 
     def step(pool):
         steps.append(pool)
         if len(steps) == 3:
-            stop._note(signal.SIGTERM, None)
+            stop._record(signal.SIGTERM, None)
         real(pool)
 
     monkeypatch.setattr(BatchScheduler, "step", step)
@@ -35,7 +35,7 @@ def test_a_signal_ends_drawing_at_the_next_token(monkeypatch):
 def test_every_rank_asks_once_and_all_stop(own, everywhere, monkeypatch):
     """Also the rank that no signal reached: it draws to the end, and stops with the others."""
     asked = []
-    monkeypatch.setattr(stop, "_noted", own)
+    monkeypatch.setattr(stop, "_received", own)
     monkeypatch.setattr(stop, "largest_over_ranks", lambda number: asked.append(number) or everywhere)
     drawn = False
     try:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from correct_programs import correct_programs
 from dschat.base.errors import UserError
 from dschat.scoring.programs import ProgramOutcome, SandboxLimits, levels, run, run_tests, sandbox
 from dschat.scoring.programs.levels import weakness
 from dschat.scoring.programs.problem import exact_int, parse_problem, same_text, same_value
 from dschat.scoring.programs.run import ProgramPool, paper_reward, ratio_reward
 from dschat.scoring.programs.scores import program_of
-from right_programs import right_programs
 
 pytestmark = [
     pytest.mark.xdist_group("sandbox"),
@@ -30,7 +30,7 @@ def outcome(*tests: str, total: int | None = None) -> ProgramOutcome:
 
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_right_programs_pass_in_any_order_on_any_number_of_workers(count) -> None:
-    programs = right_programs(count, seed=7)
+    programs = correct_programs(count, seed=7)
     assert len(set(programs)) == count
     one = ProgramPool("namespaces", workers=1).run(*zip(*programs, strict=True), ["row"] * count)
     mixed = random.Random(1).sample(programs, count)
@@ -377,7 +377,7 @@ def test_what_waits_is_given_up_when_a_run_ends_early() -> None:
     tests = [json.dumps({"inputs": ["1"], "outputs": ["1"]})] * 8
     with pytest.raises(UserError, match="bad row"):
         pool.run([*slow, ""], [*tests, "no JSON"], [*["row"] * 8, "bad row"])
-    assert sum(future.cancelled() for future in pool._known.values()) >= 6
+    assert sum(future.cancelled() for future in pool._cache.values()) >= 6
     assert pool.run(slow[-1:], tests[-1:], ["row"])[0].status == "passed"
 
 
@@ -399,7 +399,7 @@ def test_the_strongest_walls_are_taken(monkeypatch) -> None:
 
 def test_a_level_with_a_hole_is_none(monkeypatch) -> None:
     levels.try_out.cache_clear()
-    monkeypatch.setattr(levels, "SEARCH", 'import json\nprint(json.dumps(["the network", "x"]))')
+    monkeypatch.setattr(levels, "PROBE", 'import json\nprint(json.dumps(["the network", "x"]))')
     assert levels.weakness("namespaces") == "a program inside reaches the network and x"
     assert levels.weakness("rlimits") == ""
     levels.try_out.cache_clear()

@@ -18,7 +18,7 @@ from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.segments import Segments
 from dschat.scoring.serve import BadRequest, Scorer, ScoreRequest
-from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores, _tell_of_whole_responses
+from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores, _warn_of_whole_responses
 from dschat.scoring.url import UrlScores, UrlSettings
 from dschat.training.build.scores import function_scores
 from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
@@ -110,7 +110,7 @@ def test_a_function_of_three_arguments_is_refused_before_training(tmp_path):
 def test_one_number_for_each_response_is_said_once(caplog):
     assert of_function(lambda *_: [1, 2]).values.tolist() == [1, 2]
     caplog.clear()
-    _tell_of_whole_responses.cache_clear()
+    _warn_of_whole_responses.cache_clear()
     assert of_function(lambda *_: [1, None], on_error="skip").values[0] == 1
     of_function(lambda *_: [1, 2])
     assert caplog.text.count("gives one number for each response, and none for its macro actions") == 1

@@ -25,7 +25,7 @@ from dschat.models.scalar import ScalarModel
 from dschat.scoring import serve
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer, readable_rows
-from dschat.scoring.serve import LARGEST_REQUEST, BadRequest, Scorer, ScoreRequest, ScoreServer, application
+from dschat.scoring.serve import MAX_REQUEST_BYTES, BadRequest, Scorer, ScoreRequest, ScoreServer, application
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
 from dschat.settings.commands import ServeOptions
@@ -177,7 +177,7 @@ def test_what_is_no_request_is_refused(folder, serving):
 
 
 LENGTHS = {
-    LARGEST_REQUEST + 1: (413, b"more than 32 MB"),
+    MAX_REQUEST_BYTES + 1: (413, b"more than 32 MB"),
     None: (411, b"length of the request is missing"),
     -1: (400, b"Invalid HTTP"),
 }
@@ -193,7 +193,7 @@ def test_a_request_of_the_wrong_length_is_refused_unread(length, folder, serving
 
 def test_a_request_in_chunks_is_counted(folder, serving, monkeypatch):
     """Chunks go on however short the request says it is."""
-    monkeypatch.setattr(serve, "LARGEST_REQUEST", 1000)
+    monkeypatch.setattr(serve, "MAX_REQUEST_BYTES", 1000)
     chunks = "".join(f"64\r\n{'x' * 100}\r\n" for _ in range(11)) + "0\r\n\r\n"
     head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     answer = said_to(port_of(serving(folder)), head + chunks)
@@ -389,6 +389,11 @@ def test_a_port_that_is_taken(folder, serving):
 
 
 @pytest.mark.slow
+def test_the_module_names_the_command():
+    done = subprocess.run([sys.executable, "-m", "dschat.scoring.serve"], capture_output=True, text=True)
+    assert done.returncode == 1 and "dschat serve --model FOLDER" in done.stderr
+
+
 def test_the_command_serves_and_ends_at_sigterm(folder):
     command = [sys.executable, "-m", "dschat", "serve", "--model", folder, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())

@@ -28,7 +28,7 @@ LENGTHS = [1.0, 2.0, 3.0, 2.0, 1.0]
 def quick(monkeypatch):
     """Waits of hundredths of seconds."""
     monkeypatch.setattr("dschat.scoring.url.FIRST_WAIT", 0.01)
-    monkeypatch.setattr("dschat.scoring.url.LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("dschat.scoring.url.MAX_WAIT", 0.05)
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_a_signal_stops_the_wait(where, server, monkeypatch):
         return by_length(request)
 
     url = server(slow if where == "a request" else answering(500, b"")).url
-    threading.Timer(0.3, lambda: monkeypatch.setattr(stop, "_noted", 15)).start()
+    threading.Timer(0.3, lambda: monkeypatch.setattr(stop, "_received", 15)).start()
     begun = time.monotonic()
     with pytest.raises(Stopped):
         ask(url, timeout=60.0, patience=60.0)

@@ -114,7 +114,7 @@ def test_after_three_times_more_the_run_stops(waits):
 
 
 def test_a_signal_ends_the_wait(monkeypatch):
-    monkeypatch.setattr(stop, "_noted", 15)
+    monkeypatch.setattr(stop, "_received", 15)
     with pytest.raises(Stopped):
         FunctionScores(Flaky([ValueError("down")] * 9), "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
 

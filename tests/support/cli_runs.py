@@ -48,7 +48,7 @@ PRELOADED = (
     "deepspeed.module_inject.auto_ep_layer",
     "torch.utils.tensorboard",
     "transformers.models.gemma.modeling_gemma",
-    "warm",
+    "preloaded_state",
 )
 FORKS: Any = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(list(PRELOADED))
@@ -132,13 +132,6 @@ def run_forked(
     return result_of(start_forked(step, flags, scratch, first), scratch)
 
 
-def cache_from_the_first_byte() -> None:
-    """In a fork: small data are treated as large ones, encoded in worker processes and kept."""
-    from dschat.data import loading
-
-    loading.LARGE = 1
-
-
 def start_forked(
     step: str | Path, flags: dict[str, Any] | list[str], scratch: Path, first: Callable[[], None] | None = None
 ) -> Any:
@@ -167,7 +160,7 @@ def result_of(process: Any, scratch: Path, seconds: float = TIMEOUT) -> Result:
 
 def start_fork(process: Any) -> None:
     """Starts a process of FORKS; what it is forked from is begun with the variables that libraries read on import."""
-    # Until Python 3.12 the server does not get sys.path, from which it would import `warm`.
+    # Until Python 3.12 the server does not get sys.path, from which it would import `preloaded_state`.
     before, variables = dict(os.environ), environment(PYTHONPATH=os.pathsep.join(sys.path))
     try:
         os.environ.clear()

@@ -53,12 +53,13 @@ def save_taught(folder: Path, response: str, ends: bool = True, prompt: str = PR
 
 
 def save_endless(folder: Path, positions: int = 8192) -> str:
-    """Saves a model that, unless it is sampled, writes letters without end; its path."""
+    """Saves a model that, unless it is sampled, writes words without end; its path."""
     tokenizer = text_tokenizer()
     model = make_causal_lm(seed=3, vocab_size=VOCABULARY, max_position_embeddings=positions)
-    letters = [tokenizer.decode([i]).strip().isalpha() and tokenizer.decode([i]).isascii() for i in range(VOCABULARY)]
+    texts = [tokenizer.decode([i]) for i in range(VOCABULARY)]
+    words = [text.isascii() and text.startswith(" ") and text[1:].isalpha() for text in texts]
     with torch.no_grad():  # a logit of 0 is never the largest
-        model.get_input_embeddings().weight[~torch.tensor(letters)] = 0
+        model.get_input_embeddings().weight[~torch.tensor(words)] = 0
     return save_folder(folder, model, tokenizer)
 
 

@@ -356,7 +356,7 @@ def supervised_loop(
 
 
 def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any:
-    from dschat.training.refuel.pairs import RefuelTask, kept_reference
+    from dschat.training.refuel.pairs import RefuelTask, saved_reference
     from dschat.training.supervised.dpo import DPOTask
     from dschat.training.supervised.reward import RewardTask
     from dschat.training.supervised.sft import SFTTask
@@ -371,7 +371,7 @@ def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any
         )
     if step == "dpo":
         return DPOTask(train, held_out, PAD, config, run, "the model")
-    reference = kept_reference(config, PAD, "the model", run.folder)
+    reference = saved_reference(config, PAD, "the model", run.folder)
     return RefuelTask(train, held_out, PAD, config.regression.eta, config.pairs.temperature, reference)
 
 
@@ -451,14 +451,30 @@ def ppo_trainer_of(
 def collected(loop: Any, work: Any, iteration: int = 0) -> Any:
     """An iteration of PPO or REFUEL without updates so far, of which the loop knows nothing."""
     from dschat.training.iteration import Clock
+    from dschat.training.ppo.credit import with_scores
 
     algorithm, clock = loop.algorithm, Clock()
     if algorithm.name == "refuel":
         examples = [algorithm.dialogues[number] for number in work]
-        pairs = algorithm.sampler.pairs(examples, iteration)
-        return algorithm.accepted(algorithm.score(pairs, examples), pairs, 0, clock)
-    found = algorithm.collect(work, iteration, clock)
-    return algorithm.accepted(found, algorithm.credited(found), 0, clock)
+        pairs = algorithm.sampler.sample_pairs(examples, iteration)
+        return algorithm.finish_pairs(algorithm.score_pairs(pairs, examples), pairs, 0, clock)
+    batch = algorithm.collect(work, iteration, clock)
+    moments = None if algorithm.moments is None else with_scores(algorithm.moments, batch.rows.scored)
+    return algorithm.finish_rollout(batch, algorithm.credit_of(batch.rows, moments), moments, 0, clock)
+
+
+def batch_of_iteration(loop: Any, work: Any) -> Any:
+    """A collected rollout of PPO with advantages, which are known before the update."""
+    rows = collected(loop, work).batch
+    return loop.algorithm.credit_of(rows, loop.algorithm.moments).whole()
+
+
+def credit_of_batch(algorithm: Any, batch: Any) -> Any:
+    """The advantages of a collected batch, where they are known before the update."""
+    from dschat.training.ppo.credit import with_scores
+
+    moments = None if algorithm.moments is None else with_scores(algorithm.moments, batch.rows.scored)
+    return algorithm.credit_of(batch.rows, moments).whole()
 
 
 def taken_up(iteration: Any) -> Any:

@@ -253,7 +253,7 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
     }
     whom = Endpoint(**(settings | endpoint))
     cache = ReplyCache(folder / "cache", has_verdict)
-    return JudgeClient(whom, cache, spending or Spending(None), question("harmless"))
+    return JudgeClient(whom, cache, spending or Spending(None))
 
 
 def always_first(messages: list[dict[str, str]]) -> str:

@@ -90,8 +90,8 @@ def _scores(trainer: Any) -> Iterator[None]:
 def _advantages(trainer: Any) -> Iterator[None]:
     real = trainer.algorithm.credit
 
-    def spoiled(*given: Any) -> Any:
-        batch = real(*given)
+    def spoiled(*given: Any, **named: Any) -> Any:
+        batch = real(*given, **named)
         return replace(batch, advantages=batch.advantages * math.nan)
 
     trainer.algorithm.credit = spoiled
@@ -164,7 +164,7 @@ def notes_when_skipping(trainer: Any, where: int) -> dict[str, Any]:
 
 def empty_responses(trainer: Any, where: int) -> None:
     """Lets the responses of one process be empty."""
-    real = trainer.algorithm.sample
+    real = trainer.algorithm.sampler.sample
 
     def sample(*arguments: Any, **named: Any) -> Any:
         drawn, texts = real(*arguments, **named)
@@ -180,8 +180,7 @@ def empty_responses(trainer: Any, where: int) -> None:
         drawn = replace(drawn, rollout=empty, logprobs=torch.zeros_like(drawn.logprobs))
         return drawn, replace(texts, responses=["" for _ in texts.responses])
 
-    vars(sample)["sampling"] = real.sampling
-    trainer.algorithm.sample = sample
+    trainer.algorithm.sampler.sample = sample
 
 
 def nonfinite(folder: Path, keep: Callable[..., None]) -> None:

@@ -98,12 +98,12 @@ def lose(engine: Any, share: float, part: str = SPOILED, start: float = 0.0) -> 
 
 def halve_reduced_gradients() -> None:
     """In a fork: the check reads half of every gradient that DeepSpeed holds."""
-    held = reduction_check.held_numbers
+    held = reduction_check.local_gradient
 
-    def half(engine: Any, arrivals: reduction_check.Arrivals) -> Tensor:
-        return held(engine, arrivals) / 2
+    def half(engine: Any, sample: reduction_check.GradientSample) -> Tensor:
+        return held(engine, sample) / 2
 
-    vars(reduction_check)["held_numbers"] = half
+    vars(reduction_check)["local_gradient"] = half
 
 
 def reduction(folder: Path, keep: Callable[..., None]) -> None:
@@ -115,7 +115,7 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
         checked, unchecked = engine_at(stage, dtype), engine_at(stage, dtype)
         checked.check_reduction()
         before = random_states()
-        said[f"right-{case}"] = update(checked) or checked._reduction and "not compared"
+        said[f"right-{case}"] = update(checked) or checked._reduction_check and "not compared"
         same_states = all(torch.equal(x, before[name]) for name, x in random_states().items())
         update(unchecked)
         states = [whole_state(engine) for engine in (checked, unchecked)]  # nothing but on the main process
@@ -136,15 +136,15 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
         for name, given in options.items():
             engine = engine_at(stage, **given)
             engine.check_reduction()
-            said[f"{name}-{stage}"] = update(engine) or update(engine) or engine._reduction and "not compared"
+            said[f"{name}-{stage}"] = update(engine) or update(engine) or engine._reduction_check and "not compared"
     for stage in (0, 1, 2, 3):
         for name, make in {"lora": adapted_lm, "critic": fresh_critic}.items():
             checked, unchecked = (engine_at(stage, model=make()) for _ in range(2))
             checked.check_reduction()
             said[f"{name}-first-{stage}"] = update(checked)
-            if checked._reduction is None:
+            if checked._reduction_check is None:
                 said[f"{name}-first-{stage}"] = "over too early"
-            said[f"{name}-second-{stage}"] = update(checked) or checked._reduction and "not compared"
+            said[f"{name}-second-{stage}"] = update(checked) or checked._reduction_check and "not compared"
             for _ in range(2):
                 update(unchecked)
             states = [whole_state(engine) for engine in (checked, unchecked)]
@@ -157,16 +157,16 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
         right, wrong = (engine_at(stage, model=large_lm()) for _ in range(2))
         for engine in (right, wrong):
             engine.check_reduction()
-        said[f"large-{stage}"] = update(right) or right._reduction and "not compared"
+        said[f"large-{stage}"] = update(right) or right._reduction_check and "not compared"
         lose(wrong, float(rank() == 0), start=0.9)
         said[f"large-lost-{stage}"] = update(wrong)
     unmoved = engine_at(2, model=adapted_lm(), learning_rate=0.0)  # its B matrices stay zero
     unmoved.check_reduction()
     lasted = []
     for _ in range(UPDATES):
-        lasted.append(unmoved._reduction is not None)
+        lasted.append(unmoved._reduction_check is not None)
         update(unmoved)
-    said["bound"] = None if all(lasted) and unmoved._reduction is None else "another number of updates"
+    said["bound"] = None if all(lasted) and unmoved._reduction_check is None else "another number of updates"
     keep(folder, "reduction", {"said": said, "moved": moved})
 
 

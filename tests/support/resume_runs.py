@@ -146,7 +146,7 @@ class Drawn:
     engine: DrawsAhead
     generation: Generation
 
-    def finish(self, actor: Any) -> Generation:
+    def finish(self) -> Generation:
         """As if the last tokens were still to be waited for."""
         with stopping_together():
             raise_if_stopped_here()

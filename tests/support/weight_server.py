@@ -32,6 +32,7 @@ class WeightServer:
         """With no weights."""
         self.version, self.weights, self.info = "default", dict[str, torch.Tensor](), dict[str, Any]()
         self.is_loading = False
+        self.sent = list[dict[str, Any]]()  # what was said of weights that come by NCCL
         self.drawn, self.paths, self._pieces = list[list[int]](), list[str](), b""
         self._http = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
         self._http.daemon_threads = True
@@ -86,7 +87,7 @@ class WeightServer:
         elif path == "/update_weights" and "data" in body["update_info"]:
             self.take(body["update_info"])
         elif path == "/update_weights":
-            self.sent = body["update_info"]
+            self.sent.append(body["update_info"])
             while not self.waits_for():
                 time.sleep(0.01)
         elif path == "/finish_weight_update":

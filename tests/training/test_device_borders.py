@@ -21,10 +21,11 @@ from dschat.models.layout import Lengths
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.metrics import Means
+from dschat.training.ppo import metrics
 from dschat.training.ppo import update as ppo_updates
-from dschat.training.ppo.credit import whiten_advantages
-from dschat.training.ppo.rollout_metrics import rollout_metrics
-from dschat.training.ppo.update import FusedCredit, PendingBatch
+from dschat.training.ppo.batch import ScoredRows
+from dschat.training.ppo.credit import ComputedCredit, FusedCredit, whiten_advantages
+from dschat.training.ppo.metrics import rollout_metrics
 from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score, update_flags
 from macro_actions.conditions import fixed, make_row_seeds, ppl
 from macro_actions.estimators import EstimatorSettings, gae_batch
@@ -86,6 +87,7 @@ def moved(real: Any) -> Any:
 def gpu(monkeypatch):
     """Everything inside is on the GPU; metrics are added up, and not read."""
     monkeypatch.setattr(Means, "reduce", lambda self: dict.fromkeys([*self._sums], 1.0))
+    monkeypatch.setattr(metrics, "_sum_over_ranks", lambda sums: [1.0 for _ in torch.stack(sums)])
     monkeypatch.setattr(Lengths, "of", lambda rollout: LENGTHS)  # read once per rollout
     fake = FakeGPU()
     with OneDevice():
@@ -138,11 +140,11 @@ def test_ends_are_found_on_the_device(trajectory):
         assert ends.device == GPU and ends.shape == mask.shape
 
 
-def one_update(gpu, batch, ratio):
+def one_update(gpu, credit, ratio):
     """Two micro-batches, forward and backward; lengths are known on the host."""
     config, plan = update_flags(4, 2, 1, temperature=0.8, policy_ratio=ratio)
     means = Means()
-    ppo_updates._one_update(gpu.actor, gpu.critic, batch, np.arange(4), LENGTHS, config, plan, 0.0, means)
+    ppo_updates._one_update(gpu.actor, gpu.critic, credit, np.arange(4), LENGTHS, config, plan, 0.0, means)
     for engine in (gpu.actor, gpu.critic):
         assert all(p.grad is None or p.grad.device == GPU for p in engine.module.parameters())
     assert {"loss/policy", "loss/value", "policy/entropy"} <= set(means._sums)
@@ -150,7 +152,7 @@ def one_update(gpu, batch, ratio):
 
 @pytest.mark.parametrize("ratio", ["token", "macro", "macro_mean"])
 def test_the_micro_batch_loop_never_waits_for_the_device(ratio, gpu, batch):
-    one_update(gpu, batch, ratio)
+    one_update(gpu, ComputedCredit(batch), ratio)
 
 
 def test_credit_assignment_within_the_update_never_waits_for_the_device(gpu, batch):
@@ -160,7 +162,7 @@ def test_credit_assignment_within_the_update_never_waits_for_the_device(gpu, bat
     def credit(trajectory, macro):
         return gae_batch(trajectory, macro, EstimatorSettings(kl_coef=0.05, lam=0.95))
 
-    one_update(gpu, FusedCredit(PendingBatch(scored, batch.macro), credit), "token")
+    one_update(gpu, FusedCredit(ScoredRows(scored, batch.macro), credit), "token")
 
 
 @pytest.mark.parametrize("mistake", ["a number is read", "a tensor stays on the CPU"])
@@ -173,4 +175,4 @@ def test_a_mistake_in_the_loop_is_seen(mistake, gpu, batch, monkeypatch):
 
     monkeypatch.setattr(ppo_updates, "value_loss", wrong)
     with pytest.raises(Exception, match="DataDependent|item|different devices|same device"):
-        one_update(gpu, batch, "token")
+        one_update(gpu, ComputedCredit(batch), "token")

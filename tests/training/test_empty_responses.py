@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from closeness import UPDATE, assert_near, near
+from dschat.training.ppo.credit import ComputedCredit
 from dschat.training.ppo.update import ppo_update
 from factories import (
     engine_of,
@@ -69,11 +70,11 @@ def test_rows_without_a_token_change_nothing_for_the_others(flags, group, tmp_pa
         models, scores = trainer.algorithm.models, rollout.response_mask.sum(1).float()
         trajectory = score(rollout, scores, models.actor, models.reference, models.critic, 1.0, 8)
         batch = trainer.algorithm.credit(
-            trajectory, segment(trainer.algorithm.condition(trajectory, 0).ends, rollout.response_mask)
+            trajectory, segment(trainer.algorithm.scorer.condition(trajectory, 0).ends, rollout.response_mask)
         )
         batches_of.append(select_rows(batch, torch.tensor(places)))
         actor, critic = engine_of(make_causal_lm(), len(case), 1), engine_of(make_classifier(seed=2), len(case), 1)
-        stats.append(ppo_update(actor, critic, batch, *update_flags(len(case), len(case), 1), seed=0))
+        stats.append(ppo_update(actor, critic, ComputedCredit(batch), *update_flags(len(case), len(case), 1), seed=0))
     for name in ("advantages", "returns", "rewards"):
         numbers, others = (getattr(batch, name) for batch in batches_of)
         assert_near(others, numbers, UPDATE, scale=0.1)

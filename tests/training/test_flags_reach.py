@@ -11,7 +11,7 @@ from closeness import near
 from dschat.base.errors import UserError
 from dschat.engine.engine import OptimizerSettings
 from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.vllm_server import ServerNeeds
+from dschat.rollouts.vllm.servers import ServerNeeds
 from dschat.run.distributed import device
 from dschat.settings.supervised import RewardConfig, SFTConfig
 from dschat.training.build import engines
@@ -92,16 +92,16 @@ def test_heads_that_vllm_cannot_divide(tmp_path):
     [
         ({"vllm_gpu_memory": 0.4, "vllm_tensor_parallel": 2}, ("VllmEngine", "model", 14, 0.4, 2)),
         (
-            {"vllm_url": ["http://a", "http://b"], "vllm_patience": 5.0, "temperature": 0.7},
+            {"vllm_url": ["http://a", "http://b"], "vllm_timeout": 5.0, "temperature": 0.7},
             ("VllmServers", ["http://a", "http://b"], ServerNeeds(100, 14, 0.7, 5.0)),
         ),
-        ({"vllm_url": ["http://a"], "temperature": 0}, ("VllmServers", ["http://a"], ServerNeeds(100, 14, 1, 600))),
+        ({"vllm_url": ["http://a"], "temperature": 0}, ("VllmServers", ["http://a"], ServerNeeds(100, 14, 1, 1200))),
     ],
 )
 def test_vllm_flags(flags, expected, group, tmp_path, monkeypatch):
     for name in ("VllmEngine", "VllmServers"):
         monkeypatch.setattr(builders, name, lambda *arguments, name=name: (name, *arguments))
-    monkeypatch.setattr(builders, "grows", lambda *_: False)
+    monkeypatch.setattr(builders, "has_new_rows", lambda *_: False)
     sizes = {"max_prompt_seq_len": 6, "max_answer_seq_len": 8}
     config = ppo_config(tmp_path, actor_model_name_or_path="model", rollout_engine="vllm", **sizes, **flags)
     assert builders._rollout_engine(config, engine_of(make_causal_lm()), None) == expected

@@ -17,7 +17,8 @@ from dschat.models.layout import PassSize
 from dschat.rollouts.engine import Generation
 from dschat.training.iteration import Clock, Iteration
 from dschat.training.loop import work_of
-from dschat.training.selfcheck import check_gap
+from dschat.training.ppo.collect import RolloutWork
+from dschat.training.ppo.logprob_gap import check_gap
 from factories import (
     collected,
     hf_logprobs,
@@ -46,23 +47,27 @@ def trajectory_with(*gaps):
     return Trajectory(replace(rollout, drawn_logprobs=drawn), own, own, own, torch.zeros(2))
 
 
+def gap_of(trajectory, actor, clip=None, is_stale=False):
+    return check_gap(trajectory.rollout, trajectory.logprobs, actor, 1.0, ROWS, clip, is_stale)
+
+
 def test_mean_and_largest_gap_of_the_response_tokens():
-    metrics = check_gap(trajectory_with(3e-4, -6e-4, 0.0, 9.0), FLOAT32, 1.0, ROWS)
+    metrics = gap_of(trajectory_with(3e-4, -6e-4, 0.0, 9.0), FLOAT32)
     assert metrics == near({"rollout/logprob_gap": 3e-4, "rollout/logprob_gap_max": 6e-4}, FORMULA)
 
 
 def test_other_weights_are_an_error():
     with pytest.raises(UserError, match="--rollout_engine.*differ from the actor's by 0.1 on average"):
-        check_gap(trajectory_with(0.3, 0.0, 0.0, 0.0), FLOAT32, 1.0, ROWS)
-    metrics = check_gap(trajectory_with(0.12, 0.0, 0.0, 0.0), BFLOAT16, 1.0, ROWS)
+        gap_of(trajectory_with(0.3, 0.0, 0.0, 0.0), FLOAT32)
+    metrics = gap_of(trajectory_with(0.12, 0.0, 0.0, 0.0), BFLOAT16)
     assert metrics["rollout/logprob_gap"] == pytest.approx(0.04)
     with pytest.raises(UserError, match="rounding explains 0.05"):
-        check_gap(trajectory_with(0.3, 0.0, 0.0, 0.0), BFLOAT16, 1.0, ROWS)
+        gap_of(trajectory_with(0.3, 0.0, 0.0, 0.0), BFLOAT16)
 
 
 def test_an_engine_that_computes_as_the_actor_does_is_not_compared():
     far = trajectory_with(1.0, 1.0, 1.0, 1.0)
-    assert check_gap(replace(far, rollout=replace(far.rollout, drawn_logprobs=None)), FLOAT32, 1.0, ROWS) == {}
+    assert gap_of(replace(far, rollout=replace(far.rollout, drawn_logprobs=None)), FLOAT32) == {}
 
 
 class OffEngine:
@@ -126,11 +131,11 @@ def test_an_iteration_keeps_the_engines_log_probs_in_its_state(group, tmp_path):
 
 def test_the_share_of_clipped_weights():
     """Of three response tokens, log-ratios 0.7 and 0.69 lie on both sides of log 2; the fourth is padding."""
-    metrics = check_gap(trajectory_with(-0.7, -0.69, 1.5, -9.0), FLOAT32, 1.0, ROWS, 2.0, is_stale=True)
+    metrics = gap_of(trajectory_with(-0.7, -0.69, 1.5, -9.0), FLOAT32, 2.0, is_stale=True)
     assert metrics["rollout/importance_clipped"] == pytest.approx(1 / 3)
-    with pytest.raises(UserError, match="by 1.46 on average .an iteration explains 1.: it draws with other weights"):
-        check_gap(trajectory_with(-0.7, -0.69, 3.0, -9.0), FLOAT32, 1.0, ROWS, 2.0, is_stale=True)
-    assert "rollout/importance_clipped" not in check_gap(trajectory_with(1e-4, 0, 0, 0), FLOAT32, 1.0, ROWS)
+    with pytest.raises(UserError, match="by 1.46 on average .an iteration explains 1.: it samples with other weights"):
+        gap_of(trajectory_with(-0.7, -0.69, 3.0, -9.0), FLOAT32, 2.0, is_stale=True)
+    assert "rollout/importance_clipped" not in gap_of(trajectory_with(1e-4, 0, 0, 0), FLOAT32)
 
 
 @pytest.fixture
@@ -149,7 +154,7 @@ def test_each_rollout_is_drawn_with_the_weights_of_an_iteration_ago(loop, tmp_pa
     def noting(work, iteration, clock):
         weights.append([p.detach().clone() for p in algorithm.models.actor.module.inner.parameters()])
         found = collect(work, iteration, clock)
-        rollout = found.rollout.rollout
+        rollout = found.rows.rollout
         index = [algorithm.prompts[number].index for rows in work for number in rows]
         assert rollout.prompt_index.tolist() == index
         prompts.append(index)
@@ -165,7 +170,7 @@ def test_each_rollout_is_drawn_with_the_weights_of_an_iteration_ago(loop, tmp_pa
                 assert_near(rollout.drawn_logprobs[row, : len(response)], own)
             for parameter, now in zip(actor, weights[-1], strict=True):
                 parameter.copy_(now)
-        gaps.append((found.rollout.logprobs - rollout.drawn_logprobs)[rollout.response_mask])
+        gaps.append((found.rows.logprobs - rollout.drawn_logprobs)[rollout.response_mask])
         assert found.is_stale == (iteration > 0)
         return found
 
@@ -185,7 +190,7 @@ def test_what_a_checkpoint_holds_of_the_rollout_ahead(loop, caplog):
     algorithm = loop.algorithm
     algorithm.collect(work_of(algorithm, algorithm.config, loop.run.plan, 0), 0, Clock())
     assert "ahead" not in algorithm.state_dict().numbers  # the actor still has the weights that draw it
-    algorithm.ahead.accept()
+    algorithm.collector.accept()
     state = algorithm.state_dict()
     assert state.numbers["ahead"] == [1, 1]
     algorithm.models.rollouts.gone = True
@@ -193,8 +198,9 @@ def test_what_a_checkpoint_holds_of_the_rollout_ahead(loop, caplog):
         without = algorithm.state_dict()
     assert "ahead" not in without.numbers and not any(name.startswith("ahead") for name in without.tensors)
     assert "cannot be finished now: no checkpoint has it" in caplog.text
-    algorithm.ahead._upcoming = None
+    sampler = algorithm.collector.sampler
+    sampler._upcoming = None
     with mock.patch("dschat.training.ppo.ahead.world_size", lambda: 2), caplog.at_level(logging.WARNING, "dschat"):
-        algorithm.ahead.load(state)
-        assert algorithm.ahead.take([], 1) is None  # two processes have other prompts each
-    assert "drawn ahead by 1 processes is drawn again" in caplog.text
+        sampler.load(state)
+        assert sampler.take(RolloutWork(1, 0, [], None, Clock())) is None  # two processes have other prompts each
+    assert "The rollout that 1 processes sampled ahead is sampled again" in caplog.text

@@ -15,9 +15,10 @@ from cli_runs import read_jsonl
 from dschat.base.errors import UserError
 from dschat.data.examples import PairExample, SFTExample
 from dschat.training.nonfinite import bad_rows
+from dschat.training.ppo.credit import ComputedCredit
 from dschat.training.ppo.update import UpdateProgress, ppo_update
 from factories import (
-    collected,
+    batch_of_iteration,
     engine_of,
     largest_difference,
     make_causal_lm,
@@ -93,7 +94,7 @@ def test_what_is_left_out_changes_nothing(stage, group, tmp_path, caplog):
 def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
     """The first of two updates: weights and statistics are those of the second alone."""
     trainer = trainer_for(tmp_path)
-    batch = collected(trainer, batches(0)).batch
+    batch = batch_of_iteration(trainer, batches(0))
     settings = update_flags(8, 4, 2)
 
     def engines():
@@ -110,9 +111,12 @@ def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
             hook.remove()
         return (actor.nonfinite, critic.nonfinite) == ("gradients", "gradients")
 
-    stats = ppo_update(actor, critic, batch, *settings, 3, left_out=left_out)
+    credit = ComputedCredit(batch)
+    stats = ppo_update(actor, critic, credit, *settings, 3, left_out=left_out)
     others = engines()
-    alone = ppo_update(*others, batch, *settings, 3, UpdateProgress(done=1, skipped=Counter({"skipped/nonfinite": 1})))
+    alone = ppo_update(
+        *others, credit, *settings, 3, UpdateProgress(done=1, skipped=Counter({"skipped/nonfinite": 1}))
+    )
     assert stats == alone and stats["skipped/nonfinite"] == 1
     weights = weights_of_all(actor=actor, critic=critic)
     assert largest_difference(weights, weights_of_all(actor=others[0], critic=others[1])) == 0
@@ -142,7 +146,7 @@ def test_of_several_sources_that_which_gave_the_number_is_named_with_its_flag(na
     """In a rollout as in an evaluation, which knows means by the sources' names."""
     flags = {"metric_function": "metrics.py:rouge", "reward_url": "http://server/"}
     trainer = trainer_for(tmp_path, reward_function=["rewards.py:length", "rewards.py:brevity"], **flags)
-    batch = collected(trainer, batches(0)).batch
+    batch = batch_of_iteration(trainer, batches(0))
     beside = {"length": torch.zeros(ROLLOUT), name: torch.tensor([0.0] * 7 + [math.inf])}
     with pytest.raises(UserError) as caught:
         trainer.algorithm.nonfinite.in_rollout(batch, 0, auxiliary=beside)

@@ -84,14 +84,20 @@ def test_scores_are_normalised_before_the_penalty_and_clipping(tmp_path):
 @pytest.mark.parametrize("late", [False, True])
 def test_a_run_with_normalised_scores(late, group, tmp_path, monkeypatch):
     """Scores are lengths: raw ones in the metrics and the evaluation, and the moments are those of all of them."""
+    if not late:
+        monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
     trainer = trainer_for(tmp_path, ppo_epochs=1, normalize_scores=True)
-    assert trainer.algorithm.credit_is_fused
-    monkeypatch.setattr(type(trainer.algorithm), "credit_is_fused", late)
+    assert trainer.algorithm.config.credit_is_fused(trainer.algorithm.plan) == late
     seen = []
-    real = type(trainer.algorithm.models).score
-    monkeypatch.setattr(
-        type(trainer.algorithm.models), "score", lambda *a: seen.append(real(*a)[0].scores) or real(*a)
-    )
+    scorer = trainer.algorithm.scorer
+    real = scorer.score_rollout
+
+    def noted(*arguments):
+        batch = real(*arguments)
+        seen.append(batch.rows.scored.scores)
+        return batch
+
+    monkeypatch.setattr(scorer, "score_rollout", noted)
     rows = [trainer.iterate(batches(number)) for number in (0, 1)]
     for count, row in enumerate(rows, 1):
         scores = torch.cat(seen[:count]).double()
@@ -164,7 +170,7 @@ def test_spellings(caplog):
 def test_the_longest_response_is_read_when_scores_are_penalised(tmp_path):
     """DAPO's soft punishment by hand: in the last 16 of 64 tokens a score falls by 1/16 per token."""
     config = ppo_config(tmp_path, length_buffer=16, max_answer_seq_len=32)
-    config.sampling.max_answer_seq_len = 64
+    config = config.changed(max_answer_seq_len=64)
     lengths = torch.tensor([48, 56, 64])
     scores = trained_scores(torch.zeros(3), torch.ones(3, dtype=torch.bool), lengths, config, None)
     assert scores.tolist() == [0.0, -0.5, -1.0]

@@ -97,7 +97,7 @@ def test_fit_writes_what_it_should(group, tmp_path):
         whiten_advantages=True,
     )
     count = FunctionScores(lambda prompts, responses, rows: [float(len(text)) for text in responses], "--metric")
-    trainer.algorithm.models = replace(trainer.algorithm.models, metric=count, metric_name="count")
+    trainer.algorithm.scorer.models = replace(trainer.algorithm.models, metric=count, metric_name="count")
     result = trainer.fit()
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     train = [row for row in rows if "objective/scores" in row]
@@ -119,9 +119,9 @@ def test_fit_writes_what_it_should(group, tmp_path):
 
 def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(group, tokenizer, tmp_path):
     trainer = make_trainer(tmp_path, spread=0.2, temperature=0.7)
-    drawn, text = trainer.algorithm.sample(make_prompts(8), SeedKind.TRAINING, 0)
+    drawn, text = trainer.algorithm.sampler.sample(make_prompts(8), SeedKind.TRAINING, 0)
     rollout = drawn.rollout
-    batch, outside = trainer.algorithm.judged(drawn, text)
+    batch, outside = trainer.algorithm.score_with_credit(drawn, text)
     trajectory, beside = batch.trajectory, outside.auxiliary
     assert beside == {}
     assert text.prompts == [f"p{i}" for i in range(8)] and [row.extra for row in text.rows] == [
@@ -184,7 +184,7 @@ def test_a_response_that_could_not_be_scored_is_not_trained_on(group, tmp_path, 
     for value in (0.0, 1e6):
         trainer = make_trainer(tmp_path / str(value), whiten_advantages=whiten, actor_learning_rate=1e-2)
         before = weights_of_all(**trainer.algorithm.models.trained)
-        trainer.algorithm.models = replace(trainer.algorithm.models, reward=SomeUnscored(value))
+        trainer.algorithm.scorer.models = replace(trainer.algorithm.models, reward=SomeUnscored(value))
         metrics = trainer.iterate([list(range(8))])
         weights.append(weights_of_all(**trainer.algorithm.models.trained))
         assert metrics["programs/passed"] == 0.75

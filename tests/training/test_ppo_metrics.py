@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from closeness import FORMULA, near
-from dschat.training.ppo.rollout_metrics import (
-    Outside,
-    outside_metrics,
+from dschat.training.ppo.batch import ExternalStats
+from dschat.training.ppo.metrics import (
+    external_metrics,
     repeated_4grams,
     rollout_metrics,
     token_table,
@@ -79,10 +79,12 @@ def test_a_response_without_a_score_counts_in_no_mean_of_tokens():
 
 
 def test_what_others_say_of_a_rollout():
-    outside = Outside({"gold": torch.tensor([0.2, 0.6])}, {"parsing/sentences": 3.0}, {"programs/passed": (3.0, 4.0)})
-    metrics = outside_metrics(outside)
+    outside = ExternalStats(
+        {"gold": torch.tensor([0.2, 0.6])}, {"parsing/sentences": 3.0}, {"programs/passed": (3.0, 4.0)}
+    )
+    metrics = external_metrics(outside)
     assert metrics == pytest.approx({"objective/gold": 0.4, "parsing/sentences": 3.0, "programs/passed": 0.75})
-    assert outside_metrics(Outside({}, {}, {})) == {}
+    assert external_metrics(ExternalStats({}, {}, {})) == {}
 
 
 def test_repeated_4grams_by_hand():

@@ -10,8 +10,9 @@ import torch
 from cli_runs import read_jsonl
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.base.errors import UserError
-from dschat.training.ppo.credit import whiten_advantages
-from dschat.training.ppo.update import PendingBatch, ppo_update
+from dschat.settings.ppo import PPOConfig
+from dschat.training.ppo.credit import ComputedCredit, whiten_advantages
+from dschat.training.ppo.update import ppo_update
 from factories import (
     collected,
     engine_of,
@@ -44,7 +45,7 @@ def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5,
         engines["critic"] = engine_of(make_classifier(seed=2), *sizes, learning_rate=learning_rate)
     mean = MEANS[options.get("policy_ratio", "token")]
     settings = update_flags(update_size, micro, epochs, **{"loss_mean": mean} | options)
-    stats = ppo_update(engines["actor"], engines.get("critic"), batch, *settings, seed)
+    stats = ppo_update(engines["actor"], engines.get("critic"), ComputedCredit(batch), *settings, seed)
     return weights_of_all(**engines), stats
 
 
@@ -176,10 +177,11 @@ def two_iterations(trainer):
 @pytest.mark.parametrize("stage", [0, 2])
 def test_weights_and_metrics_are_those_with_scoring_passes(stage, flags, group, tmp_path, monkeypatch):
     late = one_update(tmp_path / "late", stage, **flags)
-    assert isinstance(collected(late, batches(0)).batch, PendingBatch)
+    assert collected(late, batches(0)).batch.logprobs is None
     weights, metrics = two_iterations(late)
+    monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
     early = one_update(tmp_path / "early", stage, **flags)
-    monkeypatch.setattr(type(early.algorithm), "credit_is_fused", False)
+    assert collected(early, batches(0)).batch.logprobs is not None
     expected, others = two_iterations(early)
     assert largest_difference(weights, expected) < WEIGHT_GAP
     for row, other in zip(metrics, others, strict=True):
@@ -219,7 +221,7 @@ def user_ends(trajectory, tokenizer):
 )
 def test_scoring_passes_where_they_are_needed(flags, group, tmp_path):
     trainer = trainer_for(tmp_path, **({"ppo_epochs": 1} | flags))
-    assert not trainer.algorithm.credit_is_fused
+    assert not trainer.algorithm.config.credit_is_fused(trainer.algorithm.plan)
     assert math.isfinite(trainer.iterate(batches(0))["loss/policy"])
 
 
@@ -245,7 +247,7 @@ def test_a_pending_rollout_is_written_down_and_taken_up(group, tmp_path):
     trainer = one_update(tmp_path)
     iteration = collected(trainer, batches(0))
     again = taken_up(iteration)
-    assert isinstance(again.batch, PendingBatch) and again.metrics == iteration.metrics
+    assert again.batch.logprobs is None and again.metrics == iteration.metrics
     assert torch.equal(again.batch.scored.ref_logprobs, iteration.batch.scored.ref_logprobs)
     trainer.algorithm.current = again
     weights, _ = two_iterations(trainer)

@@ -12,14 +12,16 @@ from closeness import assert_near
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
-from dschat.training.iteration import Clock
-from dschat.training.ppo import rollout_metrics
+from dschat.training.iteration import Clock, pass_size
+from dschat.training.ppo import refill
+from dschat.training.ppo.batch import ExternalStats, ScoredBatch, ScoredRows, prompts_with_equal_scores
 from dschat.training.ppo.models import response_logprobs, response_values
-from dschat.training.ppo.rollout_metrics import Collected, Outside
-from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
+from dschat.training.ppo.refill import replace_prompts
+from factories import credit_of_batch, make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop
 from macro_actions.conditions import fixed
 from macro_actions.groups import refilled
 from macro_actions.segments import segment
+from macro_actions.types import ScoredRollout
 from resume_runs import DrawsAhead
 from rl_cases import trajectory_of
 from rollout_cases import by_hand
@@ -61,9 +63,14 @@ def trainer_of(folder: Any, reward: Any, rollouts: Any = None, **overrides: Any)
     return ppo_loop(config, reward, make_prompts(16), make_prompts(3), rollouts=rollouts, **models)
 
 
-def collected(trainer: Any, iteration: int = 0) -> Collected:
-    found: Collected = trainer.algorithm.collect(WORK, iteration, Clock())
+def collected(trainer: Any, iteration: int = 0) -> ScoredBatch:
+    found: ScoredBatch = trainer.algorithm.collect(WORK, iteration, Clock())
     return found
+
+
+def rows_of(trajectory: Any, macro: Any) -> ScoredRows:
+    scored = ScoredRollout(trajectory.rollout, trajectory.ref_logprobs, trajectory.scores)
+    return ScoredRows(scored, macro, trajectory.logprobs, trajectory.values)
 
 
 def numbers_of(rollout: Any) -> list[int]:
@@ -82,12 +89,12 @@ def test_places_are_taken_by_others(estimator: str, group: Any, tmp_path: Any) -
     first, further = scores.asked
     others = numbers_of(further)
     assert numbers_of(first) == [1, 2, 3, 0] and len(set(others)) == 4 and not {0, 1, 2, 3} & set(others)
-    known = found.rollout
+    known = found.rows.trajectory
     assert numbers_of(known.rollout) == [others[0], 2, others[1], 0]
     assert known.rollout.sample_index.tolist() == [0, 1] * 4
     assert known.scores.tolist() == [n + half for n in (others[0], 2, others[1], 0) for half in (0.0, 0.5)]
     # Drawn by hand: tokens, and whatever the models say of them.
-    causal_lm, sampling, seeds = make_causal_lm(), algorithm.sample.sampling, []
+    causal_lm, sampling, seeds = make_causal_lm(), algorithm.sampler.sampling, []
     for place, number in enumerate(numbers_of(known.rollout)):
         kind = (SeedKind.TRAINING, 5) if place % 2 else (SeedKind.REFILL, derive_seed(5, 0))
         seeds += [row_seed(1234, *kind, number), row_seed(1234, *kind, number, 1)]
@@ -98,7 +105,7 @@ def test_places_are_taken_by_others(estimator: str, group: Any, tmp_path: Any) -
     assert [x[kept].tolist() for x, kept in zip(ids, mask, strict=True)] == [
         p + r for p, r in zip(prompts, rows, strict=True)
     ]
-    models, size = algorithm.models, algorithm.scoring
+    models, size = algorithm.models, pass_size(algorithm.plan).without_gradient
     assert_near(known.logprobs, response_logprobs(models.actor, known.rollout, 1.0, size))
     assert_near(known.ref_logprobs, response_logprobs(models.reference, known.rollout, 1.0, size))
     if estimator == "gae":
@@ -107,12 +114,12 @@ def test_places_are_taken_by_others(estimator: str, group: Any, tmp_path: Any) -
         assert known.values is None
     expected = segment(fixed(known.response_mask, 3), known.response_mask)
     most = expected.mask.shape[1]
-    assert torch.equal(found.macro.index, expected.index)
-    assert torch.equal(found.macro.mask[:, :most], expected.mask) and not found.macro.mask[:, most:].any()
-    assert torch.equal(found.macro.lengths[:, :most], expected.lengths)
+    assert torch.equal(found.rows.macro.index, expected.index)
+    assert torch.equal(found.rows.macro.mask[:, :most], expected.mask) and not found.rows.macro.mask[:, most:].any()
+    assert torch.equal(found.rows.macro.lengths[:, :most], expected.lengths)
     tokens = int(further.response_mask.sum())
-    assert found.outside.totals == {"rollout/refilled": 2, "rollout/refill_tokens": tokens} and tokens > 8
-    batch = algorithm.credited(found)
+    assert found.stats.totals == {"rollout/refilled": 2, "rollout/refill_tokens": tokens} and tokens > 8
+    batch = credit_of_batch(algorithm, found)
     assert batch.counted is not None and torch.equal(batch.counted, batch.response_mask)
 
 
@@ -120,7 +127,7 @@ def test_rounds_end_when_no_place_is_left_or_at_their_number(group: Any, tmp_pat
     """Of prompts that are all of one score, but for some: three rounds ask every other once, two do not suffice."""
     nothing = Scores(set())
     found = collected(trainer_of(tmp_path / "none", nothing, refill_rounds=3))
-    assert len(nothing.asked) == 1 and set(found.outside.totals.values()) == {0}
+    assert len(nothing.asked) == 1 and set(found.stats.totals.values()) == {0}
     enough = Scores(SAME)
     collected(trainer_of(tmp_path / "enough", enough, refill_rounds=3))
     assert len(enough.asked) == 2
@@ -129,16 +136,16 @@ def test_rounds_end_when_no_place_is_left_or_at_their_number(group: Any, tmp_pat
     found = collected(trainer)
     rounds = [numbers_of(rollout) for rollout in scarce.asked[1:]]
     assert sorted(n for part in rounds for n in part) == list(range(4, 16))
-    assert numbers_of(found.rollout.rollout) == [9, 2, 3, 0]
+    assert numbers_of(found.rows.rollout) == [9, 2, 3, 0]
     tokens = sum(int(rollout.response_mask.sum()) for rollout in scarce.asked[1:])
-    assert found.outside.totals == {"rollout/refilled": 1, "rollout/refill_tokens": tokens}
-    batch = trainer.algorithm.credited(found)
+    assert found.stats.totals == {"rollout/refilled": 1, "rollout/refill_tokens": tokens}
+    batch = credit_of_batch(trainer.algorithm, found)
     assert batch.counted.any(1).tolist() == [True, True, False, False, False, False, True, True]
     last = next(n for n, part in enumerate(rounds) if 9 in part)
     fewer = Scores(set(range(16)) - {0, 9})
     found = collected(trainer_of(tmp_path / "fewer", fewer, refill_rounds=max(last, 1)))
     assert [numbers_of(rollout) for rollout in fewer.asked[1:]] == rounds[: max(last, 1)]
-    assert (9 in numbers_of(found.rollout.rollout)) == (last == 0)
+    assert (9 in numbers_of(found.rows.rollout)) == (last == 0)
 
 
 def test_what_is_drawn_depends_on_seed_iteration_and_round(group: Any, tmp_path: Any) -> None:
@@ -164,7 +171,7 @@ def test_a_prompt_that_is_asked_twice_is_answered_anew(group: Any, tmp_path: Any
 
 def test_the_log_probs_of_what_drew_stay_with_their_rows(group: Any, tmp_path: Any) -> None:
     """An engine whose log-probs are its own, here the actor's: the difference is rounding in every row."""
-    known = collected(trainer_of(tmp_path, Scores(SAME), DrawsAhead(8))).rollout
+    known = collected(trainer_of(tmp_path, Scores(SAME), DrawsAhead(8))).rows.trajectory
     assert known.rollout.drawn_logprobs is not None and known.rollout.drawn_logprobs[known.response_mask].all()
     assert_near(known.rollout.drawn_logprobs, known.logprobs)
 
@@ -179,7 +186,7 @@ def test_rewards_of_macro_actions_stay_with_their_rows(group: Any, tokenizer: An
 
     flags = {"advantage_estimator": "reinforce_pp", "segment_rewards": "each"}
     found = collected(trainer_of(tmp_path, characters, **flags))
-    known = found.rollout
+    known = found.rows.trajectory
     assert not SAME & set(numbers_of(known.rollout)) and known.segment_rewards is not None
     expected = torch.zeros(known.response_mask.shape)
     for row, ids in enumerate(known.rollout.response_rows()):
@@ -197,7 +204,8 @@ def test_completions_are_those_of_the_prompts_that_are_there(group: Any, tmp_pat
     flags = {"advantage_estimator": "segment_mc", "mc_samples": 2, "mc_max_segments": 2}
     trainer = trainer_of(tmp_path, Scores(SAME), **flags)
     found = collected(trainer)
-    known, totals = found.rollout, found.outside.totals
+    known = found.rows.trajectory
+    totals = found.stats.totals
     assert not SAME & set(numbers_of(known.rollout)) and known.values is not None
     whole = known.rollout.prompt_index[:, None].expand_as(known.response_mask)[known.response_mask]
     assert torch.equal(known.values[known.response_mask].floor(), whole.float())
@@ -209,8 +217,8 @@ def test_logits_that_are_not_finite_are_not_passed_over() -> None:
     trajectory = replace(trajectory_of([3, 2, 1, 3], 3, 0), scores=torch.ones(4))
     bad = torch.tensor([False, False, True, False])
     macro = segment(trajectory.response_mask, trajectory.response_mask)
-    found = Collected(trajectory, macro, None, bad, Outside({}, {}, {}), {})
-    assert found.equal_groups(2).tolist() == [True, False]
+    found = ScoredBatch(rows_of(trajectory, macro), bad, ExternalStats({}, {}, {}))
+    assert prompts_with_equal_scores(found, 2).tolist() == [True, False]
 
 
 def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> None:
@@ -221,7 +229,7 @@ def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> No
     Numbers are those of the rows; sums, and what programs came to, are those of all that the rank drew.
     """
 
-    def of_rank(number: int, further: bool) -> Collected:
+    def of_rank(number: int, further: bool) -> ScoredBatch:
         groups = [number + 10 * further, number + 3 + 10 * further]
         lengths = [group % 10 % 3 + 1 + sample for group in groups for sample in (0, 1)]
         known = trajectory_of(lengths, max(lengths), number)
@@ -231,7 +239,7 @@ def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> No
         numbers = {"a": 2 * known.scores}
         sums = {"parsing/sentences": 5.0 + 2 * further}, {"programs/passed": (1.0 + further, 2.0)}
         macro = segment(fixed(known.response_mask, 2), known.response_mask)
-        return Collected(known, macro, None, index == 13, Outside(numbers, *sums), {})
+        return ScoredBatch(rows_of(known, macro), index == 13, ExternalStats(numbers, *sums), index + 100)
 
     equal, further = (torch.tensor(x).bool() for x in ([0, 1, 1, 0, 1, 0], [0, 1, 0, 0, 1, 1]))
     groups = refilled(equal, further, ranks=3)
@@ -244,11 +252,11 @@ def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> No
         passed.append(rows)
         raise Passed
 
-    def taken(number: int, gather: Any) -> Collected:
-        monkeypatch.setattr(rollout_metrics, "rank", lambda: number)
-        monkeypatch.setattr(rollout_metrics, "world_size", lambda: 3)
-        monkeypatch.setattr(rollout_metrics, "gather_on_host", gather)
-        return of_rank(number, False).refilled(of_rank(number, True), groups, 2, pad_id=99)
+    def taken(number: int, gather: Any) -> ScoredBatch:
+        monkeypatch.setattr(refill, "rank", lambda: number)
+        monkeypatch.setattr(refill, "world_size", lambda: 3)
+        monkeypatch.setattr(refill, "gather_on_host", gather)
+        return replace_prompts(of_rank(number, False), of_rank(number, True), groups, 2, pad_id=99)
 
     for number in range(3):
         with pytest.raises(Passed):
@@ -256,15 +264,17 @@ def test_places_of_a_rank_are_taken_by_prompts_of_others(monkeypatch: Any) -> No
     assert [list(rows) for rows in passed] == [[6, 9], [], []]
     for number, expected in enumerate([[0, 3], [10, 13], [12, 5]]):
         found = taken(number, lambda rows: passed)
-        known = found.rollout
+        known = found.rows.trajectory
         assert numbers_of(known.rollout) == expected and known.rollout.sample_index.tolist() == [0, 1, 0, 1]
         assert known.scores.tolist() == [group + half for group in expected for half in (0.0, 0.5)]
         assert known.response_mask.sum(1).tolist() == [n % 10 % 3 + 1 + half for n in expected for half in (0, 1)]
-        assert torch.equal(found.macro.lengths.sum(1), known.response_mask.sum(1))
+        assert torch.equal(found.rows.macro.lengths.sum(1), known.response_mask.sum(1))
+        assert found.prompt_numbers is not None
+        assert found.prompt_numbers.tolist() == [n + 100 for n in expected for _ in range(2)]
         assert found.bad_rows.tolist() == [n == 13 for n in expected for _ in range(2)]
-        assert found.outside.auxiliary["a"].tolist() == (2 * known.scores).tolist()
-        assert found.outside.totals == {"parsing/sentences": 12.0}
-        assert found.outside.measured == {"programs/passed": (3.0, 4.0)}
+        assert found.stats.auxiliary["a"].tolist() == (2 * known.scores).tolist()
+        assert found.stats.totals == {"parsing/sentences": 12.0}
+        assert found.stats.measured == {"programs/passed": (3.0, 4.0)}
 
 
 def test_a_run_trains_on_what_took_the_places(group: Any, tmp_path: Any) -> None:

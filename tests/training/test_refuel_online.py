@@ -17,7 +17,7 @@ from dschat.data.dialogues import state
 from dschat.settings.batches import BatchPlan
 from dschat.training.ppo.update import UpdateProgress
 from dschat.training.refuel.algorithm import check_pairs, pair_metrics, refuel_update
-from dschat.training.refuel.models import drawn_turn
+from dschat.training.refuel.models import compared_turn
 from factories import (
     BOS,
     PAD,
@@ -36,21 +36,21 @@ from refuel_runs import config_of, examples_of, pair_batch, paired_rows, share_o
 
 def test_the_turn_is_drawn_evenly_and_follows_from_seed_round_and_row_alone():
     (example,) = [one for one in examples_of(3) if one.num_turns == 3]
-    drawn = Counter(drawn_turn(7, number, example) for number in range(3000))
+    drawn = Counter(compared_turn(7, number, example) for number in range(3000))
     assert sorted(drawn) == [0, 1, 2] and all(900 < count < 1100 for count in drawn.values())
-    turns = [drawn_turn(1234, 5, one) for one in examples_of(60)]
-    assert turns == [drawn_turn(1234, 5, one) for one in examples_of(60)]
+    turns = [compared_turn(1234, 5, one) for one in examples_of(60)]
+    assert turns == [compared_turn(1234, 5, one) for one in examples_of(60)]
     assert all(turn < one.num_turns for turn, one in zip(turns, examples_of(60), strict=True))
-    assert turns != [drawn_turn(1234, 6, one) for one in examples_of(60)]
-    assert turns != [drawn_turn(1235, 5, one) for one in examples_of(60)]
+    assert turns != [compared_turn(1234, 6, one) for one in examples_of(60)]
+    assert turns != [compared_turn(1235, 5, one) for one in examples_of(60)]
 
 
 def test_both_dialogues_of_a_pair_are_one_up_to_the_state(group, tmp_path):
     trainer, examples = trainer_of(tmp_path), examples_of(12)
-    pairs = trainer.algorithm.sampler.pairs(examples, iteration=0)
+    pairs = trainer.algorithm.sampler.sample_pairs(examples, iteration=0)
     assert {pair.turn for pair in pairs} == {0, 1, 2}
     for pair, example in zip(pairs, examples, strict=True):
-        assert pair.turn == drawn_turn(1234, 0, example)
+        assert pair.turn == compared_turn(1234, 0, example)
         first, second = pair.replies
         assert first.state_ids == second.state_ids
         shared = state(pair.first.messages, pair.turn)
@@ -67,7 +67,7 @@ def test_a_round_draws_with_a_seed_for_each_row(group, tmp_path):
     """Two rows of one dialogue do not say the same."""
     trainer = trainer_of(tmp_path)
     twins = [replace(examples_of(3)[2], index=index) for index in range(4)]
-    talks = [str(pair.first.messages) for pair in trainer.algorithm.sampler.pairs(twins, iteration=0)]
+    talks = [str(pair.first.messages) for pair in trainer.algorithm.sampler.sample_pairs(twins, iteration=0)]
     assert len(set(talks)) == 4
 
 
@@ -79,8 +79,8 @@ def test_scores_penalty_and_kl_by_hand(group, tmp_path):
     trainer = trainer_of(tmp_path, kl_coef=0.5, penalty_reward_value=-7.0, temperature=0.7)
     trainer.algorithm.models = replace(trainer.algorithm.models, reference=frozen_engine_of(talker(seed=3)))
     examples = examples_of(12)
-    pairs = trainer.algorithm.sampler.pairs(examples, 0)
-    batch = trainer.algorithm.score(pairs, examples)
+    pairs = trainer.algorithm.sampler.sample_pairs(examples, 0)
+    batch = trainer.algorithm.score_pairs(pairs, examples)
     own, other = talker(), talker(seed=3)
     finished = []
     for number, pair in enumerate(pairs):
@@ -154,7 +154,7 @@ def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(g
 
 def test_the_self_check_leaves_rewards_that_are_not_finite_to_the_run(group, tmp_path):
     trainer, examples = trainer_of(tmp_path), examples_of(2)
-    batch = trainer.algorithm.score(trainer.algorithm.sampler.pairs(examples, 0), examples)
+    batch = trainer.algorithm.score_pairs(trainer.algorithm.sampler.sample_pairs(examples, 0), examples)
     for broken in ([True, False], [True, True]):
         differences = batch.reward_differences.masked_fill(torch.tensor(broken), math.nan)
         found = replace(batch, rewards=torch.cat([differences, torch.zeros_like(differences)]))

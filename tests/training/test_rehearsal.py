@@ -12,7 +12,7 @@ import torch
 
 from dschat.base.errors import UserError
 from dschat.data.examples import SFTExample
-from dschat.engine.rehearsal import bytes_to_come
+from dschat.engine.rehearsal import first_update_bytes
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.training import rehearsal
 from dschat.training.supervised.sft import SFTTask
@@ -48,7 +48,7 @@ def note_passes(monkeypatch, loop):
     for name, engine in loop.checkpoints._engines.items():
 
         def forward(*args, engine=engine, sizes=sizes[name], forward=engine.module.forward, **kwargs):
-            if engine._rehearses:
+            if engine._is_rehearsing:
                 assert torch.is_grad_enabled() and engine.module.training
                 sizes.append(tuple((args[0] if args else kwargs["input_ids"]).shape))
             return forward(*args, **kwargs)
@@ -117,11 +117,11 @@ def test_room_for_what_the_first_update_takes_by_hand(stage, dtype):
     engine = engine_of(make_causal_lm(), 2, 2, zero_stage=stage, dtype=DTYPES[dtype])
     elements = sum(p.ds_numel if stage == 3 else p.numel() for p in engine.module.parameters())
     has_sums = stage == 3 or (stage < 2 and dtype == "bf16")
-    assert bytes_to_come(engine._engine, engine._adam) == (8 if has_sums else 12) * elements
+    assert first_update_bytes(engine._engine, engine._adam) == (8 if has_sums else 12) * elements
     assert update(engine) is None
-    assert bytes_to_come(engine._engine, engine._adam) == (0 if has_sums else 4) * elements
+    assert first_update_bytes(engine._engine, engine._adam) == (0 if has_sums else 4) * elements
     alone = engine_of(make_causal_lm(), 2, 1, zero_stage=stage, dtype=DTYPES[dtype])
-    assert bytes_to_come(alone._engine, alone._adam) == 8 * elements
+    assert first_update_bytes(alone._engine, alone._adam) == 8 * elements
 
 
 def no_memory(*args, **kwargs):
@@ -136,7 +136,7 @@ def test_memory_that_ends_is_explained_before_anything_is_written(name, tmp_path
     monkeypatch.setattr(rehearsal, "is_due", lambda: True)
     monkeypatch.setattr(type(engine), "backward", no_memory)
     flag = "--per_device_training_batch_size" if name == "ppo" else "--per_device_train_batch_size"
-    with pytest.raises(UserError, match=f"texts of .* lower {flag} or --max_tokens_per_micro_batch") as raised:
+    with pytest.raises(UserError, match=f"sequences of .* lower {flag} or --max_tokens_per_micro_batch") as raised:
         loop.fit()
     for word in ("--gradient_checkpointing", "`dschat plan`", "(CUDA out of memory. Tried to allocate 2.00 GiB.)"):
         assert word in str(raised.value)
@@ -194,7 +194,7 @@ def test_after_a_resume_it_has_the_optimiser_states_of_the_checkpoint(tmp_path, 
     room = []
 
     def noted(*args):
-        room.append(bytes_to_come(engine._engine, engine._adam))
+        room.append(first_update_bytes(engine._engine, engine._adam))
         return type(again.algorithm).rehearse(again.algorithm)
 
     monkeypatch.setattr(again.algorithm, "rehearse", noted)

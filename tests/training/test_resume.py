@@ -2,11 +2,13 @@
 """A run that is stopped anywhere and taken up again is, to the last bit, the run that was never stopped."""
 
 import shutil
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 import torch
 
+from dschat.base.errors import ServerLost
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.training import reference as pairs
 from resume_runs import (
@@ -74,6 +76,35 @@ def test_a_run_stops_anywhere(name, group, tmp_path):
     """In an evaluation, in sampling, in scoring, inside an accumulation window, inside a rollout, between epochs."""
     points = check_every_stop(RUNS[name], tmp_path, *SOME[name])
     assert points == POINTS.get(name, points)
+
+
+class LosesItsServer(ContinuousEngine):
+    """An engine whose server is gone after some sessions."""
+
+    def __init__(self, sessions):
+        super().__init__(4)
+        self._sessions_left = sessions
+
+    @contextmanager
+    def session(self, actor):
+        if not self._sessions_left:
+            raise ServerLost("the server has gone")
+        self._sessions_left -= 1
+        with super().session(actor) as sample:
+            yield sample
+
+
+@pytest.mark.parametrize("sessions", [2, 3, 4, 5])
+def test_a_lost_server_ends_the_run_with_a_checkpoint(sessions, group, tmp_path):
+    """From which the run goes on exactly, whether it was lost in a rollout or in an evaluation."""
+    whole = result_of(ppo(tmp_path / "whole"), tmp_path / "whole")
+    place = tmp_path / "lost"
+    torch.manual_seed(5)  # as `result_of`
+    with pytest.raises(ServerLost):
+        ppo(place, rollouts=LosesItsServer(sessions)).fit()
+    assert list((place / "checkpoints").glob("step-*"))
+    again = result_of(ppo(place, resume_from_checkpoint="latest"), place)
+    assert again[1] == whole[1] and all(torch.equal(again[0][name], x) for name, x in whole[0].items())
 
 
 @pytest.mark.slow

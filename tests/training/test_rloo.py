@@ -17,7 +17,7 @@ from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.training.ppo.credit import assign_credit, tokens_that_count
 from factories import (
-    collected,
+    batch_of_iteration,
     largest_difference,
     make_causal_lm,
     make_classifier,
@@ -53,7 +53,7 @@ def trainer_of(folder, reward=length, rate=5e-5, estimator=None, **overrides):
 
 def drawn_by(trainer, samples, numbers=(0, 5, 9), draw=3):
     """The rows' responses, by prompt and sample."""
-    found, texts = trainer.algorithm.sample(
+    found, texts = trainer.algorithm.sampler.sample(
         [trainer.algorithm.prompts[n] for n in numbers], SeedKind.TRAINING, draw, samples
     )
     rows = found.rollout.response_rows()
@@ -71,13 +71,13 @@ def test_recorded_seeds_of_rows():
 
 def test_seeds_of_rows_are_those_of_prompt_and_sample(group, tmp_path, monkeypatch):
     trainer, seeds = trainer_of(tmp_path), []
-    real = ContinuousEngine.draw_from
+    real = ContinuousEngine.sampler_for
 
     def noted(engine, causal_lm):
         draw = real(engine, causal_lm)
         return lambda prompts, sampling, given: (seeds.extend(given), draw(prompts, sampling, given))[1]
 
-    monkeypatch.setattr(ContinuousEngine, "draw_from", noted)
+    monkeypatch.setattr(ContinuousEngine, "sampler_for", noted)
     drawn_by(trainer, 1, (0, 5), draw=7)
     assert seeds == [row_seed(1234, SeedKind.TRAINING, 7, index) for index in (0, 5)]
     seeds.clear()
@@ -96,14 +96,14 @@ def test_samples_of_a_prompt_depend_on_nothing_else(group, tmp_path):
     assert alone.sample_index is None
     assert all(only[n, 0] == rows[n, 0] for n in (0, 5, 9))
     for slots, numbers in ((1, (9, 5)), (5, (0, 5, 9)), (64, (5,))):
-        trainer.algorithm.sample.engine = ContinuousEngine(slots)
+        trainer.algorithm.sampler.engine = ContinuousEngine(slots)
         others, _ = drawn_by(trainer, 4, numbers)
         assert all(others[place] == rows[place] for place in others)
 
 
 def test_transformers_generate_draws_several_samples(group, tmp_path):
     trainer = trainer_of(tmp_path)
-    trainer.algorithm.sample.engine = GenerateEngine(5)
+    trainer.algorithm.sampler.engine = GenerateEngine(5)
     rows, _ = drawn_by(trainer, 4)
     assert all(len({tuple(rows[n, sample]) for sample in range(4)}) > 1 for n in (0, 5, 9))
 
@@ -150,9 +150,9 @@ def reinforce(batch, samples, rate):
 def test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline(samples, group, tmp_path):
     sizes = {"samples_per_prompt": samples, "per_device_generation_batch_size": 8 // samples}
     trainer = trainer_of(tmp_path, per_device_training_batch_size=4, global_batch_size=8, **sizes)
-    assert trainer.run.plan.updates_per_rollout == 1 and not trainer.algorithm.credit_is_fused
+    assert trainer.run.plan.updates_per_rollout == 1 and not trainer.algorithm.config.credit_is_fused(trainer.run.plan)
     numbers = [[11, 4, 7, 2][: 8 // samples]]
-    expected, norm = reinforce(collected(trainer, numbers).batch, samples, 5e-5)
+    expected, norm = reinforce(batch_of_iteration(trainer, numbers), samples, 5e-5)
     metrics = trainer.iterate(numbers)
     assert metrics["grad_norm/actor"] == near(norm, UPDATE)
     assert metrics["policy/clipfrac"] == 0 and norm > 0.1
@@ -197,7 +197,7 @@ def test_an_update_is_plain_grpo(group, tmp_path):
     sizes = {"per_device_training_batch_size": 4, "global_batch_size": 8, "drop_equal_groups": True}
     trainer = trainer_of(tmp_path, reward, kl_coef=0.5, **flags, **sizes)
     numbers = [[11, 4]]
-    expected, norm, kl = grpo(collected(trainer, numbers).batch, 0.5, 5e-5)
+    expected, norm, kl = grpo(batch_of_iteration(trainer, numbers), 0.5, 5e-5)
     metrics = trainer.iterate(numbers)
     assert metrics["grad_norm/actor"] == near(norm, UPDATE) and norm > 0.1
     assert metrics["loss/kl"] == near(kl, UPDATE) and kl > 1e-4
@@ -289,7 +289,7 @@ def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tmp_
         return replace(batch, advantages=2 * batch.advantages)
 
     own, given = (
-        collected(trainer_of(tmp_path / name, estimator=estimator), [[11, 4]]).batch
+        batch_of_iteration(trainer_of(tmp_path / name, estimator=estimator), [[11, 4]])
         for name, estimator in (("own", None), ("given", doubled))
     )
     assert own.advantages.any() and torch.equal(given.advantages, 2 * own.advantages)
@@ -341,7 +341,7 @@ class Pool:
 def test_programs_that_could_not_be_run_are_no_baseline(group, tmp_path):
     """Scores of the first prompt 1, 0.35; of the second -0.3, 1, -1, -0.3."""
     trainer = trainer_of(tmp_path, ProgramScores(Pool(), "paper"), kl_coef=0.0)
-    batch = collected(trainer, [[3, 8]]).batch
+    batch = batch_of_iteration(trainer, [[3, 8]])
     assert batch.response_mask.any(1).tolist() == [True, False, False, True, True, True, True, True]
     expected = [0.65, 0.0, 0.0, -0.65, -0.3 + 0.1, 1.0 + 1.6 / 3, -1.0 - 0.4 / 3, -0.3 + 0.1]
     found = torch.where(batch.response_mask, batch.advantages, 0.0)[:, 0].tolist()
@@ -361,12 +361,13 @@ def test_ppo_with_two_responses_is_ppo_on_twice_the_rows(epochs, group, tmp_path
     trainer = trainer_of(tmp_path / "two", samples_per_prompt=2, per_device_generation_batch_size=4, **flags)
     plan = trainer.run.plan
     assert (plan.global_rollout, plan.global_responses, plan.updates_per_rollout) == (4, 8, epochs)
-    assert trainer.algorithm.credit_is_fused == (epochs == 1)
+    assert trainer.algorithm.config.credit_is_fused(plan) == (epochs == 1)
     numbers = [3, 8, 2, 6]
-    drawn, texts = trainer.algorithm.sample([trainer.algorithm.prompts[n] for n in numbers], SeedKind.TRAINING, 0, 2)
+    prompts = [trainer.algorithm.prompts[n] for n in numbers]
+    drawn, texts = trainer.algorithm.sampler.sample(prompts, SeedKind.TRAINING, 0, 2)
     metrics = trainer.iterate([numbers])
     other = trainer_of(tmp_path / "one", samples_per_prompt=1, per_device_generation_batch_size=8, **flags)
-    other.algorithm.sample = replace_sample(other.algorithm.sample, drawn, texts)
+    other.algorithm.sampler.sample = already_sampled(drawn, texts)
     expected = other.iterate([[n for n in numbers for _ in range(2)]])
     weights = [weights_of_all(**t.algorithm.models.trained) for t in (trainer, other)]
     assert largest_difference(*weights) == 0
@@ -375,14 +376,11 @@ def test_ppo_with_two_responses_is_ppo_on_twice_the_rows(epochs, group, tmp_path
     assert "val/explained_variance" in metrics and "grad_norm/critic" in metrics
 
 
-def replace_sample(sampler, drawn, texts):
-    """A sampler that has drawn already, as single responses."""
+def already_sampled(drawn, texts):
+    """Samples responses that are there already, as single ones."""
 
-    class Given:
-        sampling = sampler.sampling
+    def sample(examples, kind, iteration, samples):
+        assert samples == 1
+        return replace(drawn, rollout=replace(drawn.rollout, sample_index=None)), texts
 
-        def __call__(self, examples, kind, draw, samples):
-            assert samples == 1
-            return replace(drawn, rollout=replace(drawn.rollout, sample_index=None)), texts
-
-    return Given()
+    return sample

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 3 with --segment_rewards: rewards stand on the last tokens of the macro actions that earned them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,8 +12,10 @@ from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import Weighted, WeightedScores
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
+from dschat.training.iteration import pass_size
+from dschat.training.ppo.credit import with_scores
+from dschat.training.ppo.models import response_logprobs, response_values
 from factories import make_causal_lm, make_classifier, make_prompts, ppo_config, ppo_loop, weights_of
-from macro_actions.types import PPOBatch
 
 
 def characters(prompts, responses, rows, segments):
@@ -28,15 +32,14 @@ def trainer_of(folder, reward=characters, **overrides):
 
 
 def batch_of(trainer):
-    found = trainer.algorithm.collect([list(range(16))], 0, clock())
-    batch = trainer.algorithm.credited(found)
-    return (
-        batch
-        if isinstance(batch, PPOBatch)
-        else trainer.algorithm.credit(
-            trainer.algorithm.models.complete(found.rollout, 1.0, trainer.algorithm.scoring), found.macro
-        )
-    )
+    algorithm = trainer.algorithm
+    rows = algorithm.collect([list(range(16))], 0, clock()).rows
+    if rows.logprobs is None:
+        models, size = algorithm.models, pass_size(algorithm.plan)
+        logprobs = response_logprobs(models.actor, rows.rollout, 1.0, size)
+        rows = replace(rows, logprobs=logprobs, values=response_values(models.critic, rows.rollout, size))
+    moments = None if algorithm.moments is None else with_scores(algorithm.moments, rows.scored)
+    return algorithm.credit_of(rows, moments).whole()
 
 
 def clock():
@@ -120,10 +123,10 @@ def test_normalised_scores_scale_the_rewards(group, tokenizer, tmp_path):
 
 def test_fused_credit_gives_the_same_weights(group, tmp_path, monkeypatch):
     fused = trainer_of(tmp_path / "fused")
-    assert fused.algorithm.credit_is_fused
+    assert fused.algorithm.config.credit_is_fused(fused.algorithm.plan)
     fused.fit()
+    monkeypatch.setattr(PPOConfig, "credit_is_fused", lambda config, plan: False)
     early = trainer_of(tmp_path / "early")
-    monkeypatch.setattr(type(early.algorithm), "credit_is_fused", False)
     early.fit()
     for name, engine in fused.algorithm.models.trained.items():
         other = weights_of(early.algorithm.models.trained[name])

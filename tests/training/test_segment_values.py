@@ -18,8 +18,17 @@ from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
 from dschat.training.iteration import Clock
 from dschat.training.ppo.models import ActorSampler
-from dschat.training.ppo.segment_values import SegmentValues, _checksum
-from factories import EOS, make_causal_lm, make_prompts, make_rollout, ppo_config, ppo_loop, ragged_rows
+from dschat.training.ppo.segment_values import SegmentValueCollector, _checksum
+from factories import (
+    EOS,
+    credit_of_batch,
+    make_causal_lm,
+    make_prompts,
+    make_rollout,
+    ppo_config,
+    ppo_loop,
+    ragged_rows,
+)
 from macro_actions.conditions import at_most
 from macro_actions.segments import segment
 from macro_actions.types import PPOBatch
@@ -49,8 +58,8 @@ def trainer_of(folder: Any, reward: Any = length, **overrides: Any) -> Any:
 
 
 def batch_of(trainer: Any, numbers: Any = ((1, 2), (3, 0)), iteration: int = 0) -> tuple[PPOBatch, Any]:
-    found = trainer.algorithm.collect([list(rows) for rows in numbers], iteration, Clock())
-    return trainer.algorithm.credited(found), found.outside
+    batch = trainer.algorithm.collect([list(rows) for rows in numbers], iteration, Clock())
+    return credit_of_batch(trainer.algorithm, batch), batch.stats
 
 
 # -- the estimator
@@ -96,8 +105,8 @@ def test_values_are_means_of_completions_drawn_by_hand(
 ) -> None:
     """Of every state, from a forward pass over the whole row for each token, with a seed for each completion."""
     trainer = trainer_of(tmp_path, samples_per_prompt=samples)
-    batch, outside = batch_of(trainer, iteration=5)
-    causal_lm, sampling = make_causal_lm(), trainer.algorithm.sample.sampling
+    batch, stats = batch_of(trainer, iteration=5)
+    causal_lm, sampling = make_causal_lm(), trainer.algorithm.sampler.sampling
     examples = [trainer.algorithm.prompts[n] for n in (1, 2, 3, 0) for _ in range(samples)]
     expected, tokens = torch.zeros(batch.response_mask.shape), 0
     for row, response in enumerate(batch.rollout.response_rows()):
@@ -112,7 +121,7 @@ def test_values_are_means_of_completions_drawn_by_hand(
     expected[~batch.response_mask] = 0
     assert batch.trajectory.values is not None and batch.macro.mask.sum() > 2 * len(examples)
     assert_near(batch.trajectory.values, expected)
-    assert outside.totals["rollout/mc_tokens"] == tokens
+    assert stats.totals["rollout/mc_tokens"] == tokens
     following = expected.gather(1, (3 * batch.macro.index + 3).clamp(0, expected.shape[1] - 1))
     last = batch.macro.index == batch.macro.index.amax(1, keepdim=True)
     following = torch.where(last, batch.trajectory.scores[:, None], following)
@@ -125,9 +134,9 @@ def test_weights_are_sent_once_for_all_parts(group: Any, tmp_path: Any, monkeypa
     sessions: list[bool] = []
     session = ActorSampler.session
 
-    def counted(sample: ActorSampler, again: bool = False) -> Any:
-        sessions.append(again)
-        return session(sample, again)
+    def counted(sample: ActorSampler, same_weights: bool = False) -> Any:
+        sessions.append(same_weights)
+        return session(sample, same_weights)
 
     monkeypatch.setattr(ActorSampler, "session", counted)
     batch_of(trainer)
@@ -152,7 +161,7 @@ def test_many_completions_come_to_the_exact_value(group: Any, tokenizer: Any, tm
     count = 500
     trainer = trainer_of(tmp_path, mc_samples=count, ngram=1, max_answer_seq_len=2, samples_per_prompt=1)
     batch, _ = batch_of(trainer)
-    causal_lm, forbidden = make_causal_lm(), sorted(trainer.algorithm.sample.sampling.forbidden)
+    causal_lm, forbidden = make_causal_lm(), sorted(trainer.algorithm.sampler.sampling.forbidden)
 
     @torch.no_grad()
     def following(ids: list[int]) -> torch.Tensor:
@@ -241,7 +250,7 @@ def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monk
     Of global random numbers, the second part gets those that it would have got.
     """
     sizes: list[int] = []
-    real = ContinuousEngine.draw_from
+    real = ContinuousEngine.sampler_for
 
     def noted(engine: Any, causal_lm: Any) -> Any:
         def draw(prompts: Any, *args: Any, **options: Any) -> Any:
@@ -249,12 +258,12 @@ def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monk
             random.append(float(torch.rand(())))
             if stops and len(sizes) == 3:
                 raise KeyboardInterrupt
-            return draw_from(prompts, *args, **options)
+            return sampler_for(prompts, *args, **options)
 
-        draw_from = real(engine, causal_lm)
+        sampler_for = real(engine, causal_lm)
         return draw
 
-    monkeypatch.setattr(ContinuousEngine, "draw_from", noted)
+    monkeypatch.setattr(ContinuousEngine, "sampler_for", noted)
     whole, random, stops = trainer_of(tmp_path), list[float](), False
     torch.manual_seed(0)
     expected, _ = batch_of(whole)
@@ -271,13 +280,13 @@ def test_parts_that_are_done_are_not_drawn_again(group: Any, tmp_path: Any, monk
     again, stops = trainer_of(tmp_path), False
     again.algorithm.load_state_dict(state)
     torch.manual_seed(0)
-    batch, outside = batch_of(again)
+    batch, stats = batch_of(again)
     assert sizes == [rollout, second] and first > 0
     assert random == [numbers[0], numbers[2]]
-    assert torch.equal(batch.advantages, expected.advantages) and outside.totals["rollout/mc_tokens"] > 0
+    assert torch.equal(batch.advantages, expected.advantages) and stats.totals["rollout/mc_tokens"] > 0
     # What is done grows with every part, so that a run that is stopped again writes it down again.
     assert state.numbers["completions"] == [1, 1]
-    monkeypatch.setattr(SegmentValues, "forget", lambda values: None)
+    monkeypatch.setattr(SegmentValueCollector, "accept", lambda values: None)
     assert again.algorithm.state_dict().numbers["completions"] == [1, 2]
     # Of another iteration, nothing is left.
     sizes.clear()

@@ -154,7 +154,7 @@ def test_a_drawing_pass_that_computes_another_way_is_found(models):
     trajectory = trajectory_of(*models, sampled(models[0]))
     drawn = trajectory.logprobs + 1e-5
     check_rollout(models[0], trajectory, SAMPLING, drawn)
-    with pytest.raises(UserError, match="log-probs of the drawing pass differ from those of the actor"):
+    with pytest.raises(UserError, match="log-probs of the sampling pass differ from those of the actor"):
         check_rollout(models[0], trajectory, SAMPLING, drawn - 0.1)
 
 

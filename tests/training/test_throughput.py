@@ -16,9 +16,9 @@ from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.layout import Lengths
 from dschat.models.operations import Peaks
-from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
+from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout, SampledPair
 from dschat.training import throughput
-from dschat.training.refuel.models import DrawnPair, draws_of
+from dschat.training.refuel.models import lengths_of_samplings
 from dschat.training.refuel.pairs import RefuelTask
 from dschat.training.supervised.dpo import DPOTask
 from dschat.training.supervised.reward import RewardTask
@@ -133,7 +133,7 @@ def test_replies_of_one_turn_are_one_draw() -> None:
     first = DialogueRollout([], {0: reply(2, 3), 1: reply(6, 1)})
     again = DialogueRollout([], {1: reply(6, 4)})
     short = DialogueRollout([], {0: reply(3, 2)})
-    draws = draws_of([DrawnPair(1, first, again), DrawnPair(0, short, short)])
+    draws = lengths_of_samplings([SampledPair(1, first, again), SampledPair(0, short, short)])
     found = [(draw.prompts.tolist(), draw.responses.tolist()) for draw in draws]
     assert found == [([2, 3], [3, 2]), ([6], [1]), ([3], [2]), ([6], [4])]
 
@@ -183,10 +183,11 @@ def test_refilled_prompts_were_sampled_too(group: Any, tmp_path: Any) -> None:
     )
     trainer = ppo_loop(config, lambda prompts, responses, rows: [1.0] * len(responses), make_prompts(32), [])
     count = trainer.algorithm.plan.rollout_per_rank
-    metrics = collected(trainer, [list(range(count))]).metrics
+    iteration = collected(trainer, [list(range(count))])
+    metrics = iteration.metrics
     drawn = metrics["time/sampled_per_second"] * metrics["time/generation"]
     refilled = metrics["rollout/refill_tokens"]
-    rollout = metrics["response/length"] * count * 2
+    rollout = int(iteration.batch.response_mask.sum())
     assert refilled > 0 and drawn == near(rollout + refilled, FORMULA)
 
 

@@ -16,6 +16,7 @@ from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
+from dschat.training.ppo.credit import ComputedCredit
 from dschat.training.ppo.models import MovingAverage, PPOModels
 from dschat.training.ppo.update import ppo_update
 from factories import (
@@ -105,7 +106,7 @@ def test_losses_are_means_over_the_rows_of_their_update(policy_ratio: str) -> No
     mean = "macro" if policy_ratio == "macro" else "token"
     clips = {"cliprange": 0.15, "cliprange_value": 0.5}
     settings = update_flags(2, 1, 2, **clips, temperature=0.7, policy_ratio=policy_ratio, loss_mean=mean)
-    stats = ppo_update(actor, critic, batch_of(), *settings, seed=0)
+    stats = ppo_update(actor, critic, ComputedCredit(batch_of()), *settings, seed=0)
     expected = []
     assert len(actor.lengths) == 2 * 2 * 2  # PPO epochs, updates, rows
     for update in range(4):
@@ -125,7 +126,7 @@ def test_the_seed_shuffles_the_rows() -> None:
     for seed in (0, 1, 2):
         actor = StandIn(-1.0)
         settings = update_flags(1, 1, 1)
-        ppo_update(actor, StandIn(0.0), batch_of(tuple(range(1, 9))), *settings, seed)
+        ppo_update(actor, StandIn(0.0), ComputedCredit(batch_of(tuple(range(1, 9)))), *settings, seed)
         orders.append(tuple(actor.lengths))
     assert len(set(orders)) == 3
 
@@ -134,7 +135,7 @@ def test_an_update_that_fp16_left_out_is_counted_and_has_no_norm() -> None:
     actor, critic = StandIn(-1.0), StandIn(0.0)
     actor.skipped = True
     settings = update_flags(2, 2, 1)
-    stats = ppo_update(actor, critic, batch_of(), *settings, seed=0)
+    stats = ppo_update(actor, critic, ComputedCredit(batch_of()), *settings, seed=0)
     assert stats["skipped/actor"] == 2 and "grad_norm/actor" not in stats and stats["grad_norm/critic"] == 3.0
 
 
@@ -164,9 +165,9 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
             return Generation(rollout, -1.0 * rollout.response_mask, torch.zeros_like(rollout.finished))
 
         def update(
-            actor: Any, critic: Any, batch: PPOBatch, config: Any, plan: Any, seed: int, *_: Any
+            actor: Any, critic: Any, credit: Any, config: Any, plan: Any, seed: int, *_: Any
         ) -> dict[str, float]:
-            notes.batches.append(batch)
+            notes.batches.append(credit.whole())
             notes.shuffles.append(seed)
             actor.weight = 1.0
             return {"loss/policy": 0.0, "loss/value": 0.0}
@@ -184,8 +185,8 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
         prompts = [make_prompt([5] * (1 + i % 3), "", i, {"n": i}) for i in range(8 * world_size)]
         trainer = ppo_trainer_of(models, prompts, prompts[:held_out], tokenizer, config)
         trainer.run.plan = trainer.algorithm.plan = config.plan_batches(world_size)
-        condition = trainer.algorithm.condition
-        trainer.algorithm.condition = lambda trajectory, epoch: (
+        condition = trainer.algorithm.scorer.condition
+        trainer.algorithm.scorer.condition = lambda trajectory, epoch: (
             notes.epochs.append(epoch),
             condition(trajectory, epoch),
         )[1]

@@ -61,9 +61,9 @@ def test_every_shape_of_tree(backend, sentences):
     printed = []
     for sentence in sentences:
         output = CompressedParserOutput.from_tree(sentence.tree, parser.label_vocab, parser.tag_vocab)
-        [words] = loading._read([sentence.text])
+        [words] = loading._split_words([sentence.text])
         expected = str(sentence.tree[0]).replace("(-LRB- ()", "(-LRB- -LRB-)").replace("(-RRB- ))", "(-RRB- -RRB-)")
-        tree = backend._tree(words, output)
+        tree = backend._build_tree(words, output)
         inner = [(node, node.children) for node in tree.nodes() if node.children]
         assert all((node.start, node.end) == (below[0].start, below[-1].end) for node, below in inner)
         printed.append(tree.bracket_string(sentence.text))
@@ -167,15 +167,15 @@ def test_texts_with_a_fallback(backend):
 
 def test_new_words_are_not_kept(backend):
     backend.parse(["a fox"])
-    before = len(loading._english().vocab.strings)
+    before = len(loading._spacy_english().vocab.strings)
     backend.parse([f"fox{i} saw dog{i}" for i in range(50)])
-    assert len(loading._english().vocab.strings) == before
+    assert len(loading._spacy_english().vocab.strings) == before
 
 
 def test_brackets_without_end_are_not_read(backend, monkeypatch):
     """spaCy's tokenizer takes time with the square of their number."""
     seen = []
-    english = loading._english()
+    english = loading._spacy_english()
     monkeypatch.setattr(english, "tokenizer", lambda text, read=english.tokenizer: (seen.append(text), read(text))[1])
     assert backend.parse(["(" * 100_000, FOX]) == [None, *backend.parse([FOX])]
     assert max(map(len, seen)) <= loading.MAX_CHARACTERS

@@ -117,7 +117,7 @@ def test_a_download_that_was_not_unpacked(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "benepar_en3.zip").write_bytes(b"PK")
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    assert refusal("benepar_en3").endswith(f"unpack {tmp_path}/models/benepar_en3.zip where it lies.")
+    assert refusal("benepar_en3").endswith(f"unpack {tmp_path}/models/benepar_en3.zip into its folder.")
 
 
 @pytest.mark.parametrize("model", ["missing/benepar_en3", "model.pt", "/nowhere"])
@@ -255,7 +255,7 @@ def test_one_file_that_names_its_encoder(published, tmp_path):
     save(SimpleNamespace(config=config, state_dict=parser.state_dict), tmp_path / "model.pt")
     assert BeneparBackend(tmp_path / "model.pt").parse([FOX]) == BeneparBackend(folder).parse([FOX]) != [None]
     shutil.rmtree(encoder)
-    loading._loaded.cache_clear()
+    loading._load_cached.cache_clear()
     assert str(encoder) in refusal(tmp_path / "model.pt")
 
 

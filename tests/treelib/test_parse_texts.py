@@ -3,7 +3,7 @@
 
 import pytest
 
-from constituent_treelib import TreelibError, make_backend
+from constituent_treelib import make_backend
 from constituent_treelib.chunker import Chunker
 from constituent_treelib.parsing import chunk_text, parse_texts
 from constituent_treelib.trees import Tree
@@ -151,19 +151,11 @@ def test_every_text_through_a_backend_of_ones_own(text, unit):
     check_partition(trees[0], text)
 
 
-@pytest.fixture(scope="module", params=["chunker", "link-grammar", "tree-sitter"])
+@pytest.fixture(scope="module", params=["chunker", "tree-sitter"])
 def any_backend(request):
     if request.param == "tree-sitter":
         pytest.importorskip("tree_sitter_python")
-    try:
-        made = make_backend(request.param, timeout=2.0)
-    except TreelibError as error:
-        if request.param != "link-grammar":
-            raise
-        pytest.skip(f"link-grammar: {error}")
-    yield made
-    if request.param == "link-grammar":
-        made.close()
+    return make_backend(request.param)
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
@@ -177,8 +169,6 @@ def test_every_text(any_backend, text):
 
 
 def test_every_visible_character_is_in_a_word(any_backend):
-    if any_backend.name == "link-grammar":
-        pytest.skip("link-grammar leaves out characters without a width")
     for text in TEXTS.values():
         trees, _ = parse_texts([text], any_backend)
         covered = {place for tree in trees[0] for leaf in tree.leaves() for place in range(leaf.start, leaf.end)}

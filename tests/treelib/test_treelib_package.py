@@ -36,9 +36,9 @@ def test_everything_it_names_is_there():
         assert getattr(constituent_treelib, name).__module__.startswith("constituent_treelib.")
 
 
-@pytest.mark.parametrize("name", ["", "spacy", "Chunker", "link_grammar"])
+@pytest.mark.parametrize("name", ["", "spacy", "Chunker", "tree_sitter"])
 def test_an_unknown_backend(name):
-    with pytest.raises(TreelibError, match="there are benepar, link-grammar, chunker, tree-sitter"):
+    with pytest.raises(TreelibError, match="there are benepar, chunker, tree-sitter"):
         make_backend(name)
 
 

@@ -6,7 +6,7 @@
     train(PPOConfig(data_path=["rows.jsonl"], actor_model_name_or_path="sft", critic_model_name_or_path="reward",
                     output_dir="ppo"))
 
-The parts, for a loop of one's own: `dschat.models`, `dschat.rollouts`, `macro_actions`; see examples/own_loop.py.
+Parts for a training loop of your own: `dschat.models`, `dschat.rollouts`, `macro_actions`; see examples/own_loop.py.
 """
 
 from typing import TYPE_CHECKING
@@ -18,20 +18,24 @@ if TYPE_CHECKING:
     from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
 
 __all__ = ["DPOConfig", "PPOConfig", "RefuelConfig", "RefuelOnlineConfig", "RewardConfig", "SFTConfig", "train"]
-_PLACES = {
+# Configuration → its module of dschat.settings.
+_MODULES = {
+    "DPOConfig": "supervised",
     "PPOConfig": "ppo",
     "RefuelConfig": "refuel",
     "RefuelOnlineConfig": "refuel",
-    **dict.fromkeys(("DPOConfig", "RewardConfig", "SFTConfig"), "supervised"),
+    "RewardConfig": "supervised",
+    "SFTConfig": "supervised",
 }
 
 
 def __getattr__(name: str) -> object:
-    """Imports what is asked for, so that `import dschat` is quick."""
+    """Import a name when it is first used, so that `import dschat` is quick."""
     from importlib import import_module
 
     if name == "train":
         return import_module("dschat.cli").train
-    if name in _PLACES:
-        return getattr(import_module(f"dschat.settings.{_PLACES[name]}"), name)
+    if name in _MODULES:
+        module = import_module(f"dschat.settings.{_MODULES[name]}")
+        return getattr(module, name)
     raise AttributeError(f"module 'dschat' has no attribute {name!r}")

@@ -135,16 +135,12 @@ COMMANDS: dict[str, Command] = {
     "judge-turns": Command(
         "a judge compares dialogues turn by turn",
         "lab.options:TurnOptions",
-        "lab.evaluations:run_turns",
+        "lab.turn_report:run_turns",
         resumable=True,
     ),
     "vote": Command("people compare two models", "lab.options:VoteOptions", "lab.vote.command:vote", resumable=True),
-    "report": Command(
-        "win rates, agreement, pass@k, best of N", "lab.options:ReportOptions", "lab.evaluations:report"
-    ),
-    "pass-at-k": Command(
-        "pass@k of programs that were run", "lab.options:PassOptions", "lab.evaluations:run_pass_at_k"
-    ),
+    "report": Command("win rates, agreement, pass@k, best of N", "lab.options:ReportOptions", "lab.report:report"),
+    "pass-at-k": Command("pass@k of programs that were run", "lab.options:PassOptions", "lab.pass_at_k:run_pass_at_k"),
     "demo chat": Command("talk with a model", "demo.options:ChatOptions", "demo.command:run"),
     "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.command:run"),
     "macro-actions": Command(
@@ -153,7 +149,7 @@ COMMANDS: dict[str, Command] = {
         "lab.show_macro_actions:run",
     ),
     "serve": Command("a reward model for --reward_url", "settings.commands:ServeOptions", "scoring.serve:serve"),
-    "serve-vllm": Command("vLLM for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.serve:serve"),
+    "serve-vllm": Command("vLLM for --vllm_url", "settings.commands:ServeVllmOptions", "rollouts.vllm.serve:serve"),
     "push": Command("a model to the Hugging Face hub", "settings.commands:PushOptions", "run.hub:run_push"),
     "env": Command(
         "versions, GPUs and memory, for a report of a bug", "settings.commands:EnvOptions", "run.environment:describe"
@@ -208,11 +204,11 @@ def _run_command(name: str, words: Sequence[str]) -> str | int:
     """Reads the flags of a command that does not train, then runs it."""
     command = COMMANDS[name]
     flags_class = command.flags_class()
-    takes_more = hasattr(flags_class, "rest")
+    takes_more = hasattr(flags_class, "other_words")
     resolved = resolve(flags_class, words, command=name, all_known=not takes_more)
     options = resolved.config
     if takes_more:
-        options.rest = resolved.rest
+        options.other_words = resolved.other_words
     if hasattr(options, "prepare"):
         options.prepare()
     result: str | int = command.function()(options)
@@ -243,7 +239,11 @@ def train(config: CommonConfig) -> dict[str, float]:
     raise UserError(f"{type(config).__name__} is no configuration of a training step.")
 
 
-def train_step(name: str, words: Sequence[str], may_launch: bool) -> int:
+def train_step(
+    name: str,
+    words: Sequence[str],
+    may_launch: bool,
+) -> int:
     """Runs a training step: in this process, if a launcher has started it, else on every GPU.
 
     Returns:
@@ -268,15 +268,25 @@ def _launch_or_train(name: str, words: Sequence[str]) -> int:
 
 
 def train_here(
-    name: str, words: Sequence[str], processes: int | None = None, environ: Mapping[str, str] | None = None
+    name: str,
+    words: Sequence[str],
+    processes: int | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> int:
     """Runs a training step in this process. Returns the exit status; see `read_config` for the arguments."""
+
+    def read() -> CommonConfig:
+        return read_config(name, words, processes, environ).config
+
     command = COMMANDS[name]
-    return run_main(command.step, lambda: read_config(name, words, processes, environ).config, command.function)
+    return run_main(command.step, read, command.function)
 
 
 def read_config(
-    name: str, words: Sequence[str], processes: int | None = None, environ: Mapping[str, str] | None = None
+    name: str,
+    words: Sequence[str],
+    processes: int | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Resolved[CommonConfig]:
     """Reads and checks the flags of a training step.
 
@@ -291,7 +301,8 @@ def read_config(
     Raises:
         UserError: a flag or a combination of flags is not possible.
     """
-    resolved = resolve(COMMANDS[name].flags_class(), words, command=name, processes=processes, environ=environ)
+    flags_class: type[CommonConfig] = COMMANDS[name].flags_class()
+    resolved = resolve(flags_class, words, command=name, processes=processes, environ=environ)
     if resolved.preset and not os.environ.get("MA_RLHF_DATA"):
         project = os.environ.get("PROJ_PATH") or Path.cwd()
         os.environ["MA_RLHF_DATA"] = str(Path(project) / "data")
@@ -318,7 +329,7 @@ def _list_commands(words: Sequence[str]) -> int:
     if first and not matching:
         similar = OTHER_COMMANDS.get(first) or next(iter(get_close_matches(first, COMMANDS, n=1)), "")
         hint = f"; did you mean {similar}?" if similar else ""
-        print(f"dschat: error: {first} is no command{hint}", file=sys.stderr)
+        print(f"dschat: error: there is no command {first}{hint}", file=sys.stderr)
         return 2
 
     commands = matching or COMMANDS

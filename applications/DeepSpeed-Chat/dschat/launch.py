@@ -38,8 +38,8 @@ VARIABLES_FILE = "DS_ENV_FILE"  # name of DeepSpeed's file of variables for othe
 GPU_NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
 LAUNCH_ONLY_FLAGS = ("hostfile", "node_rank", "master_addr", "master_port")  # not passed on to workers
 FOLLOWED_EVERY = 1.0  # seconds between two checks that the launching process is still there
-# Seconds before processes that outlive the launcher get SIGTERM, and then SIGKILL.
-STRAYS_GO_ON, STRAYS_END = 60.0, 300.0
+STRAYS_GO_ON = 60.0  # seconds before processes that outlive the launcher get SIGTERM
+STRAYS_END = 300.0  # seconds between that and SIGKILL
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}  # exit status after a signal
 
 
@@ -149,7 +149,9 @@ def _plan_machines(flags: LaunchFlags, port: Sequence[str]) -> LaunchPlan:
             f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}: on several machines the launcher uses the"
             " GPUs from 0 on; unset the variable and give the first --num_gpus of each to this run."
         )
-    options = [*port] if flags.num_gpus is None else ["--num_gpus", str(flags.num_gpus), *port]
+    options = list(port)
+    if flags.num_gpus is not None:
+        options = ["--num_gpus", str(flags.num_gpus), *port]
     hosts: str | None = None
     if flags.hostfile:
         slots_of = _read_hostfile(flags.hostfile)
@@ -273,7 +275,12 @@ def launch(plan: LaunchPlan, words: Sequence[str]) -> int:
     return status
 
 
-def _run_by_ssh(command: Sequence[str], environment: Mapping[str, str], hosts: Sequence[str], scratch: Path) -> int:
+def _run_by_ssh(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    hosts: Sequence[str],
+    scratch: Path,
+) -> int:
     """Runs the launcher for several machines; `scratch` is a folder for its file of variables."""
     check_paths()
     check_programs()
@@ -283,13 +290,18 @@ def _run_by_ssh(command: Sequence[str], environment: Mapping[str, str], hosts: S
             return STATUS[signals.last]
         exported = variables.exported | {VARIABLES: file}
         exports = scratch / "variables"
-        exports.write_text("".join(f"{name}={value}\n" for name, value in exported.items()), encoding="utf-8")
+        lines = [f"{name}={value}\n" for name, value in exported.items()]
+        exports.write_text("".join(lines), encoding="utf-8")
         # Processes that the launcher starts itself, without ssh, read its environment and not that file.
         launcher_environment = variables.launcher | {VARIABLES_FILE: str(exports), VARIABLES: file}
         return run_launcher(command, launcher_environment, signals)
 
 
-def run_launcher(command: Sequence[str], environment: Mapping[str, str], signals: LauncherSignals) -> int:
+def run_launcher(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    signals: LauncherSignals,
+) -> int:
     """Runs the launcher in a process group of its own until it and its processes have ended; its exit status."""
     launcher = subprocess.Popen(command, env=environment, process_group=0)
     signals.pass_to(launcher.pid)
@@ -308,8 +320,9 @@ def _launcher_variables() -> dict[str, str]:
         UserError: a line is not NAME=value.
     """
     name = Path(os.environ.get(VARIABLES_FILE, ".deepspeed_env"))
+    files = dict.fromkeys([Path.home() / name, Path.cwd() / name])  # each once
     variables: dict[str, str] = {}
-    for file in dict.fromkeys([Path.home() / name, Path.cwd() / name]):
+    for file in files:
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
         for number, line in enumerate(lines, start=1):
             variable, equals, value = line.strip().partition("=")
@@ -347,7 +360,10 @@ class LauncherSignals:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Restores the earlier handlers."""
         for number, handler in self._earlier_handlers.items():
@@ -359,7 +375,11 @@ class LauncherSignals:
         if launcher is not None and self.last is not None:
             _signal_group(launcher, self.last)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(
+        self,
+        number: int,
+        frame: FrameType | None,
+    ) -> None:
         is_first = self.last is None
         self.last = signal.Signals(number)
         if self._launcher is None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from dschat.base.atomic import NO_ROOM
-from dschat.base.errors import UserError
+from dschat.base.errors import ServerLost, UserError
 from dschat.base.lock import close_all
 from dschat.base.progress import LinesAboveBars
 from dschat.launch import ERROR_FILE, follow_launcher
@@ -43,7 +43,7 @@ def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
     Returns:
         The exit status: 0; 2 after a UserError; 130 after Ctrl-C.
     """
-    logging.basicConfig(format="%(message)s")  # libraries' warnings
+    logging.basicConfig(format="%(message)s", handlers=[LinesAboveBars()])  # for warnings of libraries, too
     logging.getLogger("dschat").setLevel(logging.INFO)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -66,7 +66,11 @@ def run_script(run: Callable[[], str | int], resumable: bool = False) -> int:
     return 0
 
 
-def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], Step[C]]) -> int:
+def run_main(
+    step: str,
+    read_config: Callable[[], C],
+    load_step: Callable[[], Step[C]],
+) -> int:
     """Reads the configuration, joins the process group and trains; errors are reported on stderr.
 
     Args:
@@ -90,7 +94,11 @@ def run_main(step: str, read_config: Callable[[], C], load_step: Callable[[], St
         close_all()
 
 
-def run_training(step: str, config: C, load_step: Callable[[], Step[C]]) -> dict[str, float]:
+def run_training(
+    step: str,
+    config: C,
+    load_step: Callable[[], Step[C]],
+) -> dict[str, float]:
     """Trains inside a program of the user's own: errors are raised. Returns the metrics of the last evaluation."""
     try:
         result = TrainingProcess(step, load_step).train(config)
@@ -117,7 +125,11 @@ class TrainingResult:
 class TrainingProcess(Generic[C]):
     """One of the processes that run a training step."""
 
-    def __init__(self, step: str, load_step: Callable[[], Step[C]]) -> None:
+    def __init__(
+        self,
+        step: str,
+        load_step: Callable[[], Step[C]],
+    ) -> None:
         """Takes the step's name in run.json, and what imports its function."""
         self._step = step
         self._load_step = load_step
@@ -156,7 +168,11 @@ class TrainingProcess(Generic[C]):
             push_after_training(config.output.output_dir, config.tracking.push_to_hub)
         return TrainingResult(0, metrics)
 
-    def _train_in_group(self, config: C, plan: BatchPlan) -> dict[str, float]:
+    def _train_in_group(
+        self,
+        config: C,
+        plan: BatchPlan,
+    ) -> dict[str, float]:
         """Checks the machine, trains into the output folder, and returns the metrics of the last evaluation."""
         import torch
 
@@ -165,9 +181,8 @@ class TrainingProcess(Generic[C]):
         from dschat.run.preflight import preflight
 
         preflight(config)
-        torch.manual_seed(
-            config.optimisation.seed
-        )  # for new adapters and embedding rows; sampling has seeds of its own
+        # For new adapters and embedding rows; sampling has seeds of its own.
+        torch.manual_seed(config.optimisation.seed)
         if not is_main():
             logging.getLogger().setLevel(logging.WARNING)
         output = RunOutput(self._step, config, plan)
@@ -177,6 +192,8 @@ class TrainingProcess(Generic[C]):
                 train = self._load_step()
                 train(config, output)
                 output.finish()
+        except ServerLost:
+            raise  # with a checkpoint, which belongs to what `discard` would remove
         except UserError:
             output.discard()
             raise
@@ -215,7 +232,8 @@ def report_error(error: BaseException, saved_models: Sequence[str]) -> int:
         remark = f"the models saved last are in {saved_models[-1]}" if saved_models else "no models were saved yet"
         print(f"interrupted; {remark}", file=sys.stderr)
         return 130
-    if isinstance(error, UserError) and error.on_every_rank and os.environ.get("LOCAL_RANK", "0") != "0":
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if isinstance(error, UserError) and error.on_every_rank and not is_first:
         return 2
     if isinstance(error, UserError):
         message = f"error: {_rank_prefix()}{error}"

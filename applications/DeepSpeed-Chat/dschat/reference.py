@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the declarations of the flags make: docs/flags.md and the completion of shells.
+"""Documents that are made from the declarations of the flags: docs/flags.md, and the completion of shells.
 
 python -m dschat.reference > docs/flags.md
 """
@@ -41,8 +41,9 @@ def page() -> Iterator[str]:
     """The lines of docs/flags.md."""
     yield "# Flags\n"
     yield "Made by `python -m dschat.reference > docs/flags.md` from the declarations. Every flag may be spelled with"
-    yield "`_` or `-`, and stand in the file of `--config` under the name shown here. `--print_config` shows where a"
-    yield "value comes from: the command line, the file (or what it `extends`), the environment, or the default."
+    yield "`_` or `-`, and be given in the file of `--config` under the name shown here. `--print_config` shows where"
+    yield "a value comes from: the command line, the file (or what it `extends`), the environment, or the default."
+    yield "`--print_schema` prints a JSON schema, with which editors complete and check such files."
     for name, command in COMMANDS.items():
         yield f"\n## dschat {name}\n"
         yield f"{command.summary[0].upper()}{command.summary[1:]}.\n"
@@ -52,41 +53,77 @@ def page() -> Iterator[str]:
         yield "| flag | what |"
         yield "|---|---|"
         for action in _actions(command):
-            shown = [option for option in action.option_strings if "-" not in option[2:]] or [str(action.dest).upper()]
-            if "--help" in shown:
-                continue
-            help = str(action.help).replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
-            choices = f" ({', '.join(map(str, action.choices))})" if action.choices else ""
-            yield f"| {', '.join(f'`{option}`' for option in shown)} | {help}{choices} |"
+            yield _table_row(action)
+
+
+def _table_row(action: Action) -> str:
+    """A flag's row in the table of its command."""
+    spellings = _spellings(action) or [str(action.dest).upper()]
+    names = ", ".join(f"`{spelling}`" for spelling in spellings)
+    text = str(action.help).replace("%%", "%").replace("|", "\\|").replace("<", "&lt;")
+    if action.choices:
+        choices = ", ".join(str(choice) for choice in action.choices)
+        text += f" ({choices})"
+    return f"| {names} | {text} |"
 
 
 def completion(options: CompletionOptions) -> str:
-    """A script for bash; zsh reads it, too, by its bashcompinit."""
-    names: dict[str, None] = {}
-    two: list[str] = []
-    one: list[str] = []
+    """A script for bash. zsh can read it with its bashcompinit."""
+    script = BASH
+    for mark, text in _completion_parts().items():
+        script = script.replace(mark, text)
+    if options.shell == "zsh":
+        return f"autoload -U +X bashcompinit && bashcompinit\n{script}"
+    return script
+
+
+def _completion_parts() -> dict[str, str]:
+    """What replaces the marks of `BASH`: cases of its statements, and the first words of the commands."""
     presets: list[str] = []
+    two_words: list[str] = []
+    one_word: list[str] = []
     for name, command in COMMANDS.items():
-        words = [option for action in _actions(command) for option in action.option_strings if "-" not in option[2:]]
-        names[name.split()[0]] = None
-        below = [other.split()[1] for other in COMMANDS if other.startswith(f"{name} ")]
-        line = f'{{}}"{name}{{}}") words="{" ".join([*below, *words])}" ;;'
-        (two if " " in name else one).append(line.format(" " * 12, ""))
-        if found := preset_names(name):
-            presets.append(f'        --config:"{name} "*) words="{" ".join(found)}" ;;')
-    for first in {name.split()[0]: None for name in COMMANDS if " " in name and name.split()[0] not in COMMANDS}:
-        below = [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
-        one.append(f'            "{first}") words="{" ".join(below)}" ;;')
-    script = BASH.replace("@PRESETS@", "\n".join(presets)).replace("@TWO@", "\n".join(two))
-    script = script.replace("@ONE@", "\n".join(one)).replace("@NAMES@", " ".join(names))
-    return script if options.shell == "bash" else f"autoload -U +X bashcompinit && bashcompinit\n{script}"
+        words = _second_words(name)
+        for action in _actions(command):
+            words += _spellings(action)
+        case = f'            "{name}") words="{" ".join(words)}" ;;'
+        if " " in name:
+            two_words.append(case)
+        else:
+            one_word.append(case)
+        names = preset_names(name)
+        if names:
+            presets.append(f'        --config:"{name} "*) words="{" ".join(names)}" ;;')
+
+    # First words that are no command by themselves, such as `data` of `data check`.
+    first_words = list(dict.fromkeys(name.split()[0] for name in COMMANDS))
+    for first in first_words:
+        if first not in COMMANDS:
+            one_word.append(f'            "{first}") words="{" ".join(_second_words(first))}" ;;')
+    return {
+        "@PRESETS@": "\n".join(presets),
+        "@TWO@": "\n".join(two_words),
+        "@ONE@": "\n".join(one_word),
+        "@NAMES@": " ".join(first_words),
+    }
+
+
+def _second_words(first: str) -> list[str]:
+    """Second words of the commands that begin with a word."""
+    return [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
 
 
 def _actions(command: Command) -> list[Action]:
-    """The flags of a subcommand as its parser has them, those of DeepSpeed-Chat without effect left out."""
-    kind = command.flags_class()
-    actions = FlagParser(kind)._actions
-    return [action for action in actions if action.dest in flags_of(kind) and action.help != SUPPRESS]
+    """The flags of a subcommand as its parser has them, without the inert ones of DeepSpeed-Chat."""
+    flags_class = command.flags_class()
+    names = flags_of(flags_class)
+    actions = FlagParser(flags_class)._actions
+    return [action for action in actions if action.dest in names and action.help != SUPPRESS]
+
+
+def _spellings(action: Action) -> list[str]:
+    """Spellings of a flag with underscores; none for a positional word."""
+    return [option for option in action.option_strings if "-" not in option[2:]]
 
 
 if __name__ == "__main__":

@@ -37,15 +37,8 @@ CARRIED = re.compile(
     r"|REQUESTS_CA_BUNDLE",
     re.IGNORECASE,
 )
-PASSED_ON = (
-    "MLFLOW",
-    "PYTHON",
-    "MV2",
-    "UCX",
-    "NCCL",
-    "LD_LIBRARY",
-    "PATH",
-)  # prefixes of variables that DeepSpeed's launcher passes on
+# Prefixes of variables that DeepSpeed's launcher passes on.
+PASSED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "LD_LIBRARY", "PATH")
 BEFORE_PYTHON = ("PYTHON", "LD_LIBRARY", "PATH")  # those of them that the start of Python depends on
 SSH_TIMEOUT = 120  # seconds
 SSH_FAILED = 255  # status of ssh itself: no connection, or ended by a signal
@@ -107,7 +100,8 @@ def _unpack(word: str) -> str:
 
 def check_paths() -> None:
     """Raises UserError where DeepSpeed's launcher cannot name this folder or this Python to other machines."""
-    for what, path in (("the current folder", os.path.abspath(".")), ("Python", sys.executable)):
+    paths = {"the current folder": os.path.abspath("."), "Python": sys.executable}
+    for what, path in paths.items():
         if not re.fullmatch(r"[\w+=:,./@-]+", path):
             raise UserError(
                 f"--hostfile: {what}, {path}, has characters that the shell of another machine would read otherwise;"
@@ -126,17 +120,18 @@ def check_programs() -> None:
             )
 
 
-def split_variables(environ: Mapping[str, str], further: Mapping[str, str]) -> RemoteEnvironment:
+def split_variables(environ: Mapping[str, str], file_variables: Mapping[str, str]) -> RemoteEnvironment:
     """Decides how variables get to other machines.
 
     Args:
         environ: environment of this process.
-        further: variables of DeepSpeed's own file, all of which go to other machines.
+        file_variables: variables of DeepSpeed's own file, all of which go to other machines.
 
     Raises:
         UserError: a variable that the start of Python depends on has characters that a shell would interpret.
     """
-    carried = {name: value for name, value in environ.items() if CARRIED.fullmatch(name)} | dict(further)
+    carried = {name: value for name, value in environ.items() if CARRIED.fullmatch(name)}
+    carried |= file_variables
     exported: dict[str, str] = {}
     delivered: dict[str, str] = {}
     for name, value in carried.items():
@@ -187,7 +182,11 @@ def delivered(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[st
             list(pool.map(partial(_remove_on, path), hosts))
 
 
-def _write_on(path: str, content: bytes, host: str) -> str:
+def _write_on(
+    path: str,
+    content: bytes,
+    host: str,
+) -> str:
     """Writes a file on a machine that only its owner can read.
 
     Two names in the list may be those of one machine, whose file is written once.
@@ -212,7 +211,11 @@ def _remove_on(path: str, host: str) -> None:
         print(f"warning: {path} on {host} could not be removed; it holds this run's variables", file=sys.stderr)
 
 
-def _ssh(host: str, command: str, content: bytes) -> "subprocess.CompletedProcess[bytes]":
+def _ssh(
+    host: str,
+    command: str,
+    content: bytes,
+) -> "subprocess.CompletedProcess[bytes]":
     """Runs a command on a machine with `content` as its standard input; a status of 1 also after a time-out."""
     words = ["ssh", "-o", "PasswordAuthentication=no", host, command]
     try:

@@ -6,7 +6,7 @@
     ends = fixed(response_mask, n=5)  # (B, R) bool
     advantages, returns = macro_gae(values, rewards, ends, response_mask, gamma=1.0, lam=0.95, value_function="first")
 
-Its functions read no file, no flag and no clock, draw nothing from the global random state and know no trainer; but
+Its functions read no file, no flag and no clock, use no global random state and know no trainer; but
 `macro_actions.constituents` loads a parser, and `macro_actions.frameworks` knows trainers.
 Shapes: B rows, P prompt positions, R response positions, M macro actions.
 """

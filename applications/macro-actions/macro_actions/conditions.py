@@ -52,7 +52,8 @@ def fixed(response_mask: Tensor, n: float = 5) -> Tensor:
     if math.isinf(n):
         return last_true(mask)
     position = _count_in_run(mask, mask)
-    return (mask & (position % int(n) == 0)) | last_true(mask)
+    is_nth = position % int(n) == 0
+    return (mask & is_nth) | last_true(mask)
 
 
 def randomized(
@@ -125,7 +126,11 @@ def make_row_seeds(
     return torch.where(sample_index == 0, seeds, mix(seeds + sample_index))
 
 
-def ppl(response_mask: Tensor, ref_logprobs: Tensor, mode: str = "chunk") -> Tensor:
+def ppl(
+    response_mask: Tensor,
+    ref_logprobs: Tensor,
+    mode: str = "chunk",
+) -> Tensor:
     """Cut where the perplexity under the reference model rises. A tie never cuts.
 
     With nll the negative log-likelihood of a token:
@@ -162,7 +167,12 @@ def ppl(response_mask: Tensor, ref_logprobs: Tensor, mode: str = "chunk") -> Ten
     return _ends_before(cut_before, mask)
 
 
-def surprise(response_mask: Tensor, logprobs: Tensor, probability: float = 0.9, count: int = 5) -> Tensor:
+def surprise(
+    response_mask: Tensor,
+    logprobs: Tensor,
+    probability: float = 0.9,
+    count: int = 5,
+) -> Tensor:
     """Begin a macro action at every ``count``-th unlikely token: the cut points of SPO (Guo et al. 2025).
 
     Example: probabilities .9 .2 .9 .1 .3 with probability .5 and count 2: the fourth token begins one, lengths 3 2.
@@ -204,7 +214,7 @@ def parsing(
         response_ids: shape ``(B, R)``, int64.
         tokenizer: the policy's.
         cutoff: in tokens, at least 3.
-        parser: ``benepar``, ``link-grammar``, ``chunker``, or ``tree-sitter`` for programs.
+        parser: ``benepar``, ``chunker``, or ``tree-sitter`` for programs.
         model: model of the parser, where it has several.
         end_ids: ids that end a response, beside the tokenizer's special ones.
 
@@ -279,12 +289,19 @@ def ends_from_lengths(lengths: Sequence[Sequence[int]], response_mask: Tensor) -
     mask = response_mask.bool()
     longest = max((len(row) for row in lengths), default=0)
     beyond = mask.shape[1] + 1
-    padded = [list(row) + [beyond] * (longest - len(row)) for row in lengths]
+    padded = []
+    for row in lengths:
+        padding = [beyond] * (longest - len(row))
+        padded.append([*row, *padding])
     table = torch.tensor(padded, dtype=torch.long, device=mask.device)
     return _ends_after(table.view(len(padded), longest), mask)
 
 
-def at_most(ends: Tensor, response_mask: Tensor, most: int) -> Tensor:
+def at_most(
+    ends: Tensor,
+    response_mask: Tensor,
+    most: int,
+) -> Tensor:
     """Join neighbours, so that no response has more than ``most`` macro actions.
 
     Macro action m of M, counted from 0, becomes part of number ⌊m · most / M⌋: with M = 5 and most = 2, the first
@@ -303,7 +320,8 @@ def at_most(ends: Tensor, response_mask: Tensor, most: int) -> Tensor:
     ends = (ends & mask) | last
     number = ends.cumsum(1) - ends.long()
     total = ends.sum(1, keepdim=True)
-    joined = torch.where(total > most, number * most // total.clamp(min=1), number)
+    joined_number = number * most // total.clamp(min=1)
+    joined = torch.where(total > most, joined_number, number)
     is_other_than_next = joined != joined.roll(-1, 1)
     return ends & (last | is_other_than_next)
 
@@ -337,7 +355,7 @@ def _count_in_run(flags: Tensor, mask: Tensor) -> Tensor:
         mask: shape ``(B, R)``, bool.
 
     Returns:
-        Shape ``(B, R)``, int64; it means nothing off the mask.
+        Shape ``(B, R)``, int64; undefined off the mask.
     """
     total = flags.cumsum(1)
     before_run = torch.where(mask, 0, total).cummax(1).values
@@ -369,7 +387,11 @@ def _ends_after(lengths: Tensor, mask: Tensor) -> Tensor:
     return (mask & is_last.gather(1, number)) | last_true(mask)
 
 
-def _rises_above_mean(nll: Tensor, mask: Tensor, restart: bool) -> Tensor:
+def _rises_above_mean(
+    nll: Tensor,
+    mask: Tensor,
+    restart: bool,
+) -> Tensor:
     """Whether each token's nll exceeds the mean nll of the tokens before it in its run.
 
     Args:
@@ -378,7 +400,7 @@ def _rises_above_mean(nll: Tensor, mask: Tensor, restart: bool) -> Tensor:
         restart: the mean is over the current macro action, and begins anew at every token that exceeds it.
 
     Returns:
-        Shape ``(B, R)``, bool; it means nothing at the beginning of a run and off the mask.
+        Shape ``(B, R)``, bool; undefined at the beginning of a run and off the mask.
     """
     if not restart:
         return _rises_above_prefix_mean(nll, mask)
@@ -398,15 +420,16 @@ def _rises_above_mean(nll: Tensor, mask: Tensor, restart: bool) -> Tensor:
 
 
 def _rises_above_prefix_mean(nll: Tensor, mask: Tensor) -> Tensor:
-    """Whether each token's nll exceeds the mean nll of all tokens before it in its run; shapes as above."""
+    """Whether each token's nll exceeds the mean nll of all tokens before it in its run. (B, R) each."""
     total = nll.cumsum(1)
-    before = torch.cat([torch.zeros_like(total[:, :1]), total[:, :-1]], dim=1)[:, : nll.shape[1]]
+    total_before = torch.zeros_like(total)
+    total_before[:, 1:] = total[:, :-1]
     column = torch.arange(nll.shape[1], device=nll.device).expand_as(mask)
     begins = mask.clone()
     begins[:, 1:] &= ~mask[:, :-1]
     begin_column = torch.where(begins, column, 0).cummax(1).values
     count = column - begin_column
-    return nll * count > before - before.gather(1, begin_column)
+    return nll * count > total_before - total_before.gather(1, begin_column)
 
 
 def _check_shape(x: Tensor, response_mask: Tensor) -> None:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The termination condition `parsing`: macro actions from constituency trees, a whole rollout at a time.
+"""The termination condition `parsing`: macro actions that are constituents of a parse tree.
 
-The rule, from trees and tokens to macro-action lengths:
+The rule, from trees and tokens to macro-action lengths, with a cutoff of C tokens:
 
     for each sentence: visit(root), where visit(x) is
         one word under x:             its tokens join the macro action before it; a sentence's first word starts one
         fewer than C tokens under x:  they are one macro action
         otherwise:                    visit the children, from left to right
 
-A token belongs to the first word that ends after the token's first visible character; one that goes on with a
-character of the token before belongs where that one does. Cuts stand between sentences, too; special tokens at the end
-(EOS) are one more macro action.
+A token belongs to the first word that ends after the token's first visible character. A token that shares a character
+with the token before it belongs to the same word. Sentence boundaries are always cut points, and special tokens at the
+end (EOS) are one more macro action.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from macro_actions.token_text import TokenReader
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ENOUGH_TO_JUDGE = 20  # sentences; of fewer, a share that fell back says little
+ENOUGH_TO_JUDGE = 20  # sentences; with fewer, the share that fell back to the chunker means little
 
 
 class Node(Protocol):
-    """A constituent, or a word if it has no children; positions in characters."""
+    """A constituent, or a word if it has no children. Positions are characters of the text."""
 
     @property
     def start(self) -> int: ...
@@ -48,14 +48,21 @@ class Node(Protocol):
 
 
 def macro_action_lengths(
-    sentences: Sequence[Node], text: str, spans: Sequence[tuple[int, int]], trailing: int, cutoff: int
+    sentences: Sequence[Node],
+    text: str,
+    spans: Sequence[tuple[int, int]],
+    trailing: int,
+    cutoff: int,
 ) -> list[int]:
-    """Cuts one response.
+    """Cut one response along its parse trees.
+
+    Example: ((The small dog) (chased cats)) with one token per word and EOS. C = 4 makes both phrases macro actions,
+    lengths 3 2 1; C = 6 makes the sentence one, lengths 5 1.
 
     Args:
-        sentences: trees of the text, in order; none if it holds no word.
-        text: what the tokens say.
-        spans: (start, end) in characters of each of the n tokens before the trailing special ones; neither start nor
+        sentences: trees of the text, in order; none if the text has no words.
+        text: what the tokens decode to.
+        spans: (start, end) in characters of each of the n tokens before the trailing special ones. Neither start nor
             end ever decreases. Tokens that share a character overlap.
         trailing: number of special tokens at the end.
         cutoff: C; a constituent of fewer tokens is one macro action.
@@ -63,72 +70,112 @@ def macro_action_lengths(
     Returns:
         Lengths in tokens, each at least 1, with sum n + trailing.
     """
-    nodes = [_nodes(sentence) for sentence in sentences]
-    word_ends = [node.end for sentence in nodes for node in sentence if not node.children]
-    before = [0, *accumulate(_tokens_per_word(text, spans, word_ends))]  # tokens before each word, and in all
+    # Tokens before each word of the response, and in all words together.
+    nodes_by_sentence = [_nodes(sentence) for sentence in sentences]
+    word_ends: list[int] = []
+    for nodes in nodes_by_sentence:
+        word_ends.extend(node.end for node in nodes if not node.children)
+    tokens_per_word = _tokens_per_word(text, spans, word_ends)
+    tokens_before = list(accumulate(tokens_per_word, initial=0))
+
+    # Cut points, as numbers of tokens before them.
     cuts = {0, len(spans), len(spans) + trailing}
-    word = 0
-    for sentence in nodes:
-        ends, next_word = _visit(sentence[0], word, _words_under(sentence), before, cutoff)
-        cuts.update([before[word], *ends, before[next_word]])
-        word = next_word
+    first_word = 0
+    for nodes in nodes_by_sentence:
+        root = nodes[0]
+        words_under = _words_under(nodes)
+        cuts.add(tokens_before[first_word])
+        cuts.update(_visit(root, first_word, words_under, tokens_before, cutoff))
+        first_word += words_under[id(root)]
+        cuts.add(tokens_before[first_word])
     return [end - start for start, end in pairwise(sorted(cuts))]
 
 
 def _nodes(root: Node) -> list[Node]:
-    """Every node, each before its children, from left to right."""
-    nodes, waiting = [], [root]
-    while waiting:
-        node = waiting.pop()
+    """Every node of a tree, each before its children, from left to right."""
+    nodes = []
+    stack = [root]
+    while stack:
+        node = stack.pop()
         nodes.append(node)
-        waiting.extend(reversed(node.children))
+        stack.extend(reversed(node.children))
     return nodes
 
 
 def _words_under(nodes: Sequence[Node]) -> dict[int, int]:
-    """How many words are under each node of a tree, by the node's id."""
+    """Number of words under each node of a tree, by the node's id.
+
+    Args:
+        nodes: all nodes of the tree, see `_nodes`.
+    """
     counts: dict[int, int] = {}
     for node in reversed(nodes):  # children before parents
-        counts[id(node)] = sum([counts[id(child)] for child in node.children]) or 1
+        if node.children:
+            counts[id(node)] = sum(counts[id(child)] for child in node.children)
+        else:
+            counts[id(node)] = 1
     return counts
 
 
 def _visit(
-    root: Node, word: int, words_under: Mapping[int, int], before: Sequence[int], cutoff: int
-) -> tuple[list[int], int]:
-    """The rule's visit(root). A list of waiting nodes stands in for the recursion, which deep trees would exhaust.
+    root: Node,
+    first_word: int,
+    words_under: Mapping[int, int],
+    tokens_before: Sequence[int],
+    cutoff: int,
+) -> list[int]:
+    """The rule's visit(root). It keeps a stack of nodes, because recursion would fail on deep trees.
 
     Args:
-        root: of a sentence.
-        word: number of the sentence's first word in the response.
+        root: root of a sentence.
+        first_word: number of the sentence's first word in the response.
         words_under: see `_words_under`.
-        before: tokens before each word of the response, and after the last.
+        tokens_before: tokens before each word of the response, and after the last.
+        cutoff: C.
 
     Returns:
-        Where the macro actions end, in tokens, and the number of the word after the sentence.
+        Where the macro actions of the sentence end: the number of tokens before each end.
     """
     ends: list[int] = []
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
+    word = first_word
+    stack = [root]
+    while stack:
+        node = stack.pop()
         next_word = word + words_under[id(node)]
+        start = tokens_before[word]
+        end = tokens_before[next_word]
         if next_word == word + 1:
-            ends[-1:] = [before[next_word]]  # moves the last end behind this word, or sets the sentence's first end
-        elif before[next_word] - before[word] < cutoff:
-            ends.append(before[next_word])
+            ends[-1:] = [end]  # extends the last macro action by this word, or sets the sentence's first end
+            word = next_word
+        elif end - start < cutoff:
+            ends.append(end)
+            word = next_word
         else:
-            waiting.extend(reversed(node.children))
-            continue
-        word = next_word
-    return ends, word
+            stack.extend(reversed(node.children))
+    return ends
 
 
-def _tokens_per_word(text: str, spans: Sequence[tuple[int, int]], word_ends: Sequence[int]) -> list[int]:
-    """How many tokens belong to each word, given the character after its last; without words, none."""
+def _tokens_per_word(
+    text: str,
+    spans: Sequence[tuple[int, int]],
+    word_ends: Sequence[int],
+) -> list[int]:
+    """Number of tokens that belong to each word.
+
+    Args:
+        text: what the tokens decode to.
+        spans: (start, end) in characters of each token.
+        word_ends: the character after each word's last. Without words the result is empty.
+    """
     counts = [0] * len(word_ends)
-    word, last_word, covered = 0, len(counts) - 1, 0
-    for start, end in spans if counts else ():
-        if start >= covered:  # else the token goes on with a character of the one before and belongs where that does
+    if not counts:
+        return counts
+    last_word = len(counts) - 1
+    word = 0
+    covered = 0  # end of the characters that earlier tokens have
+    for start, end in spans:
+        shares_a_character = start < covered
+        if not shares_a_character:
             position = anchor(text, start, end)
             while word < last_word and word_ends[word] <= position:
                 word += 1
@@ -137,8 +184,12 @@ def _tokens_per_word(text: str, spans: Sequence[tuple[int, int]], word_ends: Seq
     return counts
 
 
-def anchor(text: str, start: int, end: int) -> int:
-    """The position that decides to which word a token belongs: its first visible character; without one, its end."""
+def anchor(
+    text: str,
+    start: int,
+    end: int,
+) -> int:
+    """Position that decides to which word a token belongs: its first visible character, or its end without one."""
     while start < end and text[start].isspace():
         start += 1
     return start
@@ -146,55 +197,84 @@ def anchor(text: str, start: int, end: int) -> int:
 
 @dataclass(frozen=True)
 class ParsedLengths:
-    """Where the responses of a rollout were cut, and how well their text was parsed."""
+    """Macro actions of a rollout, and how well its text was parsed.
 
-    lengths: list[list[int]]  # per row the lengths of its macro actions in tokens
-    counts: ParseCounts  # how many sentences there were, were parsed and fell back to the chunker
-    seconds: float  # wall time of it all
+    Attributes:
+        lengths: per row the lengths of its macro actions in tokens.
+        counts: how many sentences there were, how many were parsed, and how many fell back to the chunker.
+        seconds: wall time of reading and parsing.
+    """
+
+    lengths: list[list[int]]
+    counts: ParseCounts
+    seconds: float
 
 
 class ParsingCondition:
     """Cuts responses along constituents of fewer than `cutoff` tokens."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, backend: Backend, cutoff: int, end_ids: Collection[int] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        backend: Backend,
+        cutoff: int,
+        end_ids: Collection[int] = (),
     ) -> None:
-        """Reads the tokenizer once.
+        """Read the tokenizer's vocabulary once.
 
         Args:
+            tokenizer: the policy's.
+            backend: the parser.
             cutoff: C, in tokens.
-            end_ids: ids that end a response beside the tokenizer's special ones.
+            end_ids: ids that end a response, beside the tokenizer's special ones.
         """
-        self.backend, self._cutoff = backend, cutoff
+        self.backend = backend
+        self._cutoff = cutoff
         self._read = TokenReader(tokenizer)
+        self._end_ids = frozenset(self._read.special_ids) | frozenset(end_ids)
         self._warned = False
-        self._ending = frozenset(self._read.special_ids) | frozenset(end_ids)
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> ParsedLengths:
-        """Cuts the responses of a rollout.
+        """Cut the responses of a rollout.
 
         Args:
             rows: per response its ids, EOS included, without padding.
         """
-        from constituent_treelib.parsing import parse_texts  # installed for this condition only
+        from constituent_treelib.parsing import parse_texts  # only this condition needs the package
 
         start = time.perf_counter()
-        trailing = [len(list(takewhile(self._ending.__contains__, reversed(row)))) for row in rows]
-        read = [self._read(row[: len(row) - count]) for row, count in zip(rows, trailing, strict=True)]
-        trees, counts = parse_texts([item.text for item in read], self.backend)
-        lengths = [
-            macro_action_lengths(sentences, item.text, item.spans, count, self._cutoff)
-            for sentences, item, count in zip(trees, read, trailing, strict=True)
-        ]
+        trailing = [self._trailing_ids(row) for row in rows]
+        responses = []
+        for row, count in zip(rows, trailing, strict=True):
+            responses.append(self._read(row[: len(row) - count]))
+        trees, counts = parse_texts([response.text for response in responses], self.backend)
+
+        lengths = []
+        for sentences, response, count in zip(trees, responses, trailing, strict=True):
+            row_lengths = macro_action_lengths(sentences, response.text, response.spans, count, self._cutoff)
+            lengths.append(row_lengths)
         self._warn_once(counts)
         return ParsedLengths(lengths, counts, time.perf_counter() - start)
 
+    def _trailing_ids(self, row: Sequence[int]) -> int:
+        """Number of ids at the end of a row that end a response."""
+        count = 0
+        while count < len(row) and row[len(row) - 1 - count] in self._end_ids:
+            count += 1
+        return count
+
     def _warn_once(self, counts: ParseCounts) -> None:
-        """Warns when more than half of the sentences fell back: the macro actions are then mostly the chunker's."""
-        if not self._warned and counts.sentences >= ENOUGH_TO_JUDGE and counts.fell_back > counts.sentences / 2:
-            self._warned = True
-            reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.reasons.most_common())
-            logger.warning(
-                "parser %s: %d of %d %ss fell back to the chunker (%s)",
-                *(self.backend.name, counts.fell_back, counts.sentences, self.backend.unit, reasons),
-            )
+        """Warn when more than half of the sentences fell back to the chunker, which then made most macro actions."""
+        enough = counts.sentences >= ENOUGH_TO_JUDGE
+        if self._warned or not enough or counts.fell_back <= counts.sentences / 2:
+            return
+        self._warned = True
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.reasons.most_common())
+        logger.warning(
+            "parser %s: %d of %d %ss fell back to the chunker (%s)",
+            self.backend.name,
+            counts.fell_back,
+            counts.sentences,
+            self.backend.unit,
+            reasons,
+        )

@@ -142,7 +142,7 @@ def tempo_batch(
     counted = _by_group(mask.any(1), settings)
 
     # Advantage of the whole response within its group.
-    whole = grpo(scores, counted).flatten()
+    response_advantages = grpo(scores, counted).flatten()
 
     # What each macro action adds to the value of the prefix, in the same unit.
     ids = torch.where(mask, trajectory.rollout.response_ids, -1)
@@ -154,7 +154,7 @@ def tempo_batch(
     parts = gains / group_scale
 
     penalty = response_penalty(kl, settings.kl_coef)
-    advantages = whole[:, None] + parts + penalty[:, None]
+    advantages = response_advantages[:, None] + parts + penalty[:, None]
     advantages = torch.where(macro.mask, advantages, 0.0)
     return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(advantages, macro))
 
@@ -225,7 +225,8 @@ def gae(
         advantages and returns, shape ``(B, M)`` each, 0 off the mask.
     """
     mask = mask.bool()
-    dtype = torch.promote_types(torch.promote_types(values.dtype, rewards.dtype), torch.float32)
+    dtype = torch.promote_types(values.dtype, rewards.dtype)
+    dtype = torch.promote_types(dtype, torch.float32)
     values = torch.where(mask, values.to(dtype), 0.0)
     rewards = torch.where(mask, rewards.to(dtype), 0.0)
 
@@ -355,7 +356,11 @@ def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple
     )
 
 
-def _discounted_sums(macro_rewards: Tensor, macro: MacroActions, gamma: float) -> Tensor:
+def _discounted_sums(
+    macro_rewards: Tensor,
+    macro: MacroActions,
+    gamma: float,
+) -> Tensor:
     """Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ' for every macro action. (B, M) → (B, M)."""
     sums, _ = gae(torch.zeros_like(macro_rewards), macro_rewards, macro.mask, gamma, 1.0)
     return sums

@@ -14,7 +14,13 @@ EPSILON = 1e-6  # added to a standard deviation
 def rloo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
     """RLOO (Ahmadian et al. 2024, "Back to Basics"): a score minus the mean of the prompt's other scores.
 
+        Â_k = s_k − Σ_{i ≠ k} s_i / (K − 1)
+
     Example: scores 1, 2, 6 give 1 − 4, 2 − 3.5, 6 − 1.5.
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool, or ``None`` if all scores count.
 
     Returns:
         advantages, shape ``(P, K)``: 0 where a score does not count or is the prompt's only one.
@@ -30,7 +36,13 @@ def rloo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
 def dr_grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
     """Dr. GRPO (Liu et al. 2025): a score minus the mean of the prompt's scores, (1 − 1/K) times :func:`rloo`.
 
+        Â_k = s_k − Σ_i s_i / K
+
     Example: scores 1, 2, 6 give −2, −1, 3.
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool, or ``None`` if all scores count.
 
     Returns:
         advantages, shape ``(P, K)``: 0 where a score does not count or is the prompt's only one.
@@ -45,7 +57,13 @@ def grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
 
     The deviation has the denominator K − 1, as in the released implementations.
 
+        Â_k = (s_k − mean) / (std + 1e-6)
+
     Example: scores 1, 2, 6 give −2/√7, −1/√7, 3/√7.
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool, or ``None`` if all scores count.
 
     Returns:
         advantages, shape ``(P, K)``: 0 where a score does not count, is the prompt's only one, or all are equal.
@@ -55,7 +73,15 @@ def grpo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def scale(scores: Tensor, counted: Tensor) -> Tensor:
-    """GRPO's divisor: standard deviation plus 1e-6, or infinity where all scores are equal. Shape (P, 1)."""
+    """GRPO's divisor: standard deviation plus 1e-6, or infinity where all scores are equal.
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool.
+
+    Returns:
+        Shape ``(P, 1)``.
+    """
     _, deviation = moments(scores, counted)
     equal = are_equal(scores, counted)[:, None]
     return torch.where(equal, torch.inf, deviation + EPSILON)
@@ -63,6 +89,10 @@ def scale(scores: Tensor, counted: Tensor) -> Tensor:
 
 def moments(scores: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each prompt's scores.
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool.
 
     Returns:
         Shape ``(P, 1)`` each. The deviation has the denominator K − 1, and is 0 for a single score.
@@ -77,33 +107,45 @@ def moments(scores: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def are_equal(scores: Tensor, counted: Tensor) -> Tensor:
-    """Whether all scores of a prompt are equal, so that nothing can be learned from it (Yu et al. 2025). (P,) bool."""
+    """Whether all scores of a prompt are equal, so that nothing can be learned from it (Yu et al. 2025).
+
+    Args:
+        scores: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool.
+
+    Returns:
+        Shape ``(P,)``, bool.
+    """
     lowest = torch.where(counted, scores, torch.inf).amin(1)
     highest = torch.where(counted, scores, -torch.inf).amax(1)
     return highest <= lowest
 
 
-def refilled(equal: Tensor, further: Tensor, ranks: int = 1) -> Tensor:
-    """Replace groups of equal scores by further groups of unequal scores, as many as there are of both.
+def refilled(
+    equal: Tensor,
+    extra_equal: Tensor,
+    ranks: int = 1,
+) -> Tensor:
+    """Replace groups of equal scores by extra groups of unequal scores, until there are no more of one kind.
 
-    Groups are dealt to ranks in turn: group g belongs to rank g % ranks. A further group goes to its own rank if there
-    is a free slot; the remaining ones fill the remaining slots in order. Which groups are replaced and by which does
-    not depend on the number of ranks.
+    Groups are dealt to ranks in turn: group g belongs to rank g % ranks. An extra group stays on its rank while there
+    are slots to fill; the other extra groups fill the remaining slots in order. Which groups are replaced, and which
+    extra groups are used, does not depend on the number of ranks.
 
-    Example: groups equal, not, equal, equal; of three further groups the second is equal: 4, 1, 6, 3.
-    Groups equal, equal, not, not; of four further groups the first is equal: 5, 6, 2, 3 on one rank. On two ranks,
-    where rank 0 has slots 0, 2 and further groups 4, 6: 6, 5, 2, 3.
+    Example: groups equal, not, equal, equal; the second of three extra groups is equal: 4, 1, 6, 3.
+    Groups equal, equal, not, not; the first of four extra groups is equal: 5, 6, 2, 3 on one rank. On two ranks, where
+    rank 0 has slots 0, 2 and extra groups 4, 6: 6, 5, 2, 3.
 
     Args:
         equal: shape ``(P,)``, bool, groups to be replaced, see :func:`are_equal`.
-        further: shape ``(Q,)``, bool, further groups that are not to be used.
+        extra_equal: shape ``(Q,)``, bool, extra groups of equal scores, which are not used.
         ranks: number of processes; P is a multiple of it.
 
     Returns:
-        Shape ``(P,)``, int64: the group in each slot; further groups are numbered from P.
+        Shape ``(P,)``, int64: the group in each slot; extra groups are numbered from P.
     """
     slots: list[int] = equal.nonzero().flatten().tolist()
-    usable: list[int] = (~further).nonzero().flatten().tolist()
+    usable: list[int] = (~extra_equal).nonzero().flatten().tolist()
     count = min(len(slots), len(usable))
     slots = slots[:count]
     groups = [len(equal) + number for number in usable[:count]]
@@ -125,7 +167,11 @@ def refilled(equal: Tensor, further: Tensor, ranks: int = 1) -> Tensor:
     return torch.tensor(numbers, device=equal.device)
 
 
-def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) -> Tensor:
+def prefix_values(
+    ids: Tensor,
+    scores: Tensor,
+    counted: Tensor | None = None,
+) -> Tensor:
     """V of every prefix of every response: the mean score of the prompt's responses that begin with it.
 
     Example: responses a b, a c, d with scores 1, 3, 8: V is 4 for the empty prefix, 2 for a, 1 for a b, 8 for d.
@@ -133,7 +179,7 @@ def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) ->
     Args:
         ids: shape ``(P, K, R)``, tokens of the responses, −1 after their ends.
         scores: shape ``(P, K)``.
-        counted: shape ``(P, K)``.
+        counted: shape ``(P, K)``, bool, or ``None`` if all responses count.
 
     Returns:
         Shape ``(P, K, R + 1)``: column j is the value after j tokens. After a response's end it is the mean score of
@@ -146,11 +192,14 @@ def prefix_values(ids: Tensor, scores: Tensor, counted: Tensor | None = None) ->
     for k in range(ids.shape[1]):
         same_so_far = (ids == ids[:, k : k + 1]).cumprod(2, dtype=torch.uint8)
         empty_prefix = torch.ones_like(same_so_far[..., :1])
-        alike = torch.cat([empty_prefix, same_so_far], 2).bool() & counted[:, k, None, None]
-        totals = totals + torch.where(alike, scores[:, k, None, None], 0.0)
-        counts = counts + alike
+        same_prefix = torch.cat([empty_prefix, same_so_far], 2).bool()
+        included = same_prefix & counted[:, k, None, None]
+        totals = totals + torch.where(included, scores[:, k, None, None], 0.0)
+        counts = counts + included
     return totals / counts.clamp(min=1)
 
 
 def _all_if_none(counted: Tensor | None, scores: Tensor) -> Tensor:
-    return torch.ones_like(scores, dtype=torch.bool) if counted is None else counted.bool()
+    if counted is None:
+        return torch.ones_like(scores, dtype=torch.bool)
+    return counted.bool()

@@ -93,7 +93,11 @@ def kl_loss(
     return kl.sum() / num_tokens
 
 
-def loss_weights(mean: str, macro: MacroActions, counted: Tensor) -> Tensor | None:
+def loss_weights(
+    mean: str,
+    macro: MacroActions,
+    counted: Tensor,
+) -> Tensor | None:
     """Weights of tokens in a loss that is a mean.
 
         token      mean over the tokens of all responses (DAPO)
@@ -127,7 +131,12 @@ def loss_weights(mean: str, macro: MacroActions, counted: Tensor) -> Tensor | No
     return tokens / sizes.clamp(min=1)
 
 
-def loss_count(mean: str, macro: MacroActions, counted: Tensor, longest: int) -> Tensor:
+def loss_count(
+    mean: str,
+    macro: MacroActions,
+    counted: Tensor,
+    longest: int,
+) -> Tensor:
     """These rows' part of a loss's denominator, which is the sum of such parts over micro-batches and ranks.
 
     Args:

@@ -11,7 +11,15 @@ Totals = tuple[Tensor, Tensor, Tensor]
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum of ``x`` over the True entries of ``mask``, which has the same shape. 0-d; 0 for an empty mask."""
+    """Sum over the True entries of a mask.
+
+    Args:
+        x: any shape.
+        mask: bool, shape of ``x``.
+
+    Returns:
+        0-d; 0 for an empty mask.
+    """
     return torch.where(mask, x, torch.zeros_like(x)).sum()
 
 
@@ -36,10 +44,15 @@ def masked_moments(x: Tensor, mask: Tensor) -> Totals:
         Count, sum and sum of squares over the True entries, each 0-d float64.
     """
     values = torch.where(mask, x.double(), 0.0)
-    return mask.sum().double(), values.sum(), values.square().sum()
+    count = mask.sum().double()
+    return count, values.sum(), values.square().sum()
 
 
-def whiten(x: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+def whiten(
+    x: Tensor,
+    mask: Tensor,
+    totals: Totals,
+) -> Tensor:
     """Shift and scale ``x`` to mean 0 and variance 1 under the given totals.
 
     Args:

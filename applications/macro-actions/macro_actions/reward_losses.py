@@ -113,7 +113,9 @@ def reward_loss(
             numbers["end_accuracy"] = end_scores > other_end_scores
         if kind == "average":
             numbers["mean_accuracy"] = means > other_means
-        stats = {name: torch.where(counted, x, 0).sum() / total for name, x in numbers.items()}
+        stats = {}
+        for name, x in numbers.items():
+            stats[name] = torch.where(counted, x, 0).sum() / total
     return torch.where(counted, losses, 0.0).sum() / total, stats
 
 
@@ -140,7 +142,11 @@ def _at(numbers: Tensor, positions: Tensor) -> Tensor:
     return numbers.gather(1, positions[:, None]).squeeze(1)
 
 
-def _costs(chosen: Tensor, rejected: Tensor, margins: Tensor | None) -> Tensor:
+def _costs(
+    chosen: Tensor,
+    rejected: Tensor,
+    margins: Tensor | None,
+) -> Tensor:
     """−log σ(chosen − rejected − margin), any shape."""
     difference = chosen - rejected
     if margins is not None:
@@ -148,7 +154,12 @@ def _costs(chosen: Tensor, rejected: Tensor, margins: Tensor | None) -> Tensor:
     return -F.logsigmoid(difference)
 
 
-def _mean_over_tokens(chosen: Tensor, rejected: Tensor, pairs: Pairs, first: Tensor) -> Tensor:
+def _mean_over_tokens(
+    chosen: Tensor,
+    rejected: Tensor,
+    pairs: Pairs,
+    first: Tensor,
+) -> Tensor:
     """Mean cost over the tokens from the first difference to the end of the longer sequence. Shape (N,).
 
     After the end of the shorter sequence, the number at its last token is compared: what a model computes on padding
@@ -166,7 +177,11 @@ def _mean_over_tokens(chosen: Tensor, rejected: Tensor, pairs: Pairs, first: Ten
     return costs.sum(1) / compared.sum(1)
 
 
-def _mean_before(numbers: Tensor, first: Tensor, ends: Tensor) -> Tensor:
+def _mean_before(
+    numbers: Tensor,
+    first: Tensor,
+    ends: Tensor,
+) -> Tensor:
     """Mean from the first difference to the token before the last; that token alone if there is none between. (N,)."""
     last = (ends - 1).clamp(min=0)
     start = torch.minimum(first, last)

@@ -14,7 +14,11 @@ from torch import Tensor
 from macro_actions.masked import last_true
 
 
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k1") -> Tensor:
+def kl_estimate(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    estimator: str = "k1",
+) -> Tensor:
     """Per-token estimate of KL(π‖π_ref) from one sample (Schulman 2020), with d = logprobs − ref_logprobs.
 
         k1   d                  unbiased
@@ -85,7 +89,11 @@ def token_rewards(
     return rewards + score_rewards, kl
 
 
-def penalise_missing_eos(scores: Tensor, finished: Tensor, penalty: float | None) -> Tensor:
+def penalise_missing_eos(
+    scores: Tensor,
+    finished: Tensor,
+    penalty: float | None,
+) -> Tensor:
     """Subtract ``penalty`` from the scores of responses without EOS.
 
     Args:
@@ -143,7 +151,12 @@ class ScoreMoments:
     mean: float = 0.0
     squares: float = 0.0
 
-    def merged(self, count: float, mean: float, squares: float) -> ScoreMoments:
+    def merged(
+        self,
+        count: float,
+        mean: float,
+        squares: float,
+    ) -> ScoreMoments:
         """Moments of these scores and those of a batch, whose moments are given like the attributes."""
         total = self.count + count
         if total == 0:
@@ -175,7 +188,11 @@ class FixedKL:
 
     value: float
 
-    def update(self, kl: float, num_samples: int) -> FixedKL:
+    def update(
+        self,
+        kl: float,
+        num_samples: int,
+    ) -> FixedKL:
         """This controller: the measured KL has no effect."""
         return self
 
@@ -194,14 +211,22 @@ class AdaptiveKL:
     target: float
     horizon: float
 
-    def update(self, kl: float, num_samples: int) -> AdaptiveKL:
+    def update(
+        self,
+        kl: float,
+        num_samples: int,
+    ) -> AdaptiveKL:
         """Controller after ``num_samples`` responses with a mean KL of ``kl`` nats per response."""
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         factor = 1 + error * num_samples / self.horizon
         return replace(self, value=self.value * factor)
 
 
-def kl_controller(kl_coef: float, target: float | None, horizon: float) -> FixedKL | AdaptiveKL:
+def kl_controller(
+    kl_coef: float,
+    target: float | None,
+    horizon: float,
+) -> FixedKL | AdaptiveKL:
     """Controller that starts at ``kl_coef``: adaptive with a target in nats per response, constant with ``None``."""
     if target is None:
         return FixedKL(kl_coef)

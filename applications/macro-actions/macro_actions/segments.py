@@ -41,7 +41,11 @@ def segment(ends: Tensor, response_mask: Tensor) -> MacroActions:
     return MacroActions(index=index, lengths=lengths, mask=lengths > 0)
 
 
-def pool_values(values: Tensor, macro: MacroActions, value_function: str = "equal") -> Tensor:
+def pool_values(
+    values: Tensor,
+    macro: MacroActions,
+    value_function: str = "equal",
+) -> Tensor:
     """Macro values V_τ = Σ_j σ_j V_j, with σ from :func:`value_weights`.
 
     Args:
@@ -146,7 +150,11 @@ def value_weights(
     return torch.where(on_response, weights, 0.0).to(dtype)
 
 
-def macro_logprobs(logprobs: Tensor, macro: MacroActions, mean: bool) -> Tensor:
+def macro_logprobs(
+    logprobs: Tensor,
+    macro: MacroActions,
+    mean: bool,
+) -> Tensor:
     """Log-probability of each macro action, on each of its tokens: Σ_j logprobs_j, or that divided by the length.
 
     exp of the difference of two such tensors is the policy ratio of Eq. 4 (sum) or its geometric mean.
@@ -185,7 +193,11 @@ def sequence_logprobs(logprobs: Tensor, response_mask: Tensor) -> Tensor:
     return torch.where(response_mask, mean + zero_with_gradient, 0.0)
 
 
-def _sum_by_macro(x: Tensor, index: Tensor, count: int) -> Tensor:
+def _sum_by_macro(
+    x: Tensor,
+    index: Tensor,
+    count: int,
+) -> Tensor:
     """Sums by macro action: (B, R) → (B, count). Tokens with index −1 go into an extra column that is dropped."""
     sums = x.new_zeros(x.shape[0], count + 1)
     column = torch.where(index >= 0, index, count)

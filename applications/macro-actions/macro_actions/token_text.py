@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sampled ids say, and which characters each of them wrote, without encoding anything again.
+"""The text of sampled ids, and which characters each of them wrote. Nothing is encoded again.
 
 The bytes of every id are known from the tokenizer's own pieces: byte-level BPE writes bytes as letters, SentencePiece
 writes a blank as ▁ and bytes as <0xNN>. For other tokenizers the text is decoded a few ids at a time.
@@ -21,16 +21,21 @@ if TYPE_CHECKING:
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SENTENCE_PIECE = {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
+_REPLACEMENT = "\ufffd"  # what bytes that are no UTF-8 decode to
 
 
 @dataclass(frozen=True)
 class TokenText:
-    """The text of n ids."""
+    """The text of n ids.
 
-    text: str  # what they say; bytes that are no UTF-8 as U+FFFD
-    # Per id its (start, end) in characters: from the character that holds its first byte to the first character that
-    # begins after its last byte. An id without text has an empty span; inside a character's bytes it has that
-    # character's.
+    Attributes:
+        text: the decoded ids; bytes that are no UTF-8 as U+FFFD.
+        spans: (start, end) in characters for each id: from the character that holds its first byte to the first
+            character that begins after its last byte. The span of an id without text is empty; an id whose bytes lie
+            inside one character has the span of that character.
+    """
+
+    text: str
     spans: tuple[tuple[int, int], ...]
 
 
@@ -38,36 +43,53 @@ class TokenReader:
     """Reads ids of one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        unknown = set() if tokenizer.unk_token_id == tokenizer.eos_token_id else {tokenizer.unk_token_id}
-        self.special_ids: Collection[int] = frozenset(tokenizer.all_special_ids) - unknown
         self._tokenizer = tokenizer
-        self._silent = frozenset(tokenizer.all_special_ids)
-        self._piece_bytes = _piece_reader(tokenizer)
-        self._visible: Collection[int] = ()
-        if self._piece_bytes is None:
-            self._visible = frozenset(tokenizer.get_vocab().values()) - self._silent
-        self._known: dict[int, bytes] = {}
+        all_special_ids = frozenset(tokenizer.all_special_ids)
+        self.special_ids: Collection[int] = all_special_ids
+        if tokenizer.unk_token_id != tokenizer.eos_token_id:
+            self.special_ids = all_special_ids - {tokenizer.unk_token_id}
+
+        self._silent_ids = all_special_ids  # these write no text
+        self._visible_ids: Collection[int] = ()
+        self._bytes_by_id: dict[int, bytes] = {}
+        self._piece_to_bytes = _piece_reader(tokenizer)
+        if self._piece_to_bytes is None:
+            self._visible_ids = frozenset(tokenizer.get_vocab().values()) - self._silent_ids
 
     def __call__(self, ids: Sequence[int]) -> TokenText:
-        """The text of ids and the characters of each."""
-        if self._piece_bytes is None:
-            return _decode_step_by_step(self._tokenizer, ids, self._visible)
-        for token in set(ids).difference(self._known):
-            self._known[token] = self._bytes_of(token)
-        pieces = [self._known[token] for token in ids]
+        """Text of the ids, and the characters of each."""
+        if self._piece_to_bytes is None:
+            return _decode_step_by_step(self._tokenizer, ids, self._visible_ids)
+        for token in set(ids).difference(self._bytes_by_id):
+            self._bytes_by_id[token] = self._bytes_of(token, self._piece_to_bytes)
+
+        # The bytes of all ids, and where those of each id begin and end.
+        pieces = [self._bytes_by_id[token] for token in ids]
         content = b"".join(pieces)
-        lasts = list(accumulate(map(len, pieces)))
-        firsts = [0, *lasts[:-1]]
+        ends = list(accumulate(len(piece) for piece in pieces))
+        starts = [0, *ends[:-1]]
+        byte_spans = zip(starts, ends, strict=False)  # without ids, there is a start and no end
         if content.isascii():  # a byte is a character
-            return TokenText(content.decode("ascii"), tuple(zip(firsts, lasts, strict=False)))
+            return TokenText(content.decode("ascii"), tuple(byte_spans))
+
+        # From bytes to characters.
         text, offsets = _decode(content)
-        spans = (_characters(offsets, first, last) for first, last in zip(firsts, lasts, strict=False))
+        spans = []
+        for start, end in byte_spans:
+            first_character = bisect_right(offsets, start) - 1
+            spans.append((max(first_character, 0), bisect_left(offsets, end)))
         return TokenText(text, tuple(spans))
 
-    def _bytes_of(self, token: int) -> bytes:
-        piece = None if token in self._silent else self._tokenizer.convert_ids_to_tokens([token])[0]
-        assert self._piece_bytes is not None
-        return self._piece_bytes(piece) if piece else b""
+    def _bytes_of(
+        self,
+        token: int,
+        piece_to_bytes: Callable[[str], bytes],
+    ) -> bytes:
+        """Bytes that an id writes; none for a special id and for one that the vocabulary lacks."""
+        if token in self._silent_ids:
+            return b""
+        piece = self._tokenizer.convert_ids_to_tokens([token])[0]
+        return piece_to_bytes(piece) if piece else b""
 
 
 def texts_of_macro_actions(
@@ -77,50 +99,69 @@ def texts_of_macro_actions(
     ids: Sequence[int],
     lengths: Sequence[int],
 ) -> list[str]:
-    """Cuts the text of a response into those of its macro actions, of so many tokens each.
+    """Cut the text of a response into the texts of its macro actions.
 
-    A character that a macro action begins and the next one ends belongs to the next; the last one has the rest. The
-    reader knows the characters of each token; where its text is another one, every prefix is decoded.
+    A character that one macro action begins and the next one ends belongs to the next; the last macro action has the
+    remaining text. Example: "a €." in UTF-8 bytes with lengths 3 3 1, which cut inside €: "a ", "€.", "".
+
+    Args:
+        reader: knows the characters of each id. Where its text differs from the response, prefixes are decoded
+            instead, one for each macro action.
+        decode: ids → text.
+        response: the decoded response.
+        ids: its ids.
+        lengths: of the macro actions, in tokens.
+
+    Returns:
+        One text per macro action; joined they are the response.
     """
-    places, read = [0], reader(ids)
-    for end in list(accumulate(lengths))[:-1]:
-        if read.text == response:
-            said = read.spans[end][0]
+    token_text = reader(ids)
+    cuts = [0]
+    ends = list(accumulate(lengths))
+    for end in ends[:-1]:
+        if token_text.text == response:
+            cut = token_text.spans[end][0]
         else:
-            said = len(decode(ids[:end]).rstrip("\ufffd"))
-        places.append(min(max(said, places[-1]), len(response)))
-    return [response[a:b] for a, b in zip(places, [*places[1:], len(response)], strict=True)]
-
-
-def _characters(offsets: list[int], first: int, last: int) -> tuple[int, int]:
-    """Bytes [first, last) as characters, given the byte where each character starts (and where the text ends)."""
-    start = max(bisect_right(offsets, first) - 1, 0)
-    return start, bisect_left(offsets, last)
+            cut = len(decode(ids[:end]).rstrip(_REPLACEMENT))
+        cut = max(cut, cuts[-1])
+        cuts.append(min(cut, len(response)))
+    cuts.append(len(response))
+    return [response[start:end] for start, end in zip(cuts[:-1], cuts[1:], strict=True)]
 
 
 def _decode(content: bytes) -> tuple[str, list[int]]:
-    """UTF-8 → text and the byte offset of each of its characters, with the length at the end."""
+    """Decode UTF-8; each run of invalid bytes becomes U+FFFD, as in Python's own decoder with errors="replace".
+
+    Returns:
+        The text, and the offset in bytes of each of its characters, followed by the number of bytes.
+    """
     parts: list[str] = []
     offsets: list[int] = []
     position = 0
     while position < len(content):
+        # The valid bytes from here on end at `stop`; `invalid` bytes follow.
         try:
-            good, bad = content[position:].decode("utf-8"), 0
+            valid_text = content[position:].decode("utf-8")
             stop = len(content)
+            invalid = 0
         except UnicodeDecodeError as error:
-            stop, bad = position + error.start, error.end - error.start
-            good = content[position:stop].decode("utf-8")
-        parts.append(good)
-        offsets += [place for place in range(position, stop) if content[place] & 0xC0 != 0x80]  # where one begins
-        if bad:
-            parts.append("\ufffd")
+            stop = position + error.start
+            invalid = error.end - error.start
+            valid_text = content[position:stop].decode("utf-8")
+        parts.append(valid_text)
+        for offset in range(position, stop):
+            continues_a_character = content[offset] & 0xC0 == 0x80
+            if not continues_a_character:
+                offsets.append(offset)
+        if invalid:
+            parts.append(_REPLACEMENT)
             offsets.append(stop)
-        position = stop + bad
+        position = stop + invalid
     return "".join(parts), [*offsets, len(content)]
 
 
 def _piece_reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes] | None:
-    """A function piece → bytes for the tokenizer's kind of decoder; None where the kind is unknown."""
+    """Function from a piece of the vocabulary to its bytes; ``None`` if the tokenizer's decoder is of another kind."""
     if not tokenizer.is_fast:
         return None
     parts = _decoder_parts(json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder"))
@@ -128,12 +169,15 @@ def _piece_reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes] 
     if kinds == {"ByteLevel"}:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-        table = {letter: byte for byte, letter in bytes_to_unicode().items()}
-        return lambda piece: _byte_level(piece, table)
-    blanks = [part for part in parts if part["type"] in ("Metaspace", "Replace")]
-    if not kinds or not kinds <= _SENTENCE_PIECE or len(blanks) != 1 or _replaced(blanks[0]) is None:
+        byte_of_letter = {letter: byte for byte, letter in bytes_to_unicode().items()}
+        return lambda piece: _byte_level(piece, byte_of_letter)
+
+    blank_parts = [part for part in parts if part["type"] in ("Metaspace", "Replace")]
+    if not kinds or not kinds <= _SENTENCE_PIECE or len(blank_parts) != 1:
         return None
-    blank = _replaced(blanks[0]) or ""
+    blank = _blank_letter(blank_parts[0])
+    if blank is None:
+        return None
     has_bytes = "ByteFallback" in kinds
     return lambda piece: _sentence_piece(piece, blank, has_bytes)
 
@@ -142,59 +186,80 @@ Json = dict[str, Any]  # type: ignore[explicit-any]  # an object of a tokenizer'
 
 
 def _decoder_parts(decoder: Json | None) -> list[Json]:
+    """The decoders of a sequence, nested as they may be, as one list."""
     if decoder is None:
         return []
-    if decoder["type"] == "Sequence":
-        return [part for child in decoder["decoders"] for part in _decoder_parts(child)]
-    return [decoder]
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    parts = []
+    for child in decoder["decoders"]:
+        parts.extend(_decoder_parts(child))
+    return parts
 
 
-def _replaced(part: Json) -> str | None:
-    """The letter that stands for a blank; None if the part replaces something else."""
+def _blank_letter(part: Json) -> str | None:
+    """The letter that a decoder turns into a blank; ``None`` if it replaces something else."""
     if part["type"] == "Metaspace":
         return str(part["replacement"])
-    return part["pattern"].get("String") if part["content"] == " " else None
+    if part["content"] != " ":
+        return None
+    letter: str | None = part["pattern"].get("String")
+    return letter
 
 
-def _byte_level(piece: str, table: dict[str, int]) -> bytes:
-    """GPT-2's way: each letter of a piece stands for a byte."""
-    if all(letter in table for letter in piece):
-        return bytes(table[letter] for letter in piece)
-    return piece.encode("utf-8")  # an added token stands for itself
+def _byte_level(piece: str, byte_of_letter: dict[str, int]) -> bytes:
+    """Bytes of a piece in GPT-2's notation, one letter per byte. An added token is written as it is."""
+    if all(letter in byte_of_letter for letter in piece):
+        return bytes(byte_of_letter[letter] for letter in piece)
+    return piece.encode("utf-8")
 
 
-def _sentence_piece(piece: str, blank: str, has_bytes: bool) -> bytes:
-    found = _BYTE.fullmatch(piece) if has_bytes else None
-    return bytes([int(found[1], 16)]) if found else piece.replace(blank, " ").encode("utf-8")
+def _sentence_piece(
+    piece: str,
+    blank: str,
+    has_bytes: bool,
+) -> bytes:
+    """Bytes of a piece in SentencePiece's notation."""
+    byte = _BYTE.fullmatch(piece) if has_bytes else None
+    if byte:
+        return bytes([int(byte[1], 16)])
+    return piece.replace(blank, " ").encode("utf-8")
 
 
 def _decode_step_by_step(
-    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], visible: Collection[int]
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    visible_ids: Collection[int],
 ) -> TokenText:
-    """For decoders of any kind: what an id adds is what decoding one id more adds.
+    """Text for decoders of any kind: an id writes what decoding adds when the id is appended.
 
-    Ids that write a character together share what they wrote. Ids that are not visible say nothing.
+    Ids that write a character together share its span. Ids that are not visible write nothing.
     """
 
     def decode(part: Sequence[int]) -> str:
-        shown = [token for token in part if token in visible]
+        shown = [token for token in part if token in visible_ids]
         return str(tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     text = ""
     spans: list[tuple[int, int]] = []
-    window = done = 0  # ids before the window are not decoded again, those before `done` have their spans
-    opened: int | None = None  # the first id of a character that is not complete yet
+    window = 0  # ids before it are not decoded again
+    done = 0  # ids before it have their spans
+    pending: int | None = None  # the first id of a character that is not complete yet
     for end in range(1, len(ids) + 1):
         start = len(text)
         spans.append((start, start))
-        if ids[end - 1] not in visible and end < len(ids):
+        is_last = end == len(ids)
+        if ids[end - 1] not in visible_ids and not is_last:
             continue
-        if opened is None:
-            opened = end - 1
-        before, now = decode(ids[window:done]), decode(ids[window:end])
-        complete = len(now) > len(before) and not now.endswith("\ufffd")
-        if complete or end == len(ids):
-            text += now[len(before) :]
-            spans[opened:] = [(start, len(text))] * (end - opened)
-            window, done, opened = done, end, None
+        if pending is None:
+            pending = end - 1
+        text_before = decode(ids[window:done])
+        text_after = decode(ids[window:end])
+        complete = len(text_after) > len(text_before) and not text_after.endswith(_REPLACEMENT)
+        if complete or is_last:
+            text += text_after[len(text_before) :]
+            spans[pending:] = [(start, len(text))] * (end - pending)
+            window = done
+            done = end
+            pending = None
     return TokenText(text, tuple(spans))

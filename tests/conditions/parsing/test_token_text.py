@@ -26,7 +26,7 @@ def test_text_as_the_tokenizer_decodes_it(name, text):
     family = FAMILIES[name]()
     ids, first = encode(family, text), encode(family, "x")
     read = TokenReader(family.tokenizer)
-    assert read._piece_bytes is not None
+    assert read._piece_to_bytes is not None
     tokenizer = family.tokenizer
     assert read(ids).text == decode(tokenizer, first + ids).removeprefix(decode(tokenizer, first))
     assert read(ids).text == family.prefix(text) + text
@@ -37,7 +37,7 @@ def test_text_as_the_tokenizer_decodes_it(name, text):
 def test_text_decoded_step_by_step(family, text):
     family = family()
     read = TokenReader(family.tokenizer)
-    assert read._piece_bytes is None
+    assert read._piece_to_bytes is None
     ids = encode(family, text)
     found = read(ids)
     assert found.text == decode(family.tokenizer, ids)
@@ -59,7 +59,7 @@ def test_random_word_pieces():
     read = TokenReader(family.tokenizer)
     chance = random.Random(0)
     for _ in range(200):
-        ids = chance.choices([token for token in range(len(family.tokenizer)) if token not in read._silent], k=12)
+        ids = chance.choices([token for token in range(len(family.tokenizer)) if token not in read._silent_ids], k=12)
         assert read(ids).text == decode(family.tokenizer, ids)
 
 

@@ -13,9 +13,8 @@ import pytest
 from cli_runs import ROOT, message_of, run_command, write_jsonl
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_rows
-from dschat.lab import evaluations
-from dschat.lab.best_of import best_of_first, best_of_n, expected_best, sweep_of
-from dschat.lab.evaluations import best_of_report
+from dschat.lab import best_of
+from dschat.lab.best_of import best_of_first, best_of_n, best_of_report, expected_best, sweep_of
 
 TWO_PROMPTS = {0.5: [[1.0, 4.0, 2.0, 3.0], [0.0, -1.0, 6.0, 2.0]], 0.0: [[2.0], [5.0]]}
 
@@ -61,7 +60,8 @@ def test_the_first_n_in_the_order_of_the_draws():
 
 def test_the_means_of_a_file_by_hand(file):
     """Prompt 1 holds 1, 2, 3, 4, prompt 2 −1, 0, 2, 6; the interval of two numbers is ± 12.706 · half their gap."""
-    found = {(each.temperature, each.n): each for each in best_of_n(sweep_of("ours", read_rows(file, "FILE")), [2, 4])}
+    means = best_of_n([sweep_of("ours", read_rows(file, "FILE"))], [2, 4])
+    found = {(row.temperature, row.n): row for row in means.itertuples()}
     assert list(found) == [(0.0, 1), (0.5, 1), (0.5, 2), (0.5, 4)]
     pairs = found[0.5, 2]
     second = (0 * 1 + 2 * 2 + 6 * 3) / 6
@@ -98,11 +98,11 @@ def test_a_report_on_several_models(file, tmp_path):
 
 
 def test_curves_show_the_mean_over_all_subsets(file, monkeypatch):
-    found = best_of_n(sweep_of("ours", read_rows(file, "FILE")), [2, 4])
-    assert evaluations.draw_best_of(found) == evaluations.draw_best_of(found)
+    found = best_of_n([sweep_of("ours", read_rows(file, "FILE"))], [2, 4])
+    assert best_of.draw_best_of(found) == best_of.draw_best_of(found)
     charts = []
-    monkeypatch.setattr(evaluations, "draw_charts", lambda given, *_, **__: charts.extend(given))
-    evaluations.draw_best_of(found)
+    monkeypatch.setattr(best_of, "draw_charts", lambda given, *_, **__: charts.extend(given))
+    best_of.draw_best_of(found)
     lines = {line.look["label"]: line.y for chart in charts for line in chart.lines}
     assert [each.value for each in lines["temperature 0.5"]] == pytest.approx([2.125, 3.5, 5.0])
     assert [each.value for each in lines["ours"]] == pytest.approx([3.5, 2.125]), "a single response, by temperature"

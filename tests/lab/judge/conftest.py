@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A judge on loopback for every test, and an official client that does not wait long before it tries again."""
+"""A judge on loopback for every test, and a client that does not wait long before it tries again."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ from judges import FakeJudge, judge_server
 
 @pytest.fixture(autouse=True)
 def quick_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's own waits begin with half a second."""
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.002)
+    """Waits between tries begin with half a second."""
+    monkeypatch.setattr("dschat.rollouts.chat_servers.FIRST_DELAY", 0.002)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 
 from dschat.base.errors import UserError
 from dschat.lab.judge.rubrics import RUBRICS, Form, TextRefused, answer_schema
+from dschat.rollouts import chat_servers
 from dschat.rollouts.chat_servers import Endpoint, Unanswered
 from judges import KEY, client_of, judge_server, question
 
@@ -43,27 +44,40 @@ def test_what_was_never_sent_costs_nothing(tmp_path):
     with judge_server() as server:
         pass  # its port is free again
     client = client_of(server, tmp_path, tries=2)
-    with pytest.raises(UserError, match=f"no answer with --max_tries 2: {server.url} gives no answer: .*refused"):
+    with pytest.raises(Unanswered, match=f"no answer with --max_tries 2: {server.url} gives no answer: .*refused"):
         client.ask(question())
     assert (client._spending.lost, client._spending.input_tokens) == (0, 0)
 
 
 def test_tries_have_an_end(server, tmp_path):
-    """Three of the question, and one of the harmless one, which fails as well."""
     server.plan.extend([OOPS] * 10)
     client = client_of(server, tmp_path, tries=3)
-    with pytest.raises(UserError, match="no answer with --max_tries 3: .* answers 500: oops"):
+    with pytest.raises(Unanswered, match="no answer with --max_tries 3: .* answers 500: oops"):
         client.ask(question())
-    assert len(server.bodies) == 4
-    assert client.stop.is_set()
+    assert len(server.bodies) == 3 and not client.stop.is_set()
+
+
+def test_waits_between_tries_grow_up_to_a_limit(monkeypatch):
+    """Half a second, doubled at each try, but for 3 s where the server says so; the jitter is off."""
+    monkeypatch.setattr(chat_servers, "FIRST_DELAY", 0.5)
+    monkeypatch.setattr(chat_servers.random, "uniform", lambda low, high: high)
+    waits = []
+    errors = iter([Unanswered("a"), Unanswered("b", retry_after=3.0), *[Unanswered("c")] * 5])
+
+    def send():
+        raise next(errors)
+
+    with pytest.raises(Unanswered, match="c"):
+        chat_servers.with_retries(send, 7, waits.append)
+    assert waits == [0.5, 3.0, 2.0, 4.0, 8.0, 8.0]
 
 
 def test_a_server_that_asks_for_hours_is_not_waited_for(server, tmp_path):
     hours = (429, {"error": {"message": "slow down"}}, {"retry-after-ms": "", "Retry-After": "7200"})
     server.fail_on("", hours)
-    with pytest.raises(UserError, match=r"answers 429: slow down \(Retry-After: 7200\)"):
+    with pytest.raises(Unanswered, match=r"answers 429: slow down \(Retry-After: 7200\)"):
         client_of(server, tmp_path).ask(question())
-    assert len(server.bodies) == 2
+    assert len(server.bodies) == 1
 
 
 @pytest.mark.parametrize(
@@ -78,11 +92,10 @@ def test_a_server_that_asks_for_hours_is_not_waited_for(server, tmp_path):
     ],
 )
 def test_what_does_not_pass_ends_the_run(server, tmp_path, status, code, words):
-    """At once, but for an empty account, which the official client takes for a hurry."""
     server.plan.extend([(status, {"error": {"message": f"no: {KEY} will not do", "code": code}}, {})] * 8)
     with pytest.raises(UserError, match=words) as error:
         client_of(server, tmp_path).ask(question())
-    assert len(server.bodies) == (8 if code else 1)
+    assert len(server.bodies) == 1
     assert KEY not in str(error.value)
 
 
@@ -90,7 +103,7 @@ def test_what_does_not_pass_ends_the_run(server, tmp_path, status, code, words):
 def test_a_message_that_is_cut_does_not_show_a_part_of_the_key(server, tmp_path, caplog, status):
     caplog.set_level("INFO")
     server.fail_on("", (status, {"message": "x" * 277 + KEY}, {}))
-    with pytest.raises(UserError) as error:
+    with pytest.raises((TextRefused, Unanswered)) as error:
         client_of(server, tmp_path, tries=2).ask(question())
     assert "xxx" in str(error.value) and KEY[:4] not in str(error.value) + caplog.text
 
@@ -146,12 +159,17 @@ def test_models_with_other_fields(server, tmp_path, caplog):
         ("", "no reason given"),
     ],
 )
-def test_a_request_that_no_form_saves_ends_the_run_in_the_servers_words(server, tmp_path, body, words):
-    """Three forms of the question, and of the harmless one."""
+def test_requests_that_no_form_saves_end_the_run_in_the_servers_words(server, tmp_path, body, words):
+    """Each of five questions is asked in three forms."""
     server.fail_on("", (422, body, {}))
-    with pytest.raises(UserError, match=words):
-        client_of(server, tmp_path).ask(question())
-    assert len(server.bodies) == 6
+    client = client_of(server, tmp_path)
+    for number in range(4):
+        with pytest.raises(TextRefused, match=words):
+            client.ask(question(prompt=str(number)))
+    assert not client.stop.is_set()
+    with pytest.raises(UserError, match=rf"{words}.*5 questions in a row got no answer"):
+        client.ask(question())
+    assert len(server.bodies) == 15 and client.stop.is_set()
 
 
 def test_an_answer_is_asked_for_once(server, tmp_path):
@@ -203,31 +221,37 @@ def test_after_an_answer_a_refusal_concerns_the_text(server, tmp_path, status):
     assert formats(server) == ["json_schema"] * 3
 
 
-def test_a_failure_concerns_the_text_if_the_server_answers_another_question_after_it(server, tmp_path):
-    """Here the harmless one, then nothing."""
+def test_five_failures_in_a_row_end_the_run(server, tmp_path):
+    """An answer between them starts the count anew."""
     client = client_of(server, tmp_path, tries=2)
     server.fail_on("POISON", OOPS)
-    with pytest.raises(Unanswered, match="no answer with --max_tries 2"):
+
+    def fail(count):
+        for number in range(count):
+            with pytest.raises(Unanswered, match="no answer with --max_tries 2"):
+                client.ask(question(f"POISON {number}"))
+
+    fail(4)
+    client.ask(question("fine"))
+    fail(4)
+    assert len(server.bodies) == 2 * 8 + 1 and not client.stop.is_set()
+    with pytest.raises(UserError, match="no answer with --max_tries 2: .*5 questions in a row got no answer"):
         client.ask(question("POISON"))
-    assert len(server.bodies) == 3 and not client.stop.is_set()
-    server.fail_on("", OOPS)
-    with pytest.raises(UserError, match="no answer with --max_tries 2"):
-        client.ask(question("another"))
     assert client.stop.is_set()
 
 
 def test_a_server_without_structured_output_that_rejects_the_first_text(server, tmp_path):
-    """The harmless question finds the form; the text is asked about once more in it, and no other after that."""
+    """It is asked about in every form; the next text finds the form that the server takes."""
     client = client_of(server, tmp_path)
     server.refuse_when(lambda body: "no" if "response_format" in body or "POISON" in str(body["messages"]) else None)
     with pytest.raises(TextRefused):
         client.ask(question("POISON"))
     client.ask(question("fine"))
-    assert formats(server) == [*("json_schema", "json_object", None) * 2, None, None]
+    assert formats(server) == ["json_schema", "json_object", None] * 2
 
 
 @pytest.mark.parametrize("kind", ["text/html", "text/event-stream"])
 def test_what_is_no_completion_is_named_by_its_content_type(server, tmp_path, kind):
     server.plan.extend([(200, "log in", {"Content-Type": kind})] * 20)
-    with pytest.raises(UserError, match=rf"its answer \({kind}\) is no chat completion: .*log in"):
+    with pytest.raises(Unanswered, match=rf"its answer \({kind}\) is no chat completion: .*log in"):
         client_of(server, tmp_path).ask(question())

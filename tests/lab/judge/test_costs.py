@@ -103,7 +103,7 @@ def test_a_limit_on_the_cost_stops_and_goes_on_later(server, tmp_path):
         judged(server, tmp_path, *price, "--concurrency", 1)
     assert len(server.bodies) == 5
     line = judged(server, tmp_path, *price, "--concurrency", 4)
-    assert len(server.bodies) == 8 and "3 requests (1 more from the cache)" in line and "$3.0000" in line
+    assert len(server.bodies) == 8 and "3 requests (5 more from the cache)" in line and "$3.0000" in line
     assert verdicts(tmp_path) == ["A", "B", "tie", "A"]
 
 
@@ -150,7 +150,7 @@ def test_a_server_elsewhere_without_encryption_is_warned_of_and_needs_a_key(serv
 
 
 def test_without_the_openai_library_the_extra_is_named(server, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "dschat.lab.judge.client", None)
+    monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(UserError, match=r"pip install 'ma-rlhf\[judge\]'"):
         judged(server, tmp_path)
 

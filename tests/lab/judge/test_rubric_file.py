@@ -10,7 +10,8 @@ import pytest
 
 from cli_runs import ROOT
 from dschat.base.errors import UserError
-from dschat.lab.judge.rubrics import RUBRICS, Rubric, answer_form, answer_schema, messages_of, read_rubric
+from dschat.lab.judge.rubrics import RUBRICS, Rubric, answer_form, answer_schema, messages_of, question_of, read_rubric
+from dschat.rollouts.chat_servers import Endpoint
 from judges import better, judged, judged_rows, shown_in, two_files, verdicts
 
 EXAMPLE = ROOT / "evaluation" / "rubrics" / "support.toml"
@@ -43,19 +44,23 @@ def test_the_example():
 
 def test_what_a_file_need_not_say(tmp_path):
     rubric = read_rubric(write(tmp_path / "r.json", PLAIN), "poems")
-    said = {"dataset": "poems", "task": PLAIN["task"], "output_tokens": 60, "digest": rubric.digest}
+    said = {"dataset": "poems", "task": PLAIN["task"], "output_tokens": 60}
     assert rubric == Rubric(prompt_name="prompt", response_name="response", **said)
     toml = write(tmp_path / "r.toml", f'task = "{PLAIN["task"]}"\n')
     assert read_rubric(toml, "poems") == rubric  # the same words in another form are the same rubric
 
 
-def test_the_digest_follows_the_words(tmp_path):
-    """And not the name of the data."""
+def digest_of(rubric):
+    return question_of(rubric, "p", "a", "b").digest(Endpoint("m", "http://h/v1", 10, 1.0, 1))
+
+
+def test_the_words_of_a_rubric_make_its_questions(tmp_path):
+    """So that no answer to other words is used. The name of the data changes nothing."""
     texts = [PLAIN, PLAIN | {"response": "poem"}, PLAIN | {"criteria": {"a": "b?"}}, {"task": "Other."}]
     texts += [PLAIN | {"criteria": {"a": "c?"}}, PLAIN | {"criteria": {"a": "b?"}, "separate": True}]
     file = tmp_path / "r.json"
-    assert len({read_rubric(write(file, text), "mine").digest for text in texts}) == len(texts)
-    assert len({read_rubric(file, name).digest for name in ("mine", "yours")}) == 1
+    assert len({digest_of(read_rubric(write(file, text), "mine")) for text in texts}) == len(texts)
+    assert digest_of(read_rubric(file, "mine")) == digest_of(read_rubric(file, "yours"))
 
 
 @pytest.mark.parametrize(
@@ -111,22 +116,19 @@ def test_a_run_with_the_example(server, tmp_path):
     assert "4 more are in the cache" in judged(server, tmp_path, "--rubric", EXAMPLE, "--dry_run")
 
 
-def test_verdicts_of_another_rubric_are_not_gone_on_with(server, tmp_path):
-    """Ended after two of four pairs: the same command goes on with the same words alone."""
+def test_answers_to_another_rubric_are_not_used(server, tmp_path):
+    """The first run ends after two of four pairs. Other words ask all eight questions."""
     file = write(tmp_path / "r.json", PLAIN)
     run = (server, tmp_path, "--rubric", file, "--dataset", "poems", "--concurrency", "1")
     server.plan.extend(["ok"] * 4 + [(401, {"error": {"message": "no"}}, {})])
     with pytest.raises(UserError, match="2 of 4 pairs are judged and kept"):
         judged(*run)
     server.plan.clear()
-    kept = (tmp_path / "o.jsonl.partial").read_bytes()
     write(file, PLAIN | {"criteria": {"metre": "Is it kept?"}})
-    with pytest.raises(UserError, match="rubric"):
-        judged(*run)
-    assert (tmp_path / "o.jsonl.partial").read_bytes() == kept
+    assert "8 requests (0 more from the cache)" in judged(*run, output="other.jsonl")
     write(file, json.dumps(PLAIN, indent=4))
-    assert "4 requests" in judged(*run)
-    assert verdicts(tmp_path) == ["A", "B", "tie", "A"]
+    assert "4 requests (4 more from the cache)" in judged(*run)
+    assert verdicts(tmp_path) == verdicts(tmp_path, "other.jsonl") == ["A", "B", "tie", "A"]
 
 
 @pytest.mark.parametrize(

@@ -255,16 +255,14 @@ def test_a_wrong_key_half_way_keeps_what_is_there(server, tmp_path):
     assert set(server.answered.values()) == {1} and len(server.answered) == 8
 
 
-def test_a_run_that_was_begun_otherwise_is_not_mixed(server, tmp_path):
+@pytest.mark.parametrize("words", [["--judge_model", "other"], ["--dataset", "hh-rlhf"]])
+def test_a_run_that_was_begun_with_other_flags_is_not_mixed(server, tmp_path, words):
+    """Each of its questions is another one."""
     server.plan.extend([*["ok"] * 3, FORBIDDEN])
     with pytest.raises(UserError, match="does not allow"):
         judged(server, tmp_path, "--concurrency", 1)
-    with pytest.raises(UserError, match="--judge_model gpt-4o-2024-05-13, now it is other"):
-        judged(server, tmp_path, "--judge_model", "other")
-    with pytest.raises(UserError, match="--dataset summarize, now it is hh-rlhf"):
-        judged(server, tmp_path, "--dataset", "hh-rlhf")
-    judged(server, tmp_path, "--dataset", "hh-rlhf", "--overwrite")
-    assert {row["dataset"] for row in judged_rows(tmp_path)} == {"hh-rlhf"}
+    assert "8 requests (0 more from the cache)" in judged(server, tmp_path, *words)
+    assert {words[1]} == {row["rater" if words[1] == "other" else "dataset"] for row in judged_rows(tmp_path)}
 
 
 def test_no_more_at_once_than_asked_for(server, tmp_path):
@@ -298,7 +296,6 @@ def test_one_text_that_the_server_rejects_spoils_its_own_pair_only(server, tmp_p
 
 
 def test_a_rejected_text_that_is_all_that_is_left(server, tmp_path):
-    """Nothing else is asked in this run; a harmless question tells that the server works."""
     server.fail_on("POISON", (400, STRANGE, {}))
     two_files(tmp_path, ["good POISON"], ["bad"])
     with pytest.raises(UserError, match="no pair of 1 got a verdict: the server refuses the text: .*400"):
@@ -312,7 +309,7 @@ def test_a_server_that_rejects_everything_ends_the_run(server, tmp_path, concurr
     six_files(tmp_path, 0)
     with pytest.raises(UserError, match="the model is pinned.* 0 of 6 pairs are judged and kept"):
         judged(server, tmp_path, "--concurrency", concurrency)
-    assert len(server.bodies) <= 3 * (concurrency + 1)  # three forms of what is on its way, and of the harmless one
+    assert len(server.bodies) <= 3 * (concurrency + 4)  # three forms of five failures, and of what is on its way
 
 
 @pytest.mark.parametrize(
@@ -341,7 +338,7 @@ def test_a_server_that_fails_always_ends_the_run_early(server, tmp_path, concurr
     six_files(tmp_path, 0)
     with pytest.raises(UserError, match="no answer with --max_tries 2: .*oops.* 0 of 6 pairs are judged"):
         judged(server, tmp_path, "--concurrency", concurrency, "--max_tries", 2)
-    assert len(server.bodies) <= 2 * concurrency + 1
+    assert len(server.bodies) <= 2 * (concurrency + 4)  # two tries of five failures, and of what is on its way
 
 
 def test_an_overwriting_run_goes_on_after_its_end(server, tmp_path):
@@ -353,8 +350,8 @@ def test_an_overwriting_run_goes_on_after_its_end(server, tmp_path):
         judged(server, tmp_path, *words)
     assert (tmp_path / "o.jsonl").read_bytes() == finished
     server.bodies.clear()
-    judged(server, tmp_path, *words, "--cache", tmp_path / "empty")
-    assert len(server.bodies) == 4  # of the two pairs that were left
+    judged(server, tmp_path, *words)
+    assert len(server.bodies) == 3
     assert verdicts(tmp_path) == BY_HAND
     assert {row["rater"] for row in judged_rows(tmp_path)} == {"other"}
 

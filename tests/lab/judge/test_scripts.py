@@ -40,7 +40,6 @@ def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
     cached = tmp_path / ".judge-cache"
     try:
         until(lambda: len(list(cached.rglob("*.json"))) == 7 and server.busy >= 3, process)
-        until(lambda: len(partial.read_bytes().splitlines()) >= 3, process)
         process.send_signal(end)
         stderr = process.communicate(timeout=WAIT)[1]
     finally:
@@ -50,8 +49,6 @@ def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
         assert process.returncode == 130
         assert stderr.splitlines()[-1].startswith("interrupted; what was finished is kept")
     assert not (tmp_path / "o.jsonl").exists()
-    judged = {row["id"] for row in read_jsonl(partial)[1:]}
-    assert len(judged) >= 2
     server.gate.set()
     server.answers_before_gate = None
     assert "13 requests" in run_judge(parse(JudgeOptions, words(server, tmp_path)[2:]))
@@ -61,7 +58,6 @@ def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
     run_judge(parse(JudgeOptions, words(server, tmp_path, "--cache", tmp_path / "new", output="whole.jsonl")[2:]))
     assert len(server.answered) == 20
     assert (tmp_path / "whole.jsonl").read_bytes() == (tmp_path / "o.jsonl").read_bytes()
-    assert judged <= {row["id"] for row in read_jsonl(tmp_path / "o.jsonl")}
 
 
 def test_two_runs_do_not_write_one_file(server, tmp_path):

@@ -8,8 +8,8 @@ import pytest
 
 from cli_runs import read_jsonl, write_jsonl
 from dschat.base.errors import UserError
-from dschat.lab.evaluations import run_turns
 from dschat.lab.options import TurnOptions
+from dschat.lab.turn_report import run_turns
 from dschat.settings.parse import parse
 from judges import EVALUATION, shown_in, start, until
 
@@ -70,10 +70,8 @@ def test_killed_half_way_and_started_again_gives_the_same_file(server, words, tm
     server.answers_before_gate = 5
     script = str(EVALUATION / "winrate_by_turn.py")
     process = start([sys.executable, script, *words(tmp_path / "o.jsonl", "--concurrency", 1)])
-    partial = tmp_path / "o.jsonl.partial"
     try:
         until(lambda: len(server.bodies) == 6, process)
-        until(lambda: partial.read_bytes().count(b"\n") >= 3, process)
     finally:
         process.kill()
         process.communicate()

@@ -10,8 +10,7 @@ import pytest
 
 from cli_runs import ROOT, message_of, read_jsonl, run_command, write_jsonl
 from dschat.base.errors import UserError
-from dschat.lab.evaluations import pass_table, write_pass_report
-from dschat.lab.pass_at_k import NUMBERS, PUBLISHED, pass_at_k, pass_rates
+from dschat.lab.pass_at_k import NUMBERS, PUBLISHED, pass_at_k, pass_rates, pass_table, write_pass_report
 
 
 def problem(difficulty: str, *statuses: str) -> dict:
@@ -53,13 +52,14 @@ def test_the_difficulties_weigh_as_the_published_rows_say():
 
 
 def test_rates_of_a_file(results):
-    interview, introductory, everything = pass_rates([results], (1, 5))
-    assert (interview.model, interview.difficulty, interview.problems) == ("model", "interview", 2)
-    assert interview.rates[1].value == pytest.approx(0.1) and interview.rates[5].value == pytest.approx(0.5)
-    assert introductory.rates[1].value == pytest.approx(0.4) and introductory.rates[5].value == 1
-    assert everything.rates[1].value == pytest.approx(0.2) and everything.rates[5].value == pytest.approx(2 / 3)
-    assert everything.rates[1].low < 0.2 < everything.rates[1].high
-    table = pass_table([interview, introductory, everything])
+    rates = pass_rates([results], (1, 5))
+    interview, introductory, everything = rates.to_dict("records")
+    assert (interview["model"], interview["difficulty"], interview["problems"]) == ("model", "interview", 2)
+    assert interview["pass@1"].value == pytest.approx(0.1) and interview["pass@5"].value == pytest.approx(0.5)
+    assert introductory["pass@1"].value == pytest.approx(0.4) and introductory["pass@5"].value == 1
+    assert everything["pass@1"].value == pytest.approx(0.2) and everything["pass@5"].value == pytest.approx(2 / 3)
+    assert everything["pass@1"].low < 0.2 < everything["pass@1"].high
+    table = pass_table(rates)
     assert "model" in table and "20.0 [" in table
 
 
@@ -81,9 +81,10 @@ def test_published_rows_stand_beside_apps_alone(results, tmp_path):
 
 def test_programs_that_were_not_run_are_no_samples(tmp_path):
     file = write_jsonl(tmp_path / "m.jsonl", [problem("", "invalid", "passed", "wrong")])
-    (found,) = pass_rates([file], (1, 3))
-    assert found.rates[1].value == 0.5 and found.rates[3] is None
-    assert "published" not in pass_table([found]) and "–" in pass_table([found])
+    rates = pass_rates([file], (1, 3))
+    (row,) = rates.to_dict("records")
+    assert row["pass@1"].value == 0.5 and row["pass@3"] is None
+    assert "published" not in pass_table(rates) and "–" in pass_table(rates)
 
 
 def test_other_files_are_named(tmp_path):

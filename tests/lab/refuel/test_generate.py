@@ -35,7 +35,7 @@ def drawing(most=None, user=None, turns=3, seed=0):
     tokenizer = chat_tokenizer()
     model = make_causal_lm("gemma", vocab_size=len(tokenizer))
     sampling = Sampling(6, (turn_end(tokenizer).token_id, tokenizer.eos_token_id), tokenizer.pad_token_id)
-    assistant = PolicyAssistant(ContinuousEngine(4).draw_from(model), tokenizer, sampling, most, may_end=True)
+    assistant = PolicyAssistant(ContinuousEngine(4).sampler_for(model), tokenizer, sampling, most, may_end=True)
     return DialogueSampling(
         assistant, user or (lambda said, numbers, seeds: [f"more {len(d)}" for d in said]), turns, seed
     )
@@ -45,7 +45,7 @@ FIRSTS = [dialogue(text)[0] for text in ("one", "two", "three", "four")]
 
 
 def test_both_dialogues_share_the_state_of_the_sampled_turn():
-    for entry in drawing(seed=1).draw([0, 1, 2, 3], FIRSTS):
+    for entry in drawing(seed=1).sample([0, 1, 2, 3], FIRSTS):
         row, number = entry["row"], entry["number"]
         first, second = row["trajectory"], row["trajectory_sampled_h_from_sampled_len"]
         turn, last = row["sampled_h_from_sampled_len"], row["sampled_len_from_5"]
@@ -56,23 +56,23 @@ def test_both_dialogues_share_the_state_of_the_sampled_turn():
 
 
 def test_a_dialogue_does_not_depend_on_its_batch():
-    together = drawing().draw([0, 1, 2, 3], FIRSTS)
-    assert drawing().draw([2], FIRSTS[2:3]) == together[2:3]
-    assert drawing(seed=20000).draw([2], FIRSTS[2:3]) != together[2:3]
-    same = drawing(turns=1).draw([0, 1], [FIRSTS[0]] * 2)
+    together = drawing().sample([0, 1, 2, 3], FIRSTS)
+    assert drawing().sample([2], FIRSTS[2:3]) == together[2:3]
+    assert drawing(seed=20000).sample([2], FIRSTS[2:3]) != together[2:3]
+    same = drawing(turns=1).sample([0, 1], [FIRSTS[0]] * 2)
     assert same[0]["row"]["trajectory"] != same[1]["row"]["trajectory"]  # its number decides
 
 
 def test_the_second_rollout_has_the_seed_plus_20000():
     """With one turn, the second dialogue of a seed is the first of that seed + 20000."""
-    (entry,) = drawing(turns=1).draw([3], FIRSTS[:1])
-    (later,) = drawing(turns=1, seed=20000).draw([3], FIRSTS[:1])
+    (entry,) = drawing(turns=1).sample([3], FIRSTS[:1])
+    (later,) = drawing(turns=1, seed=20000).sample([3], FIRSTS[:1])
     assert entry["row"]["trajectory_sampled_h_from_sampled_len"] == later["row"]["trajectory"]
 
 
 def test_a_dialogue_that_outgrows_the_policy_is_left_out_with_its_reason():
     firsts = [FIRSTS[0], dialogue("z" * 60)[0]]
-    entries = drawing(most=60, turns=1).draw([0, 1], firsts)
+    entries = drawing(most=60, turns=1).sample([0, 1], firsts)
     assert entries[0]["row"] is not None and entries[0]["reason"] == ""
     assert entries[1] == {"number": 1, "row": None, "reason": OUTGROWN}
 
@@ -84,7 +84,7 @@ def test_one_that_ends_in_the_second_rollout_is_left_out_as_well():
         calls.append(len(said))
         return ["more" if len(calls) < 3 else None for _ in said]
 
-    entries = drawing(user=user).draw([0], FIRSTS[:1])
+    entries = drawing(user=user).sample([0], FIRSTS[:1])
     turn = sampled_turns(0, 0, 3)[1]
     assert (entries[0]["row"] is None) == (turn < 2)
 
@@ -147,10 +147,10 @@ def test_finished_dialogues_are_handed_over_again_and_other_settings_refused(mod
 def test_an_interrupted_run_goes_on_with_another_batch_size(models, tmp_path, interrupt):
     run_generate(options(models, tmp_path / "whole", num_data=5))
     whole = read_jsonl(tmp_path / "whole" / "dialogues" / "train.jsonl")
-    first = interrupt(DialogueSampling, "draw", 1)
+    first = interrupt(DialogueSampling, "sample", 1)
     with pytest.raises(KeyboardInterrupt):
         run_generate(options(models, tmp_path, num_data=5, batch_size=3))
-    calls = interrupt(DialogueSampling, "draw")
+    calls = interrupt(DialogueSampling, "sample")
     run_generate(options(models, tmp_path, num_data=5, batch_size=1))
     assert [len(numbers) for _, numbers, _ in [*first, *calls]] == [3, 1, 1]  # three were finished
     assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") == whole

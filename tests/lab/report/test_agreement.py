@@ -3,43 +3,62 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 from dschat.base.statistics import MeanInterval, Rate, win_rates
 from dschat.lab import results
-from dschat.lab.results import agreement, group_agreement, majority
+from dschat.lab.results import counted_verdicts, group_agreement, majority
+
+COUNTED = {"A": "A", "B": "B", "t": "tie"}
 
 
-def rated(verdicts: str) -> dict[int, str]:
-    """Item → verdict, from letters: A, B, t(ie), i(nvalid), s(kip), - not rated."""
-    names = {"A": "A", "B": "B", "t": "tie", "i": "invalid", "s": "skip"}
-    return {number: names[letter] for number, letter in enumerate(verdicts) if letter != "-"}
+def rated(verdicts: str) -> pd.Series:
+    """Verdicts by item, from letters: A, B, t(ie), and - where none counts."""
+    return pd.Series([COUNTED.get(letter) for letter in verdicts], dtype=object)
+
+
+def agreement(first: str, second: str) -> dict:
+    """Of raters x and y."""
+    return results.agreement(rated(first).rename("x"), rated(second).rename("y"))
+
+
+def agreement_of_three(x: str, y: str, z: str) -> dict:
+    return group_agreement("people", pd.DataFrame({"x": rated(x), "y": rated(y), "z": rated(z)}))
 
 
 def test_cohens_kappa_of_a_two_by_two_table():
     """A/A 20, A/B 5, B/A 10, B/B 15: observed 0.7, by chance 0.5 · 0.6 + 0.5 · 0.4 = 0.5, kappa 0.2 / 0.5 = 0.4."""
-    result = agreement(("x", "y"), rated("A" * 25 + "B" * 25), rated("A" * 20 + "B" * 5 + "A" * 10 + "B" * 15))
-    assert (result.raters, result.items, result.decided) == (("x", "y"), 50, 50)
-    assert result.same.value == pytest.approx(0.7) and result.same_decided == result.same
+    result = agreement("A" * 25 + "B" * 25, "A" * 20 + "B" * 5 + "A" * 10 + "B" * 15)
+    assert (result["raters"], result["items"], result["decided"]) == (("x", "y"), 50, 50)
+    assert result["same"].value == pytest.approx(0.7) and result["same_decided"] == result["same"]
     # Wilson: (0.7 + 0.0384146 ± 1.959964 · √(0.21 / 50 + 3.841459 / 10000)) / 1.0768292 = 0.685730 ± 0.123234.
-    assert (result.same.low, result.same.high) == pytest.approx((0.562496, 0.808964), abs=2e-6)
-    assert result.kappa.value == pytest.approx(0.4)
-    assert result.kappa.low < 0.4 < result.kappa.high
+    assert (result["same"].low, result["same"].high) == pytest.approx((0.562496, 0.808964), abs=2e-6)
+    assert result["kappa"].value == pytest.approx(0.4)
+    assert result["kappa"].low < 0.4 < result["kappa"].high
 
 
 def test_cohens_kappa_with_ties():
     """Ten items; six on the diagonal; by chance (4 · 5 + 2 · 2 + 4 · 3) / 100 = 0.36; kappa 0.24 / 0.64 = 0.375."""
-    result = agreement(("x", "y"), rated("AAAAttBBBB"), rated("AAAttBABAB"))
-    assert result.same.value == pytest.approx(0.6)
-    assert result.kappa.value == pytest.approx(0.375)
+    result = agreement("AAAAttBBBB", "AAAttBABAB")
+    assert result["same"].value == pytest.approx(0.6)
+    assert result["kappa"].value == pytest.approx(0.375)
     # Without ties AAA beside AAA and BBBB beside ABAB: 5 of 7.
-    assert result.decided == 7
-    assert result.same_decided.value == pytest.approx(5 / 7)
+    assert result["decided"] == 7
+    assert result["same_decided"].value == pytest.approx(5 / 7)
+
+
+def test_invalid_answers_and_passes_count_as_not_rated():
+    rows = [(0, "x", "A"), (1, "x", "invalid"), (2, "x", "B"), (0, "y", "skip"), (2, "y", "tie")]
+    table = counted_verdicts(pd.DataFrame(rows, columns=["item", "rater", "verdict"]))
+    assert list(table.columns) == ["x", "y"]
+    assert table.isna().to_numpy().tolist() == [[False, True], [True, True], [False, False]]
+    assert table.loc[2].tolist() == ["B", "tie"]
 
 
 def test_only_items_with_two_verdicts_that_count_are_common():
-    result = agreement(("x", "y"), rated("AABi-sB"), rated("ABBAAAs"))
-    assert result.items == 3 and result.same.value == pytest.approx(2 / 3)
+    result = agreement("AAB---B", "ABBAAA-")
+    assert result["items"] == 3 and result["same"].value == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
@@ -54,50 +73,51 @@ def test_only_items_with_two_verdicts_that_count_are_common():
     ],
 )
 def test_edges_of_kappa(first, second, kappa):
-    assert agreement(("x", "y"), rated(first), rated(second)).kappa == kappa
+    assert agreement(first, second)["kappa"] == kappa
 
 
 def test_no_common_item():
-    result = agreement(("x", "y"), rated("AA--"), rated("--BB"))
-    assert (result.items, result.same, result.kappa, result.same_decided) == (0, None, None, None)
-    group = group_agreement("g", {"x": rated("AA--"), "y": rated("--BB"), "z": rated("AAAA")})
-    assert (group.items, group.same, group.kappa) == (0, None, None)
+    result = agreement("AA--", "--BB")
+    assert (result["items"], result["same"], result["kappa"], result["same_decided"]) == (0, None, None, None)
+    group = agreement_of_three("AA--", "--BB", "AAAA")
+    assert (group["items"], group["same"], group["kappa"]) == (0, None, None)
 
 
 def test_fleiss_kappa_of_three_raters():
     """AAA, AAB, BBB, BAB: pairs agree in 1, 1/3, 1, 1/3, mean 2/3; A and B 6 of 12 each, chance 1/2: kappa 1/3."""
-    group = group_agreement("people", {"x": rated("AABB"), "y": rated("AABA"), "z": rated("ABBB")})
-    assert (group.name, group.raters, group.items) == ("people", ("x", "y", "z"), 4)
-    assert group.same == pytest.approx(2 / 3)
-    assert group.kappa == pytest.approx(1 / 3)
+    group = agreement_of_three("AABB", "AABA", "ABBB")
+    assert (group["name"], group["raters"], group["items"]) == ("people", ("x", "y", "z"), 4)
+    assert group["same"] == pytest.approx(2 / 3)
+    assert group["kappa"] == pytest.approx(1 / 3)
 
 
 def test_fleiss_kappa_with_ties_and_passes():
     """The pass leaves AtB and AAA: pairs agree in 0 and 1; A 4/6, tie 1/6, B 1/6, chance 18/36: kappa 0."""
-    group = group_agreement("people", {"x": rated("AAA"), "y": rated("tAs"), "z": rated("BAA")})
-    assert group.items == 2
-    assert group.same == pytest.approx(0.5)
-    assert group.kappa == pytest.approx(0.0, abs=1e-12)
+    group = agreement_of_three("AAA", "tA-", "BAA")
+    assert group["items"] == 2
+    assert group["same"] == pytest.approx(0.5)
+    assert group["kappa"] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_fleiss_kappa_of_one_verdict_is_not_defined():
-    group = group_agreement("g", dict.fromkeys("xyz", rated("AAA")))
-    assert (group.kappa, group.same) == (None, 1.0)
+    group = agreement_of_three("AAA", "AAA", "AAA")
+    assert (group["kappa"], group["same"]) == (None, 1.0)
 
 
 @pytest.mark.parametrize(
     ("votes", "verdict"),
     [
-        (["A", "A", "B"], "A"),
-        (["A", "B"], "tie"),
-        (["A", "B", "tie"], "tie"),
-        (["tie", "tie", "B"], "tie"),
-        (["skip", "B"], "B"),
-        (["skip", "skip"], None),  # without a vote that counts there is none
+        ("AAB", "A"),
+        ("AB", "tie"),
+        ("ABt", "tie"),
+        ("ttB", "tie"),
+        ("-B", "B"),
+        ("--", None),  # without a vote that counts there is none
     ],
 )
 def test_majority(votes, verdict):
-    assert majority({"item": votes}).get("item") == verdict
+    (result,) = majority(pd.DataFrame([rated(votes)]))
+    assert result == verdict or (verdict is None and pd.isna(result))
 
 
 # At equal length

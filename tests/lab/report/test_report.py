@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The evaluation report on files made by hand, whose numbers can be worked out on paper."""
 
+import dataclasses
 import json
 import struct
 import sys
@@ -61,9 +62,14 @@ def response_files(folder, rewards, names=("ma", "ppo")):
 
 
 def sections_of(*files, reward_margin=0.0, dataset=""):
-    """The sections of `build_evaluation_report`, without its files."""
-    votes = read_votes(files, reward_margin)
-    return [section_result(section) for section in sorted_votes(votes, reward_margin, dataset)]
+    """The sections of `build_evaluation_report`, without its files; tables as lists of named tuples."""
+    sections = []
+    for section in sorted_votes(read_votes(files, reward_margin), reward_margin, dataset):
+        result = section_result(section)
+        names = ("raters", "agreement", "group_agreement")
+        tables = {name: list(getattr(result, name).itertuples(index=False)) for name in names}
+        sections.append(dataclasses.replace(result, **tables))
+    return sections
 
 
 def rater_of(section, name):
@@ -126,10 +132,11 @@ def test_json_and_text_hold_the_same_numbers_and_the_picture_is_drawn(tmp_path, 
 def test_lengths_by_hand(tmp_path, fifty):
     """A has 20 … 69 letters, mean 44.5; B has 30. The variance of n numbers in a row is n (n + 1) / 12."""
     (section,) = sections_of(fifty)
-    characters, words = section.means["characters"], section.means["words"]
-    assert (characters.first.mean, characters.second.mean, characters.difference.mean) == (44.5, 30, 14.5)
-    assert characters.difference.error == pytest.approx((50 * 51 / 12 / 50) ** 0.5)
-    assert (words.first.mean, words.second.mean, words.items) == (1, 1, 50)
+    characters = section.means["characters"]
+    words = section.means["words"]
+    assert (characters["first"].mean, characters["second"].mean, characters["difference"].mean) == (44.5, 30, 14.5)
+    assert characters["difference"].error == pytest.approx((50 * 51 / 12 / 50) ** 0.5)
+    assert (words["first"].mean, words["second"].mean, words["items"]) == (1, 1, 50)
 
 
 def test_files_of_opposite_order_count_together(tmp_path):
@@ -140,9 +147,9 @@ def test_files_of_opposite_order_count_together(tmp_path):
     (section,) = sections_of(first, second)
     assert section.models == ("ma", "ppo")
     assert section.raters[0].rates.tally == whole[0].raters[0].rates.tally
-    assert section.raters[0].position.first_place.value == whole[0].raters[0].position.first_place.value
+    assert section.raters[0].position["first_place"].value == whole[0].raters[0].position["first_place"].value
     assert section.raters[0].length_controlled.rate == whole[0].raters[0].length_controlled.rate
-    assert section.means["characters"].first == whole[0].means["characters"].first
+    assert section.means["characters"]["first"] == whole[0].means["characters"]["first"]
     (other_way,) = sections_of(second, first)
     assert other_way.models == ("ppo", "ma")
     tally = other_way.raters[0].rates.tally
@@ -158,9 +165,9 @@ def test_a_judge_asked_in_both_orders_in_two_files_counts_once_per_item(tmp_path
     (rater,) = section.raters
     assert rater.rates.tally == Tally(1, 2, 1, 1, 0)
     # Four items with two readable orders, equal in two of them.
-    assert (rater.position.both_orders, rater.position.consistent.value) == (4, 0.5)
+    assert (rater.position["both_orders"], rater.position["consistent"].value) == (4, 0.5)
     # Preferences: A first five times, won by A four times; B first three times with a winner, won by B twice.
-    assert (rater.position.decided, rater.position.first_place.value) == (8, pytest.approx(6 / 8))
+    assert (rater.position["decided"], rater.position["first_place"].value) == (8, pytest.approx(6 / 8))
 
 
 def test_one_name_in_two_files_on_the_same_items_is_two_raters(tmp_path):
@@ -185,9 +192,9 @@ def test_position_of_a_judge_by_hand(tmp_path):
     rows = [verdict_row(i, "tie", orders=both) for i, both in enumerate(shown)]
     (section,) = sections_of(verdict_file(tmp_path, "j", rows))
     position = section.raters[0].position
-    assert (position.both_orders, position.consistent.value) == (5, pytest.approx(3 / 5))
+    assert (position["both_orders"], position["consistent"].value) == (5, pytest.approx(3 / 5))
     # Wins: AA and BB one of two by the first place each, AB both, twice, A? its one: 1 + 1 + 2 + 2 + 1 of 9.
-    assert (position.decided, position.first_place.value) == (9, pytest.approx(7 / 9))
+    assert (position["decided"], position["first_place"].value) == (9, pytest.approx(7 / 9))
 
 
 def test_people_are_shown_together_and_alone(tmp_path):
@@ -209,8 +216,8 @@ def test_people_are_shown_together_and_alone(tmp_path):
     assert everyone.rates.tally == Tally(wins=5, ties=2, losses=4, invalid=0, skipped=1)
     assert rater_of(section, "human bob").rates.tally == Tally(1, 0, 2, 0, 1)
     # Of the nine votes with a winner the first response, A, got five.
-    assert (everyone.position.decided, everyone.position.first_place.value) == (9, pytest.approx(5 / 9))
-    assert (everyone.position.both_orders, everyone.position.consistent) == (0, None)
+    assert (everyone.position["decided"], everyone.position["first_place"].value) == (9, pytest.approx(5 / 9))
+    assert (everyone.position["both_orders"], everyone.position["consistent"]) == (0, None)
     found = {one.raters: one for one in section.agreement}
     assert len(found) == 1 + 6
     with_majority = found["judge gpt", "humans' majority"]
@@ -231,8 +238,8 @@ def test_reward_model_judges_two_files_of_responses(tmp_path):
     assert (section.models, rater.rater, rater.rates.tally) == (("ma", "ppo"), "reward model", Tally(2, 1, 1))
     # Means 1.375 and 1.25, difference 0.125 of 1, −1, 0, 0.5: squares 2.1875, error √(2.1875 / 3 / 4).
     reward = section.means["reward"]
-    assert (reward.first.mean, reward.second.mean) == (1.375, 1.25)
-    assert reward.difference.error == pytest.approx((2.1875 / 12) ** 0.5)
+    assert (reward["first"].mean, reward["second"].mean) == (1.375, 1.25)
+    assert reward["difference"].error == pytest.approx((2.1875 / 12) ** 0.5)
     (section,) = sections_of(*files, reward_margin=0.5)
     assert section.raters[0].rates.tally == Tally(1, 2, 1)
     assert "no more than 0.5 is a tie" in build_evaluation_report(files, tmp_path, 0.5).text()
@@ -251,7 +258,7 @@ def test_files_of_responses_join_the_section_of_the_models_they_are_called_after
     (agreement,) = section.agreement
     assert (agreement.raters, agreement.items) == (("judge gpt", "reward model"), 3)
     assert agreement.same.value == pytest.approx(2 / 3)
-    assert section.means["reward"].first.mean == pytest.approx(3 / 5)
+    assert section.means["reward"]["first"].mean == pytest.approx(3 / 5)
 
 
 def test_rewards_beside_verdicts_are_used_where_there_are_no_files_of_responses(tmp_path):

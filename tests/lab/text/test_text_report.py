@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from dschat.lab.evaluations import write_text_report
-from dschat.lab.text_metrics import policy_result, reward_result, rouge
+from dschat.lab.text_metrics import policy_result, reward_result, rouge, write_text_report
 
 
 def test_rouge_by_hand():
@@ -38,16 +37,16 @@ ROUGE = {"rouge1": 0.5, "rouge2": 0.25, "rougeL": 0.0, "response_tokens": 3}
 def test_perplexity_is_of_tokens_not_of_texts():
     """(2 + 9) nats over (1 + 9) tokens; the mean of the texts' own losses would be 1.5."""
     result = policy_result([text(2.0, 1), text(9.0, 9)])
-    assert result.loss.value == pytest.approx(1.1)
-    assert result.perplexity.value == pytest.approx(math.exp(1.1))
-    assert (result.rows, result.tokens, result.rouge, result.length) == (2, 10, {}, None)
+    assert result["loss"].value == pytest.approx(1.1)
+    assert result["perplexity"].value == pytest.approx(math.exp(1.1))
+    assert (result["rows"], result["tokens"], result["rouge"], result["length"]) == (2, 10, {}, None)
 
 
 def test_rouge_is_a_mean_over_texts():
     rows = [text(1.0, 1, **ROUGE), text(1.0, 1, rouge1=1.0, rouge2=0.75, rougeL=0.5, response_tokens=5)]
     result = policy_result(rows)
-    found = {name: score.value for name, score in result.rouge.items()}
-    assert (found, result.length) == ({"rouge1": 0.75, "rouge2": 0.5, "rougeL": 0.25}, 4.0)
+    found = {name: score.value for name, score in result["rouge"].items()}
+    assert (found, result["length"]) == ({"rouge1": 0.75, "rouge2": 0.5, "rougeL": 0.25}, 4.0)
 
 
 def test_reward_loss_and_accuracy_by_hand():
@@ -56,21 +55,21 @@ def test_reward_loss_and_accuracy_by_hand():
     rows = [{"model": "r", "update": None, "chosen_score": c, "rejected_score": r} for c, r in pairs]
     result = reward_result(rows)
     expected = (math.log(2) + math.log(1 + math.exp(-3)) + math.log(1 + math.exp(2))) / 3
-    assert result.loss.value == pytest.approx(expected)
-    assert result.accuracy.value == pytest.approx(1 / 3)
+    assert result["loss"].value == pytest.approx(expected)
+    assert result["accuracy"].value == pytest.approx(1 / 3)
     far = reward_result([rows[0] | {"chosen_score": 0.0, "rejected_score": 1e4}])
-    assert far.loss.value == pytest.approx(1e4), "no overflow"
+    assert far["loss"].value == pytest.approx(1e4), "no overflow"
 
 
 def test_no_interval_leaves_the_range_of_its_number():
     """19 pairs ranked right by far and one wrong; 19 responses without a common word and one that is the text."""
     scores = [{"model": "r", "update": None, "chosen_score": c, "rejected_score": 0.0} for c in [30.0] * 19 + [-5.0]]
-    loss = reward_result(scores).loss
+    loss = reward_result(scores)["loss"]
     assert loss.value == pytest.approx((math.log(1 + math.exp(5)) + 19 * math.exp(-30)) / 20)
     assert 0 < loss.low < loss.value < loss.high
     for found, other in ((1.0, 0.0), (0.0, 1.0)):
         rows = [text(1.0, 1, **(ROUGE | {"rouge1": x})) for x in [found] + [other] * 19]
-        rate = policy_result(rows).rouge["rouge1"]
+        rate = policy_result(rows)["rouge"]["rouge1"]
         assert 0 <= rate.low <= rate.value <= rate.high <= 1
 
 
@@ -79,7 +78,7 @@ def test_numbers_that_are_not_finite(tmp_path):
     policy = policy_result([text(2.0, 1), text(math.nan, 1)])
     pairs = [(1.0, 0.0), (math.nan, 0.0), (0.0, math.inf)]
     reward = reward_result([{"model": "r", "update": None, "chosen_score": c, "rejected_score": r} for c, r in pairs])
-    assert reward.accuracy.value == pytest.approx(1 / 3)
+    assert reward["accuracy"].value == pytest.approx(1 / 3)
     table = write_text_report([policy], [reward], tmp_path)
     content = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
     none = {"value": None, "low": None, "high": None}

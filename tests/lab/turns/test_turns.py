@@ -8,8 +8,8 @@ import pytest
 
 from cli_runs import ROOT, read_jsonl, run_command, write_jsonl
 from dschat.base.errors import UserError
-from dschat.lab.evaluations import run_turns, turns_report
 from dschat.lab.options import TurnOptions
+from dschat.lab.turn_report import run_turns, turns_report
 from dschat.lab.turns import PUBLISHED, rates_by_turn, turn_pairs
 from dschat.settings.parse import parse
 

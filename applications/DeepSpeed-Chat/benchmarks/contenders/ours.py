@@ -24,7 +24,7 @@ from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.quickstart.subcommands import as_arguments
-from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
+from dschat.rollouts.engine import Generation, ResponseSampler, assemble, pad_prompts
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.termination import TerminationCondition
@@ -51,12 +51,12 @@ def main() -> None:
         (ScalarModel, "forward", "model forward"),
         (GemmaForCausalLM, "forward", "model forward"),
         (torch.autograd, "backward", "model backward"),
-        (ActorSampler, "__call__", "sampling"),
+        (ActorSampler, "sample", "sampling"),
         (torch.optim.AdamW, "step", "optimiser"),
     ):
         setattr(owner, name, meter.inside(part, getattr(owner, name)))
     setattr(PPO, "iterate", measured(PPO.iterate, job, meter))  # noqa: B010  # a method for mypy
-    setattr(Clock, "lap", booking(Clock.lap, meter))  # noqa: B010
+    setattr(Clock, "record", booking(Clock.record, meter))  # noqa: B010
     if job.random_responses:
         setattr(ContinuousEngine, "session", random_session)  # noqa: B010
     if job.trace is not None:
@@ -89,7 +89,7 @@ def flags(job: ContenderJob) -> list[str]:
 
 
 @contextmanager
-def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[Draw]:
+def random_session(engine: ContinuousEngine, actor: TrainedPolicy) -> Iterator[ResponseSampler]:
     """Samples words uniformly, at no cost; every response has the full length."""
 
     def draw(
@@ -161,11 +161,11 @@ def count_positions(
     base.register_forward_pre_hook(count, with_kwargs=True)
 
 
-def booking(lap: Callable[[Clock, str], None], meter: Meter) -> Callable[[Clock, str], None]:
-    """The trainer's `Clock.lap`, which also notifies the meter."""
+def booking(record: Callable[[Clock, str], None], meter: Meter) -> Callable[[Clock, str], None]:
+    """The trainer's `Clock.record`, which also notifies the meter."""
 
     def run(clock: Clock, name: str) -> None:
-        lap(clock, name)
+        record(clock, name)
         meter.lap(name)
 
     return run

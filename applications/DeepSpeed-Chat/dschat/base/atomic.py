@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders that are whole or not there: written beside their place, flushed to the disk, then renamed.
+"""Files and folders that are complete or not there: written under another name, flushed to the disk, then renamed.
 
-Nothing else renames. What a kill leaves the next start puts right: `recover`, `recover_folder`, `Backup.restore`.
+No other module renames files. After a kill the next start cleans up: `recover`, `recover_folder`, `Backup.restore`.
 """
 
 import errno
@@ -16,20 +16,21 @@ from pathlib import Path
 
 from dschat.base.errors import UserError
 
-LAST = "config.json"  # what makes a folder a model's comes last
-WRITING = ".writing"  # ends the name of what is being written
-REPLACED = ".replaced-by-a-newer-one"  # ends the name of a folder that makes way, for as long as it takes
-BACKUP, DELETED = ".given-up", ".deleted"  # folders of a `Backup`, and while it is being deleted
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more
-ABANDONED = 24 * 3600.0  # seconds after which what is being written belongs to a process that was killed
+LAST = "config.json"  # moved last, since it makes a folder a model's
+WRITING = ".writing"  # suffix of a file or folder that is being written
+REPLACED = ".replaced-by-a-newer-one"  # suffix of a folder that was put aside while its successor is moved
+BACKUP = ".given-up"  # folder of a `Backup`
+DELETED = ".deleted"  # its name while it is being deleted
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that cannot hold more
+ABANDONED = 24 * 3600.0  # seconds without a write after which the writer counts as killed
 
 
 @contextmanager
 def writing(file: Path, shared: bool = False) -> Iterator[Path]:
-    """A path to write a file to, which is in its place afterwards; until then, and if that fails, nothing changes.
+    """Yields a path to write a file to, which replaces `file` after the block; if the block fails, nothing changes.
 
-    Its folder is made if need be; a link stays, pipes and devices are written as they are. With `shared`, several
-    processes may write it at the same time: the last one's stays. Raises OSError.
+    Its folder is made if need be; a link stays, pipes and devices are written directly. With `shared`, several
+    processes may write the file at the same time, and the last one's stays. Raises OSError.
     """
     file = file.resolve()
     if file.exists() and not file.is_file():
@@ -47,14 +48,16 @@ def writing(file: Path, shared: bool = False) -> Iterator[Path]:
 
 
 def write_file(file: Path, content: str | bytes) -> None:
-    """Writes bytes, or text in UTF-8 with a ? for each lone surrogate, as `writing` does."""
+    """Writes bytes, or text in UTF-8 with a ? for each lone surrogate; see `writing`."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", "replace")
     with writing(file) as beside:
-        beside.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+        beside.write_bytes(content)
 
 
 @contextmanager
 def reporting(what: str) -> Iterator[None]:
-    """Inside, an OSError is a UserError: `what`, a file or a flag with its value, cannot be written."""
+    """Turns an OSError into a UserError: `what`, a file or a flag with its value, cannot be written."""
     try:
         yield
     except OSError as error:
@@ -63,9 +66,10 @@ def reporting(what: str) -> Iterator[None]:
 
 @contextmanager
 def writing_folder(folder: Path, shared: bool = False) -> Iterator[Path]:
-    """A new folder to write into, which is in its place afterwards; one that was there stays until then.
+    """Yields a new folder to write to, which replaces `folder` after the block; the old one stays until then.
 
-    See `recover_folder`. `shared` as of `writing`, but the first one's stays. Raises OSError.
+    With `shared`, several processes may write the folder at the same time, and the first one's stays. After a kill
+    call `recover_folder`. Raises OSError.
     """
     with _new_folder(_beside(folder, shared)) as beside:
         yield beside
@@ -73,16 +77,21 @@ def writing_folder(folder: Path, shared: bool = False) -> Iterator[Path]:
         try:
             (os.replace if shared else put)(beside, folder)
         except OSError:
-            if not (shared and folder.is_dir()):  # else another process was first
+            was_first = not (shared and folder.is_dir())
+            if was_first:
                 raise
 
 
 @contextmanager
-def writing_into(place: Path, beside: Path, before_moving: Callable[[], None]) -> Iterator[Path]:
-    """A new folder to write into; afterwards its files and folders are in ``place``, among what is there.
+def writing_into(
+    place: Path,
+    beside: Path,
+    before_moving: Callable[[], None],
+) -> Iterator[Path]:
+    """Yields a new folder to write to; after the block its files and folders are moved to ``place``.
 
-    A file or folder that was there stays as it is until its successor is whole. If writing fails, nothing is replaced.
-    See `recover`. `before_moving` is called when everything is written to ``beside``, which is on the same disk.
+    Existing files and folders stay until their successors are complete; if writing fails, nothing is replaced. After a
+    kill call `recover`. `before_moving` is called when everything is written to ``beside``, which is on the same disk.
     """
     recover(place)
     with _new_folder(beside):
@@ -95,7 +104,7 @@ def writing_into(place: Path, beside: Path, before_moving: Callable[[], None]) -
 
 
 def put(entry: Path, target: Path) -> None:
-    """Gives a file or folder a name on its disk; a file of that name is replaced, a folder first makes way."""
+    """Renames a file or folder on its disk; an existing file is replaced, an existing folder is first put aside."""
     if not target.is_dir():
         os.replace(entry, target)
         return
@@ -111,56 +120,57 @@ def put(entry: Path, target: Path) -> None:
 
 
 def move_all(folder: Path, place: Path) -> None:
-    """Moves what a folder holds into another one, where it replaces what is called alike, and removes the folder."""
+    """Moves the content of a folder to another one, replacing entries of the same names; removes the folder."""
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == LAST):
         put(entry, place / entry.name)
     folder.rmdir()
 
 
 def recover(place: Path) -> None:
-    """Puts right what a kill left in ``place``: a folder that made way comes back where it has no successor."""
+    """Cleans up ``place`` after a kill: a folder that was put aside comes back if it has no successor."""
     for old in place.glob(f".*{REPLACED}"):
         _bring_back(old, place / old.name[1:].removesuffix(REPLACED))
 
 
 def replaced_by(folder: Path) -> Path:
-    """Where a folder lies while another one takes its place."""
+    """The path of a folder that was put aside while its successor is moved."""
     return folder.with_name(f".{folder.name}{REPLACED}")
 
 
 def recover_folder(folder: Path) -> None:
-    """Puts one folder right, which nobody may be writing now: after a kill it comes back where it has no successor."""
+    """Brings back a folder that was put aside before a kill, if it has no successor; nobody may be writing it now."""
     _bring_back(replaced_by(folder), folder)
 
 
 class Backup:
-    """Files and folders of a place that make way for several new ones: put aside until those stand."""
+    """Files and folders that are put aside until several new ones have taken their places."""
 
     def __init__(self, place: Path) -> None:
-        self._place, self._folder = place, place / BACKUP
+        self._place = place
+        self._folder = place / BACKUP
 
     def put_aside(self, entries: Iterable[Path]) -> None:
-        """Moves some of what the place holds out of the way."""
+        """Moves some entries of the folder out of the way."""
         self._folder.mkdir(exist_ok=True)
         for entry in entries:
             os.replace(entry, self._folder / entry.name)
 
     def restore(self) -> None:
-        """After a kill: what was put aside comes back, unless it was being deleted."""
+        """After a kill: brings back what was put aside, unless it was being deleted."""
         remove(self._place / DELETED)
         recover(self._place)
         if self._folder.exists():
             move_all(self._folder, self._place)
 
     def drop(self) -> None:
-        """Deletes what was put aside, if anything was."""
+        """Deletes what was put aside, if anything."""
         if self._folder.exists():
             os.replace(self._folder, self._place / DELETED)
             remove(self._place / DELETED)
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder with everything in it, as far as that is possible."""
+    """Removes a folder and its content, as far as possible."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -170,26 +180,30 @@ def missing_folders(place: Path) -> list[Path]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Removes folders, in this order, as far as they are empty."""
+    """Removes the folders that are empty, in this order."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
-    """Removes files and folders that killed processes left unfinished, as a glob pattern names them.
+    """Removes unfinished files and folders of killed processes that match a glob pattern.
 
-    They count as left when nothing in them was written for a day: a folder's own time stays as it is while a file in
-    it grows.
+    An entry counts as abandoned if nothing in it was written for a day: a folder's own time does not change while a
+    file in it grows.
     """
-    for left in folder.glob(pattern):
+    for entry in folder.glob(pattern):
         with suppress(OSError):  # another process removed it
-            if time.time() - last_written(left) > ABANDONED:
-                remove(left) if left.is_dir() else left.unlink()
+            if time.time() - last_written(entry) <= ABANDONED:
+                continue
+            if entry.is_dir():
+                remove(entry)
+            else:
+                entry.unlink()
 
 
 def last_written(entry: Path) -> float:
-    """When a file, or anything in a folder, was written last, in seconds since the epoch. Raises OSError."""
+    """Time of the last write to a file, or to anything in a folder, in seconds since the epoch. Raises OSError."""
     return max(path.lstat().st_mtime for path in (entry, *entry.rglob("*")))
 
 
@@ -204,7 +218,7 @@ def flush(*paths: Path) -> None:
 
 
 def _beside(path: Path, shared: bool) -> Path:
-    """Where a file or folder is written; of its own for each writer where there are several."""
+    """The path under which a file or folder is written; different for each writer if there are several."""
     if not shared:
         return path.with_name(f".{path.name}{WRITING}")
     remove_abandoned(path.parent, f".{glob.escape(path.name)}.*{WRITING}")
@@ -213,7 +227,7 @@ def _beside(path: Path, shared: bool) -> Path:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder, in the place of what a killed process left; gone afterwards unless it was renamed."""
+    """Yields an empty folder, which is removed after the block unless it was renamed."""
     remove(folder)
     folder.mkdir(parents=True)
     try:
@@ -223,7 +237,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _bring_back(old: Path, target: Path) -> None:
-    """Ends a replacement: the folder that made way comes back, or goes where its successor stands."""
+    """Ends a replacement: the folder that was put aside is removed if its successor exists, else it comes back."""
     if target.exists():
         remove(old)
     elif old.exists():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one exception that a user is meant to read."""
+"""The exception whose message is written for users."""
 
 
 class UserError(Exception):
@@ -8,4 +8,8 @@ class UserError(Exception):
     Command-line mains print it without a traceback and exit with status 2.
     """
 
-    on_every_rank = False  # where all raise the same one, the main process alone prints it
+    on_every_rank = False  # whether all ranks raise it, so that only the main process prints it
+
+
+class ServerLost(UserError):
+    """A server that the run needs is gone. The run saves a checkpoint and ends; the message says how to go on."""

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every metric that a run writes: what it is, its unit, and when to worry. docs/metrics.md is made from this:
+"""Every metric that a run writes: its meaning, its unit, and when to worry. docs/metrics.md is made from it:
 
     python -m dschat.base.glossary > docs/metrics.md
 
-Rows of metrics.jsonl, TensorBoard and W&B have these names; whatever needs a list of them reads it here.
+Rows of metrics.jsonl, TensorBoard and W&B use these names.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-RUNS = {  # as run.json calls the step, and as people do
+RUNS = {  # name of a step in run.json → its name in texts
     "sft": "SFT",
     "reward": "reward model",
     "dpo": "DPO",
@@ -22,32 +22,45 @@ RUNS = {  # as run.json calls the step, and as people do
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of metrics.jsonl."""
+    """A number in metrics.jsonl."""
 
-    name: str  # its key; <…> stands for a name that the run gives
+    name: str  # its key; <…> is a name that depends on the run
     runs: str  # steps that write it, separated by spaces
-    unit: str  # of the number
-    meaning: str  # what it is
-    worry: str = ""  # when to look twice; empty where any value may be right
-    when: str = ""  # what a run needs so that it is written; empty where every run of these steps writes it
+    unit: str
+    meaning: str
+    worry: str = ""  # values that point to a problem; empty if any value may be right
+    when: str = ""  # condition on which it is written; empty if every run of these steps writes it
 
     def fits(self, name: str) -> bool:
-        """Whether a key of metrics.jsonl is this metric's, or one of its family."""
+        """Whether a key of metrics.jsonl is this metric, or one of its family."""
         return re.fullmatch(re.sub("<[a-z]+>", r"\\w+", self.name), name) is not None
 
 
-ALL, SUPERVISED, ONLINE = " ".join(RUNS), "sft reward dpo refuel", "ppo refuel_online"
+ALL = " ".join(RUNS)
+SUPERVISED = "sft reward dpo refuel"
+ONLINE = "ppo refuel_online"
+
+# Conditions on which metrics are written.
 OWN_SAMPLING = "own sampling, not ahead of training"
 SEVERAL = "several sources, `--reward_weights` or `--metric_function`"
-SKIP, NONFINITE, NORMALISED = "`--on_reward_error skip`", "`--on_nonfinite skip`", "`--normalize_scores`"
-PARSING, PROGRAMS, VLLM = "`--termination_condition parsing`", "`--reward_source programs`", "`--rollout_engine vllm`"
+SKIP = "`--on_reward_error skip`"
+NONFINITE = "`--on_nonfinite skip`"
+NORMALISED = "`--normalize_scores`"
+PARSING = "`--termination_condition parsing`"
+PROGRAMS = "`--reward_source programs`"
+VLLM = "`--rollout_engine vllm`"
 COMPLETIONS = "`--advantage_estimator segment_mc`"
-AHEAD, REFILL = "`--rollouts_ahead`", "`--refill_rounds`"
-CRITIC, FP16, KL = "a critic", "fp16", "a KL penalty"
+AHEAD = "`--rollouts_ahead`"
+REFILL = "`--refill_rounds`"
+CRITIC = "a critic"
+FP16 = "fp16"
+KL = "a KL penalty"
 GPU = "a GPU, whose peaks are measured at the start (run.json)"
-AVERAGE, OTHER_TOKENS = "`--reward_loss average`", "a loss that does not compare that number"
+AVERAGE = "`--reward_loss average`"
+OTHER_TOKENS = "a loss that does not compare that number"
 
-HEAD = ("update", "samples", "seconds")  # of every row, in this order
+HEAD = ("update", "samples", "seconds")  # the first keys of every row
+# The first metrics of an evaluation that is written in one line.
 HEADLINES = (
     "loss",
     "perplexity",
@@ -55,7 +68,7 @@ HEADLINES = (
     "scores",
     "kl",
     "kl_per_token",
-)  # come first where an evaluation is one line
+)
 # Step → the metric that makes a checkpoint the best, and whether a larger one is better.
 BEST = {
     "sft": ("eval/loss", False),
@@ -67,18 +80,18 @@ BEST = {
 }
 
 _LOSSES: tuple[tuple[str, ...], ...] = (
-    ("loss/sft", "sft", "nats per token", "cross-entropy of the tokens that are learnt"),
+    ("loss/sft", "sft", "nats per token", "cross-entropy of the tokens that are trained on"),
     ("loss/reward", "reward", "nats per pair", "of `--reward_loss`; ln 2 = 0.69 is a coin's"),
     ("loss/dpo", "dpo", "nats per pair", "of DPO; ln 2 = 0.69 before training"),
     ("loss/refuel", "refuel refuel_online", "", "mean of (D − η ΔR)² over pairs"),
-    ("train/accuracy", "reward dpo", "share", "pairs in which the chosen response is ahead; a tie is wrong",
-     "near 1 early, with `eval/accuracy` behind: it learns the pairs by heart"),
+    ("train/accuracy", "reward dpo", "share", "pairs whose chosen response has the higher number; a tie is wrong",
+     "near 1 early, while `eval/accuracy` stays behind: the model memorises the pairs"),
     ("train/chosen", "reward", "score", "mean of the chosen responses"),
     ("train/rejected", "reward", "score", "mean of the rejected ones"),
     ("train/margin", "reward", "score", "mean of chosen − rejected"),
-    ("train/end_accuracy", "reward", "share", "the same accuracy with the number at the last token", "",
+    ("train/end_accuracy", "reward", "share", "accuracy by the number at the last token", "",
      OTHER_TOKENS),
-    ("train/mean_accuracy", "reward", "share", "the same with the means that are compared", "", AVERAGE),
+    ("train/mean_accuracy", "reward", "share", "accuracy by the means that are compared", "", AVERAGE),
     ("train/chosen", "dpo", "nats per response", "mean log-ratio log π − log π_ref of the chosen responses",
      "it falls together with that of the rejected ones: raise `--beta`, or lower the learning rate"),
     ("train/rejected", "dpo", "nats per response", "mean log-ratio of the rejected ones"),
@@ -96,7 +109,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
     "Every row": (
         ("update", ALL, "updates", "optimiser updates so far"),
         ("samples", ALL, "examples", "demonstrations, pairs or responses trained on so far, on all processes"),
-        ("seconds", ALL, "s", "since the beginning of the run, breaks left out"),
+        ("seconds", ALL, "s", "since the beginning of the run, without interruptions"),
     ),
     "Optimiser": (
         ("lr", f"{SUPERVISED} refuel_online", "", "learning rate of the update; online, of a round's first one"),
@@ -108,14 +121,14 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("grad_norm/critic", "ppo", "", "the critic's", "as above", CRITIC),
         ("skipped", SUPERVISED, "updates", "1 where fp16 left the update out, in the place of grad_norm",
          "more than a few at the start: use `--dtype bf16`", FP16),
-        ("skipped/actor", "ppo", "updates", "of an iteration, left out of the actor by fp16", "as above", FP16),
-        ("skipped/critic", "ppo", "updates", "the same of the critic", "as above", FP16),
-        ("skipped/policy", "refuel_online", "updates", "of a round, left out by fp16", "as above", FP16),
+        ("skipped/actor", "ppo", "updates", "of an iteration that fp16 left out of the actor", "as above", FP16),
+        ("skipped/critic", "ppo", "updates", "of an iteration that fp16 left out of the critic", "as above", FP16),
+        ("skipped/policy", "refuel_online", "updates", "of a round that fp16 left out", "as above", FP16),
         ("skipped/nonfinite", ALL, "updates", "left out because a number was not finite", "any: see `nonfinite/`",
          NONFINITE),
     ),
     "Losses and what they are made of": _LOSSES,
-    "Rollouts: what was drawn, and how it was scored": (
+    "Rollouts and their scores": (
         ("objective/kl", "ppo", "nats per response", "KL to the reference, as `--kl_estimator` estimates it; responses"
          " without a score left out", "above 20 or so the score is gamed: `--max_kl` warns or stops"),
         ("objective/kl", "refuel_online", "nats per reply", "log π − log π_ref of the compared replies", "as above",
@@ -123,7 +136,7 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("objective/kl_per_token", "ppo", "nats per token", "the same over all tokens"),
         ("objective/kl_per_token", "refuel_online", "nats per token", "the same over all tokens", "", KL),
         ("objective/kl_coef", ONLINE, "", "weight of the KL in rewards; fixed without `--adaptive_kl_target`"),
-        ("objective/entropy", ONLINE, "nats per response", "−log-prob of what was drawn, an estimate of the entropy",
+        ("objective/entropy", ONLINE, "nats per response", "−log-prob of sampled tokens, an estimate of the entropy",
          "it falls to 0: every response becomes the same"),
         ("objective/scores", ONLINE, "score", "mean score as the source gave it"),
         ("objective/scores_std", "ppo", "score", "standard deviation of the scores of a rollout",
@@ -149,35 +162,35 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("macro/count", "ppo", "macro actions", "per response"),
         ("macro/length", "ppo", "tokens", "of a macro action"),
         ("macro/lambda_eff", "ppo", "", "λ per token, λ^(1 / macro length): how far credit reaches back", "", CRITIC),
-        ("dialogue/turn", "refuel_online", "", "mean number of the compared turn, from 1"),
+        ("dialogue/turn", "refuel_online", "", "mean number of the compared turn, counted from 1"),
         ("val/num_eos_tokens", "ppo", "responses", "that ended with an end token, on all processes"),
         ("val/explained_variance", "ppo", "share", "variance of the returns that the critic's values explain",
          "near 0 after the first updates: the critic knows nothing yet; below −1 a warning", CRITIC),
         ("rollout/logprob_gap", "ppo", "nats per token", "mean difference of the engine's log-probs from the actor's",
-         "more than rounding stops the run, unless the rollout was drawn ahead", VLLM),
+         "more than rounding stops the run, unless the rollout was sampled ahead", VLLM),
         ("rollout/logprob_gap_max", "ppo", "nats", "the largest one", "", VLLM),
         ("rollout/importance_clipped", "ppo", "share", "tokens whose importance weight `--rollout_is_clip` bounds",
-         "more than a few in a hundred: the weights that draw are too old", "`--rollout_is_clip`"),
-        ("rollout/mc_tokens", "ppo", "tokens", "drawn to complete responses from where macro actions begin, by all"
+         "more than a few in a hundred: the weights that sample are too old", "`--rollout_is_clip`"),
+        ("rollout/mc_tokens", "ppo", "tokens", "sampled to complete responses from where macro actions begin, by all"
          " processes", "what `segment_mc` costs beside the rollout", COMPLETIONS),
-        ("rollout/refilled", "ppo", "prompts", "that took the places of others whose responses all had the same score,"
-         " on all processes; `objective/` and `response/` are of what is trained on, and these are chosen", "",
+        ("rollout/refilled", "ppo", "prompts", "that replaced others whose responses all had the same score, on all"
+         " processes; `objective/` and `response/` describe the responses that are trained on, a selection", "",
          REFILL),
-        ("rollout/refill_tokens", "ppo", "tokens", "drawn for such places, used or not, by all processes",
+        ("rollout/refill_tokens", "ppo", "tokens", "sampled for such replacements, used or not, by all processes",
          "what `--refill_rounds` costs beside the rollout", REFILL),
-        ("rollout/staleness", "ppo", "iterations", "age of the weights that drew the rollout", "", AHEAD),
+        ("rollout/staleness", "ppo", "iterations", "age of the weights that sampled the rollout", "", AHEAD),
         ("parsing/sentences", "ppo", "sentences", "in the responses of a rollout", "",
          PARSING),
         ("parsing/parsed", "ppo", "sentences", "that were parsed", "", PARSING),
-        ("parsing/fell_back", "ppo", "sentences", "that the chunker cut in the parser's place",
+        ("parsing/fell_back", "ppo", "sentences", "that the chunker cut instead of the parser",
          "most of them: the parser is of another language, or of programs", PARSING),
         ("parsing/seconds", "ppo", "s", "in parsers, over all processes", "", PARSING),
         ("programs/<outcome>", "ppo", "share", "programs that passed, gave wrong output, ended in a time-out, a"
          " runtime or compile error, or could not be run (invalid)", "invalid above 0: see the log", PROGRAMS),
         ("programs/tests_per_second", "ppo", "tests per s", "of one process, remembered ones too", "", PROGRAMS),
         ("programs/seconds", "ppo", "s", "of running programs", "", PROGRAMS),
-        ("time/generation", ONLINE, "s", "of drawing, on the main process"),
-        ("time/completions", "ppo", "s", "of drawing and scoring completions", "", COMPLETIONS),
+        ("time/generation", ONLINE, "s", "of sampling, on the main process"),
+        ("time/completions", "ppo", "s", "of sampling and scoring completions", "", COMPLETIONS),
         ("time/scoring", ONLINE, "s", "of scores, log-probs and values"),
         ("time/training", ALL, "s", "of updates"),
         ("time/sampled_per_second", ONLINE, "tokens per s", "tokens of responses, on all processes, over"
@@ -192,10 +205,10 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
          "below 0.2: larger micro-batches, see `--max_tokens_per_micro_batch`", GPU),
     ),
     "Updates of step 3 and of REFUEL online: means over those of a rollout": (
-        ("loss/policy", "ppo", "", "PPO's clipped loss; what it is a mean of, `--loss_mean` says"),
+        ("loss/policy", "ppo", "", "PPO's clipped loss; `--loss_mean` says how it is averaged"),
         ("loss/kl", "ppo", "nats", "the KL to the reference, of the same mean as the loss", "", "`--kl_in loss`"),
         ("loss/value", "ppo", "score²", "half the squared error of values, clipped", "", CRITIC),
-        ("policy/counted", "ppo", "share", "response tokens that the policy's loss is of",
+        ("policy/counted", "ppo", "share", "response tokens that the policy's loss is computed on",
          "near 0: hardly anything is learnt", "`--drop_equal_groups` or `--max_token_probability`"),
         ("policy/approxkl", "ppo", "nats per token", "half the mean squared log-ratio: how far an update has moved",
          "above 0.1: lower the learning rate or `--ppo_epochs`"),
@@ -242,18 +255,30 @@ METRICS = tuple(Metric(*row) for rows in _TABLES.values() for row in rows)
 
 
 def metrics_of(step: str) -> list[Metric]:
-    """Those that a run of a step, as run.json calls it, may write."""
+    """The metrics that a run of a step may write. `step`: its name in run.json."""
     return [metric for metric in METRICS if step in metric.runs.split()]
 
 
-def names_under(prefix: str, step: str, always: bool = False) -> tuple[str, ...]:
-    """Names behind a prefix (`eval/`) that a step gives, families left out; `always`, those that every run has."""
-    named = [metric for metric in metrics_of(step) if metric.name.startswith(prefix) and "<" not in metric.name]
-    return tuple(metric.name.removeprefix(prefix) for metric in named if not (always and metric.when))
+def names_under(
+    prefix: str,
+    step: str,
+    always: bool = False,
+) -> tuple[str, ...]:
+    """Names of a step's metrics after a prefix such as `eval/`, without families.
+
+    `always`: only those that every run of the step writes.
+    """
+    names = []
+    for metric in metrics_of(step):
+        is_family = "<" in metric.name
+        is_conditional = always and metric.when
+        if metric.name.startswith(prefix) and not is_family and not is_conditional:
+            names.append(metric.name.removeprefix(prefix))
+    return tuple(names)
 
 
 def page() -> str:
-    """docs/metrics.md."""
+    """The text of docs/metrics.md."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -273,8 +298,8 @@ def _lines() -> Iterator[str]:
         yield "|---|---|---|---|---|"
         for metric in (Metric(*row) for row in rows):
             runs = "all" if metric.runs == ALL else ", ".join(RUNS[run] for run in metric.runs.split())
-            written = f" (with {metric.when})" if metric.when else ""
-            yield f"| `{metric.name}` | {runs} | {metric.unit} | {metric.meaning}{written} | {metric.worry} |"
+            condition = f" (with {metric.when})" if metric.when else ""
+            yield f"| `{metric.name}` | {runs} | {metric.unit} | {metric.meaning}{condition} | {metric.worry} |"
 
 
 if __name__ == "__main__":

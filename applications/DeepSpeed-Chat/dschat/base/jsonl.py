@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON Lines files, also packed: read row by row with the place of each, written whole or not at all."""
+"""JSON Lines files, compressed or not: read row by row with their line numbers, written completely or not at all."""
 
 import gzip
 import io
@@ -15,12 +15,12 @@ from dschat.base.errors import UserError
 
 
 class CutLine(UserError):
-    """The last line of a file is no JSON and has no line end: whoever writes the file may not be done."""
+    """The last line of a file is not JSON and has no line end: the file may still be being written."""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[gzip.GzipFile | io.BufferedReader]:
-    """A file to read, unpacked where its name ends in .gz. Raises OSError, also where a packed file is damaged."""
+    """Opens a file to read, decompressed if its name ends in .gz. Raises OSError, also if it is damaged."""
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as stream:
         try:
             yield stream
@@ -29,13 +29,13 @@ def opened(path: Path) -> Iterator[gzip.GzipFile | io.BufferedReader]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """What the lines of a file hold, each with its place "file:line"; reads line by line, so files may be large.
+    """The values in the lines of a file, each with "file:line"; reads line by line, so files may be large.
 
-    Blank lines are passed over but counted.
+    Blank lines are skipped, but counted.
 
     Raises:
         OSError: the file cannot be read.
-        UserError: a line is no JSON; names file and line. `CutLine` if it is the last one, without a line end.
+        UserError: a line is not JSON; names file and line. `CutLine` if it is the last one and has no line end.
     """
     with opened(path) as lines:
         for number, line in enumerate(lines, start=1):
@@ -52,70 +52,86 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def parse_json(content: bytes, origin: str) -> Any:
-    """What JSON text in UTF-8 holds, with or without a byte-order mark.
+    """The value of a JSON text in UTF-8, with or without a byte-order mark.
 
     Raises:
-        UserError: it is none; the message begins with `origin`.
+        UserError: it is not JSON; the message begins with `origin`.
     """
     try:
         return json.loads(content.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at")  # as in "Invalid control character at"
-        place = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise UserError(f"{origin}: not valid JSON ({what} at {place}); correct or remove the row.") from error
+        problem = error.msg.removesuffix(" at")  # as in "Invalid control character at"
+        position = f"column {error.colno}"
+        if error.lineno > 1:
+            position = f"line {error.lineno} {position}"
+        raise UserError(f"{origin}: not valid JSON ({problem} at {position}); correct or remove the row.") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{origin}: not readable as JSON in UTF-8 ({error}); correct or remove the row.") from error
 
 
-def read_rows(path: Path, flag: str) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a file that a command-line flag named, each with its place "file:line"; see `iterate_rows`."""
+def read_rows(
+    path: Path,
+    flag: str,
+) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a file that a command-line flag named, each with "file:line"; see `iterate_rows`."""
     return list(iterate_rows(path, flag))
 
 
-def iterate_rows(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The same row by row, for large files.
+def iterate_rows(
+    path: Path,
+    flag: str,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSON Lines file, each with "file:line", read one by one.
 
     Raises:
-        UserError: the file is missing, empty or not readable, or a line is no JSON object; names file and line.
+        UserError: the file is missing, empty or not readable, or a line is not a JSON object; names file and line.
     """
-    empty = True
+    is_empty = True
     try:
         for origin, row in json_lines(path):
             if not isinstance(row, dict):
                 raise UserError(f"{origin}: {type(row).__name__} instead of an object with columns; correct the line.")
-            empty = False
+            is_empty = False
             yield origin, row
     except OSError as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         raise UserError(f"{flag} {path}: {reason}. Give a .jsonl file.") from error
-    if empty:
+    if is_empty:
         raise UserError(f"{flag} {path}: the file is empty; give one with at least one row.")
 
 
-def text_of(row: Mapping[str, Any], column: str, origin: str) -> str:
-    """Text of a column. Raises UserError where it is missing or no text."""
+def text_of(
+    row: Mapping[str, Any],
+    column: str,
+    origin: str,
+) -> str:
+    """Text of a column. Raises UserError if it is missing or not text."""
     value = row.get(column)
-    if not isinstance(value, str):
-        found = f"column {column!r} holds {type(value).__name__}" if column in row else f"no column {column!r}"
-        raise UserError(f"{origin}: {found}, text is needed; its columns are {', '.join(map(repr, row)) or 'none'}.")
-    return value
+    if isinstance(value, str):
+        return value
+    problem = f"column {column!r} holds {type(value).__name__}" if column in row else f"no column {column!r}"
+    columns = ", ".join(map(repr, row)) or "none"
+    raise UserError(f"{origin}: {problem}, text is needed; its columns are {columns}.")
 
 
 def dump_row(row: Mapping[str, Any]) -> str:
-    """One line, with its end; characters as they are."""
+    """A row as one line of JSON, with its line end; characters are not escaped."""
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8") + "\n"
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a file at once, whoever else writes it at the same time; raises UserError where it cannot be written."""
+def write_rows(
+    path: Path,
+    rows: Iterable[Mapping[str, Any]],
+) -> None:
+    """Writes a whole file, even if other processes write it at the same time. Raises UserError if it cannot."""
     with reporting(str(path)), writing(path, shared=True) as beside, open(beside, "w", encoding="utf-8") as file:
         file.writelines(map(dump_row, rows))
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object of a file; {} where there is none that can be read."""
+    """The JSON object of a file; {} if it cannot be read."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

@@ -12,25 +12,40 @@ from pathlib import Path
 from dschat.base.atomic import missing_folders, remove_empty
 from dschat.base.errors import UserError
 
-TRIES, PAUSE = 1500, 0.02  # looks at a lock that is being written, removed or waited for, and seconds between them
+TRIES = 1500  # attempts to get a lock that is being written, removed or waited for
+PAUSE = 0.02  # seconds between two attempts
 
 
 class Lock:
     """Keeps other processes out, until `close` or the end of this process.
 
-    The kernel knows whether the holder lives: its flock ends with it, and on network file systems for all machines.
-    (A POSIX lock would be lost when this process closes another descriptor of the file.) Programs that are started do
-    not inherit it, and a fork closes its copy, so that no child keeps it. A file belongs to the process that it names,
-    and what a killed one left is removed. On a disk without flock nobody can tell: a file that is there counts.
-    Folders that are made for the file go with it, unless something else is in them by then.
+    The kernel knows whether the holder is alive: an flock ends with its process, on network file systems for all
+    machines. (A POSIX lock would be lost when this process closes another descriptor of the file.) Programs that are
+    started do not inherit it, and a fork closes its copy, so that no child keeps it. The file names the process that
+    holds it, and the file of a killed process is removed. On a disk without flock, an existing file counts as held.
+    Folders that are made for the file are removed with it, unless they hold something else by then.
     """
 
-    def __init__(self, file: Path, what: str, waits: bool = False) -> None:
-        """Makes the file; `waits` half a minute for others. Raises UserError, which begins with `what` (a flag and its
-        value), where another process has it or it cannot be made.
+    def __init__(
+        self,
+        file: Path,
+        what: str,
+        waits: bool = False,
+    ) -> None:
+        """Makes the file.
+
+        Args:
+            file: the lock file.
+            what: a flag and its value, for messages.
+            waits: wait half a minute for another holder.
+
+        Raises:
+            UserError: another process holds the lock, or the file cannot be made.
         """
-        self._file, self._what = file, what
-        self._own = f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        self._file = file
+        self._what = what
+        now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        self._owner = f"process {os.getpid()} on {socket.gethostname()}, since {now}"
         self._made = missing_folders(file.parent)
         try:
             for _ in range(TRIES):
@@ -48,48 +63,49 @@ class Lock:
             raise UserError(f"{what}: another process is writing it: {holder or 'unknown'}. {remedy}")
 
     def check(self) -> None:
-        """Raises UserError where the lock is lost: its file was removed, or is another process's by now."""
+        """Raises UserError if the lock is lost: its file was removed, or names another process."""
         if not self.is_held():
-            found = self._holder()
-            raise UserError(f"{self._what}: its lock, {self._file}, was taken away ({found} has it); the run ends.")
+            holder = self._holder()
+            raise UserError(f"{self._what}: its lock, {self._file}, was taken away ({holder} has it); the run ends.")
 
     def is_held(self) -> bool:
-        """Whether the file is still this process's."""
-        return self._holder() == self._own
+        """Whether the file still names this process."""
+        return self._holder() == self._owner
 
     def _holder(self) -> str:
         return self._file.read_text(encoding="utf-8") if self._file.exists() else "nobody"
 
     def close(self) -> None:
-        """Gives the lock back; in a fork, which does not have it, nothing."""
-        with suppress(OSError):  # a disk that went away; where the kernel has locks, this one is free all the same
+        """Releases the lock; does nothing in a fork, which does not hold it."""
+        with suppress(OSError):  # the disk is gone; the kernel releases the lock all the same
             if self in _HELD and self._is_in_place():
                 self._file.unlink()
                 remove_empty(self._made)
         self._let_go()
 
     def _try(self) -> str | None:
-        """Who holds the lock, "" where that shows in a moment; None where it is this process."""
+        """Tries to get the lock: None if this process has it now, else who holds it; "" if that is not known yet."""
         is_new = not self._file.exists()
         try:
             self._descriptor = os.open(self._file, os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_new else 0), 0o666)
         except (FileExistsError, FileNotFoundError):
             return ""  # another process made or removed it just now
         _HELD.add(self)
-        free, advice = True, ""
+        is_free = True
+        advice = ""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            free = False
+            is_free = False
         except OSError:
             advice = f" (a disk without locks: if that process is gone, remove {self._file})"
         holder = os.pread(self._descriptor, 1000, 0).decode(errors="replace")
         if not self._is_in_place():
             holder = ""  # removed since it was opened
-        elif free and not holder and (is_new or not advice):
-            os.pwrite(self._descriptor, self._own.encode(), 0)
+        elif is_free and not holder and (is_new or not advice):
+            os.pwrite(self._descriptor, self._owner.encode(), 0)
             return None
-        elif free and not advice:
+        elif is_free and not advice:  # a killed process left it
             self._file.unlink()
             holder = ""
         self._let_go()
@@ -107,11 +123,11 @@ class Lock:
             os.close(self._descriptor)
 
 
-_HELD: set[Lock] = set()  # by this process
+_HELD: set[Lock] = set()  # the locks of this process
 os.register_at_fork(after_in_child=lambda: list(map(Lock._let_go, list(_HELD))))
 
 
 def close_all() -> None:
-    """Gives back what this process holds."""
+    """Releases all locks of this process."""
     for lock in list(_HELD):
         lock.close()

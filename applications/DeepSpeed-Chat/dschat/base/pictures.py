@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What charts share: colours, markers, plain axes and a file's bytes. Drawn without a display or global state."""
+"""Style of all charts: colours, markers, axes, legends and PNG, without a display or matplotlib's global state."""
 
 import io
 from collections.abc import Iterable
@@ -14,12 +14,23 @@ from matplotlib.text import Text
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#7a6f00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 GREY = "#666666"
-LONGEST = 40  # characters of a name
+MAX_NAME_LENGTH = 40  # characters
 
 
-def plain_axes(ax: Axes, title: str, x: str, y: str) -> None:
-    """A chart with a title, the names of its axes and a light grid."""
-    ax.set_title(title, fontsize=12, fontweight="bold", loc="left", parse_math=False)
+def plain_axes(
+    ax: Axes,
+    title: str,
+    x: str,
+    y: str,
+) -> None:
+    """Give a chart its title, the labels of its axes and a light grid."""
+    ax.set_title(
+        title,
+        fontsize=12,
+        fontweight="bold",
+        loc="left",
+        parse_math=False,
+    )
     ax.set_xlabel(x, parse_math=False)
     ax.set_ylabel(y, parse_math=False)
     ax.grid(color="#e3e3e3", linewidth=0.8)
@@ -28,30 +39,35 @@ def plain_axes(ax: Axes, title: str, x: str, y: str) -> None:
 
 
 def plain_legend(ax: Axes, below: bool = False) -> None:
-    """A legend without a frame of what has a label, whose texts are shown as they are; inside or below the chart."""
-    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": 2} if below else {}
-    show_as_it_is(ax.legend(frameon=False, fontsize=9, **place).get_texts())
+    """Add a legend of everything that has a label, without a frame, inside or below the chart."""
+    position: dict[str, Any] = {}
+    if below:
+        position = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": 2}
+    legend = ax.legend(frameon=False, fontsize=9, **position)
+    show_as_it_is(legend.get_texts())
 
 
 def show_as_it_is(texts: Iterable[Text]) -> None:
-    """Texts of a chart are no formulas, whatever they hold."""
+    """Turn off the typesetting of formulas, so that names may hold any character."""
     for text in texts:
         text.set_parse_math(False)
 
 
 def short(name: str) -> str:
-    """A name that can be drawn: no halves of characters, not too long."""
+    """Name as it can be drawn: without lone surrogates, cut to MAX_NAME_LENGTH."""
     drawable = name.encode("utf-8", "replace").decode("utf-8")
-    return drawable if len(drawable) <= LONGEST else drawable[: LONGEST - 1] + "…"
+    if len(drawable) <= MAX_NAME_LENGTH:
+        return drawable
+    return drawable[: MAX_NAME_LENGTH - 1] + "…"
 
 
 def legend_label(name: str) -> str:
-    """A short name that legends show: they leave out what begins with an underscore."""
+    """Short name for a legend, which leaves out labels that begin with an underscore."""
     return short(name.lstrip("_") or name.replace("_", "-"))
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG, the same bytes for the same picture."""
+    """PNG of a figure; the same bytes for the same picture."""
     buffer = io.BytesIO()
     FigureCanvasAgg(figure)
     figure.savefig(buffer, format="png", metadata={"Software": None})

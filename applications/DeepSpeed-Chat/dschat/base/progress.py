@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress bars: a bar on a terminal, which lines leave whole; one line a minute elsewhere."""
+"""Progress bars: on a terminal a bar that log lines do not break, elsewhere one line a minute."""
 
 from __future__ import annotations
 
@@ -19,35 +19,38 @@ LINE_WITHOUT_TOTAL = "{desc}{n_fmt} {unit}, {elapsed} gone, {rate_fmt}{postfix}"
 
 
 class LineFile:
-    """Standard error as one bar writes to it: a line after every minute and, of a longer bar, one at its end.
+    """Standard error for one bar: a line after every minute and, if the bar takes longer, one at its end.
 
-    However often the bar is drawn, what is drawn in between is left out.
+    All other renderings of the bar are dropped.
     """
 
     encoding = "utf-8"
 
     def __init__(self) -> None:
         self._last = time.monotonic()
-        self._shown = self._drawn = ""
+        self._shown = ""  # the last line that was written
+        self._rendered = ""  # the last rendering of the bar
         self._is_long = False
 
     def write(self, text: str) -> None:
-        """Takes one drawing of the bar, or the line end that closes it."""
-        ends = text == "\n"
-        self._drawn = text.strip() or self._drawn
-        if time.monotonic() - self._last < LINE_SECONDS and not (ends and self._is_long):
+        """Takes one rendering of the bar, or the line end that closes it."""
+        is_end = text == "\n"
+        self._rendered = text.strip() or self._rendered
+        if time.monotonic() - self._last < LINE_SECONDS and not (is_end and self._is_long):
             return
-        if self._drawn.split(",")[0] != self._shown.split(",")[0]:  # it got further
-            sys.stderr.write(self._drawn + "\n")
+        if self._rendered.split(",")[0] != self._shown.split(",")[0]:  # the count has changed
+            sys.stderr.write(self._rendered + "\n")
             sys.stderr.flush()
-        self._last, self._shown, self._is_long = time.monotonic(), self._drawn, True
+        self._last = time.monotonic()
+        self._shown = self._rendered
+        self._is_long = True
 
     def flush(self) -> None:
         """Every line is flushed as it is written."""
 
 
 class LinesAboveBars(logging.StreamHandler):
-    """Writes to standard error; a progress bar is wiped before a line and drawn anew below it."""
+    """Writes log lines to standard error; a progress bar is cleared before a line and shown again below it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record."""
@@ -67,22 +70,22 @@ def progress(
 ) -> Bar:
     """A progress bar on standard error.
 
-    On a terminal it is tqdm's. In a file or a pipe it is a line after every minute and one at the end, and nothing at
-    all for what takes less than a minute.
+    On a terminal it is tqdm's. In a file or a pipe it is a line after every minute and one at the end, and nothing if
+    it takes less than a minute.
 
     Args:
-        total: how many there will be; of `iterable` its length, if it has one.
-        desc: what is counted, before the numbers.
-        initial: how many there were before.
+        total: number of items; by default the length of `iterable`, if it has one.
+        desc: title, before the numbers.
+        initial: number of items that are finished already.
         disable: show nothing, as on all ranks but the first.
-        unit: what one is called.
-        iterable: to go over with the bar; without it, call `update`.
+        unit: name of an item.
+        iterable: to iterate over with the bar; without it, call `update`.
     """
     from tqdm import tqdm
 
     if sys.stderr.isatty():
         return tqdm(iterable, desc or None, total, initial=initial, disable=disable, unit=unit)
-    known = total is not None or hasattr(iterable, "__len__")
+    has_total = total is not None or hasattr(iterable, "__len__")
     return tqdm(
         iterable,
         f"{desc}: " if desc else None,
@@ -90,7 +93,7 @@ def progress(
         file=LineFile(),
         mininterval=1.0,
         miniters=1,  # every update looks at the clock
-        bar_format=LINE if known else LINE_WITHOUT_TOTAL,
+        bar_format=LINE if has_total else LINE_WITHOUT_TOTAL,
         initial=initial,
         disable=disable,
         unit=unit,

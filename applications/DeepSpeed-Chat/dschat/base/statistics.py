@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-RESAMPLES = 9999  # of a bootstrap
-SEED = 1234  # of a bootstrap: the same file gives the same interval
-BOOTSTRAP = {"level": 0.95, "bootstrap_resamples": RESAMPLES}  # how files of numbers say it
-POINTS = {"A": 1.0, "tie": 0.5, "B": 0.0}  # of a counted verdict, for the first model
+# Resamples and seed of every bootstrap: the same file gives the same interval.
+RESAMPLES = 9999
+SEED = 1234
+BOOTSTRAP = {"level": 0.95, "bootstrap_resamples": RESAMPLES}  # description of intervals in report.json
+# Verdicts that count, with the points of the first model.
+POINTS = {"A": 1.0, "tie": 0.5, "B": 0.0}
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,11 @@ class Estimate:
     mean: float
     error: float | None = None
 
-    def text(self, digits: int = 3, scale: float = 1.0) -> str:
+    def text(
+        self,
+        digits: int = 3,
+        scale: float = 1.0,
+    ) -> str:
         """`mean ± error` with the given number of decimals, both multiplied by `scale`."""
         if not math.isfinite(self.mean):
             return "–"
@@ -33,7 +39,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean with its 95 % interval; the ends are None where a single value says nothing of the spread."""
+    """A mean with its 95 % interval; the ends are None where there is a single value."""
 
     value: float
     low: float | None = None
@@ -53,8 +59,9 @@ class Rate(MeanInterval):
 
     @property
     def per_cent(self) -> MeanInterval:
-        """The same in per cent."""
-        low, high = (None if end is None else 100 * end for end in (self.low, self.high))
+        """Value and interval in per cent."""
+        low = None if self.low is None else 100 * self.low
+        high = None if self.high is None else 100 * self.high
         return MeanInterval(100 * self.value, low, high)
 
     def text(self, digits: int = 1) -> str:
@@ -67,10 +74,10 @@ class Tally:
     """How often each verdict was given."""
 
     wins: int  # of the first model
-    ties: int  # neither was better
+    ties: int
     losses: int  # wins of the second model
-    invalid: int = 0  # answers of a judge that could not be read
-    skipped: int = 0  # passes of a person
+    invalid: int = 0  # unreadable answers of a judge
+    skipped: int = 0  # items that a person passed on
 
     @property
     def counted(self) -> int:
@@ -94,40 +101,57 @@ class WinRates:
     half: Rate | None  # wins plus half of the ties, with a bootstrap interval over items
 
 
-def score_verdict(first: float, second: float, margin: float = 0.0) -> Literal["A", "tie", "B"]:
+def score_verdict(
+    first: float,
+    second: float,
+    margin: float = 0.0,
+) -> Literal["A", "tie", "B"]:
     """The higher of two scores as a verdict: A or B; tie where they differ by no more than the margin."""
     if abs(first - second) <= margin:
         return "tie"
     return "A" if first > second else "B"
 
 
-def win_rates(verdicts: Sequence[str], items: Sequence[Any] | None = None) -> WinRates:
+def win_rates(
+    verdicts: Iterable[str],
+    items: Iterable[Any] | None = None,
+) -> WinRates:
     """Shares of wins, ties and losses.
 
     Args:
         verdicts: (N,) of A, B, tie, invalid and skip; the last two are counted apart.
-        items: (N,) what each verdict is about. Where an item has several, which are not independent of each other,
-            all intervals come from a bootstrap that draws items, with all their verdicts.
+        items: (N,) what each verdict is about. Where an item has several verdicts, which depend on each other, all
+            intervals come from a bootstrap that resamples items, with all their verdicts.
     """
+    import pandas as pd
+
     number = Counter(verdicts)
-    tally = Tally(*(number[verdict] for verdict in ("A", "tie", "B", "invalid", "skip")))
-    places = list(range(len(verdicts)) if items is None else items)
-    counted = [(place, verdict) for place, verdict in zip(places, verdicts, strict=True) if verdict in POINTS]
-    half = bootstrap_ratio(_by_item(counted, POINTS))
-    if len({place for place, _ in counted}) == len(counted):
-        shares = [wilson(count, tally.counted) for count in (tally.wins, tally.ties, tally.losses)]
+    tally = Tally(
+        number["A"],
+        number["tie"],
+        number["B"],
+        number["invalid"],
+        number["skip"],
+    )
+    votes = pd.DataFrame({"verdict": list(verdicts)})
+    votes["item"] = range(len(votes)) if items is None else list(items)
+    votes = votes[votes["verdict"].isin(POINTS)].copy()
+
+    def bootstrapped(points: Mapping[str, float]) -> Rate | None:
+        votes["points"] = votes["verdict"].map(points)
+        by_item = votes.groupby("item", sort=False)["points"]
+        return bootstrap_ratio(by_item.sum(), by_item.count())
+
+    half = bootstrapped(POINTS)
+    if votes["item"].is_unique:
+        win = wilson(tally.wins, tally.counted)
+        tie = wilson(tally.ties, tally.counted)
+        loss = wilson(tally.losses, tally.counted)
     else:
-        shares = [bootstrap_ratio(_by_item(counted, {outcome: 1.0})) for outcome in POINTS]
-    return WinRates(tally, shares[0], shares[1], shares[2], half)
-
-
-def _by_item(counted: Iterable[tuple[Any, str]], points: Mapping[str, float]) -> dict[Any, tuple[float, int]]:
-    """item → sum of its verdicts' points, and their number."""
-    parts: dict[Any, tuple[float, int]] = {}
-    for item, verdict in counted:
-        total, number = parts.get(item, (0.0, 0))
-        parts[item] = (total + points.get(verdict, 0.0), number + 1)
-    return parts
+        win = bootstrapped({"A": 1.0, "tie": 0.0, "B": 0.0})
+        tie = bootstrapped({"A": 0.0, "tie": 1.0, "B": 0.0})
+        loss = bootstrapped({"A": 0.0, "tie": 0.0, "B": 1.0})
+    return WinRates(tally, win, tie, loss, half)
 
 
 def wilson(count: int, total: int) -> Rate | None:
@@ -137,30 +161,46 @@ def wilson(count: int, total: int) -> Rate | None:
     if total == 0:
         return None
     low, high = proportion_confint(count, total, alpha=0.05, method="wilson")
-    return Rate(count / total, max(0.0, float(low)), min(1.0, float(high)))
+    return Rate(
+        count / total,
+        max(0.0, float(low)),
+        min(1.0, float(high)),
+    )
 
 
-def bootstrap_ratio(parts: Mapping[Any, tuple[float, int]]) -> Rate | None:
-    """Sum of the first numbers over sum of the second, with a percentile bootstrap interval over items.
+def bootstrap_ratio(
+    numerators: Iterable[float],
+    denominators: Iterable[float],
+) -> Rate | None:
+    """Sum of the numerators over sum of the denominators, with a percentile bootstrap interval over items.
 
-    The interval lies between the smallest and the largest ratio of an item (Efron & Tibshirani 1993, chapter 13): that
-    of a number that cannot be negative never reaches below 0. None without an item; a rate without interval where
-    there is one item, or where all items agree: resampling them says nothing then.
+    The interval lies between the smallest and the largest ratio of an item (Efron & Tibshirani 1993, chapter 13), so
+    that of a number which cannot be negative never reaches below 0.
 
     Args:
-        parts: item → (numerator, denominator); the denominators are positive.
+        numerators: (N,) one number per item.
+        denominators: (N,) positive.
+
+    Returns:
+        None without an item. A rate without interval where there is one item, or where all items have the same ratio,
+        because resampling them shows no spread.
     """
     import numpy as np
     from scipy.stats import bootstrap
 
-    if not parts:
+    above = np.array(list(numerators), dtype=np.float64)
+    below = np.array(list(denominators), dtype=np.float64)
+    if len(above) == 0:
         return None
-    above, below = (np.array(column, dtype=np.float64) for column in zip(*parts.values(), strict=True))
     value = float(above.sum() / below.sum())
     if len(set((above / below).tolist())) < 2:
         return Rate(value)
 
-    def ratio(above: Any, below: Any, axis: int = -1) -> Any:
+    def ratio(
+        above: Any,
+        below: Any,
+        axis: int = -1,
+    ) -> Any:
         return above.sum(axis=axis) / below.sum(axis=axis)
 
     interval = bootstrap(
@@ -176,7 +216,7 @@ def bootstrap_ratio(parts: Mapping[Any, tuple[float, int]]) -> Rate | None:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of at least two values: their standard deviation / √n."""
+    """Standard error of the mean of at least two values: their standard deviation / √n."""
     return stdev(values) / math.sqrt(len(values))
 
 
@@ -196,18 +236,32 @@ def mean_interval(values: Sequence[float]) -> MeanInterval:
     return MeanInterval(mean, mean - reach, mean + reach)
 
 
-def bounded_interval(parts: Sequence[tuple[float, int]]) -> MeanInterval:
-    """The mean of a number with bounds, from sum and count of each item, at least one; see `bootstrap_ratio`."""
-    rate = bootstrap_ratio(dict(enumerate(parts)))
+def bounded_interval(
+    totals: Sequence[float],
+    counts: Sequence[int],
+) -> MeanInterval:
+    """Mean of a bounded number over at least one item, with the interval of `bootstrap_ratio`.
+
+    Args:
+        totals: (N,) sum of the number over each item.
+        counts: (N,) of the values behind each sum.
+    """
+    rate = bootstrap_ratio(totals, counts)
     assert rate is not None
     return MeanInterval(rate.value, rate.low, rate.high)
 
 
-def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+def paired_difference(
+    ours: Sequence[float],
+    theirs: Sequence[float],
+) -> Estimate:
     """Mean of ours − theirs, with the standard error of the differences; both (N,), N > 0, in the same order."""
     return mean_estimate([our - their for our, their in zip(ours, theirs, strict=True)])
 
 
-def unpaired_error(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def unpaired_error(
+    ours: Sequence[float],
+    theirs: Sequence[float],
+) -> float:
     """Standard error of the difference of two independent means of at least two values each."""
     return math.hypot(standard_error(ours), standard_error(theirs))

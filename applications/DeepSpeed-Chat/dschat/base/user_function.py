@@ -15,7 +15,7 @@ from dschat.base.errors import UserError
 
 
 def load_function(spec: str, flag: str) -> Callable[..., Any]:
-    """Imports the file and returns the function.
+    """Imports a file and returns one of its functions.
 
     Args:
         spec: ``path/to/module.py:function``.
@@ -39,8 +39,8 @@ def load_function(spec: str, flag: str) -> Callable[..., Any]:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """The module of a file, imported once. As for a script, its folder is the first place for what it imports."""
-    name = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # not the name of another module
+    """The module of a file, imported once. As for a script, its imports are first looked up in its own folder."""
+    name = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # different from the names of other modules
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
@@ -54,14 +54,18 @@ def _import_file(file: Path) -> ModuleType:
         del sys.modules[name]
         raise
     finally:
-        # Last from now on: for imports inside functions, without hiding what libraries import later.
+        # Moved to the end: imports inside functions still work, but later imports of libraries are not shadowed.
         sys.path.remove(folder)
         sys.path.append(folder)
     return module
 
 
-def call_function(function: Callable[..., Any], flag: str, *args: Any) -> Any:
-    """Calls a user's function; what goes wrong inside is reported with its place in the user's file.
+def call_function(
+    function: Callable[..., Any],
+    flag: str,
+    *args: Any,
+) -> Any:
+    """Calls a user's function; errors inside are reported with their line in the user's file.
 
     Raises:
         UserError: the function raised.

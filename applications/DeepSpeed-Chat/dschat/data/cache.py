@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of tokenised examples that are kept between runs: the entries of the cache.
+"""The cache of tokenised examples: tables that are kept between runs.
 
-An entry is a folder with Arrow files and `entry.json`, whole or not there, whoever else writes it at the same time.
-Its name is the fingerprint of all that it was made from.
+An entry is a folder with Arrow files and `entry.json`, which says what it was made from. It appears when it is
+complete, even if several processes write it at the same time. Its name is a hash of what it was made from.
 """
 
 import importlib.metadata
@@ -16,75 +16,85 @@ from typing import Any
 
 import pyarrow as pa
 
+import dschat
 from dschat.base.atomic import remove, remove_abandoned, writing_folder
 from dschat.base.cache_home import cache_home
 from dschat.base.fingerprints import content_hash, contents_hash, file_hash
+from dschat.base.kept import Kept
 from dschat.data.tokenised import Json, open_table
 
 logger = logging.getLogger(__name__)
 
 ENTRY = "entry.json"
-PACKAGES = ("transformers", "tokenizers", "jinja2", "datasets", "pyarrow")
+PACKAGES = ("transformers", "tokenizers", "jinja2", "pyarrow")
+CODE_FOLDERS = ("data", "models")  # of this package: what reads, renders and encodes rows
 
 
 def cache_folder() -> Path:
-    """Where entries are kept."""
+    """The folder of all entries."""
     return cache_home() / "examples"
 
 
 def code_version() -> Json:
-    """What the same rows may come out differently with: this package's code for data, and its libraries."""
-    files = sorted(Path(__file__).parent.rglob("*.py"))
-    code = contents_hash(file.name.encode() + file.read_bytes() for file in files)
-    return {"code": code, **{name: importlib.metadata.version(name) for name in PACKAGES}}
+    """Versions of everything that turns rows into ids: this package's code and the libraries that it calls."""
+    package = Path(dschat.__path__[0])
+    contents = []
+    for folder in CODE_FOLDERS:
+        for file in sorted((package / folder).rglob("*.py")):
+            contents.append(file.name.encode() + file.read_bytes())
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"code": contents_hash(contents), **versions}
 
 
-def key_of(made_from: Mapping[str, Any]) -> str:
-    """The name of an entry: a hash of all that decides what is in it."""
-    text = json.dumps({**made_from, "version": code_version()}, sort_keys=True, default=str)
-    return content_hash(text)[:32]
+class CacheEntry:
+    """The tables that were made from one set of files and settings, if there are any."""
 
+    def __init__(self, made_from: Mapping[str, Any]) -> None:
+        """Names the entry; reads nothing. `made_from` holds everything that decides what is in it."""
+        self.made_from = made_from
+        self.key = content_hash(json.dumps(made_from, sort_keys=True))[:32]
+        self.folder = cache_folder() / self.key
 
-def open_entry(key: str) -> tuple[dict[str, pa.Table], Json] | None:
-    """The tables of an entry, mapped into memory, and what was written with them; None where there is none.
+    def open(
+        self,
+    ) -> tuple[dict[str, pa.Table], Json] | None:
+        """Split → its table, mapped into memory, and the note written with the tables; None if there is no entry.
 
-    An entry that is damaged is removed.
-    """
-    folder = cache_folder() / key
-    if not os.path.exists(folder):  # also where the cache may not be read
-        return None
-    try:
-        entry = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
-        for name, known in entry["files"].items():
-            if file_hash(folder / name) != known:
-                raise ValueError(f"{name} has changed")
-        tables = {split: open_table([folder / name for name in names]) for split, names in entry["tables"].items()}
-        return tables, entry["note"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # Arrow's errors are of these kinds
-        logger.warning("the tokenised data in %s are damaged (%s) and are made anew", folder, error)
-        remove(folder)
-        return None
+        A damaged entry is removed.
+        """
+        if not os.path.exists(self.folder):  # also if the cache may not be read
+            return None
+        try:
+            content = Kept(self.folder / ENTRY, self.made_from).open()
+            if content is None:
+                raise ValueError(f"{ENTRY} is missing or describes other data")
+            for name, expected in content["files"].items():
+                if file_hash(self.folder / name) != expected:
+                    raise ValueError(f"{name} has changed")
+            tables = {}
+            for name in content["files"]:
+                split = name.removesuffix(".arrow")
+                tables[split] = open_table([self.folder / name])
+            return tables, content["note"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # Arrow raises these kinds, too
+            logger.warning("the tokenised data in %s are damaged (%s) and are made anew", self.folder, error)
+            remove(self.folder)
+            return None
 
+    @contextmanager
+    def new_folder(self) -> Iterator[Path]:
+        """A folder to write `<split>.arrow` files to; `finish` it, and the entry is there after the block.
 
-@contextmanager
-def new_entry(key: str) -> Iterator[Path]:
-    """Inside, tables are written to a folder; `finish_entry` closes it, and then it is in its place.
+        If another process has written the entry in the meantime, that one stays.
 
-    Unless another process was first: then that one's stays.
+        Raises:
+            OSError: the cache cannot be written.
+        """
+        remove_abandoned(cache_folder(), ".*")
+        with writing_folder(self.folder, shared=True) as folder:
+            yield folder
 
-    Raises:
-        OSError: the cache cannot be written.
-    """
-    remove_abandoned(cache_folder(), ".*")
-    with writing_folder(cache_folder() / key, shared=True) as folder:
-        yield folder
-
-
-def finish_entry(folder: Path, note: Json) -> None:
-    """Writes what is to be known of the tables in a folder."""
-    names = sorted(file.name for file in folder.glob("*.arrow"))
-    tables: dict[str, list[str]] = {}
-    for name in names:
-        tables.setdefault(name.removesuffix(".arrow").split("_")[0], []).append(name)
-    entry = {"files": {name: file_hash(folder / name) for name in names}, "tables": tables, "note": note}
-    (folder / ENTRY).write_text(json.dumps(entry), encoding="utf-8")
+    def finish(self, folder: Path, note: Json) -> None:
+        """Writes `entry.json` for the tables in a folder from `new_folder`. Raises OSError."""
+        files = {file.name: file_hash(file) for file in sorted(folder.glob("*.arrow"))}
+        Kept(folder / ENTRY, self.made_from).write({"files": files, "note": note})

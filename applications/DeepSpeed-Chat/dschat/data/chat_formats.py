@@ -15,10 +15,22 @@ from dschat.data.messages import Messages, check_messages, template_arguments
 from dschat.data.rows import Row, check_text, kind_of
 from dschat.settings.common import ColumnFlags
 
-SHAREGPT, ALPACA = "ShareGPT conversation", "Alpaca instruction"  # names of the formats
-CONVERSATIONS = "conversations"  # column of a conversation where none has the name of --messages_key
-SPEAKER, VALUE = "from", "value"
-SYSTEM, HISTORY, INSTRUCTION, INPUT, OUTPUT = "system", "history", "instruction", "input", "output"
+# Names of the formats.
+SHAREGPT = "ShareGPT conversation"
+ALPACA = "Alpaca instruction"
+
+# Columns and fields of ShareGPT.
+CONVERSATIONS = "conversations"  # used if no column has the name of --messages_key
+SPEAKER = "from"
+VALUE = "value"
+SYSTEM = "system"  # of Alpaca, too
+
+# Columns of Alpaca.
+HISTORY = "history"
+INSTRUCTION = "instruction"
+INPUT = "input"
+OUTPUT = "output"
+
 # Speaker of a ShareGPT message → role.
 ROLES: Mapping[str, str] = {
     "human": "user",
@@ -36,19 +48,23 @@ ROLES: Mapping[str, str] = {
     "function_response": "tool",
     "tool_response": "tool",
 }
-CALLS = ("function_call", "tool_call")  # speakers whose value is a call of tools, as JSON
-THOUGHT_END = "</think>"  # a thought may stand before a call
+CALLS = ("function_call", "tool_call")  # speakers whose value is a tool call, as JSON
+THOUGHT_END = "</think>"  # a thought may come before a call
 
 
 def sharegpt_keys(raw: Mapping[str, Any], keys: ColumnFlags) -> ColumnFlags:
-    """The column names of a row, with `conversations` as the column of messages where that of the flag is empty."""
+    """The column names of a row, with `conversations` as the column of messages if that of the flag is empty."""
     if raw.get(keys.messages_key) is None and isinstance(raw.get(CONVERSATIONS), list):
         return replace(keys, messages_key=CONVERSATIONS)
     return keys
 
 
-def is_sharegpt(raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> bool:
-    """Whether a column that is read holds messages of `from` and `value`, or one such message.
+def is_sharegpt(
+    raw: Mapping[str, Any],
+    keys: ColumnFlags,
+    response: str,
+) -> bool:
+    """Whether a column that is read holds messages with `from` and `value`, or one such message.
 
     `response` is the column of the preferred, or only, response.
     """
@@ -57,41 +73,45 @@ def is_sharegpt(raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> boo
 
 
 def _has_speakers(value: object) -> bool:
-    """Whether a value is a single message, or a list that holds one of `from` and `value`."""
+    """Whether a value is a single message, or a list with a message that has `from` and `value`."""
     if isinstance(value, dict):
         return {SPEAKER, VALUE} <= value.keys() or {"role", "content"} <= value.keys()
-    return isinstance(value, list) and any(
-        isinstance(message, dict) and {SPEAKER, VALUE} <= message.keys() for message in value
-    )
+    if isinstance(value, list):
+        return any(isinstance(message, dict) and {SPEAKER, VALUE} <= message.keys() for message in value)
+    return False
 
 
 def from_sharegpt(
     raw: Mapping[str, Any], keys: ColumnFlags, response: str, origin: str
 ) -> tuple[dict[str, Any], ColumnFlags]:
-    """The columns of a ShareGPT row with messages of role and content, and the names of the columns.
+    """Converts a ShareGPT row to columns whose messages have role and content; also returns the column names.
 
-    A text in column `system` becomes the first message. Where the responses are messages, the conversation before them
-    is the prompt.
+    A text in column `system` becomes the first message. If the responses are messages, the conversation before them
+    becomes the prompt.
 
     Raises:
-        UserError: an unknown speaker, or a call of tools that is no JSON; names the row, the column and the message.
+        UserError: an unknown speaker, or a tool call that is not JSON; names the row, the column and the message.
     """
     keys = sharegpt_keys(raw, keys)
     columns = dict(raw)
     for column in (keys.messages_key, keys.prompt_key, response, keys.rejected_key):
         if _has_speakers(raw.get(column)):
             columns[column] = _with_roles(raw[column], column, origin)
-    responses = [column for column in (response, keys.rejected_key) if isinstance(columns.get(column), list)]
-    if responses and isinstance(columns.get(keys.messages_key), list) and columns.get(keys.prompt_key) is None:
+
+    def lists_in(names: tuple[str, ...]) -> list[str]:
+        return [name for name in names if isinstance(columns.get(name), list)]
+
+    response_lists = lists_in((response, keys.rejected_key))
+    if response_lists and lists_in((keys.messages_key,)) and columns.get(keys.prompt_key) is None:
         columns[keys.prompt_key] = columns.pop(keys.messages_key)
-    before = [column for column in (keys.messages_key, keys.prompt_key) if isinstance(columns.get(column), list)]
-    for column in before[:1] or responses:
+    prompt_lists = lists_in((keys.messages_key, keys.prompt_key))
+    for column in prompt_lists[:1] or response_lists:
         columns[column] = _with_system(columns[column], raw, origin)
     return columns, keys
 
 
 def _with_roles(value: Any, column: str, origin: str) -> Messages:
-    """Messages of one column by role; a single message becomes a list of one."""
+    """The messages of a column with roles in place of speakers; a single message becomes a list."""
     messages = value if isinstance(value, list) else [value]
     converted = []
     for number, message in enumerate(messages, start=1):
@@ -101,9 +121,14 @@ def _with_roles(value: Any, column: str, origin: str) -> Messages:
     return converted
 
 
-def _with_role(message: Mapping[str, Any], name: str, origin: str) -> dict[str, Any]:
-    """One message by role, with all its further fields; `name` says which one, for messages of errors."""
-    speaker, text = message[SPEAKER], message.get(VALUE)
+def _with_role(
+    message: Mapping[str, Any],
+    name: str,
+    origin: str,
+) -> dict[str, Any]:
+    """A message with role and content in place of speaker and value; `name` says which one it is, for errors."""
+    speaker = message[SPEAKER]
+    text = message.get(VALUE)
     check_text(speaker, f"{SPEAKER!r} of {name}", origin)
     label = speaker.strip().lower()
     if label not in ROLES:
@@ -112,20 +137,27 @@ def _with_role(message: Mapping[str, Any], name: str, origin: str) -> dict[str, 
             "speaker in the data, or remove the row."
         )
     check_text(text, f"{VALUE!r} of {name}", origin)
-    further = {field: item for field, item in message.items() if field not in (SPEAKER, VALUE)}
-    content = _call_of(str(text), name, origin) if label in CALLS else {"content": text}
-    return {**further, "role": ROLES[label], **content}
+    converted = {field: item for field, item in message.items() if field not in (SPEAKER, VALUE)}
+    converted["role"] = ROLES[label]
+    if label in CALLS:
+        converted |= _call_of(str(text), name, origin)
+    else:
+        converted["content"] = text
+    return converted
 
 
-def _call_of(text: str, name: str, origin: str) -> dict[str, Any]:
-    """Content and `tool_calls` of a value that holds one call of a tool as JSON, or a list of them."""
+def _call_of(
+    text: str,
+    name: str,
+    origin: str,
+) -> dict[str, Any]:
+    """Content and `tool_calls` of a value that holds a tool call as JSON, or a list of tool calls."""
     thought, end, call_text = text.rpartition(THOUGHT_END)
     try:
         content = json.loads(call_text)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{origin}: {name} is a call of tools that is no valid JSON ({error}); correct the row, or name its "
-            "speaker gpt."
+            f"{origin}: {name} is a tool call, but no valid JSON ({error}); correct the row, or name its speaker gpt."
         ) from error
     calls = content if isinstance(content, list) else [content]
     if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
@@ -136,8 +168,12 @@ def _call_of(text: str, name: str, origin: str) -> dict[str, Any]:
     return {"content": thought + end, "tool_calls": tool_calls}
 
 
-def _with_system(messages: Messages, raw: Mapping[str, Any], origin: str) -> Messages:
-    """Messages behind the one of the system column, unless they begin with it themselves.
+def _with_system(
+    messages: Messages,
+    raw: Mapping[str, Any],
+    origin: str,
+) -> Messages:
+    """Messages after the system prompt of the system column, unless they begin with it themselves.
 
     Raises:
         UserError: they begin with another system prompt.
@@ -155,7 +191,7 @@ def _with_system(messages: Messages, raw: Mapping[str, Any], origin: str) -> Mes
 
 
 def _system_message(raw: Mapping[str, Any], origin: str) -> Messages:
-    """The message of a system column; none where it is empty."""
+    """The message of a system column as a list; empty if the column is."""
     if not raw.get(SYSTEM):
         return []
     check_text(raw[SYSTEM], f"column {SYSTEM!r}", origin)
@@ -163,15 +199,20 @@ def _system_message(raw: Mapping[str, Any], origin: str) -> Messages:
 
 
 def is_alpaca(raw: Mapping[str, Any], keys: ColumnFlags) -> bool:
-    """Whether a row has an instruction beside an input or output, and neither a prompt nor messages."""
-    has_others = raw.get(keys.prompt_key) is not None or raw.get(keys.messages_key) is not None
-    return not has_others and raw.get(INSTRUCTION) is not None and (INPUT in raw or OUTPUT in raw)
+    """Whether a row has an instruction and an input or output, but neither a prompt nor messages."""
+    if raw.get(keys.prompt_key) is not None or raw.get(keys.messages_key) is not None:
+        return False
+    return raw.get(INSTRUCTION) is not None and (INPUT in raw or OUTPUT in raw)
 
 
-def alpaca_response(raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> str:
+def alpaca_response(
+    raw: Mapping[str, Any],
+    keys: ColumnFlags,
+    response: str,
+) -> str:
     """Column of an Alpaca row's preferred, or only, response.
 
-    `response` (as of `is_sharegpt`) where it holds the preferred one or a flag names it, else `output`.
+    It is `response` (see `is_sharegpt`) if that holds the preferred response or a flag names it, else `output`.
     """
     is_named = response == keys.chosen_key or keys.response_key != ColumnFlags.response_key
     if raw.get(OUTPUT) is None or (is_named and raw.get(response) is not None):
@@ -179,26 +220,35 @@ def alpaca_response(raw: Mapping[str, Any], keys: ColumnFlags, response: str) ->
     return OUTPUT
 
 
-def alpaca_row(raw: dict[str, Any], keys: ColumnFlags, response: str, origin: str) -> Row:
-    """A row of instruction, input, history and system prompt, all texts.
-
-    `response` is as of `is_sharegpt`.
+def alpaca_row(
+    raw: dict[str, Any],
+    keys: ColumnFlags,
+    response: str,
+    origin: str,
+) -> Row:
+    """A row of instruction, input, history and system prompt, all texts. For `response` see `is_sharegpt`.
 
     Raises:
         UserError: a column holds a value of another type; names the row and the column.
     """
-    answered = alpaca_response(raw, keys, response)
+    chosen_column = alpaca_response(raw, keys, response)
     messages = check_messages(alpaca_messages(raw, origin), "instruction", None, origin)
-    for column in (answered, keys.rejected_key):
+    for column in (chosen_column, keys.rejected_key):
         if raw.get(column) is not None:
             check_text(raw[column], f"column {column!r}", origin)
-    arguments = template_arguments(raw, origin)
-    chosen, rejected = raw.get(answered), raw.get(keys.rejected_key)
-    return Row(None, messages, chosen, rejected, raw, origin, template_arguments=arguments)
+    return Row(
+        prompt=None,
+        messages=messages,
+        chosen=raw.get(chosen_column),
+        rejected=raw.get(keys.rejected_key),
+        extra=raw,
+        origin=origin,
+        template_arguments=template_arguments(raw, origin),
+    )
 
 
 def alpaca_messages(raw: Mapping[str, Any], origin: str) -> Messages:
-    """System prompt, history, and the instruction with its input behind a line break, as messages.
+    """System prompt, history, and the instruction with its input after a line break, as messages.
 
     Raises:
         UserError: a column holds a value of another type, or instruction and input are empty; names the row.
@@ -217,14 +267,15 @@ def alpaca_messages(raw: Mapping[str, Any], origin: str) -> Messages:
 
 def _history_messages(history: Any, origin: str) -> Messages:
     """Earlier turns, pairs of an instruction and its response, as messages."""
-    messages: Messages = []
     if history is None:
-        return messages
-    if not isinstance(history, list) or not all(isinstance(turn, Sequence) and len(turn) == 2 for turn in history):
+        return []
+    are_pairs = isinstance(history, list) and all(_is_pair(turn) for turn in history)
+    if not are_pairs:
         raise UserError(
             f"{origin}: column {HISTORY!r} must hold a list of pairs of an instruction and its response, not "
             f"{kind_of(history)}; correct the row."
         )
+    messages: Messages = []
     for number, turn in enumerate(history, start=1):
         for role, text in zip(("user", "assistant"), turn, strict=True):
             check_text(text, f"the {role}'s text of pair {number} in {HISTORY!r}", origin)
@@ -232,9 +283,17 @@ def _history_messages(history: Any, origin: str) -> Messages:
     return messages
 
 
-def read_columns(name: str, raw: Mapping[str, Any], keys: ColumnFlags, response: str) -> tuple[str, ...]:
-    """The columns of which a row of one of these formats is made; `response` as of `is_sharegpt`."""
+def _is_pair(value: object) -> bool:
+    return isinstance(value, Sequence) and len(value) == 2
+
+
+def read_columns(
+    name: str,
+    raw: Mapping[str, Any],
+    keys: ColumnFlags,
+    response: str,
+) -> tuple[str, ...]:
+    """The columns that rows of one of these formats are made from; for `response` see `is_sharegpt`."""
     if name == ALPACA:
-        answered = alpaca_response(raw, keys, response)
-        return (SYSTEM, HISTORY, INSTRUCTION, INPUT, answered, keys.rejected_key)
+        return (SYSTEM, HISTORY, INSTRUCTION, INPUT, alpaca_response(raw, keys, response), keys.rejected_key)
     return (SYSTEM, CONVERSATIONS, keys.messages_key, keys.prompt_key, response, keys.rejected_key)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two dialogues that share their beginning → two replies to one state as tokens, which REFUEL trains on.
 
-A row of dialogues has the columns FIRST and SECOND (messages), TURN (h, where the second leaves the first) and LAST
-(L ≥ h, whose end is scored); once scored, both dialogues also have a list of rewards, one for the end of each turn.
+A row of dialogues has the columns FIRST and SECOND (messages), TURN (h, where the second dialogue departs from the
+first) and LAST (L ≥ h, the turn whose end is scored). Scored dialogues also have a list of rewards, one for the end of
+each turn.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,21 @@ from dschat.data.sources import described, open_data
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FIRST, SECOND = "trajectory", "trajectory_sampled_h_from_sampled_len"
-LAST, TURN = "sampled_len_from_5", "sampled_h_from_sampled_len"
-REWARD = "_reward"  # behind the name of a dialogue's column
-FAILED = -99999.0  # the reward of what could not be scored
+# Columns of the repository of REFUEL's authors.
+FIRST = "trajectory"
+SECOND = "trajectory_sampled_h_from_sampled_len"
+LAST = "sampled_len_from_5"
+TURN = "sampled_h_from_sampled_len"
+REWARD = "_reward"  # suffix of the column with a dialogue's rewards
+TOKEN_COLUMNS = (
+    "chosen_token",
+    "chosen_mask",
+    "chosen_reward",
+    "reject_token",
+    "reject_mask",
+    "reject_reward",
+)
+FAILED = -99999.0  # reward of a dialogue that could not be scored
 NOT_SCORED = "a reward is missing"
 SAME_REPLY = "both replies are the same"
 EMPTY_REPLY = "a reply is empty"
@@ -38,53 +49,70 @@ SECOND_TOO_LONG = "the second dialogue is too long up to its turn"
 CHUNK = 500  # pairs that are encoded together
 FLAG = "--task.query_dataset"
 TOO_LONG = "longer than --task.total_length"
-COLUMNS = tuple(f"{name}_{part}" for name in ("chosen", "reject") for part in ("token", "mask", "reward"))
 
 
 @dataclass(frozen=True)
 class DialoguePair:
-    """A row of dialogues."""
+    """A row of dialogues, which have H turns each and are equal up to the state of turn h."""
 
-    first: Dialogue  # first and second: H turns each, the same up to the state of turn h
+    first: Dialogue
     second: Dialogue
     turn: int  # h, whose two replies are compared
     last: int  # L, h ≤ L < H: the turn whose end gives the rewards
-    # Of the first and of the second, at the end of each turn; empty where they are not scored yet.
-    rewards: tuple[list[float], list[float]]
-    origin: str  # where the row stands
+    first_rewards: list[float]  # at the end of each turn; empty before they are scored
+    second_rewards: list[float]
+    origin: str  # where the row comes from, for messages
 
 
 def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
-    """A row as it was read; a `scored` one must have rewards.
+    """Parses a row of dialogues; a `scored` row must have rewards.
 
     Raises:
-        UserError: a column is missing, a dialogue is none, or they do not belong together; names row and column.
+        UserError: a column is missing, is no dialogue, or the two dialogues do not belong together; names row and
+            column.
     """
-    columns = [FIRST, SECOND, LAST, TURN, *([FIRST + REWARD, SECOND + REWARD] if scored else [])]
-    _require(raw, columns, origin, "rank.py" if scored else "generate.py")
-    first, second = (check_dialogue(raw[name], f"{origin}: {name}", sampled=True) for name in (FIRST, SECOND))
-    turn, last = raw[TURN], raw[LAST]
+    columns = [FIRST, SECOND, LAST, TURN]
+    if scored:
+        _require(raw, [*columns, FIRST + REWARD, SECOND + REWARD], origin, "rank.py")
+    else:
+        _require(raw, columns, origin, "generate.py")
+    first = check_dialogue(raw[FIRST], f"{origin}: {FIRST}", sampled=True)
+    second = check_dialogue(raw[SECOND], f"{origin}: {SECOND}", sampled=True)
+    turn = raw[TURN]
+    last = raw[LAST]
     turns = len(first) // 2
     if len(first) % 2 or len(second) != len(first):
         raise UserError(f"{origin}: the dialogues must have the same number of turns, each with its reply.")
-    if not (isinstance(turn, int) and isinstance(last, int) and 0 <= turn <= last < turns):
+    are_numbers = isinstance(turn, int) and isinstance(last, int)
+    if not are_numbers or not 0 <= turn <= last < turns:
         raise UserError(f"{origin}: {TURN} {turn!r} and {LAST} {last!r} must be turns, in this order, from 0.")
     if state(first, turn) != state(second, turn):
         raise UserError(f"{origin}: the dialogues differ before the reply of turn {turn}, counted from 0.")
-    rewards = tuple([_number(x, origin) for x in raw[name + REWARD]] if scored else [] for name in (FIRST, SECOND))
-    if scored and not all(len(numbers) == turns for numbers in rewards):
-        raise UserError(f"{origin}: there must be a reward for each of the {turns} turns.")
-    return DialoguePair(first, second, turn, last, (rewards[0], rewards[1]), origin)
+    first_rewards: list[float] = []
+    second_rewards: list[float] = []
+    if scored:
+        first_rewards = [_number(value, origin) for value in raw[FIRST + REWARD]]
+        second_rewards = [_number(value, origin) for value in raw[SECOND + REWARD]]
+        if len(first_rewards) != turns or len(second_rewards) != turns:
+            raise UserError(f"{origin}: there must be a reward for each of the {turns} turns.")
+    return DialoguePair(first, second, turn, last, first_rewards, second_rewards, origin)
 
 
-def _require(raw: Any, columns: Sequence[str], origin: str, maker: str) -> None:
-    missing = [name for name in columns if not isinstance(raw, dict) or raw.get(name) is None]
+def _require(
+    raw: Any,
+    columns: Sequence[str],
+    origin: str,
+    maker: str,
+) -> None:
+    present = raw if isinstance(raw, dict) else {}
+    missing = [name for name in columns if present.get(name) is None]
     if missing:
         raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {maker} makes.")
 
 
 def _number(value: Any, origin: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
         raise UserError(f"{origin}: a reward must be a number, not {value!r}; one that failed is {FAILED:g}.")
     return float(value)
 
@@ -94,14 +122,14 @@ def tokenize_pairs(
 ) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Rows of tokens and masks, padded on the right to `total_length`, and reason → number of pairs left out.
 
-    Chosen is the reply with the strictly higher reward at the end of turn L; of equal ones, the second. The mask is 1
-    on the tokens of the reply of turn h, the one that ends the turn included, which is the last of a sequence.
+    The reply with the strictly higher reward at the end of turn L is chosen; of equal ones, the second. The mask is 1
+    on the tokens of the reply of turn h, including the one that ends the turn, which is the last of a sequence.
 
     Args:
         pairs: with rewards.
         tokenizer: of the policy, with a chat template.
-        end: of the template.
-        total_length: most tokens of the whole first dialogue, and of the second up to its reply of turn h.
+        end: how the template ends a turn.
+        total_length: maximum tokens of the whole first dialogue, and of the second up to its reply of turn h.
 
     Raises:
         UserError: see `encode_states` and `encode_replies`.
@@ -121,13 +149,16 @@ def tokenize_pairs(
 
 
 def _unusable(pair: DialoguePair) -> str:
-    """Why a pair is left out whatever its length; empty where it is not."""
-    replies = [dialogue[2 * pair.turn + 1]["content"] for dialogue in (pair.first, pair.second)]
-    if FAILED in pair.rewards[0] or FAILED in pair.rewards[1]:
+    """Why a pair is left out whatever its length; empty if it is not."""
+    first_reply = pair.first[2 * pair.turn + 1]["content"]
+    second_reply = pair.second[2 * pair.turn + 1]["content"]
+    if FAILED in pair.first_rewards or FAILED in pair.second_rewards:
         return NOT_SCORED
-    if replies[0] == replies[1]:
+    if first_reply == second_reply:
         return SAME_REPLY
-    return "" if all(reply.strip() for reply in replies) else EMPTY_REPLY
+    if not first_reply.strip() or not second_reply.strip():
+        return EMPTY_REPLY
+    return ""
 
 
 def _encoded(
@@ -137,55 +168,77 @@ def _encoded(
     total_length: int,
     left_out: Counter[str],
 ) -> list[dict[str, Any]]:
-    states = partial(encode_states, tokenizer, origin="a pair of dialogues")
-    replies = partial(encode_replies, tokenizer, end=end, origin="a pair of dialogues")
-    shared = states([state(pair.first, pair.turn) for pair in pairs])
-    first = replies([pair.first[: 2 * pair.turn + 2] for pair in pairs])
-    second = replies([pair.second[: 2 * pair.turn + 2] for pair in pairs])
-    before, after = states([pair.first[:-1] for pair in pairs]), replies([pair.first for pair in pairs])
+    """Rows of the pairs that fit; the others are counted in `left_out`."""
+    origin = "a pair of dialogues"
+
+    # Ids of the shared state of turn h, of its two replies, and of the whole first dialogue.
+    states = [state(pair.first, pair.turn) for pair in pairs]
+    first_dialogues = [pair.first[: 2 * pair.turn + 2] for pair in pairs]
+    second_dialogues = [pair.second[: 2 * pair.turn + 2] for pair in pairs]
+    shared_states = encode_states(tokenizer, states, origin)
+    first_replies = encode_replies(tokenizer, first_dialogues, end, origin)
+    second_replies = encode_replies(tokenizer, second_dialogues, end, origin)
+    last_states = encode_states(tokenizer, [pair.first[:-1] for pair in pairs], origin)
+    last_replies = encode_replies(tokenizer, [pair.first for pair in pairs], end, origin)
+
     rows = []
-    for n, pair in enumerate(pairs):
-        if len(before[n]) + len(after[n]) > total_length:
+    for index, pair in enumerate(pairs):
+        shared = shared_states[index]
+        first = _Reply(pair.first, first_replies[index], pair.first_rewards[pair.last])
+        second = _Reply(pair.second, second_replies[index], pair.second_rewards[pair.last])
+        if len(last_states[index]) + len(last_replies[index]) > total_length:
             left_out[FIRST_TOO_LONG] += 1
-        elif len(shared[n]) + len(second[n]) > total_length:
+        elif len(shared) + len(second.ids) > total_length:
             left_out[SECOND_TOO_LONG] += 1
-        elif first[n] == second[n]:  # texts that the template writes alike
+        elif first.ids == second.ids:  # different texts that the template writes alike
             left_out[SAME_REPLY] += 1
         else:
-            sides = [(pair.first, first[n], pair.rewards[0]), (pair.second, second[n], pair.rewards[1])]
-            better, worse = sides if pair.rewards[0][pair.last] > pair.rewards[1][pair.last] else reversed(sides)
+            chosen, rejected = (first, second) if first.reward > second.reward else (second, first)
             row: dict[str, Any] = {}
-            for name, (dialogue, reply, rewards) in (("chosen", better), ("reject", worse)):
-                padding = total_length - len(shared[n]) - len(reply)
-                row[name] = dialogue[: 2 * pair.last + 2]
-                row[f"{name}_token"] = [*shared[n], *reply, *[tokenizer.pad_token_id] * padding]
-                row[f"{name}_mask"] = [*[0] * len(shared[n]), *[1] * len(reply), *[0] * padding]
-                row[f"{name}_reward"] = rewards[pair.last]
+            for name, reply in (("chosen", chosen), ("reject", rejected)):
+                padding = total_length - len(shared) - len(reply.ids)
+                row[name] = reply.dialogue[: 2 * pair.last + 2]
+                row[f"{name}_token"] = [*shared, *reply.ids] + [tokenizer.pad_token_id] * padding
+                row[f"{name}_mask"] = [0] * len(shared) + [1] * len(reply.ids) + [0] * padding
+                row[f"{name}_reward"] = reply.reward
             rows.append(row)
     return rows
 
 
+@dataclass(frozen=True)
+class _Reply:
+    """The reply of turn h in one of two dialogues."""
+
+    dialogue: Dialogue
+    ids: list[int]
+    reward: float  # at the end of turn L
+
+
 @dataclass(frozen=True, kw_only=True)
 class RegressionExample(PreferenceExample):
-    """Two replies to a state, of which the chosen one has the higher reward, or one as high."""
+    """Two replies to a state with their rewards-to-go; that of the chosen reply is at least as high."""
 
-    chosen_reward: float  # both are rewards-to-go
+    chosen_reward: float
     rejected_reward: float
 
 
 def load_regression_data(
-    names: Sequence[str], max_seq_len: int, vocabulary: int, start: int = 0, end: int = -1
+    names: Sequence[str],
+    max_seq_len: int,
+    vocabulary: int,
+    start: int = 0,
+    end: int = -1,
 ) -> StepData[RegressionExample]:
-    """Reads what tokenize_masks.py wrote.
+    """Reads the pairs that tokenize_masks.py wrote.
 
     Args:
-        names: folders here, files, or data sets of the hub.
-        max_seq_len: most tokens of state and reply together; longer pairs are left out.
+        names: local folders or files, or data sets of the hub.
+        max_seq_len: maximum tokens of state and reply together; longer pairs are left out.
         vocabulary: number of ids that the tokenizer has.
-        start, end: training rows of all data sets together, from 0, the end excluded; −1 = all.
+        start, end: range of training rows over all data sets together, from 0, without the end; −1 = to the last.
 
     Raises:
-        UserError: a row is no such pair, or none is left.
+        UserError: a row is not such a pair, or no pair is left.
     """
     train: list[RegressionExample] = []
     held_out: list[RegressionExample] = []
@@ -195,18 +248,20 @@ def load_regression_data(
     number = 0
     for name in names:
         raw = open_data(name, FLAG)
-        before = number
+        first_number = number
         rows = []
         for row in raw.train:
             if number >= start and (end == -1 or number < end):
                 rows.append(row)
             number += 1
-        own = _examples(rows, max_seq_len, vocabulary, dropped["train"])
         eval_rows = list(raw.eval or ())
-        own_eval = _examples(eval_rows, max_seq_len, vocabulary, dropped["eval"])
-        train, held_out = train + own, held_out + own_eval
-        sources.append(described(raw.name, own, own_eval, {}, (number - before, len(eval_rows)), hub=raw.hub))
+        source_train = _examples(rows, max_seq_len, vocabulary, dropped["train"])
+        source_eval = _examples(eval_rows, max_seq_len, vocabulary, dropped["eval"])
+        train += source_train
+        held_out += source_eval
         files += raw.files
+        num_rows = (number - first_number, len(eval_rows))
+        sources.append(described(raw.name, source_train, source_eval, {}, num_rows, hub=raw.hub))
     if not train:
         reasons = in_words(dropped["train"])
         raise UserError(
@@ -217,7 +272,10 @@ def load_regression_data(
 
 
 def _examples(
-    rows: Iterable[tuple[str, Any]], max_seq_len: int, vocabulary: int, dropped: Counter[str]
+    rows: Iterable[tuple[str, Any]],
+    max_seq_len: int,
+    vocabulary: int,
+    dropped: Counter[str],
 ) -> list[RegressionExample]:
     examples = []
     for origin, raw in rows:
@@ -232,10 +290,10 @@ def _examples(
 
 
 def _example(raw: Any, origin: str, vocabulary: int) -> RegressionExample:
-    _require(raw, COLUMNS, origin, "tokenize_masks.py")
+    _require(raw, TOKEN_COLUMNS, origin, "tokenize_masks.py")
     prompt, chosen = _split(raw["chosen_token"], raw["chosen_mask"], origin)
-    other, rejected = _split(raw["reject_token"], raw["reject_mask"], origin)
-    if prompt != other:
+    rejected_prompt, rejected = _split(raw["reject_token"], raw["reject_mask"], origin)
+    if prompt != rejected_prompt:
         raise UserError(f"{origin}: the two sequences differ before their replies; both must answer the same state.")
     highest = max(max(prompt), max(chosen), max(rejected))
     if highest >= vocabulary:
@@ -243,17 +301,28 @@ def _example(raw: Any, origin: str, vocabulary: int) -> RegressionExample:
             f"{origin}: token {highest} is none of the model's {vocabulary}: the pairs were made for another model. "
             "Make them with tokenize_masks.py and --model as --base_model is."
         )
-    rewards = (raw["chosen_reward"], raw["reject_reward"])
-    if not all(isinstance(x, int | float) and math.isfinite(x) for x in rewards):
-        raise UserError(f"{origin}: the rewards {rewards[0]!r} and {rewards[1]!r} must be numbers.")
-    better, worse = map(float, rewards)
-    return RegressionExample(prompt, chosen, rejected, chosen_reward=better, rejected_reward=worse)
+    chosen_reward = raw["chosen_reward"]
+    rejected_reward = raw["reject_reward"]
+    for reward in (chosen_reward, rejected_reward):
+        if not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise UserError(f"{origin}: the rewards {chosen_reward!r} and {rejected_reward!r} must be numbers.")
+    return RegressionExample(
+        prompt,
+        chosen,
+        rejected,
+        chosen_reward=float(chosen_reward),
+        rejected_reward=float(rejected_reward),
+    )
 
 
-def _split(tokens: list[int], mask: list[int], origin: str) -> tuple[list[int], list[int]]:
-    """State and reply; raises UserError where the mask is not one run of ones behind at least one other token."""
-    first = mask.index(1) if 1 in mask else 0
-    count = sum(mask)
-    if len(tokens) != len(mask) or not first or mask[first : first + count] != [1] * count:
-        raise UserError(f"{origin}: a mask must be 1 on the tokens of one reply behind others, and 0 elsewhere.")
-    return tokens[:first], tokens[first : first + count]
+def _split(
+    tokens: list[int],
+    mask: list[int],
+    origin: str,
+) -> tuple[list[int], list[int]]:
+    """State and reply. Raises UserError unless the mask is one run of ones after at least one other token."""
+    start = mask.index(1) if 1 in mask else 0
+    stop = start + sum(mask)
+    if len(tokens) != len(mask) or start == 0 or not all(mask[start:stop]):
+        raise UserError(f"{origin}: a mask must be 1 on the tokens of one reply after other tokens, and 0 elsewhere.")
+    return tokens[:start], tokens[start:stop]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogues: messages that alternate between user and assistant, and which of the data a policy can play again.
+"""Dialogues: messages that alternate between user and assistant, and dialogues of the data that a policy can replay.
 
-Turns are counted from 0. The state of turn h is everything up to and with the user's message of that turn,
-``messages[: 2 * h + 1]``; the reply of turn h is the assistant's message behind it.
+Turns are counted from 0. The state of turn h is everything up to and including the user's message of that turn,
+``messages[: 2 * h + 1]``; the reply of turn h is the assistant's message after it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import TurnEnd, encode_prompts, encode_responses, render
-from dschat.data.examples import kept
+from dschat.data.examples import collect_examples
 from dschat.data.rows import Row, check_text, kind_of
 
 if TYPE_CHECKING:
@@ -36,20 +36,20 @@ TOO_LONG = "dialogue too long"
 
 
 def check_dialogue(messages: Any, origin: str, sampled: bool = False) -> Dialogue:
-    """The messages with nothing but role and content.
+    """Messages with only role and content.
 
     Args:
         messages: as read from a file.
-        origin: where they stand, for messages: "file.jsonl:12".
-        sampled: a policy wrote the replies, so that one may be empty.
+        origin: where they come from, for messages: "file.jsonl:12".
+        sampled: whether a policy generated the replies, so that one may be empty.
 
     Raises:
-        UserError: they do not begin with the user and alternate, or a turn is empty; names the place and the message.
+        UserError: they do not begin with the user and alternate, or a turn is empty; names the row and the message.
     """
     if not isinstance(messages, list) or not messages:
+        kind = "an empty list" if messages == [] else kind_of(messages)
         raise UserError(
-            f"{origin}: a dialogue must be a list of messages with role and content, not {kind_of(messages)}"
-            f"{' without one' if messages == [] else ''}; correct the row."
+            f"{origin}: a dialogue must be a list of messages with role and content, not {kind}; correct the row."
         )
     dialogue = []
     for number, message in enumerate(messages):
@@ -69,15 +69,23 @@ def check_dialogue(messages: Any, origin: str, sampled: bool = False) -> Dialogu
 
 
 def messages_of_text(prompt: str) -> Dialogue | None:
-    """A prompt of HH-RLHF as messages: speakers stand behind blank lines, the last one is to reply. None for others.
+    """A prompt of HH-RLHF as messages; None for other texts.
+
+    Every speaker comes after a blank line, and the last one is to reply.
 
     Example: "\\n\\nHuman: Hi.\\n\\nAssistant: Hello.\\n\\nHuman: Bye.\\n\\nAssistant:" has three messages.
     """
     pieces = SPEAKER.split(prompt)
-    if pieces[0].strip() or len(pieces) < 3 or pieces[-2] != "Assistant" or pieces[-1].strip():
+    has_text_before = bool(pieces[0].strip())
+    if has_text_before or len(pieces) < 3 or pieces[-2] != "Assistant" or pieces[-1].strip():
         return None
-    said = zip(pieces[1:-2:2], pieces[2:-2:2], strict=True)
-    return [{"role": ROLES[speaker == "Assistant"], "content": text.strip()} for speaker, text in said]
+    messages = []
+    speakers = pieces[1:-2:2]
+    texts = pieces[2:-2:2]
+    for speaker, text in zip(speakers, texts, strict=True):
+        role = "assistant" if speaker == "Assistant" else "user"
+        messages.append({"role": role, "content": text.strip()})
+    return messages
 
 
 def num_turns(dialogue: Dialogue) -> int:
@@ -86,60 +94,69 @@ def num_turns(dialogue: Dialogue) -> int:
 
 
 def state(dialogue: Dialogue, turn: int) -> Dialogue:
-    """What the assistant answers in a turn, counted from 0."""
+    """The messages that the assistant answers in a turn, counted from 0."""
     return dialogue[: 2 * turn + 1]
 
 
-def encode_states(tokenizer: PreTrainedTokenizerBase, states: Sequence[Dialogue], origin: str) -> list[list[int]]:
-    """Token ids of n states, which end with a user's message, up to the place where the reply begins.
+def encode_states(
+    tokenizer: PreTrainedTokenizerBase,
+    states: Sequence[Dialogue],
+    origin: str,
+) -> list[list[int]]:
+    """Token ids of states, which end with a user's message, up to where the reply begins.
 
     Raises:
         UserError: see `dschat.data.encoding.prompt_text`; its message begins with `origin`.
     """
-    return encode_prompts(tokenizer, [Row(None, messages, None, None, {}, origin) for messages in states])
+    rows = [Row(None, messages, None, None, {}, origin) for messages in states]
+    return encode_prompts(tokenizer, rows)
 
 
 def encode_replies(
     tokenizer: PreTrainedTokenizerBase, dialogues: Sequence[Dialogue], end: TurnEnd, origin: str
 ) -> list[list[int]]:
-    """Token ids of the last reply of n dialogues, as the template writes it, with the token that ends the turn.
+    """Token ids of the last reply of dialogues, as the template writes it, with the token that ends the turn.
 
-    After the ids of its state these are the ids of the dialogue up to there. The texts are encoded apart, as they are
-    when the reply is sampled. Messages say the `origin`.
+    The ids of the state followed by these are the ids of the dialogue. State and reply are encoded separately, as they
+    are when the reply is sampled. Messages of errors begin with `origin`.
     """
     texts = []
     for messages in dialogues:
-        before, whole = render(tokenizer, messages[:-1], origin), render(tokenizer, messages, origin)
+        before = render(tokenizer, messages[:-1], origin)
+        whole = render(tokenizer, messages, origin)
         if not whole.startswith(before):
             raise UserError(
-                f"{origin}: the chat template writes turn {num_turns(messages)} otherwise once it is answered, so its "
-                "reply cannot be told from its state; use a template that writes earlier turns the same way."
+                f"{origin}: the chat template writes turn {num_turns(messages)} differently once it is answered, so "
+                "its reply cannot be separated from its state; use a template that writes earlier turns the same way."
             )
         text = whole.removeprefix(before)
         texts.append(text if end.written else text.removesuffix(end.text))
     replies = []
     for ids in encode_responses(tokenizer, texts):
-        replies.append(ids[: end.length(ids)] if end.written else [*ids, end.token_id])
+        if end.written:
+            replies.append(ids[: end.length(ids)])
+        else:
+            replies.append([*ids, end.token_id])
     return replies
 
 
 @dataclass(frozen=True)
 class DialogueLimits:
-    """Sizes of a dialogue that is kept."""
+    """Maximum sizes of dialogues."""
 
     turns: int
     prompt_tokens: int  # of a user's message
     reply_tokens: int
-    total_tokens: int  # of the whole as the chat template writes it, each reply counted with reply_tokens
+    total_tokens: int  # of the dialogue as the chat template writes it, each reply counted with reply_tokens
 
 
 @dataclass(frozen=True)
 class DialogueExample:
     """A dialogue of the data."""
 
-    messages: Dialogue  # of user and assistant in turn; the last reply may be missing
-    length: int  # tokens that it can come to when replies are drawn anew
-    row: Row = field(repr=False)  # the data row
+    messages: Dialogue  # the last reply may be missing
+    length: int  # maximum tokens of the dialogue when all replies are sampled
+    row: Row = field(repr=False)  # of the data
     index: int  # number of the row in the list that the examples were made from
 
     @property
@@ -148,7 +165,7 @@ class DialogueExample:
         return num_turns(self.messages)
 
     def __len__(self) -> int:
-        """Tokens that it can come to."""
+        """Maximum tokens of the dialogue when all replies are sampled."""
         return self.length
 
 
@@ -169,43 +186,56 @@ def dialogue_examples(
             complaints.append(error)
             return MALFORMED
         length = _length(messages, row, tokenizer, limits)
-        return length if isinstance(length, str) else DialogueExample(messages, length, row, index)
+        if isinstance(length, str):
+            return length
+        return DialogueExample(messages, length, row, index)
 
     made = list(map(make, range(len(rows)), rows))
     if complaints:
         if len(complaints) == len(rows) and not held_out:
             raise complaints[0]
         logger.warning("the first row that is left out: %s", complaints[0])
-    named = (
+    limit_flags = (
         f"--max_turns {limits.turns}, --max_prompt_seq_len {limits.prompt_tokens}, --max_answer_seq_len "
         f"{limits.reply_tokens}, --max_seq_len {limits.total_tokens}"
     )
-    return kept(rows, made, named, held_out)
+    return collect_examples(rows, made, limit_flags, held_out)
 
 
 def _messages_of(row: Row) -> Dialogue:
-    """The dialogue of a row: its last reply is kept as the row's response."""
-    messages = messages_of_text(row.prompt or "") if row.messages is None else row.messages
+    """The dialogue of a row, with the row's response as the last reply."""
+    messages = row.messages
+    if messages is None:
+        messages = messages_of_text(row.prompt or "")
     if messages is None:
         raise UserError(
             f"{row.origin}: the row holds no messages, but one text as a prompt; give rows with a list of messages, "
             "name their column with --messages_key, or read each prompt as a first message with --apply_chat_template."
         )
-    replies = [] if row.chosen is None else [{"role": "assistant", "content": row.chosen}]
-    return check_dialogue([*messages, *replies], row.origin)
+    if row.chosen is not None:
+        messages = [*messages, {"role": "assistant", "content": row.chosen}]
+    return check_dialogue(messages, row.origin)
 
 
-def _length(messages: Dialogue, row: Row, tokenizer: PreTrainedTokenizerBase, limits: DialogueLimits) -> int | str:
-    """The tokens that a dialogue can come to, or why it must go."""
+def _length(
+    messages: Dialogue,
+    row: Row,
+    tokenizer: PreTrainedTokenizerBase,
+    limits: DialogueLimits,
+) -> int | str:
+    """Maximum tokens of a dialogue when all replies are sampled, or why it is left out."""
     turns = num_turns(messages)
     if turns > limits.turns:
         return TOO_MANY_TURNS
-    lengths = [len(ids) for ids in encode_responses(tokenizer, [message["content"] for message in messages])]
+    contents = [message["content"] for message in messages]
+    lengths = [len(ids) for ids in encode_responses(tokenizer, contents)]
     if max(lengths[0::2]) > limits.prompt_tokens:
         return PROMPT_TOO_LONG
     if max(lengths[1::2], default=0) > limits.reply_tokens:
         return REPLY_TOO_LONG
     (last,) = encode_states(tokenizer, [state(messages, turns - 1)], row.origin)
-    earlier = sum(lengths[1 : 2 * turns - 1 : 2])  # of the replies in that state
-    total = len(last) - earlier + turns * limits.reply_tokens
-    return TOO_LONG if total > limits.total_tokens else total
+    reply_lengths = sum(lengths[1 : 2 * turns - 1 : 2])  # in the last state
+    total = len(last) - reply_lengths + turns * limits.reply_tokens
+    if total > limits.total_tokens:
+        return TOO_LONG
+    return total

@@ -5,15 +5,13 @@
 
 Each part is encoded alone, without special tokens: encoding them together would merge tokens across the border.
 Some tokenizers put a space (the dummy prefix) before every text; a response continues a text, so it gets none.
-Tokenizers may be fast or slow. Conversations are what the chat template writes; `TurnEnd` is how it ends a turn.
+Tokenizers may be fast or slow. Conversations are written by the chat template; `TurnEnd` says how it ends a turn.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,45 +19,49 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.base.errors import UserError
+from dschat.data.dummy_prefix import backend_without_prefix
 from dschat.data.messages import DOCUMENTS, TOOLS
 from dschat.data.rows import Row
 from dschat.models.templates import TemplateRefusal, apply_template, render_messages
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 1000  # texts per call of the tokenizer; bounds the memory of its offsets
-SENTINELS = ("\n", "=", "|", "¤")  # texts to put before a response where the dummy prefix cannot be switched off
-PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}  # → key of a Sequence
-# tokenizer → (its length then, its backend without dummy prefix; None if it has no such prefix)
-_BARE: weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]] = weakref.WeakKeyDictionary()
+SENTINELS = ("\n", "=", "|", "¤")  # texts to put before a response if the dummy prefix cannot be switched off
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 THOUGHT_END = "</think>"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of messages that hold a thought
 TAG = r"<[^<>\s]+>"
-OPENED = re.compile(r"(<[^<>|/\s][^<>|\s]*>\s*)?\Z")  # the tag that a text ends with
+OPENED = re.compile(r"(<[^<>|/\s][^<>|\s]*>\s*)?\Z")  # the opening tag that a text ends with
 MARK = "QZXJ"  # a content that no chat template writes by itself
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
-    """The prompt as one text: as is, or a conversation put through the chat template, up to the assistant's turn.
+    """The prompt as one text; a conversation is written by the chat template, up to the assistant's turn.
 
     Raises:
-        UserError: a conversation and no chat template, or one that refuses it; the message names the row.
+        UserError: there is no chat template for a conversation, or it refuses the conversation; names the row.
     """
     if row.messages is None:
         return row.prompt or ""
     return render_messages(tokenizer, row.messages, True, row.origin, row.template_arguments)
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str) -> str:
-    """Messages as text; up to the place of the reply where the last one is not the assistant's."""
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    origin: str,
+) -> str:
+    """Messages as text; if the last one is not the assistant's, up to where the reply begins."""
     return render_messages(tokenizer, messages, messages[-1]["role"] != "assistant", origin)
 
 
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[list[int]]:
-    """Prompt ids of n rows: see `encode_prompt_texts`.
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+) -> list[list[int]]:
+    """Prompt ids of rows, see `encode_prompt_texts`.
 
     Raises:
         UserError: see `prompt_text`.
@@ -67,17 +69,21 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> l
     return encode_prompt_texts(tokenizer, [prompt_text(tokenizer, row) for row in rows])
 
 
-def encode_prompt_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Prompt ids of n texts: BOS where the tokenizer itself puts one before a text, then the prompt.
+def encode_prompt_texts(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+) -> list[list[int]]:
+    """Prompt ids of texts: BOS if the tokenizer itself puts one before a text, then the prompt.
 
-    So a saved model reads a text the same way in plain transformers. A prompt or chat template that begins with BOS
-    does not get a second one.
+    A saved model therefore reads a text the same way in plain transformers. A prompt or chat template that begins with
+    BOS does not get a second one.
     """
-    encoded = _encode(tokenizer, texts)
-    if not puts_bos(tokenizer):
-        return encoded
-    bos = tokenizer.bos_token_id
-    return [ids if ids[:1] == [bos] else [bos, *ids] for ids in encoded]
+    prompts = _encode(tokenizer, texts)
+    if puts_bos(tokenizer):
+        for ids in prompts:
+            if ids[:1] != [tokenizer.bos_token_id]:
+                ids.insert(0, tokenizer.bos_token_id)
+    return prompts
 
 
 def puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -86,98 +92,66 @@ def puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of special tokens, those included that only a vocabulary marks as such."""
-    added = tokenizer.added_tokens_decoder.items()
-    return set(tokenizer.all_special_ids) | {number for number, token in added if token.special}
+    """Ids of special tokens, including tokens that only the vocabulary marks as special."""
+    added_tokens = tokenizer.added_tokens_decoder
+    added_special_ids = {token_id for token_id, token in added_tokens.items() if token.special}
+    return set(tokenizer.all_special_ids) | added_special_ids
 
 
-def encode_responses(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Response ids of n texts, without BOS, EOS and dummy prefix.
+def encode_responses(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+) -> list[list[int]]:
+    """Response ids of texts, without BOS, EOS and dummy prefix.
 
     After the ids of a prompt they decode to exactly the response's text, if the tokenizer can represent it.
     """
     if not tokenizer.is_fast:
         return [_encode_slow(tokenizer, text) for text in texts]
-    bare = _bare_backend(tokenizer)
+    bare = backend_without_prefix(tokenizer)
     if bare is None:
         return _encode(tokenizer, texts)
-    return [
-        encoding.ids
-        for chunk in _chunks(texts)
-        for encoding in bare.encode_batch_fast(chunk, add_special_tokens=False)
-    ]
+    responses = []
+    for chunk in _chunks(texts):
+        responses += [encoding.ids for encoding in bare.encode_batch_fast(chunk, add_special_tokens=False)]
+    return responses
 
 
 def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Text of response ids, special tokens left out; the inverse of `encode_responses`.
+    """Text of response ids without special tokens; the inverse of `encode_responses`.
 
-    A plain `tokenizer.decode` of the response alone drops its first space where the tokenizer has a dummy prefix.
+    A plain `tokenizer.decode` of the response alone would drop its first space if the tokenizer has a dummy prefix.
     """
-    bare = _bare_backend(tokenizer) if tokenizer.is_fast else None
+    bare = backend_without_prefix(tokenizer) if tokenizer.is_fast else None
     if bare is not None:
         return bare.decode(list(ids), skip_special_tokens=True)
     if tokenizer.is_fast or not _slow_prefix(tokenizer):
         return _decode(tokenizer, ids)
     for sentinel in SENTINELS:
-        head = _encode(tokenizer, [sentinel])[0]
-        text = _decode(tokenizer, [*head, *ids])
+        (sentinel_ids,) = _encode(tokenizer, [sentinel])
+        text = _decode(tokenizer, [*sentinel_ids, *ids])
         if text.startswith(sentinel):
             return text.removeprefix(sentinel)
     return _decode(tokenizer, ids)
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    return [
-        ids
-        for chunk in _chunks(texts)
-        for ids in tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
-    ]
+def _encode(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+) -> list[list[int]]:
+    encoded: list[list[int]] = []
+    for chunk in _chunks(texts):
+        encoded += tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
+    return encoded
 
 
 def _chunks(texts: Sequence[str]) -> list[list[str]]:
-    return [list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
+    starts = range(0, len(texts), CHUNK)
+    return [list(texts[start : start + CHUNK]) for start in starts]
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
-def _bare_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
-    """Copy of a fast tokenizer's backend without dummy prefix, made once; None if there is no such prefix."""
-    size = len(tokenizer)
-    if tokenizer not in _BARE or _BARE[tokenizer][0] != size:
-        _BARE[tokenizer] = size, _make_bare(tokenizer.backend_tokenizer)
-    return _BARE[tokenizer][1]
-
-
-def _make_bare(backend: Tokenizer) -> Tokenizer | None:
-    from tokenizers import Tokenizer
-
-    state = json.loads(backend.to_str())
-    edited = {part: _without_prefix(state.get(part), key) for part, key in PARTS.items()}
-    if all(edited[part] == state.get(part) for part in PARTS):
-        return None
-    bare = Tokenizer.from_str(json.dumps(state | edited | {"truncation": None, "padding": None}))
-    bare.encode_special_tokens = backend.encode_special_tokens
-    return bare
-
-
-def _without_prefix(node: dict[str, Any] | None, sequence_key: str) -> dict[str, Any] | None:
-    """One part of a backend's JSON without what adds a prefix, or, in a decoder, removes it."""
-    if node is None:
-        return None
-    kind = node["type"]
-    if kind == "Sequence":
-        parts = [_without_prefix(part, sequence_key) for part in node[sequence_key]]
-        kept = [part for part in parts if part is not None]
-        return node | {sequence_key: kept} if kept else None
-    if kind == "Metaspace":
-        return node | {"prepend_scheme": "never"}
-    if kind == "ByteLevel" and sequence_key == PARTS["pre_tokenizer"]:
-        return node | {"add_prefix_space": False}
-    if kind == "Prepend" or (kind == "Strip" and sequence_key == PARTS["decoder"] and node["content"] == " "):
-        return None
-    return node
 
 
 def _slow_prefix(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -187,14 +161,15 @@ def _slow_prefix(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _encode_slow(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Response ids from a slow tokenizer: what follows a sentinel that keeps its own ids before the text."""
+    """Response ids from a slow tokenizer: the ids after a sentinel whose own ids do not change before the text."""
     ids = _encode(tokenizer, [text])[0]
     if not text or not _slow_prefix(tokenizer):
         return ids
     for sentinel in SENTINELS:
-        head, whole = _encode(tokenizer, [sentinel, sentinel + text])
-        if whole[: len(head)] == head and _decode(tokenizer, head) == sentinel:
-            return whole[len(head) :]
+        sentinel_ids, whole_ids = _encode(tokenizer, [sentinel, sentinel + text])
+        is_unchanged = whole_ids[: len(sentinel_ids)] == sentinel_ids
+        if is_unchanged and _decode(tokenizer, sentinel_ids) == sentinel:
+            return whole_ids[len(sentinel_ids) :]
     return ids
 
 
@@ -202,25 +177,30 @@ def _encode_slow(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 class TurnEnd:
     """How a chat template writes an assistant's turn around its content, and ends it."""
 
-    token_id: int  # the token that ends it; where the template writes none, EOS
-    text: str  # what the template writes behind the content
-    written: bool  # whether `text` holds that token
+    token_id: int  # the token that ends the turn; EOS if the template writes none
+    text: str  # the template's text after the content
+    written: bool  # whether `text` holds the token
     token: str  # the token as text
-    lead: str  # what the template writes between its generation prompt and the content
-    plain_lead: str  # the same without special tokens
-    # What the generation prompt ends with and a written turn does not begin with, for instance "<think>\n".
-    prefill: str
-    replaced: str  # what a written turn has in the place of the prefill, which a reply behind the prefill leaves out
-    opened: str  # the tag that the generation prompt ends with, blanks behind it included; empty where there is none
+    lead: str  # the template's text between its generation prompt and the content
+    plain_lead: str  # `lead` without special tokens
+    prefill: str  # end of the generation prompt with which a written turn does not begin, for instance "<think>\n"
+    replaced: str  # a written turn's text in place of the prefill; a reply after the prefill does not have it
+    opened: str  # the tag, with blanks, at the end of the generation prompt; empty without one
 
     def length(self, ids: list[int]) -> int:
-        """Tokens of a turn with the one that ends it, behind which a template may write a line break."""
-        return len(ids) - ids[::-1].index(self.token_id) if self.written and self.token_id in ids else len(ids)
+        """Tokens of a turn, up to and including the one that ends it; a template may write a line break after it."""
+        if not self.written or self.token_id not in ids:
+            return len(ids)
+        num_tokens_after = ids[::-1].index(self.token_id)
+        return len(ids) - num_tokens_after
 
     @property
     def tail(self) -> str:
-        """What the template writes between the content and the token that ends the turn; nothing without a token."""
-        return self.text.partition(self.token)[0] if self.written else ""
+        """The template's text between the content and the token that ends the turn; empty without a token."""
+        if not self.written:
+            return ""
+        tail, _, _ = self.text.partition(self.token)
+        return tail
 
     def without_end(self, turn: str) -> str:
         """A turn as the template wrote it, up to the token that ends it."""
@@ -229,27 +209,30 @@ class TurnEnd:
         return turn.removesuffix(self.text.removeprefix(self.tail))
 
     def closings(self, text: str) -> list[str]:
-        """Forms that a text up to the end of a turn may have once further messages follow, the longest first.
+        """Forms that a text up to the end of a turn may have once other messages follow, the longest first.
 
-        As it is, or up to the token that ends the turn: a template may write EOS behind the last turn alone.
+        The text as it is, or up to the token that ends the turn: a template may write EOS only after the last turn.
         """
         body = self.without_end(text)
-        return [text, f"{body}{self.token}"] if self.written and body != text else [text]
+        if self.written and body != text:
+            return [text, f"{body}{self.token}"]
+        return [text]
 
     def behind_prompt(self, text: str) -> str:
-        """A text without the tag that it begins with, where the generation prompt ends with that tag already."""
-        begun = self.prefill if self.prefill.strip() else self.opened
-        mark = begun.strip()
-        if not mark or not text.lstrip().startswith(mark):
+        """A text without its opening tag if the generation prompt ends with that tag already."""
+        prompt_end = self.prefill if self.prefill.strip() else self.opened
+        tag = prompt_end.strip()
+        if not tag or not text.lstrip().startswith(tag):
             return text
-        blank = begun[len(begun.rstrip()) :]
-        return text.lstrip().removeprefix(mark).removeprefix(blank)
+        blanks = prompt_end[len(prompt_end.rstrip()) :]
+        return text.lstrip().removeprefix(tag).removeprefix(blanks)
 
     def around(self, content: str) -> str:
-        """The text behind the generation prompt of a turn with a content, without the token that ends it."""
+        """A turn's text after the generation prompt, without the token that ends it."""
         content = self.behind_prompt(content)
-        has_thought = THOUGHT_END in self.lead and THOUGHT_END in content
-        return f"{'' if has_thought else self.lead}{content}{self.tail}"
+        if THOUGHT_END in self.lead and THOUGHT_END in content:  # the thought of the content takes the lead's place
+            return content + self.tail
+        return self.lead + content + self.tail
 
     def content_of(self, reply: str) -> str:
         """The content of a reply that was sampled behind the generation prompt and decoded without special tokens."""
@@ -263,53 +246,69 @@ def turn_end(
 ) -> TurnEnd:
     """How the tokenizer's chat template writes and ends an assistant's turn.
 
-    It is read off a reply to `messages`: what the template writes behind its generation prompt. `arguments` are
-    further variables of the template.
+    It is read from a reply to `messages`, which follows the template's generation prompt. `arguments`: additional
+    variables of the template.
 
     Raises:
         UserError: there is no chat template, it refuses a dialogue, or a reply does not follow its generation prompt.
     """
+    # Render a dialogue with a marked reply, and find the reply after the generation prompt.
     dialogue = [*messages, {"role": "assistant", "content": MARK}]
     origin = "the chat template"
     question = render_messages(tokenizer, messages, False, origin, arguments)
-    before = render_messages(tokenizer, messages, True, origin, arguments)
+    prompt = render_messages(tokenizer, messages, True, origin, arguments)
     whole = render_messages(tokenizer, dialogue, False, origin, arguments)
-    opening = _common_opening(tokenizer, before, whole)
+    opening = _common_opening(tokenizer, prompt, whole)
     has_header = len(opening) > len(question) and opening.startswith(question)
-    place = whole.find(MARK, len(opening))
-    if place < 0 or not (opening == before or has_header):
+    mark_start = whole.find(MARK, len(opening))
+    if mark_start < 0 or not (opening == prompt or has_header):
         raise UserError(
-            "the tokenizer's chat template does not write a reply behind its generation prompt "
-            f"({before[-40:]!r}, then {whole[-40:]!r}), so that a reply's tokens cannot be told; correct the template."
+            "the tokenizer's chat template does not write a reply after its generation prompt "
+            f"({prompt[-40:]!r}, then {whole[-40:]!r}), so that a reply's tokens are not known; correct the template."
         )
-    lead, text = whole[len(opening) : place], whole[place + len(MARK) :]
-    prefill = before[len(opening) :]
-    is_other_branch = bool(prefill.strip())
-    ids = encode_responses(tokenizer, [text])[0] if text else []
+    lead = whole[len(opening) : mark_start]
+    text = whole[mark_start + len(MARK) :]
+    prefill = prompt[len(opening) :]
+
+    # The first special token after the content ends the turn.
+    end_id = tokenizer.eos_token_id
     special = special_ids(tokenizer)
-    ends = [i for i in ids if i in special]
-    end_id = ends[0] if ends else tokenizer.eos_token_id
-    token = str(tokenizer.convert_ids_to_tokens(end_id)) if end_id is not None else ""
+    special_in_text = []
+    if text:
+        special_in_text = [token_id for token_id in encode_responses(tokenizer, [text])[0] if token_id in special]
+    if special_in_text:
+        end_id = special_in_text[0]
+    token = "" if end_id is None else str(tokenizer.convert_ids_to_tokens(end_id))
+
+    # A written turn has the lead in place of the prefill, if the generation prompt ends with one.
+    replaced = ""
+    if prefill.strip():
+        replaced = lead
+        lead = ""
     return TurnEnd(
         token_id=end_id,
         text=text,
-        written=bool(ends) and token in text,
+        written=bool(special_in_text) and token in text,
         token=token,
-        lead="" if is_other_branch else lead,
-        plain_lead="" if is_other_branch else decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]),
+        lead=lead,
+        plain_lead=decode_response(tokenizer, encode_responses(tokenizer, [lead])[0]) if lead else "",
         prefill=prefill,
-        replaced=lead if is_other_branch else "",
-        opened="".join(OPENED.findall(before)),
+        replaced=replaced,
+        opened="".join(OPENED.findall(prompt)),
     )
 
 
-def _common_opening(tokenizer: PreTrainedTokenizerBase, before: str, whole: str) -> str:
-    """What two texts begin with, in whole added tokens and tags: "<think>" and "</think>" share nothing."""
-    added = sorted((str(token) for token in tokenizer.get_added_vocab()), key=len, reverse=True)
-    pieces = re.compile("|".join([*map(re.escape, added), TAG]))
-    length = len(commonprefix([before, whole]))
-    spans = [match.span() for text in (before, whole) for match in pieces.finditer(text)]
-    return before[: min([length, *[start for start, stop in spans if start < length < stop]])]
+def _common_opening(tokenizer: PreTrainedTokenizerBase, prompt: str, whole: str) -> str:
+    """The common beginning of two texts in whole added tokens and tags: "<think>" and "</think>" share nothing."""
+    added_tokens = sorted((str(token) for token in tokenizer.get_added_vocab()), key=len, reverse=True)
+    unit = re.compile("|".join([*map(re.escape, added_tokens), TAG]))
+    common_length = len(commonprefix([prompt, whole]))
+    length = common_length
+    for text in (prompt, whole):
+        for match in unit.finditer(text):
+            if match.start() < common_length < match.end():  # the texts differ inside this token or tag
+                length = min(length, match.start())
+    return prompt[:length]
 
 
 def response_texts(
@@ -318,13 +317,16 @@ def response_texts(
     column: Literal["chosen", "rejected"],
     prompts: Sequence[str] | None = None,
 ) -> list[str]:
-    """The chosen or the rejected responses of n rows as texts, without the token that ends them.
+    """The chosen or the rejected responses of rows as texts, without the token that ends them.
 
-    Behind a prompt of text the response is its own text. Behind messages it is what the chat template writes behind
-    its generation prompt, tool calls and thoughts included: see `reply_text`. A response that a row lacks is empty.
+    The response to a prompt of text is its own text. The response to messages is the chat template's text after its
+    generation prompt, including tool calls and thoughts: see `reply_text`. A response that a row lacks is empty.
 
     Args:
-        prompts: what `prompt_text` makes of the rows, where that is known.
+        tokenizer: of the model.
+        rows: of the data.
+        column: which response.
+        prompts: the result of `prompt_text` for every row, if it is known.
 
     Raises:
         UserError: see `prompt_text`.
@@ -342,25 +344,31 @@ def response_texts(
 
 
 def template_variables(row: Row) -> dict[str, Any]:
-    """The variables that a row gives to its chat template beside tools and documents."""
-    return {name: value for name, value in row.template_arguments.items() if name not in (TOOLS, DOCUMENTS)}
+    """The variables that a row gives to its chat template, without tools and documents."""
+    arguments = row.template_arguments.items()
+    return {name: value for name, value in arguments if name not in (TOOLS, DOCUMENTS)}
 
 
 def reply_text(
-    tokenizer: PreTrainedTokenizerBase, row: Row, message: Mapping[str, Any], prompt: str, end: TurnEnd | None
+    tokenizer: PreTrainedTokenizerBase,
+    row: Row,
+    message: Mapping[str, Any],
+    prompt: str,
+    end: TurnEnd | None,
 ) -> str:
-    """What the chat template writes behind its generation prompt for an assistant's message.
+    """The chat template's text after its generation prompt for a message of the assistant.
 
     It is the difference of two renderings, with and without the message, up to the token that ends the turn. A
-    template may lose a part of the content (thoughts before "</think>"), or write no reply behind its generation
-    prompt (one that ends with "<think>"). Then the content itself is the response, in what the template puts around
-    one.
+    template may drop a part of the content (thoughts before "</think>"), or write no reply after its generation
+    prompt (one that ends with "<think>"). Then the response is the content itself, between the texts that the template
+    puts around a content.
 
     Args:
+        tokenizer: with the chat template.
         row: with the messages before.
         message: of the assistant.
         prompt: text of the row's messages, with the generation prompt.
-        end: how the template writes a turn; None where it cannot be told.
+        end: how the template writes a turn; None if it is not known.
 
     Raises:
         UserError: the template refuses the message; names the row.
@@ -383,12 +391,14 @@ def reply_text(
 
 
 def has_thought(message: Mapping[str, Any]) -> bool:
-    """Whether a message brings a thought, in a field of its own or in its content."""
-    return any(message.get(name) for name in THOUGHTS) or THOUGHT_END in str(message.get("content", ""))
+    """Whether a message holds a thought, in a separate field or in its content."""
+    if any(message.get(name) for name in THOUGHTS):
+        return True
+    return THOUGHT_END in str(message.get("content", ""))
 
 
 def _without_thought(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message as a generation prompt that has closed its thought goes on: without one."""
+    """A message without its thought, to follow a generation prompt that holds a closed one."""
     plain = {name: value for name, value in message.items() if name not in THOUGHTS}
     if "content" in plain:
         plain["content"] = str(plain["content"]).rpartition(THOUGHT_END)[2].lstrip()
@@ -398,11 +408,11 @@ def _without_thought(message: Mapping[str, Any]) -> dict[str, Any]:
 def _begun_turn(
     tokenizer: PreTrainedTokenizerBase, row: Row, whole: str, prompt: str, end: TurnEnd | None
 ) -> tuple[str, str] | None:
-    """A conversation's text in two: up to the generation prompt, and what the assistant's message adds to it.
+    """A conversation's text in two parts: up to the generation prompt, and the assistant's message after it.
 
-    A template may write the messages before otherwise once the assistant's follows: Mistral's writes a system prompt
-    only where the user's message is the last. Then they end where a plain content would begin. None where even that
-    cannot be told.
+    A template may write earlier messages differently once the assistant's follows: Mistral's writes a system prompt
+    only if the user's message is the last. Then the first part ends where a plain content would begin. None if even
+    that is not known.
     """
     if whole.startswith(prompt):
         return prompt, whole[len(prompt) :]
@@ -411,71 +421,92 @@ def _begun_turn(
     opening = prompt.removesuffix(end.prefill)
     if not (end.prefill and whole.startswith(opening)):
         try:
-            marked = apply_template(
-                tokenizer,
-                [*(row.messages or []), {"role": "assistant", "content": MARK}],
-                False,
-                row.template_arguments,
-            )
+            messages = [*(row.messages or []), {"role": "assistant", "content": MARK}]
+            marked = apply_template(tokenizer, messages, False, row.template_arguments)
         except TemplateRefusal:
             return None
-        opening = marked[: max(0, marked.rfind(MARK))].removesuffix(end.lead or end.replaced)
-    if opening and whole.startswith(opening):
-        reply = whole[len(opening) :].removeprefix(end.replaced)
-        return opening, end.behind_prompt(reply) if end.prefill.strip() else reply
-    return None
+        before_mark, mark, _ = marked.rpartition(MARK)
+        opening = before_mark.removesuffix(end.lead or end.replaced) if mark else ""
+    if not opening or not whole.startswith(opening):
+        return None
+    reply = whole[len(opening) :].removeprefix(end.replaced)
+    if end.prefill.strip():
+        reply = end.behind_prompt(reply)
+    return opening, reply
 
 
 def is_written(content: str, text: str) -> bool:
     """Whether a text holds a content, blanks apart: templates trim it, or write blanks around its parts."""
-    return content in text or "".join(content.split()) in "".join(text.split())
+    return content in text or _without_blanks(content) in _without_blanks(text)
+
+
+def _without_blanks(text: str) -> str:
+    return "".join(text.split())
 
 
 def _is_written_across(content: str, before: str, reply: str) -> bool:
-    """Whether a reply goes on with a content whose beginning stands before it: "<think>" in the generation prompt."""
-    content, before, reply = ("".join(text.split()) for text in (content, before, reply))
-    start = (before + reply).rfind(content)
+    """Whether a reply continues a content that begins before it: with "<think>" in the generation prompt."""
+    content = _without_blanks(content)
+    before = _without_blanks(before)
+    start = (before + _without_blanks(reply)).rfind(content)
     return start >= 0 and start + len(content) > len(before)
 
 
 def reply_contents(tokenizer: PreTrainedTokenizerBase, replies: Sequence[str]) -> list[str]:
     """Sampled replies, decoded without special tokens → contents that the chat template writes as these replies.
 
-    Without what the template itself puts before and behind a content: blanks, an empty thought.
+    The text that the template itself puts before and after a content, such as blanks or an empty thought, is removed.
     """
-    end = _turn_end_or_none(tokenizer, {}) if tokenizer.chat_template is not None else None
-    return list(replies) if end is None else [end.content_of(reply) for reply in replies]
+    if tokenizer.chat_template is None:
+        return list(replies)
+    end = _turn_end_or_none(tokenizer, {})
+    if end is None:
+        return list(replies)
+    return [end.content_of(reply) for reply in replies]
 
 
-def _turn_body(tokenizer: PreTrainedTokenizerBase, turn: str, end: TurnEnd | None, content: str) -> str:
-    """A turn as the template wrote it, up to the token that ends it: its usual one or another special token.
+def _turn_body(
+    tokenizer: PreTrainedTokenizerBase,
+    turn: str,
+    end: TurnEnd | None,
+    content: str,
+) -> str:
+    """A turn as the template wrote it, up to the token that ends it: the usual one or another special token.
 
-    A special token is no end where the content itself ends with it.
+    A special token does not end the turn if the content itself ends with it.
     """
     if end is not None:
         body = end.without_end(turn)
         if body != turn or content and body.rstrip().endswith(content.rstrip()):
             return body
-    return _without_special_end(tokenizer, turn)[0]
+    body, _ = _without_special_end(tokenizer, turn)
+    return body
 
 
 def _without_special_end(tokenizer: PreTrainedTokenizerBase, turn: str) -> tuple[str, str]:
-    """A turn without the special token that it ends with and the blanks behind that; and the token, "" without one.
+    """A turn without its last special token and the blanks after it; and that token, "" without one.
 
-    A token that closes what another one opened in the turn is a part of it: "<|calls_end|>" behind "<|calls_begin|>".
+    A token that closes another one of the turn is a part of the turn: "<|calls_end|>" after "<|calls_begin|>".
     """
     text = turn.rstrip()
     for token in map(str, tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))):
-        openings = (token.replace("end", "begin"), token.replace("end", "start"), token.replace("/", ""))
-        if text.endswith(token) and not any(name != token and name in text for name in openings):
+        if not text.endswith(token):
+            continue
+        openings = {
+            token.replace("end", "begin"),
+            token.replace("end", "start"),
+            token.replace("/", ""),
+        }
+        openings.discard(token)
+        if not any(opening in text for opening in openings):
             return text.removesuffix(token), token
     return turn, ""
 
 
 def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Counter[str]:
-    """Special tokens with which the template ends responses of tool calls, other than a text's → how many responses.
+    """Special tokens, other than a text's, with which the template ends tool calls → number of responses.
 
-    A response in training ends with the one token of all responses instead.
+    In training all responses end with one token instead.
     """
     counts: Counter[str] = Counter()
     ends: dict[str, TurnEnd] = {}
@@ -484,11 +515,12 @@ def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> 
             if message is None or "tool_calls" not in message:
                 continue
             end = _end_of_turns(tokenizer, row, ends)
+            messages = [*(row.messages or []), message]
             try:
-                turn = apply_template(tokenizer, [*(row.messages or []), message], False, row.template_arguments)
-            except TemplateRefusal:  # an error elsewhere
+                turn = apply_template(tokenizer, messages, False, row.template_arguments)
+            except TemplateRefusal:  # reported elsewhere
                 continue
-            token = _without_special_end(tokenizer, turn)[1]
+            _, token = _without_special_end(tokenizer, turn)
             if end is not None and token and end.without_end(turn) == turn:
                 counts[token] += 1
     return counts
@@ -497,8 +529,8 @@ def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> 
 def turn_end_of(tokenizer: PreTrainedTokenizerBase, row: Row) -> TurnEnd:
     """How the template writes and ends an assistant's turn with the variables of a row.
 
-    A template may refuse a plain dialogue, one without a system prompt for instance. Then it is read off a reply to
-    the row's own messages.
+    A template may refuse a plain dialogue, for instance one without a system prompt. Then a reply to the row's own
+    messages is read.
 
     Raises:
         UserError: see `turn_end`; the one for the plain dialogue.
@@ -514,8 +546,12 @@ def turn_end_of(tokenizer: PreTrainedTokenizerBase, row: Row) -> TurnEnd:
         return end
 
 
-def _end_of_turns(tokenizer: PreTrainedTokenizerBase, row: Row, ends: dict[str, TurnEnd]) -> TurnEnd | None:
-    """As `turn_end_of`; None where it cannot be told. `ends` holds what is known, by the variables of rows."""
+def _end_of_turns(
+    tokenizer: PreTrainedTokenizerBase,
+    row: Row,
+    ends: dict[str, TurnEnd],
+) -> TurnEnd | None:
+    """The result of `turn_end_of`, or None if that is not known; `ends` caches it by the variables of rows."""
     key = repr(template_variables(row))
     if key not in ends:
         try:
@@ -536,19 +572,23 @@ def _turn_end_or_none(
         return None
 
 
-def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
-    """What differs, and the flag that mends it, where the chat template ends earlier turns with another token.
+def other_turn_end(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    end_id: int,
+) -> str | None:
+    """A note if the chat template ends earlier turns with another token than responses in training, with the remedy.
 
-    With another than `end_id`, that is, which ends a response in training. None also where no row holds messages.
+    `end_id`: the token that ends a response in training. None also if no row holds messages.
     """
     if tokenizer.chat_template is None or all(row.messages is None for row in rows):
         return None
     end = _turn_end_or_none(tokenizer, {})
     if end is None or not end.written or end.token_id == end_id:
         return None
-    written, other = (str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in (end.token_id, end_id))
+    training_token = str(tokenizer.convert_ids_to_tokens(end_id))
     return (
-        f"the chat template ends the assistant's turns with {written}, but in training a response ends with {other}: "
-        f"earlier turns and responses end differently. --end_of_conversation_token {shlex.quote(written)} ends both "
-        "with the template's"
+        f"the chat template ends the assistant's turns with {end.token}, but in training a response ends with "
+        f"{training_token}: earlier turns and responses end differently. --end_of_conversation_token "
+        f"{shlex.quote(end.token)} ends both with the template's"
     )

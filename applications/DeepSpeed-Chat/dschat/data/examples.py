@@ -2,8 +2,8 @@
 """Rows → examples: token ids cut to length, with a count of what was dropped and why.
 
 The functions take rows, the tokenizer of the model, the longest example in tokens, and the id that ends a response.
-They return the examples in the order of the rows, and reason → number of rows dropped. If none is left they raise
-UserError, except for `held_out` rows: an evaluation may have none.
+They return the examples in the order of the rows, and reason → number of rows dropped. If no example is left they
+raise UserError, except for `held_out` rows: an evaluation may have none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text, response_texts
@@ -38,20 +38,31 @@ NO_WEIGHT = "every turn that could be trained on has weight 0"
 E = TypeVar("E")
 
 
+class HasOrigin(Protocol):
+    """A row that can say where it comes from."""
+
+    @property
+    def origin(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class SFTExample:
-    """A demonstration; neither part is empty."""
+    """A demonstration. Neither part is empty.
 
-    prompt_ids: list[int]  # ids, BOS included
-    response_ids: list[int]  # ids, with EOS at the end unless they were cut
-    # Which of the response's tokens are trained on, at least one; all where it is None. With several turns of the
-    # assistant the prompt ends where the first of them begins.
-    targets: list[bool] | None = None
+    With several turns of the assistant, the response begins with the first turn that is trained on and holds the
+    messages in between as well.
+    """
+
+    prompt_ids: list[int]  # including BOS
+    response_ids: list[int]  # with EOS at the end, unless they were cut
+    targets: list[bool] | None = None  # which tokens of the response are trained on, at least one; None = all
 
     @property
     def num_targets(self) -> int:
         """Tokens that are trained on."""
-        return len(self.response_ids) if self.targets is None else sum(self.targets)
+        if self.targets is None:
+            return len(self.response_ids)
+        return sum(self.targets)
 
     def __len__(self) -> int:
         """Tokens of prompt and response."""
@@ -60,14 +71,11 @@ class SFTExample:
 
 @dataclass(frozen=True)
 class PairExample:
-    """A comparison: the ids of prompt and response together, for the better and the worse response.
+    """A comparison for the reward model: two sequences of a prompt and a response."""
 
-    `margin` is how much better the first is.
-    """
-
-    chosen_ids: list[int]
-    rejected_ids: list[int]
-    margin: float = 0.0
+    chosen_ids: list[int]  # prompt and better response
+    rejected_ids: list[int]  # prompt and worse response
+    margin: float = 0.0  # by how much the first is better
 
     def __len__(self) -> int:
         """Tokens of the longer sequence, which decides the padding."""
@@ -76,17 +84,20 @@ class PairExample:
 
 @dataclass(frozen=True)
 class PromptExample:
-    """A prompt to answer."""
+    """A prompt to sample responses to."""
 
-    prompt_ids: list[int]  # ids, BOS included
-    prompt_text: str  # the prompt as text; a conversation as its chat template writes it
-    row: Row = field(repr=False)  # the data row
+    prompt_ids: list[int]  # including BOS
+    prompt_text: str  # a conversation as its chat template writes it
+    row: Row = field(repr=False)  # of the data
     index: int  # number of the row in the list that the examples were made from
 
     @property
     def columns(self) -> dict[str, Any]:
-        """What rows of results say of it: the text and, where a chat template wrote that, the messages."""
-        return {"prompt": self.prompt_text} | ({PROMPT_MESSAGES: self.row.messages} if self.row.messages else {})
+        """Columns of the prompt in rows of results: its text, and the messages of a conversation."""
+        columns: dict[str, Any] = {"prompt": self.prompt_text}
+        if self.row.messages:
+            columns[PROMPT_MESSAGES] = self.row.messages
+        return columns
 
     def __len__(self) -> int:
         """Tokens of the prompt."""
@@ -95,13 +106,15 @@ class PromptExample:
 
 @dataclass(frozen=True)
 class PreferenceExample:
-    """A prompt with a better and a worse response; no part is empty."""
+    """A prompt with a better and a worse response. No part is empty.
 
-    prompt_ids: list[int]  # ids, BOS included
-    chosen_ids: list[int]  # both: ids of the responses, with the token that ends them unless they were cut
+    Responses include the token that ends them, unless they were cut.
+    """
+
+    prompt_ids: list[int]  # including BOS
+    chosen_ids: list[int]
     rejected_ids: list[int]
-    # Log-probs of the chosen and of the rejected response under the policy before training; None until they are
-    # computed.
+    # Log-probs of the chosen and the rejected response under the policy before training; None until computed.
     ref_logprobs: tuple[float, float] | None = None
 
     def __len__(self) -> int:
@@ -119,72 +132,87 @@ def sft_examples(
 ) -> tuple[list[SFTExample], Counter[str]]:
     """Demonstrations, each [BOS] + prompt + response + [EOS] cut to its first `max_seq_len` tokens.
 
-    With `all_turns` every turn of the assistant in a conversation is trained on, not the response alone. Dropped are
-    rows of which nothing that is trained on is left, rows whose prompt has no token (nothing would predict the first
-    response token), and rows that say in `no_response` why they have none.
+    With `all_turns` every turn of the assistant in a conversation is trained on, not only the response. Dropped are
+    rows without any token left to train on, rows whose prompt has no token (nothing would predict the first response
+    token), and rows without a response that give a reason in `no_response`.
 
     Raises:
-        UserError: a row has no response though its format wants one.
+        UserError: a row has no response though its format requires one.
     """
     require_responses(rows)
     if all_turns:
         prompts = encode_turns(tokenizer, rows)
-        without = sum(not any(prompt.targets) for prompt in prompts)
-        if without and not held_out:
-            logger.info(
-                "--train_on all: %d of %d rows hold no earlier turn of the assistant: of these the response is "
-                "trained on",
-                *(without, len(prompts)),
-            )
         texts = response_texts(tokenizer, rows, "chosen")
+        num_single = sum(not any(prompt.targets) for prompt in prompts)
+        if num_single and not held_out:
+            logger.info(
+                "--train_on all: %d of %d rows hold no earlier turn of the assistant: only their response is trained "
+                "on",
+                num_single,
+                len(prompts),
+            )
     else:
         prompt_texts = [prompt_text(tokenizer, row) for row in rows]
         prompts = [MarkedPrompt(ids, []) for ids in encode_prompt_texts(tokenizer, prompt_texts)]
         texts = response_texts(tokenizer, rows, "chosen", prompt_texts)
     responses = encode_responses(tokenizer, texts)
 
-    def make(row: Row, prompt: MarkedPrompt, ids: list[int], text: str) -> SFTExample | str:
+    def make(
+        row: Row,
+        prompt: MarkedPrompt,
+        response_ids: list[int],
+        text: str,
+    ) -> SFTExample | str:
         if row.chosen is None:
             return str(row.no_response)
         if is_unwritten(row.chosen_message, text):
             return NOTHING_WRITTEN
         is_trained = (row.chosen_message or {}).get(WEIGHT) != 0
-        return fit_demonstration(prompt, [*ids, eos_id], max_seq_len, is_trained)
+        return fit_demonstration(prompt, [*response_ids, eos_id], max_seq_len, is_trained)
 
-    return kept(rows, map(make, rows, prompts, responses, texts), f"--max_seq_len {max_seq_len}", held_out)
+    made = map(make, rows, prompts, responses, texts)
+    return collect_examples(rows, made, f"--max_seq_len {max_seq_len}", held_out)
 
 
 def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
-    """Whether a response that is a message says something, such as tool calls or thoughts, but its text is blank."""
+    """Whether the text of a response is blank though its message holds something, such as tool calls or thoughts."""
     return message is not None and has_further_fields(message) and not text.strip()
 
 
 def has_further_fields(message: Mapping[str, Any]) -> bool:
     """Whether a message holds something beside role, content and weight."""
-    further = (value for field, value in message.items() if field not in ("role", "content", WEIGHT))
-    return any(value not in EMPTY for value in further)
+    for name, value in message.items():
+        if name not in ("role", "content", WEIGHT) and value not in EMPTY:
+            return True
+    return False
 
 
 def fit_demonstration(
     prompt: MarkedPrompt, response_ids: list[int], limit: int, is_trained: bool = True
 ) -> SFTExample | str:
-    """Prompt and response cut to length, or why there is no example. Turns that are trained on join the response.
+    """Prompt and response cut to length, or the reason why there is no example.
 
     Args:
-        prompt: with its earlier turns marked.
+        prompt: with the earlier turns of the assistant marked; those that are trained on join the response.
         response_ids: with the token that ends it.
-        limit: longest example, in tokens.
+        limit: maximum length of the example, in tokens.
         is_trained: whether the response is trained on.
     """
-    has_turns = any(prompt.targets)
-    if not is_trained and not has_turns:
+    has_trained_turns = any(prompt.targets)
+    if not is_trained and not has_trained_turns:
         return NO_WEIGHT
-    first = prompt.targets.index(True) if has_turns else len(prompt.ids)
-    targets = [*prompt.targets, *[is_trained] * len(response_ids)][first:limit] if has_turns else None
-    trained = [*prompt.ids, *response_ids][first:limit]
-    if not prompt.ids[:first]:
+    prompt_length = len(prompt.ids)
+    targets = None
+    if has_trained_turns:
+        prompt_length = prompt.targets.index(True)
+        targets = [*prompt.targets, *[is_trained] * len(response_ids)][prompt_length:limit]
+    prompt_ids = prompt.ids[:prompt_length]
+    trained_ids = [*prompt.ids, *response_ids][prompt_length:limit]
+    if not prompt_ids:
         return EMPTY_PROMPT
-    return SFTExample(prompt.ids[:first], trained, targets) if trained else CUT_TO_NOTHING
+    if not trained_ids:
+        return CUT_TO_NOTHING
+    return SFTExample(prompt_ids, trained_ids, targets)
 
 
 def pair_examples(
@@ -197,8 +225,8 @@ def pair_examples(
 ) -> tuple[list[PairExample], Counter[str]]:
     """Comparisons; both sequences are [BOS] + prompt + response + [EOS] cut to their first `max_seq_len` tokens.
 
-    Dropped are rows of whose responses nothing is left, and rows whose sequences are equal. `margin_key` is the column
-    of their margins, 0 when None.
+    Dropped are rows whose responses are cut to nothing, and rows whose sequences are equal. `margin_key` is the column
+    of the margins; None = all margins are 0.
 
     Raises:
         UserError: a row lacks a response, or its margin.
@@ -207,19 +235,23 @@ def pair_examples(
     margins = [0.0 if margin_key is None else margin_of(row, margin_key) for row in rows]
 
     def make(encoded: EncodedRow, margin: float) -> PairExample | str:
-        fitted = encoded.fitted(max_seq_len, eos_id)
-        return fitted if isinstance(fitted, str) else whole_pair(fitted, margin)
+        pair = encoded.fitted(max_seq_len, eos_id)
+        return pair if isinstance(pair, str) else join_pair(pair, margin)
 
     made = map(make, encode_pairs(tokenizer, rows), margins)
-    return kept(rows, made, f"--max_seq_len {max_seq_len}", held_out)
+    return collect_examples(rows, made, f"--max_seq_len {max_seq_len}", held_out)
 
 
 def preference_examples(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_seq_len: int, eos_id: int, held_out: bool = False
+    rows: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_len: int,
+    eos_id: int,
+    held_out: bool = False,
 ) -> tuple[list[PreferenceExample], Counter[str]]:
     """Comparisons, each response cut so that prompt and response together have at most `max_seq_len` tokens.
 
-    Dropped are rows of whose responses nothing is left, rows whose responses are equal, and rows whose prompt has no
+    Dropped are rows whose responses are cut to nothing, rows whose responses are equal, and rows whose prompt has no
     token.
 
     Raises:
@@ -230,23 +262,33 @@ def preference_examples(
     def make(encoded: EncodedRow) -> PreferenceExample | str:
         return encoded.fitted(max_seq_len, eos_id) if encoded.prompt_ids else EMPTY_PROMPT
 
-    return kept(rows, map(make, encode_pairs(tokenizer, rows)), f"--max_seq_len {max_seq_len}", held_out)
+    made = map(make, encode_pairs(tokenizer, rows))
+    return collect_examples(rows, made, f"--max_seq_len {max_seq_len}", held_out)
 
 
 def fit_pair(
-    prompt: list[int], chosen: list[int], rejected: list[int], limit: int, end: Sequence[int] = ()
+    prompt: list[int],
+    chosen: list[int],
+    rejected: list[int],
+    limit: int,
+    end: Sequence[int] = (),
 ) -> PreferenceExample | str:
-    """Two responses, each with the tokens of its `end` and cut to length, or why there is no example."""
+    """Two responses, each with the tokens of `end` and cut to length, or the reason why there is no example."""
     room = max(0, limit - len(prompt))
-    chosen, rejected = ([*ids, *end][:room] for ids in (chosen, rejected))
-    if not chosen:
+    chosen_ids = [*chosen, *end][:room]
+    rejected_ids = [*rejected, *end][:room]
+    if not chosen_ids:
         return CUT_TO_NOTHING
-    return EQUAL_PAIR if chosen == rejected else PreferenceExample(prompt, chosen, rejected)
+    if chosen_ids == rejected_ids:
+        return EQUAL_PAIR
+    return PreferenceExample(prompt, chosen_ids, rejected_ids)
 
 
-def whole_pair(pair: PreferenceExample, margin: float = 0.0) -> PairExample:
-    """The same with prompt and response together."""
-    return PairExample([*pair.prompt_ids, *pair.chosen_ids], [*pair.prompt_ids, *pair.rejected_ids], margin)
+def join_pair(pair: PreferenceExample, margin: float = 0.0) -> PairExample:
+    """A comparison with prompt and response joined in each sequence."""
+    chosen = pair.prompt_ids + pair.chosen_ids
+    rejected = pair.prompt_ids + pair.rejected_ids
+    return PairExample(chosen, rejected, margin)
 
 
 def prompt_examples(
@@ -254,59 +296,79 @@ def prompt_examples(
 ) -> tuple[list[PromptExample], Counter[str]]:
     """Prompts of at most `max_prompt_seq_len` tokens, BOS included; longer ones are dropped, never cut."""
 
-    def make(index: int, row: Row, text: str, ids: list[int]) -> PromptExample | str:
-        if not ids or len(ids) > max_prompt_seq_len:
-            return PROMPT_TOO_LONG if ids else EMPTY_PROMPT
+    def make(
+        index: int,
+        row: Row,
+        text: str,
+        ids: list[int],
+    ) -> PromptExample | str:
+        if not ids:
+            return EMPTY_PROMPT
+        if len(ids) > max_prompt_seq_len:
+            return PROMPT_TOO_LONG
         return PromptExample(ids, text, row, index)
 
     texts = [prompt_text(tokenizer, row) for row in rows]
-    made = map(make, range(len(rows)), rows, texts, encode_prompt_texts(tokenizer, texts))
-    return kept(rows, made, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
+    ids = encode_prompt_texts(tokenizer, texts)
+    made = map(make, range(len(rows)), rows, texts, ids)
+    return collect_examples(rows, made, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
 
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """Texts and ids of a row's prompt and of both responses; a response that the row lacks is empty."""
+    """Texts and ids of a row's prompt and both responses. A response that the row lacks is empty.
+
+    Ids of responses do not include the token that ends them.
+    """
 
     row: Row
     prompt: str
     chosen: str
     rejected: str
-    prompt_ids: list[int]  # BOS included
-    chosen_ids: list[int]  # both: without the token that ends a response
+    prompt_ids: list[int]  # including BOS
+    chosen_ids: list[int]
     rejected_ids: list[int]
 
     @property
     def is_unwritten(self) -> bool:
-        """Whether a response has tool calls, but the chat template writes nothing of it."""
-        row = self.row
-        return is_unwritten(row.chosen_message, self.chosen) or is_unwritten(row.rejected_message, self.rejected)
+        """Whether the chat template writes nothing of a response that has tool calls, for instance."""
+        is_chosen_unwritten = is_unwritten(self.row.chosen_message, self.chosen)
+        return is_chosen_unwritten or is_unwritten(self.row.rejected_message, self.rejected)
 
     def fitted(self, limit: int, end_id: int) -> PreferenceExample | str:
-        """The comparison cut to length, or why there is none; responses get the token that ends them."""
+        """The comparison cut to length, or the reason why there is none; responses get the token that ends them."""
         if self.is_unwritten:
             return NOTHING_WRITTEN
         return fit_pair(self.prompt_ids, self.chosen_ids, self.rejected_ids, limit, [end_id])
 
 
 def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Iterator[EncodedRow]:
-    """Texts and ids of n rows, see `EncodedRow`."""
+    """Texts and ids of several rows, see `EncodedRow`."""
     prompts = [prompt_text(tokenizer, row) for row in rows]
     chosen = response_texts(tokenizer, rows, "chosen", prompts)
     rejected = response_texts(tokenizer, rows, "rejected", prompts)
-    ids = (
-        encode_prompt_texts(tokenizer, prompts),
-        encode_responses(tokenizer, chosen),
-        encode_responses(tokenizer, rejected),
-    )
-    return map(EncodedRow, rows, prompts, chosen, rejected, *ids)
+    prompt_ids = encode_prompt_texts(tokenizer, prompts)
+    chosen_ids = encode_responses(tokenizer, chosen)
+    rejected_ids = encode_responses(tokenizer, rejected)
+    return map(EncodedRow, rows, prompts, chosen, rejected, prompt_ids, chosen_ids, rejected_ids)
 
 
-def kept(rows: Sequence[Row], made: Iterable[E | str], limit: str, held_out: bool) -> tuple[list[E], Counter[str]]:
-    """The examples of what was made of the rows, and how often each reason stands in the place of one.
+def collect_examples(
+    rows: Sequence[HasOrigin],
+    made: Iterable[E | str],
+    limit: str,
+    held_out: bool,
+) -> tuple[list[E], Counter[str]]:
+    """Separates examples from the reasons why rows gave none, which are counted.
+
+    Args:
+        rows: of the data.
+        made: for every row an example or a reason.
+        limit: the flag that limits the length, with its value, for the message.
+        held_out: whether no example may be left.
 
     Raises:
-        UserError: there were rows, and no example is left; says the `limit` (of `held_out` rows none may be left).
+        UserError: there are rows, but no example is left.
     """
     examples: list[E] = []
     dropped: Counter[str] = Counter()
@@ -345,27 +407,31 @@ def require_both_responses(rows: Sequence[Row], who: str) -> None:
 
 
 def empty_responses(rows: Sequence[Row], chosen_alone: bool = False) -> str:
-    """How many responses hold no text, and where the first of them stand; nothing where all do."""
+    """A note on responses without text: their number and the first of their rows; empty if there are none."""
     columns: Sequence[Literal["chosen", "rejected"]] = ("chosen",) if chosen_alone else ("chosen", "rejected")
-    replies = [(row, row.reply(column)) for row in rows for column in columns]
-    written = [(row, reply) for row, reply in replies if reply is not None and not has_further_fields(reply)]
-    places = [row.origin for row, reply in written if not message_text(reply).strip()]
-    if not places:
+    origins = []
+    for row in rows:
+        for column in columns:
+            reply = row.reply(column)
+            if reply is not None and not has_further_fields(reply) and not message_text(reply).strip():
+                origins.append(row.origin)
+    if not origins:
         return ""
-    first = ", ".join(dict.fromkeys(places[:3]))
-    return f"{len(places)} responses without any text, which end at once (first: {first})"
+    first = ", ".join(dict.fromkeys(origins[:3]))
+    return f"{len(origins)} responses without any text, which end at once (first: {first})"
 
 
 def margin_of(row: Row, key: str) -> float:
-    """The number in a row's column; raises UserError, which names the row, unless there is one of at least 0."""
+    """The number in a row's column. Raises UserError, which names the row, unless it is a number of at least 0."""
     margin = row.extra.get(key)
     if isinstance(margin, str):  # as CSV files hold numbers
         with suppress(ValueError):
             margin = float(margin)
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
-        found = f"holds {margin!r}" if key in row.extra else "is missing"
+    is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
+    if not is_number or not 0 <= margin < math.inf:
+        problem = f"holds {margin!r}" if key in row.extra else "is missing"
         raise UserError(
-            f"{row.origin}: --margin_key {key}: the column {found}; it must hold a number of at least 0, by how"
+            f"{row.origin}: --margin_key {key}: the column {problem}; it must hold a number of at least 0, by how"
             " much the chosen response is better."
         )
     return float(margin)

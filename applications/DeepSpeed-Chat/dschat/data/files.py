@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data files and folders → rows as they stand there. Nothing but these kinds is opened, and nothing executed."""
+"""Data files and folders → rows as they are stored. Other kinds of files are not opened, and nothing is executed."""
 
 import codecs
 import csv
@@ -21,70 +21,96 @@ FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".json.gz",
 FOLDER_SUFFIXES = (".jsonl", ".parquet", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
 TRAIN_PREFIX = "train"
 EVAL_PREFIXES = ("valid", "eval", "test")  # the first that has files is used; "valid" includes "validation"
-# Where the files of a data set downloaded from the hub lie, below the folder that it was downloaded to.
+# Subfolders with the files of a data set that was downloaded from the hub.
 DOWNLOAD_FOLDERS = ("comparisons", "default", "data", "all")
-SPLITS, ONE = "dataset_dict.json", "state.json"  # what tells the two kinds of folder
+DATASET_DICT = "dataset_dict.json"  # `save_to_disk` writes it for several splits
+DATASET = "state.json"  # for a single data set
 
 
 def open_files(root: Path) -> RawSource:
-    """A file or folder; files are read one row at a time, when their rows are asked for.
+    """A file or folder; rows are read one at a time when they are iterated over.
 
     Raises:
         UserError: not a data file, or see `find_files`; while reading: see `read_file`.
     """
     if root.is_dir():
-        name, (train, held_out) = root.resolve().name, find_files(root)
+        name = root.resolve().name
+        train_files, eval_files = find_files(root)
     elif suffix_of(root) in FILE_SUFFIXES:
-        name, train, held_out = root.name.removesuffix(suffix_of(root)), [root], []
+        name = root.name.removesuffix(suffix_of(root))
+        train_files, eval_files = [root], []
     else:
         raise UserError(f"--data_path {root}: not a data file; give a file that ends in {', '.join(FILE_SUFFIXES)}.")
-    eval_rows = chain.from_iterable(map(read_file, held_out)) if held_out else None
-    return RawSource(name, chain.from_iterable(map(read_file, train)), eval_rows, (*train, *held_out))
+    train_rows = chain.from_iterable(map(read_file, train_files))
+    eval_rows = chain.from_iterable(map(read_file, eval_files)) if eval_files else None
+    return RawSource(name, train_rows, eval_rows, (*train_files, *eval_files))
 
 
 def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """Training and evaluation files of a folder.
 
-    They are called train*, valid*, eval* or test*, or lie in folders of those names; either in `folder` itself or, as
-    `hf download` leaves them, in one of DOWNLOAD_FOLDERS below it.
+    Files are named train*, valid*, eval* or test*, or are in subfolders of such names; in `folder` itself or, as
+    `hf download` leaves them, in one of its DOWNLOAD_FOLDERS.
 
     Raises:
         UserError: no training file, or files of two suffixes.
     """
-    for place in (folder, *(folder / name for name in DOWNLOAD_FOLDERS)):
-        train = _matching(place, TRAIN_PREFIX)
-        if train:
-            held_out = (_matching(place, prefix) for prefix in EVAL_PREFIXES)
-            return train, next(filter(None, held_out), [])
-    patterns = ", ".join(f"{TRAIN_PREFIX}*{suffix}" for suffix in FOLDER_SUFFIXES)
-    found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "nothing"
+    for parent in (folder, *(folder / name for name in DOWNLOAD_FOLDERS)):
+        train_files = _matching_files(parent, TRAIN_PREFIX)
+        if not train_files:
+            continue
+        for prefix in EVAL_PREFIXES:
+            eval_files = _matching_files(parent, prefix)
+            if eval_files:
+                return train_files, eval_files
+        return train_files, []
+    train_patterns = ", ".join(f"{TRAIN_PREFIX}*{suffix}" for suffix in FOLDER_SUFFIXES)
+    eval_patterns = ", ".join(f"{prefix}*" for prefix in EVAL_PREFIXES)
+    names = sorted(entry.name for entry in folder.iterdir())
+    content = ", ".join(names[:10]) or "nothing"
     raise UserError(
-        f"--data_path {folder}: no training file. Looked for {patterns} (and, for evaluation, "
-        f"{', '.join(prefix + '*' for prefix in EVAL_PREFIXES)} with the same suffixes); the folder holds: "
-        f"{found}. Rename the files, or give one file instead of the folder."
+        f"--data_path {folder}: no training file. Looked for {train_patterns} (and, for evaluation, {eval_patterns} "
+        f"with the same suffixes); the folder holds: {content}. Rename the files, or give one file instead of the "
+        "folder."
     )
 
 
 def suffix_of(file: Path) -> str:
-    """What a file's name ends in, with both parts where it is packed: ".csv", ".csv.gz"."""
-    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+    """The suffix of a file's name, with both parts if the file is compressed: ".csv", ".csv.gz"."""
+    if file.suffix == ".gz":
+        return "".join(file.suffixes[-2:])
+    return file.suffix
 
 
 def used_splits(names: Iterable[object]) -> list[str]:
-    """The split to train on and, if there is one, that to evaluate on; none of them where there are no training rows.
+    """The names of the training split and of the evaluation split, if there is one; empty without a training split.
 
-    An earlier one of EVAL_PREFIXES comes first.
+    The evaluation split is the first that matches the first possible prefix of EVAL_PREFIXES.
     """
-    known = list(map(str, names))
-    starts = [[name for name in known if name.startswith(prefix)] for prefix in (TRAIN_PREFIX, *EVAL_PREFIXES)]
-    return starts[0][:1] + [name for found in starts[1:] for name in found][:1] if starts[0] else []
+    splits = [str(name) for name in names]
+    train_split = _first_with_prefix(splits, TRAIN_PREFIX)
+    if train_split is None:
+        return []
+    for prefix in EVAL_PREFIXES:
+        eval_split = _first_with_prefix(splits, prefix)
+        if eval_split is not None:
+            return [train_split, eval_split]
+    return [train_split]
 
 
-def _matching(folder: Path, prefix: str) -> list[Path]:
-    """Files of a folder with this prefix, or else those in its sub-folders with it; all of one suffix, by name."""
+def _first_with_prefix(names: list[str], prefix: str) -> str | None:
+    return next((name for name in names if name.startswith(prefix)), None)
+
+
+def _matching_files(folder: Path, prefix: str) -> list[Path]:
+    """Files of a folder with a prefix, or else all files in subfolders with it; sorted, all of one suffix."""
     for pattern in (f"{prefix}*", f"{prefix}*/*"):
-        files = sorted(file for file in folder.glob(pattern) if file.is_file() and suffix_of(file) in FOLDER_SUFFIXES)
-        if len(suffixes := sorted({suffix_of(file) for file in files})) > 1:
+        files = []
+        for file in sorted(folder.glob(pattern)):
+            if file.is_file() and suffix_of(file) in FOLDER_SUFFIXES:
+                files.append(file)
+        suffixes = sorted({suffix_of(file) for file in files})
+        if len(suffixes) > 1:
             raise UserError(
                 f"--data_path {folder}: {prefix}* exists both as {' and as '.join(suffixes)} ("
                 f"{', '.join(file.name for file in files)}); keep one of the two, or give one file instead of the "
@@ -96,11 +122,11 @@ def _matching(folder: Path, prefix: str) -> list[Path]:
 
 
 def read_file(file: Path) -> Iterator[tuple[str, Any]]:
-    """What the rows of a file hold, each with its origin.
+    """The rows of a file, each as its origin and its columns.
 
     Raises:
-        UserError: the file is empty, or it or a row cannot be read; the message names the file and, where it can, the
-            line.
+        UserError: the file is empty, or the file or a row cannot be read; the message names the file and, if known,
+            the line.
     """
     is_empty = True
     try:
@@ -131,8 +157,11 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
 def _is_array(file: Path) -> bool:
     """Whether a .json file holds a list, by its first character; otherwise it holds JSON Lines."""
     with opened(file) as lines:
-        first = next(filter(None, (line.removeprefix(codecs.BOM_UTF8).strip() for line in lines)), b"")
-        return first.startswith(b"[")
+        for line in lines:
+            content = line.removeprefix(codecs.BOM_UTF8).strip()
+            if content:
+                return content.startswith(b"[")
+    return False
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
@@ -140,52 +169,63 @@ def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(file) as opened:
-            rows = chain.from_iterable(batch.to_pylist() for batch in opened.iter_batches())
+        with parquet.ParquetFile(file) as table:
+            rows = chain.from_iterable(batch.to_pylist() for batch in table.iter_batches())
             for number, raw in enumerate(rows, start=1):
                 yield f"{file} row {number}", raw
     except (pyarrow.ArrowException, ValueError) as error:
         raise UserError(f"--data_path: {file} is not a readable parquet file ({error}); replace it.") from error
 
 
-def csv_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What the rows of a file hold, each with its place "file:line", the line where it begins.
+def csv_rows(
+    file: Path,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a file, each as "file:line" of the line where it begins, and its columns.
 
-    Cells are text; an empty one counts as absent (None). Quoted cells may hold commas, line ends and doubled quotes.
+    Cells are text; an empty cell counts as absent (None). Quoted cells may hold commas, line ends and doubled quotes.
 
     Raises:
         OSError: the file cannot be read.
-        UserError: no UTF-8, a broken quote, a column without a name or with another's, or a row of another length.
+        UserError: not UTF-8, a broken quote, a column without a name or with another's name, or a row of another
+            length.
     """
     csv.field_size_limit(sys.maxsize)
     with opened(file) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
         reader = csv.reader(text, strict=True)
-        line = 0
+        last_line = 0  # of the row before
         columns: list[str] | None = None
         try:
             for cells in reader:
-                origin, line = f"{file}:{line + 1}", reader.line_num
+                origin = f"{file}:{last_line + 1}"
+                last_line = reader.line_num
                 if not cells:
                     continue
                 if columns is None:
                     columns = _columns(cells, origin)
-                elif len(cells) != len(columns):
+                    continue
+                if len(cells) != len(columns):
                     raise UserError(
                         f"{origin}: {len(cells)} cells where the first line names {len(columns)} columns; put texts "
                         "that hold commas, quotes or line ends between double quotes, and double the quotes in them."
                     )
-                else:
-                    yield origin, {name: cell or None for name, cell in zip(columns, cells, strict=True)}
+                yield origin, {name: cell or None for name, cell in zip(columns, cells, strict=True)}
         except csv.Error as error:
             raise UserError(
-                f"{file}:{line + 1}: not readable as CSV ({error}); correct the quotes of that row."
+                f"{file}:{last_line + 1}: not readable as CSV ({error}); correct the quotes of that row."
             ) from error
         except UnicodeDecodeError as error:
-            with opened(file) as again:  # the reader decodes many lines at a time
-                bad = next(n for n, one in enumerate(again, start=1) if one.decode("utf-8", "ignore").encode() != one)
             raise UserError(
-                f"{file}:{bad}: not readable as UTF-8 ({error.reason}); save the file as UTF-8."
+                f"{file}:{_undecodable_line(file)}: not readable as UTF-8 ({error.reason}); save the file as UTF-8."
             ) from error
+
+
+def _undecodable_line(file: Path) -> int:
+    """Number of the first line that is not UTF-8; the CSV reader decodes many lines at a time and does not know."""
+    with opened(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.decode("utf-8", "ignore").encode() != line:
+                return number
+    return 1
 
 
 def _columns(cells: list[str], origin: str) -> list[str]:
@@ -200,12 +240,12 @@ def _columns(cells: list[str], origin: str) -> list[str]:
 
 def open_local(root: Path) -> RawSource:
     """A file or folder of this machine; see `open_saved` and `open_files`."""
-    is_saved = (root / SPLITS).is_file() or (root / ONE).is_file()
+    is_saved = (root / DATASET_DICT).is_file() or (root / DATASET).is_file()
     return open_saved(root) if is_saved else open_files(root)
 
 
 def open_saved(folder: Path) -> RawSource:
-    """A folder of `save_to_disk`: its `used_splits`, or all rows where it holds one data set.
+    """A folder written by `save_to_disk`: its `used_splits`, or all rows of a single data set.
 
     Raises:
         UserError: the folder is damaged, or holds no training split; also while rows are read.
@@ -216,20 +256,31 @@ def open_saved(folder: Path) -> RawSource:
         saved = datasets.load_from_disk(str(folder))
     except Exception as error:  # the library lets through whatever the libraries below it raise
         raise _unreadable(folder, error) from error
-    parts = {TRAIN_PREFIX: saved} if isinstance(saved, datasets.Dataset) else dict(saved)
-    used = used_splits(parts)
-    if not used:
-        raise UserError(
-            f"--data_path {folder}: no split that begins with {TRAIN_PREFIX!r}, only {', '.join(map(str, parts))}; "
-            "give the folder of one of them."
-        )
-    places = [folder] if isinstance(saved, datasets.Dataset) else [folder / name for name in used]
-    rows = [_saved_rows(parts[name], place) for name, place in zip(used, places, strict=True)]
-    files = tuple(file for place in places for file in sorted(place.glob("*.arrow")))
-    return RawSource(folder.resolve().name, rows[0], rows[1] if len(rows) > 1 else None, files)
+    if isinstance(saved, datasets.Dataset):
+        folders = [folder]
+        parts = [saved]
+    else:
+        splits = used_splits(saved)
+        if not splits:
+            raise UserError(
+                f"--data_path {folder}: no split that begins with {TRAIN_PREFIX!r}, only "
+                f"{', '.join(map(str, saved))}; give the folder of one of them."
+            )
+        folders = [folder / split for split in splits]
+        parts = [saved[split] for split in splits]
+    rows: list[Iterator[tuple[str, Any]]] = []
+    files: list[Path] = []
+    for part, part_folder in zip(parts, folders, strict=True):
+        rows.append(_saved_rows(part, part_folder))
+        files += sorted(part_folder.glob("*.arrow"))
+    eval_rows = rows[1] if len(rows) > 1 else None
+    return RawSource(folder.resolve().name, rows[0], eval_rows, tuple(files))
 
 
-def _saved_rows(dataset: "Dataset", folder: Path) -> Iterator[tuple[str, Any]]:
+def _saved_rows(
+    dataset: "Dataset",
+    folder: Path,
+) -> Iterator[tuple[str, Any]]:
     try:
         for number, raw in enumerate(dataset.with_format(None), start=1):
             yield f"{folder} row {number}", raw
@@ -245,7 +296,7 @@ def _unreadable(folder: Path, error: Exception) -> UserError:
 
 
 def reason_of(error: Exception) -> str:
-    """First line of what went wrong, with its kind; what lies below an error that only says where it happened."""
+    """The type and first line of an error; of its cause, if it only says where the cause was raised."""
     if type(error).__name__ == "DatasetGenerationError" and isinstance(error.__cause__, Exception):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -253,7 +304,7 @@ def reason_of(error: Exception) -> str:
 
 
 def os_error_behind(error: BaseException) -> OSError | None:
-    """The first OSError among an exception and the ones that caused it; None if there is none.
+    """The first OSError among an exception and its causes; None if there is none.
 
     `datasets` reports a full disk as a DatasetGenerationError, with the operating system's error as its cause.
     """

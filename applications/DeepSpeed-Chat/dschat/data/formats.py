@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the columns of a data file to a `Row`: texts, lists of messages, the published data sets.
 
-Two forms of preference data are read alike: `prompt` holds the messages that both responses answer (explicit), or
-`chosen` and `rejected` repeat them (implicit). What both share is the prompt, the last message of each the response.
+Preference data come in two forms: `prompt` holds the messages that both responses answer (explicit), or `chosen` and
+`rejected` repeat them (implicit). The messages that both share are the prompt, the last message of each the response.
 
 Prompts and responses of the published sets are those of the published runs, character by character: a reward model
-that was trained on one form scores another one differently. HH-RLHF has the columns of `ColumnFlags`.
+that was trained on one form scores another form differently. HH-RLHF has the columns of `ColumnFlags`.
 """
 
 import json
@@ -29,10 +29,12 @@ from dschat.data.messages import (
 from dschat.data.rows import Row, check_text, kind_of
 from dschat.settings.common import ColumnFlags
 
-CONVERSATION, TEXTS, MESSAGE_LISTS = "conversation", "prompt and responses", "prompt and responses as messages"
-COMPLETION = "completion"  # read as the response where no column has that name
-QUOTED = 60  # characters of a message in an error
-PROMPT_MESSAGES = "prompt_messages"  # column of results: the messages of which a chat template made the prompt
+CONVERSATION = "conversation"
+TEXTS = "prompt and responses"
+MESSAGE_LISTS = "prompt and responses as messages"
+COMPLETION = "completion"  # read as the response if no column has the name of --response_key
+QUOTED = 60  # characters of a message that an error shows
+PROMPT_MESSAGES = "prompt_messages"  # column of results: the messages from which a chat template made the prompt
 NO_TEXT = "neither post nor article"  # why a TL;DR row is skipped
 NO_SOLUTION = "no reference solution"  # why an APPS row has no response
 # Citations: with the space before them, then without one.
@@ -42,7 +44,7 @@ _CITATIONS = (re.compile(r" [\(\[].*?[\)\]]"), re.compile(r"[\(\[].*?[\)\]]"))
 def format_of(raw: dict[str, Any], keys: ColumnFlags) -> str:
     """Name of a row's format, by its columns: the first of PUBLISHED_FORMATS, ShareGPT, Alpaca, or one of those above.
 
-    In all but the published ones a column that holds null counts as absent.
+    In all but the published formats a column that holds null counts as absent.
     """
     for name, (columns, _) in PUBLISHED_FORMATS.items():
         if all(column in raw for column in columns):
@@ -50,13 +52,14 @@ def format_of(raw: dict[str, Any], keys: ColumnFlags) -> str:
     response = response_column(raw, keys)
     if chat_formats.is_sharegpt(raw, keys, response):
         return SHAREGPT
-    if any(isinstance(raw.get(column), list) for column in (keys.prompt_key, response, keys.rejected_key)):
+    text_columns = (keys.prompt_key, response, keys.rejected_key)
+    if any(isinstance(raw.get(column), list) for column in text_columns):
         return MESSAGE_LISTS
     keys = chat_formats.sharegpt_keys(raw, keys)
     if chat_formats.is_alpaca(raw, keys):
         return ALPACA
-    has_response = raw.get(response) is not None
-    if raw.get(keys.messages_key) is not None and not (raw.get(keys.prompt_key) is not None and has_response):
+    has_prompt_and_response = raw.get(keys.prompt_key) is not None and raw.get(response) is not None
+    if raw.get(keys.messages_key) is not None and not has_prompt_and_response:
         return CONVERSATION
     return TEXTS
 
@@ -65,23 +68,20 @@ def response_column(raw: dict[str, Any], keys: ColumnFlags) -> str:
     """Column of the preferred, or only, response: chosen, else response, else `completion` unless it was renamed."""
     if raw.get(keys.chosen_key) is not None:
         return keys.chosen_key
-    if (
-        keys.response_key == ColumnFlags.response_key
-        and raw.get(keys.response_key) is None
-        and raw.get(COMPLETION) is not None
-    ):
+    is_default = keys.response_key == ColumnFlags.response_key
+    if is_default and raw.get(keys.response_key) is None and raw.get(COMPLETION) is not None:
         return COMPLETION
     return keys.response_key
 
 
 def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = False) -> Row | None:
-    """Recognises the format of one row by its columns (see `format_of`); None for a TL;DR row without any text.
+    """Parses one row by its format, see `format_of`; None for a TL;DR row without any text.
 
     Args:
-        raw: what stands in the row's place.
+        raw: the row as it was read.
         keys: the names of the columns.
-        origin: where it stands, for messages.
-        fills_nulls: see `RawSource`; nulls inside messages and tools are then absent fields at every depth.
+        origin: where the row comes from, for messages.
+        fills_nulls: see `RawSource`; nulls inside messages and tools then count as absent fields at every depth.
 
     Raises:
         UserError: the row is not an object, lacks a column or holds a value of the wrong type; the message names
@@ -89,27 +89,34 @@ def parse_row(raw: Any, keys: ColumnFlags, origin: str, fills_nulls: bool = Fals
     """
     if not isinstance(raw, dict):
         raise UserError(f"{origin}: {kind_of(raw)} instead of an object with columns; correct the row.")
+    columns = raw
     if fills_nulls and format_of(raw, keys) not in PUBLISHED_FORMATS:
-        nested = {column: without_nulls(value) for column, value in raw.items() if isinstance(value, list | dict)}
-        row = _parse_columns(raw | nested, keys, origin)
-        row = row and replace(row, extra=raw)
-    else:
-        row = _parse_columns(raw, keys, origin)
-    if row is None or row.prompt is None or not keys.apply_chat_template:
-        return row
-    columns = without_nulls(raw) if fills_nulls else raw
-    arguments = template_arguments(columns, origin)
-    return replace(row, prompt=None, messages=[{"role": "user", "content": row.prompt}], template_arguments=arguments)
+        columns = dict(raw)
+        for name, value in raw.items():
+            if isinstance(value, list | dict):
+                columns[name] = without_nulls(value)
+    row = _parse_columns(columns, keys, origin)
+    if row is None:
+        return None
+    if columns is not raw:
+        row = replace(row, extra=raw)
+    if row.prompt is not None and keys.apply_chat_template:
+        messages = [{"role": "user", "content": row.prompt}]
+        arguments = template_arguments(without_nulls(raw) if fills_nulls else raw, origin)
+        row = replace(row, prompt=None, messages=messages, template_arguments=arguments)
+    return row
 
 
 def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row | None:
-    """`parse_row` of an object, with the prompt as the row has it."""
+    """`parse_row` for an object whose nulls were removed; a prompt of text stays text."""
     name = format_of(raw, keys)
     if name in PUBLISHED_FORMATS:
-        return PUBLISHED_FORMATS[name][1](raw, origin)
+        _, parse = PUBLISHED_FORMATS[name]
+        return parse(raw, origin)
     response = response_column(raw, keys)
     if name == SHAREGPT:
-        row = _parse_columns(*chat_formats.from_sharegpt(raw, keys, response, origin), origin)
+        columns, sharegpt_keys = chat_formats.from_sharegpt(raw, keys, response, origin)
+        row = _parse_columns(columns, sharegpt_keys, origin)
         return row and replace(row, extra=raw)
     if name == ALPACA:
         return chat_formats.alpaca_row(raw, keys, response, origin)
@@ -121,18 +128,18 @@ def _parse_columns(raw: dict[str, Any], keys: ColumnFlags, origin: str) -> Row |
     if name == CONVERSATION:
         return messages_row(raw[keys.messages_key], keys, (chosen, rejected), raw, origin)
     prompt = _text(raw, keys.prompt_key, "prompt", origin)
-    if prompt is None and keys.prompt_key in raw:
+    if prompt is not None:
+        return Row(prompt, None, chosen, rejected, raw, origin)
+    if keys.prompt_key in raw:
         raise UserError(f"{origin}: column {keys.prompt_key!r} is empty; fill it, or remove the row.")
-    if prompt is None:
-        raise UserError(
-            f"{origin}: no column {keys.prompt_key!r} among {', '.join(map(repr, raw)) or 'none'}; name the prompt's "
-            "column with --prompt_key, or a conversation's with --messages_key."
-        )
-    return Row(prompt, None, chosen, rejected, raw, origin)
+    raise UserError(
+        f"{origin}: no column {keys.prompt_key!r} among {', '.join(map(repr, raw)) or 'none'}; name the prompt's "
+        "column with --prompt_key, or a conversation's with --messages_key."
+    )
 
 
 def _text(raw: dict[str, Any], column: str, name: str, origin: str) -> str | None:
-    """Text of the column that `--NAME_key` names; None where it is absent or null."""
+    """Text of the column that `--NAME_key` names; None if it is absent or null."""
     value = raw.get(column)
     if value is not None:
         remedy = f"correct the row, or name another column with --{name}_key"
@@ -141,42 +148,53 @@ def _text(raw: dict[str, Any], column: str, name: str, origin: str) -> str | Non
 
 
 def messages_row(
-    messages: Any, keys: ColumnFlags, texts: tuple[str | None, str | None], raw: dict[str, Any], origin: str
+    messages: Any,
+    keys: ColumnFlags,
+    texts: tuple[str | None, str | None],
+    raw: dict[str, Any],
+    origin: str,
 ) -> Row:
-    """A conversation in a column of its own: its last message is the response if the assistant wrote it.
+    """A row with a conversation in one column; its last message is the response if it is the assistant's.
 
-    `texts` are the chosen and the rejected response of other columns.
+    `texts` are the chosen and the rejected response in other columns.
 
     Raises:
-        UserError: it is no list of messages, holds nothing but the response, or there are two responses.
+        UserError: the column is no list of messages or holds only the response, or there are two responses.
     """
     chosen, rejected = texts
-    checked = check_messages(messages, keys.messages_key, "--messages_key", origin)
+    conversation = check_messages(messages, keys.messages_key, "--messages_key", origin)
     arguments = template_arguments(raw, origin)
-    if checked[-1]["role"] != "assistant":
-        return Row(None, checked, chosen, rejected, raw, origin, template_arguments=arguments)
+    if conversation[-1]["role"] != "assistant":
+        return Row(None, conversation, chosen, rejected, raw, origin, template_arguments=arguments)
     if chosen is not None:
         raise UserError(
             f"{origin}: two responses, the last message of {keys.messages_key!r} and another column; remove one of "
             "them, or name the right columns with --messages_key, --chosen_key and --response_key."
         )
-    if len(checked) == 1:
+    if len(conversation) == 1:
         raise UserError(
             f"{origin}: {keys.messages_key!r} holds only the response; put at least one message before it."
         )
-    text, message = _response(checked[-1])
-    before = checked[:-1]
-    return Row(None, before, text, rejected, raw, origin, chosen_message=message, template_arguments=arguments)
+    return Row(
+        prompt=None,
+        messages=conversation[:-1],
+        chosen=conversation[-1].get("content", ""),
+        rejected=rejected,
+        extra=raw,
+        origin=origin,
+        chosen_message=_with_other_fields(conversation[-1]),
+        template_arguments=arguments,
+    )
 
 
-def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, answered: str, origin: str) -> Row:
+def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, response: str, origin: str) -> Row:
     """A row in which the prompt, the responses or both are lists of messages.
 
-    `answered` is the column of the preferred, or only, response.
+    `response` is the column of the preferred, or only, response.
 
     Raises:
         UserError: a list is no conversation that ends with the assistant, one response is a text and the other a list,
-            or the two are no answers to the same messages; names the row, the columns and what differs.
+            or the two do not answer the same messages; names the row, the columns and what differs.
     """
     prompt: str | Messages | None = raw.get(keys.prompt_key)
     if isinstance(prompt, list):
@@ -184,11 +202,16 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, answered: str, ori
     elif prompt is not None:
         check_text(prompt, f"column {keys.prompt_key!r}", origin)
     arguments = template_arguments(raw, origin)
-    responses = {column: raw[column] for column in (answered, keys.rejected_key) if raw.get(column) is not None}
+    responses = {}
+    for column in (response, keys.rejected_key):
+        if raw.get(column) is not None:
+            responses[column] = raw[column]
     if len({type(value) for value in responses.values()}) > 1:
         kinds = " and ".join(f"{column!r} {kind_of(value)}" for column, value in responses.items())
         raise UserError(f"{origin}: {kinds}; give both as text or both as lists of messages.")
-    if isinstance(prompt, list) and not any(isinstance(value, list) for value in responses.values()):
+
+    has_message_lists = any(isinstance(value, list) for value in responses.values())
+    if isinstance(prompt, list) and not has_message_lists:
         if prompt[-1]["role"] == "assistant":
             raise UserError(
                 f"{origin}: the last message of {keys.prompt_key!r} is the assistant's, so there is nothing to "
@@ -197,70 +220,98 @@ def message_lists_row(raw: dict[str, Any], keys: ColumnFlags, answered: str, ori
             )
         for column, text in responses.items():
             check_text(text, f"column {column!r}", origin)
-        chosen, rejected = responses.get(answered), responses.get(keys.rejected_key)
+        chosen = responses.get(response)
+        rejected = responses.get(keys.rejected_key)
         return Row(None, prompt, chosen, rejected, raw, origin, template_arguments=arguments)
+
     flags = {keys.chosen_key: "--chosen_key", keys.rejected_key: "--rejected_key"}
-    whole = {}
+    conversations: dict[str, Messages] = {}
     for column, value in responses.items():
         messages = check_messages(value, column, flags.get(column, "--response_key"), origin)
-        whole[column] = _whole(prompt, messages, column, keys, origin)
-    _check_same_prompt(whole, origin)
-    last = {column: _response(messages[-1]) for column, messages in whole.items()}
-    chosen, chosen_message = last.get(answered, (None, None))
-    rejected, rejected_message = last.get(keys.rejected_key, (None, None))
+        conversations[column] = _join_conversation(prompt, messages, column, keys, origin)
+    _check_same_prompt(conversations, origin)
+    shared_messages = next(iter(conversations.values()))[:-1]
+    last_messages = {column: messages[-1] for column, messages in conversations.items()}
+    chosen_message = last_messages.get(response)
+    rejected_message = last_messages.get(keys.rejected_key)
     return Row(
-        None, next(iter(whole.values()))[:-1], chosen, rejected, raw, origin,
-        chosen_message=chosen_message, rejected_message=rejected_message, template_arguments=arguments,
-    )  # fmt: skip
+        prompt=None,
+        messages=shared_messages,
+        chosen=None if chosen_message is None else chosen_message.get("content", ""),
+        rejected=None if rejected_message is None else rejected_message.get("content", ""),
+        extra=raw,
+        origin=origin,
+        chosen_message=_with_other_fields(chosen_message),
+        rejected_message=_with_other_fields(rejected_message),
+        template_arguments=arguments,
+    )
 
 
-def _response(message: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """The text of a response, and the whole message where it has more fields than role and content."""
-    is_plain_text = message.keys() == {"role", "content"}
-    return message.get("content", ""), None if is_plain_text else message
+def _with_other_fields(message: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The message of a response if it has other fields than role and content, else None."""
+    if message is None or message.keys() == {"role", "content"}:
+        return None
+    return message
 
 
 def unread_columns(row: Row, keys: ColumnFlags) -> list[str]:
-    """Columns of a row that hold something and of which neither its texts nor what its chat template reads are made.
+    """Columns of a row that hold something, but are read neither for its texts nor by its chat template.
 
-    Of the published formats none counts.
+    All columns of the published formats count as read.
     """
     raw = row.extra
-    name, response = format_of(raw, keys), response_column(raw, keys)
-    own_keys = chat_formats.sharegpt_keys(raw, keys)
-    columns = {
-        TEXTS: (keys.prompt_key, response, keys.rejected_key),
-        MESSAGE_LISTS: (keys.prompt_key, response, keys.rejected_key),
-        CONVERSATION: (own_keys.messages_key, response, keys.rejected_key),
-        SHAREGPT: chat_formats.read_columns(SHAREGPT, raw, keys, response),
-        ALPACA: chat_formats.read_columns(ALPACA, raw, keys, response),
-    }.get(name)
-    if columns is None:
+    name = format_of(raw, keys)
+    response = response_column(raw, keys)
+    if name in PUBLISHED_FORMATS:
         return []
-    of_template = TEMPLATE_COLUMNS if row.messages is not None else ()
-    read = {*columns, *of_template}
-    return [column for column, value in raw.items() if value is not None and column not in read]
+    if name in (SHAREGPT, ALPACA):
+        read_columns = {*chat_formats.read_columns(name, raw, keys, response)}
+    else:
+        read_columns = {response, keys.rejected_key}
+        if name == CONVERSATION:
+            read_columns.add(chat_formats.sharegpt_keys(raw, keys).messages_key)
+        else:
+            read_columns.add(keys.prompt_key)
+    if row.messages is not None:
+        read_columns.update(TEMPLATE_COLUMNS)
+    return [column for column, value in raw.items() if value is not None and column not in read_columns]
 
 
-def _whole(prompt: str | Messages | None, messages: Messages, column: str, keys: ColumnFlags, origin: str) -> Messages:
-    """The conversation that ends with a response: the prompt's messages, unless the column repeats them, and its own.
+def _join_conversation(
+    prompt: str | Messages | None,
+    messages: Messages,
+    column: str,
+    keys: ColumnFlags,
+    origin: str,
+) -> Messages:
+    """The conversation that ends with a response: the messages of the prompt, then those of the column.
+
+    A column that repeats the prompt holds the whole conversation.
 
     Raises:
-        UserError: the column repeats another prompt, ends with somebody else's message, or holds the response alone.
+        UserError: the column repeats another prompt, ends with somebody else's message, or holds only the response.
     """
+    remedy = f"correct the row, or give --prompt_key the name of a column that is not there, to read {column!r} alone"
     if isinstance(prompt, list):
-        repeats = len(messages) > len(prompt) and _said(messages[: len(prompt)]) == _said(prompt)
-        if not repeats and messages[0]["role"] in (prompt[-1]["role"], "system"):
-            other = f"{column!r} begins with other messages than {keys.prompt_key!r} holds ({_quoted(messages[0])})"
-            raise UserError(f"{origin}: {other}; {_without_prompt(column)}.")
-        messages = messages if repeats else [*prompt, *messages]
+        beginning = messages[: len(prompt)]
+        repeats_prompt = len(messages) > len(prompt) and _without_weights(beginning) == _without_weights(prompt)
+        if not repeats_prompt and messages[0]["role"] in (prompt[-1]["role"], "system"):
+            raise UserError(
+                f"{origin}: {column!r} begins with other messages than {keys.prompt_key!r} holds "
+                f"({_quoted(messages[0])}); {remedy}."
+            )
+        if not repeats_prompt:
+            messages = [*prompt, *messages]
     elif prompt is not None and messages[0]["role"] == "assistant":
         messages = [{"role": "user", "content": prompt}, *messages]
     elif prompt is not None:
-        asked = [message_text(message) for message in messages[:-1] if message["role"] == "user"]
-        if not any(text.strip() == prompt.strip() for text in asked):
-            other = f"no message of the user in {column!r} says what column {keys.prompt_key!r} says"
-            raise UserError(f"{origin}: {other} ({prompt[:QUOTED]!r}); {_without_prompt(column)}.")
+        user_messages = [message for message in messages[:-1] if message["role"] == "user"]
+        user_texts = [message_text(message).strip() for message in user_messages]
+        if prompt.strip() not in user_texts:
+            raise UserError(
+                f"{origin}: no message of the user in {column!r} says what column {keys.prompt_key!r} says "
+                f"({prompt[:QUOTED]!r}); {remedy}."
+            )
     if messages[-1]["role"] != "assistant":
         raise UserError(
             f"{origin}: the last message of {column!r} is of {messages[-1]['role']!r}; it is the response, so it must "
@@ -274,44 +325,50 @@ def _whole(prompt: str | Messages | None, messages: Messages, column: str, keys:
     return messages
 
 
-def _without_prompt(column: str) -> str:
-    return f"correct the row, or give --prompt_key the name of a column that is not there, to read {column!r} alone"
-
-
-def _check_same_prompt(whole: dict[str, Messages], origin: str) -> None:
-    """Both conversations must be the same up to their last messages."""
-    if len(whole) < 2:
+def _check_same_prompt(conversations: dict[str, Messages], origin: str) -> None:
+    """Raises UserError unless both conversations are the same up to their last messages."""
+    if len(conversations) < 2:
         return
-    (first, one), (second, other) = whole.items()
-    for number, pair in enumerate(zip(one[:-1], other[:-1], strict=False), start=1):
-        left, right = _said(pair)
-        if left != right:
+    first_column, second_column = conversations
+    first = conversations[first_column]
+    second = conversations[second_column]
+    pairs = zip(first[:-1], second[:-1], strict=False)
+    for number, (left, right) in enumerate(pairs, start=1):
+        if _without_weights([left]) != _without_weights([right]):
             raise UserError(
-                f"{origin}: {first!r} and {second!r} differ in message {number} already ({_quoted(pair[0])} and "
-                f"{_quoted(pair[1])}); only their last messages, the responses, may differ. Correct or remove the row."
+                f"{origin}: {first_column!r} and {second_column!r} differ in message {number} already "
+                f"({_quoted(left)} and {_quoted(right)}); only their last messages, the responses, may differ. "
+                "Correct or remove the row."
             )
-    if len(one) != len(other):
+    if len(first) != len(second):
         raise UserError(
-            f"{origin}: {first!r} comes to {len(one)} messages, {second!r} to {len(other)}; both must be the same up "
-            "to their last message, the response. Correct or remove the row."
+            f"{origin}: {first_column!r} comes to {len(first)} messages, {second_column!r} to {len(second)}; both "
+            "must be the same up to their last message, the response. Correct or remove the row."
         )
 
 
-def _said(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages without their weights, which do not change what they say."""
-    return [{name: value for name, value in message.items() if name != WEIGHT} for message in messages]
+def _without_weights(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as they are compared: weights do not change what they say."""
+    stripped = []
+    for message in messages:
+        stripped.append({name: value for name, value in message.items() if name != WEIGHT})
+    return stripped
 
 
 def _quoted(message: dict[str, Any]) -> str:
     text = message_text(message)
-    return f"{message['role']}: {text[:QUOTED]!r}{'…' if len(text) > QUOTED else ''}"
+    ellipsis = "…" if len(text) > QUOTED else ""
+    return f"{message['role']}: {text[:QUOTED]!r}{ellipsis}"
 
 
 def tldr_row(raw: dict[str, Any], origin: str) -> Row | None:
     """A row of openai/summarize_from_feedback `comparisons`; None with neither a Reddit post nor a CNN/DM article."""
-    info, summaries, choice = raw["info"], raw["summaries"], raw["choice"]
+    info = raw["info"]
+    summaries = raw["summaries"]
+    choice = raw["choice"]
     _check(isinstance(info, dict), "info", "an object", info, origin)
-    if not (isinstance(summaries, list) and len(summaries) == 2 and all(isinstance(s, dict) for s in summaries)):
+    are_objects = isinstance(summaries, list) and all(isinstance(summary, dict) for summary in summaries)
+    if not are_objects or len(summaries) != 2:
         raise UserError(f"{origin}: column 'summaries' must hold two objects with a text; correct the row.")
     if not isinstance(choice, int) or choice not in (0, 1):
         raise UserError(f"{origin}: column 'choice' must be 0 or 1, not {choice!r}; correct the row.")
@@ -323,7 +380,9 @@ def tldr_row(raw: dict[str, Any], origin: str) -> Row | None:
     prompt = tldr_prompt(info)
     if prompt is None:
         return None
-    return Row(prompt, None, summaries[choice]["text"], summaries[1 - choice]["text"], raw, origin)
+    chosen = summaries[choice]["text"]
+    rejected = summaries[1 - choice]["text"]
+    return Row(prompt, None, chosen, rejected, raw, origin)
 
 
 def tldr_prompt(info: dict[str, Any]) -> str | None:
@@ -333,21 +392,21 @@ def tldr_prompt(info: dict[str, Any]) -> str | None:
         info: its `info` column: texts post or article, and subreddit, each possibly None or absent.
 
     Returns:
-        "POST\\nSubreddit: r/S\\n<post>\\nTL;DR: ", with ARTICLE for an article, without the second line
-        where there is no subreddit; None with neither post nor article.
+        "POST\\nSubreddit: r/S\\n<post>\\nTL;DR: ", with ARTICLE for an article, and without the second line if
+        there is no subreddit; None with neither post nor article.
     """
-    for head, name in (("POST\n", "post"), ("ARTICLE\n", "article")):
+    for heading, name in (("POST\n", "post"), ("ARTICLE\n", "article")):
         if info.get(name) is not None:
             subreddit = info.get("subreddit")
             line = "" if subreddit is None else f"Subreddit: r/{subreddit}\n"
-            return f"{head}{line}{info[name]}\nTL;DR: "
+            return f"{heading}{line}{info[name]}\nTL;DR: "
     return None
 
 
 def webgpt_row(raw: dict[str, Any], origin: str) -> Row:
-    """A row of openai/webgpt_comparisons; where the scores are equal, answer_0 counts as the better one.
+    """A row of openai/webgpt_comparisons; if the scores are equal, answer_0 counts as the better one.
 
-    The columns tokens_0 and tokens_1 (thousands of GPT-2 ids a row, the same texts once more) are not kept in `extra`.
+    The columns tokens_0 and tokens_1 (thousands of GPT-2 ids of the same texts) are not kept in `extra`.
     """
     question = raw["question"]
     _check(isinstance(question, dict), "question", "an object", question, origin)
@@ -372,10 +431,10 @@ def without_citations(answer: str) -> str:
 
 
 def apps_row(raw: dict[str, Any], origin: str) -> Row:
-    """A row of codeparrot/apps: a programming problem, and its first reference solution where it has one.
+    """A row of codeparrot/apps: a programming problem, and its first reference solution if it has one.
 
-    The columns solutions (a list) and input_output (an object) are JSON texts, possibly empty. Where there is no
-    solution, the row says so in `no_response`.
+    The columns solutions (a list) and input_output (an object) are JSON texts, possibly empty. Without a solution,
+    `no_response` says so.
     """
     check_text(raw["question"], "column 'question'", origin)
     starter = raw.get("starter_code") or ""
@@ -385,16 +444,18 @@ def apps_row(raw: dict[str, Any], origin: str) -> Row:
     solution = solutions[0] if solutions else None
     if solution is not None:
         check_text(solution, "the first of 'solutions'", origin)
-    form = "Use Call-Based format" if _is_call_based(raw["input_output"], origin) else "Use Standard Input format"
+    instruction = "Use Standard Input format"
+    if _is_call_based(raw["input_output"], origin):
+        instruction = "Use Call-Based format"
     problem = f"{raw['question']}\n{starter}" if starter else raw["question"]
-    prompt = f"\nQUESTION:\n{problem}\n{form}\nANSWER:\n"
-    return Row(prompt, None, solution, None, raw, origin, None if solution is not None else NO_SOLUTION)
+    prompt = f"\nQUESTION:\n{problem}\n{instruction}\nANSWER:\n"
+    return Row(prompt, None, solution, None, raw, origin, NO_SOLUTION if solution is None else None)
 
 
 def _is_call_based(input_output: Any, origin: str) -> bool:
     """Whether the solution is a function that the tests call, rather than a program that reads standard input.
 
-    Tests are megabytes long: those without the word are not parsed.
+    Tests may be megabytes long: they are parsed only if they contain the word.
     """
     if isinstance(input_output, str) and "fn_name" not in input_output:
         return False
@@ -403,7 +464,7 @@ def _is_call_based(input_output: Any, origin: str) -> bool:
 
 
 def _decode(value: Any, column: str, origin: str) -> Any:
-    """What a column of JSON text holds; None where it is empty. Integers stay text: Python limits their length."""
+    """The content of a column of JSON text; None if it is empty. Integers stay text: Python limits their length."""
     if not isinstance(value, str):
         return value
     if not value.strip():
@@ -414,14 +475,15 @@ def _decode(value: Any, column: str, origin: str) -> Any:
         raise UserError(f"{origin}: column {column!r} holds no valid JSON ({error}); correct the row.") from error
 
 
-def _check(is_right: bool, column: str, wanted: str, value: Any, origin: str) -> None:
-    """Raises UserError, which names the row, unless a column holds what it should."""
-    if not is_right:
-        raise UserError(f"{origin}: column {column!r} must hold {wanted}, not {kind_of(value)}; correct the row.")
+def _check(is_valid: bool, column: str, expected: str, value: Any, origin: str) -> None:
+    """Raises UserError, which names the row, unless a column holds a valid value."""
+    if not is_valid:
+        raise UserError(f"{origin}: column {column!r} must hold {expected}, not {kind_of(value)}; correct the row.")
 
 
-# Format → the columns it is recognised by, and what makes a `Row` of such a row.
-PUBLISHED_FORMATS: Mapping[str, tuple[Sequence[str], Callable[[dict[str, Any], str], Row | None]]] = {
+ParseRow = Callable[[dict[str, Any], str], Row | None]
+# Format → the columns that identify it, and the function that parses such a row.
+PUBLISHED_FORMATS: Mapping[str, tuple[Sequence[str], ParseRow]] = {
     "TL;DR comparison": (("info", "summaries", "choice"), tldr_row),
     "WebGPT comparison": (("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row),
     "APPS problem": (("question", "solutions", "input_output"), apps_row),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets of the Hugging Face hub: the published ones by their names, and others. No code of theirs is executed.
+"""Data sets of the Hugging Face hub: the published ones by their names, and others. None of their code is executed.
 
-Three of the four published repositories hold a loading script, which `datasets` 4 and later refuse. What is loaded
-instead are data files: those that the hub made of them (branch refs/convert/parquet), or the originals.
+Three of the four published repositories hold a loading script, which `datasets` 4 and later refuse. Data files are
+loaded instead: the parquet files that the hub converts them to (branch refs/convert/parquet), or the originals.
 """
 
 import errno
@@ -26,40 +26,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OWN_NAME = re.compile(r"\w[\w.-]*")
-DATA_VARIABLE = "MA_RLHF_DATA"  # folder with local copies, one folder or file per short name
+DATA_VARIABLE = "MA_RLHF_DATA"  # names the folder of local copies: one folder or file per short name
 PARQUET_BRANCH = "refs/convert/parquet"
 COPY_SUFFIXES = ("", ".jsonl", ".parquet", ".json")
-DEFAULT_FOLDER = "data"  # in messages, where MA_RLHF_DATA is not set
+DEFAULT_FOLDER = "data"  # suggested in messages if MA_RLHF_DATA is not set
 
 
 @dataclass(frozen=True)
 class KnownSet:
     """A published data set."""
 
-    name: str  # short name; local copies are called so
-    aliases: tuple[str, ...]  # further short names
+    name: str  # short name, also of local copies
+    aliases: tuple[str, ...]  # other short names
     hub_id: str  # owner/name on the hub
-    train_rows: int  # rows of its training split
-    eval_rows: int | None  # rows of its evaluation split; None where it has none
+    train_rows: int  # rows of the training split
+    eval_rows: int | None  # rows of the evaluation split; None if there is none
     load: str  # first argument of `datasets.load_dataset`: the repository, or the builder of its files
     load_options: Mapping[str, Any] = field(default_factory=dict)  # the other arguments
     revision: str = "main"  # branch that holds the files
-    include: str = "*"  # pattern of the files among those of the branch
-    # What results on it, and the rubric by which they are compared, are called; empty where responses are not compared
-    # with each other.
-    compared_as: str = ""
+    include: str = "*"  # pattern of the files on that branch
+    compared_as: str = ""  # name of its results and of its rubric; empty if responses are not compared with each other
 
     @property
     def counts(self) -> tuple[int, int | None]:
-        """Rows of its training and evaluation splits."""
+        """Rows of the training and evaluation splits."""
         return self.train_rows, self.eval_rows
 
     def names(self) -> tuple[str, ...]:
-        """Everything that `--data_path` calls it, in lower case."""
+        """All names by which `--data_path` may refer to it, in lower case."""
         return (self.name, *self.aliases, self.hub_id.lower())
 
     def fetch_command(self, folder: str | Path) -> str:
-        """Shell command that downloads it into `folder`, which can then be read offline."""
+        """Shell command that downloads it to `folder`, which can then be read offline."""
         revision = () if self.revision == "main" else ("--revision", self.revision)
         return fetch_command(self.hub_id, folder, (*revision, "--include", self.include))
 
@@ -71,7 +69,7 @@ KNOWN_SETS = (
         hub_id="openai/summarize_from_feedback",
         train_rows=92_858,
         eval_rows=86_086,
-        # The name of the configuration fails on this branch; without a folder `comparisons` and `axis` are mixed.
+        # The configuration's name fails on this branch, and without a folder `comparisons` and `axis` are mixed.
         load="openai/summarize_from_feedback",
         load_options={"revision": PARQUET_BRANCH, "data_dir": "comparisons"},
         revision=PARQUET_BRANCH,
@@ -109,39 +107,48 @@ KNOWN_SETS = (
         # The parquet branch holds each problem twice: under `all` and under its difficulty.
         load="json",
         load_options={
-            "data_files": {part: f"hf://datasets/codeparrot/apps/{part}.jsonl" for part in ("train", "test")}
+            "data_files": {
+                "train": "hf://datasets/codeparrot/apps/train.jsonl",
+                "test": "hf://datasets/codeparrot/apps/test.jsonl",
+            }
         },
         include="*.jsonl",
     ),
 )
 
-
-COMPARED_SETS = tuple(known.compared_as for known in KNOWN_SETS if known.compared_as)
+COMPARED_SETS = tuple(known_set.compared_as for known_set in KNOWN_SETS if known_set.compared_as)
 
 
 def find_known(path: str) -> KnownSet | None:
     """The published set that a `--data_path` names, by hub id or short name in any case; None if it names none."""
-    return next((known for known in KNOWN_SETS if path.lower() in known.names()), None)
+    for known_set in KNOWN_SETS:
+        if path.lower() in known_set.names():
+            return known_set
+    return None
 
 
-def compared_set(text: str, own: bool = False, remedy: str = "leave the flag out") -> str:
-    """What results call the set that a `--dataset` names.
+def compared_set(
+    text: str,
+    own: bool = False,
+    remedy: str = "leave the flag out",
+) -> str:
+    """The name in results of the set that a `--dataset` names.
 
     Args:
-        text: hub id or any short name of a published set; or a name for data of one's own.
-        own: data of one's own may be meant.
-        remedy: how they are given where they are not, for messages.
+        text: hub id or short name of a published set, or a name for the user's own data.
+        own: whether the user's own data are allowed.
+        remedy: how to give the user's own data if they are not allowed, for messages.
 
     Returns:
-        One of COMPARED_SETS; or the name of one's own set, which is then said.
+        One of COMPARED_SETS, or the name of the user's data; the latter is logged.
 
     Raises:
-        UserError: there is no such set, its responses are not compared, or the name of one's own is no folder's.
+        UserError: there is no such set, its responses are not compared, or the user's name cannot be a folder's.
     """
-    known = find_known(text)
-    if known is not None and known.compared_as:
-        return known.compared_as
-    if known is not None or not own:
+    known_set = find_known(text)
+    if known_set is not None and known_set.compared_as:
+        return known_set.compared_as
+    if known_set is not None or not own:
         raise UserError(f"--dataset {text}: unknown; give {', '.join(COMPARED_SETS)}, or {remedy}.")
     if not OWN_NAME.fullmatch(text):
         raise UserError(f"--dataset {text}: a name of your own must be letters, digits, ., - and _, no path.")
@@ -150,7 +157,7 @@ def compared_set(text: str, own: bool = False, remedy: str = "leave the flag out
 
 
 def data_folder() -> Path | None:
-    """The folder of local copies, $MA_RLHF_DATA; None where the variable is unset or empty."""
+    """The folder of local copies, $MA_RLHF_DATA; None if the variable is unset or empty."""
     value = os.environ.get(DATA_VARIABLE)
     return Path(value).expanduser() if value else None
 
@@ -160,68 +167,84 @@ def local_copy(known: KnownSet) -> Path | None:
     folder = data_folder()
     if folder is None:
         return None
-    candidates = (folder / f"{known.name}{suffix}" for suffix in COPY_SUFFIXES)
-    return next((path for path in candidates if path.exists()), None)
+    for suffix in COPY_SUFFIXES:
+        path = folder / f"{known.name}{suffix}"
+        if path.exists():
+            return path
+    return None
 
 
-def fetch_command(hub_id: str, folder: str | Path, options: tuple[str, ...] = ()) -> str:
+def fetch_command(
+    hub_id: str,
+    folder: str | Path,
+    options: tuple[str, ...] = (),
+) -> str:
     """Shell command that downloads a data set of the hub into `folder`."""
-    return shlex.join(["hf", "download", hub_id, "--repo-type", "dataset", *options, "--local-dir", os.fspath(folder)])
+    command = ["hf", "download", hub_id, "--repo-type", "dataset", *options]
+    return shlex.join([*command, "--local-dir", os.fspath(folder)])
 
 
 def describe_counts(train_rows: int, eval_rows: int | None) -> str:
-    """Row counts in words; no evaluation rows where they are None."""
-    return f"{train_rows:,} training and {'no' if eval_rows is None else format(eval_rows, ',')} evaluation rows"
+    """Row counts in words: "92,858 training and no evaluation rows"."""
+    eval_count = "no" if eval_rows is None else f"{eval_rows:,}"
+    return f"{train_rows:,} training and {eval_count} evaluation rows"
 
 
 def open_hub(path: str, known: KnownSet | None) -> RawSource:
-    """A data set of the hub: a published one in its working form, another one plainly.
+    """A data set of the hub; a published one is loaded from the files that work.
 
     Args:
-        path: what `--data_path` said.
+        path: the `--data_path`.
         known: the published set that it names, if any.
 
     Raises:
-        UserError: it cannot be loaded, has no training split, or a published set has another number of rows than it
-            should; the message names the data set, where a local copy was looked for and the command that fetches it.
+        UserError: it cannot be loaded, has no training split, or is a published set with a wrong number of rows; the
+            message names the data set, where a local copy was looked for and the command that fetches it.
     """
     hub_id = known.hub_id if known else path
     splits = _load_splits(path, known)
-    used = used_splits(splits)
-    if not used:
+    names = used_splits(splits)
+    if not names:
         raise UserError(
             f"--data_path {path}: the data set {hub_id} has no training split, only {', '.join(splits)}. Download it "
             f"with `{fetch_command(hub_id, 'DIR')}` and give one of its files."
         )
-    sizes = [len(splits[name]) for name in used]
-    counts = sizes[0], sizes[1] if len(used) > 1 else None
-    if known and counts != known.counts:  # shares, and scores on them, could not be compared with published ones
+    train = splits[names[0]]
+    held_out = splits[names[1]] if len(names) > 1 else None
+    counts = (len(train), None if held_out is None else len(held_out))
+    if known and counts != known.counts:  # its shares, and scores on them, would not be comparable with published ones
         raise UserError(
             f"--data_path {path}: {hub_id} should have {describe_counts(*known.counts)}, but "
             f"{describe_counts(*counts)} came from the hub: it was loaded in part, or has changed since. Remove it "
             "from the cache of the datasets library (HF_DATASETS_CACHE) and try again, or give a local copy, whose "
             f"rows are not counted: `{known.fetch_command(_target(known))}`."
         )
+    split_records = {}
+    for name in names:
+        split = splits[name]
+        # The fingerprint depends on the files of the split and their versions.
+        split_records[name] = {"rows": len(split), "fingerprint": split._fingerprint}
     record = {
         "id": hub_id,
         "revision": known.revision if known else "main",
-        # The fingerprint depends on the files of a split and their versions.
-        "splits": {n: {"rows": len(splits[n]), "fingerprint": splits[n]._fingerprint} for n in used},
+        "splits": split_records,
     }
-    rows = [_rows(splits[name], hub_id) for name in used]
-    return RawSource(hub_id, rows[0], rows[1] if len(used) > 1 else None, hub=record)
+    eval_rows = None if held_out is None else _rows(held_out, hub_id)
+    return RawSource(hub_id, _rows(train, hub_id), eval_rows, hub=record)
 
 
 def _load_splits(path: str, known: KnownSet | None) -> "DatasetDict":
     import datasets
 
     try:
-        return datasets.load_dataset(known.load, **known.load_options) if known else datasets.load_dataset(path)
-    except Exception as error:  # the library lets through whatever the libraries below it raise
-        cached = _load_cached(known, error) if known else None
-        if cached is None:
+        if known is None:
+            return datasets.load_dataset(path)
+        return datasets.load_dataset(known.load, **known.load_options)
+    except Exception as error:  # the library passes on all exceptions of the libraries that it uses
+        splits = _load_cached(known, error) if known else None
+        if splits is None:
             raise UserError(_explain_unavailable(path, known, error)) from error
-        return cached
+        return splits
 
 
 def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
@@ -235,11 +258,13 @@ def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
                 known.hub_id, repo_type="dataset", revision=known.revision, local_files_only=True
             )
         )
-        train, held_out = find_files(folder)
-        files = {"train": [str(file) for file in train], "test": [str(file) for file in held_out]}
-        builder = "parquet" if train[0].suffix == ".parquet" else "json"
-        splits = datasets.load_dataset(builder, data_files={name: paths for name, paths in files.items() if paths})
-    except Exception:  # of the two failures the hub's is the one to report
+        train_files, eval_files = find_files(folder)
+        data_files = {"train": [str(file) for file in train_files]}
+        if eval_files:
+            data_files["test"] = [str(file) for file in eval_files]
+        builder = "parquet" if train_files[0].suffix == ".parquet" else "json"
+        splits = datasets.load_dataset(builder, data_files=data_files)
+    except Exception:  # the hub's failure is reported instead
         return None
     logger.warning(
         "%s: the hub gave none (%s); using an earlier download in %s", known.hub_id, reason_of(error), folder
@@ -247,14 +272,17 @@ def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
     return splits
 
 
-def _rows(dataset: "Dataset", hub_id: str) -> Iterator[tuple[str, Any]]:
-    """What the rows of a split hold, each with its origin."""
+def _rows(
+    dataset: "Dataset",
+    hub_id: str,
+) -> Iterator[tuple[str, Any]]:
+    """The rows of a split, each as its origin and its columns."""
     for number, raw in enumerate(dataset, start=1):
         yield f"{hub_id} {dataset.split or 'rows'} row {number}", raw
 
 
 def _explain_unavailable(path: str, known: KnownSet | None, error: Exception) -> str:
-    """One message for a data set that is neither here nor to be had from the hub."""
+    """The message for a data set that is neither on this machine nor available from the hub."""
     reason = reason_of(error)
     cause = os_error_behind(error)
     if cause is not None and cause.errno in (*NO_ROOM, errno.EACCES):
@@ -268,36 +296,47 @@ def _explain_unavailable(path: str, known: KnownSet | None, error: Exception) ->
             f"Face hub could not be loaded ({reason}). Correct the path, or download the data set where there is a "
             f"network, with `{fetch_command(path, 'DIR')}`, and give DIR or one of its files."
         )
-    folder, target = data_folder(), _target(known)
+    folder = data_folder()
+    target = _target(known)
     if folder is None:
-        looked = f"the folder of local copies, {DATA_VARIABLE}, is not set"
+        local_problem = f"the folder of local copies, {DATA_VARIABLE}, is not set"
         remedy = f"; then set {DATA_VARIABLE}={DEFAULT_FOLDER}, or give {target} as --data_path"
     else:
         files = f"{target}, {target}.jsonl or {target}.parquet"
-        looked, remedy = f"there is no local file or folder {files} ({DATA_VARIABLE} is {folder})", ""
+        local_problem = f"there is no local file or folder {files} ({DATA_VARIABLE} is {folder})"
+        remedy = ""
     return (
-        f"--data_path {path}: the data set {known.hub_id} is not here: {looked}, and the "
+        f"--data_path {path}: the data set {known.hub_id} is not here: {local_problem}, and the "
         f"Hugging Face hub gave none ({reason}). Fetch it where there is a network, with "
         f"`{known.fetch_command(target)}`{remedy}."
     )
 
 
 def _target(known: KnownSet) -> str:
-    """Where a local copy is, or would be, looked for."""
+    """The path where a local copy is expected."""
     return str((data_folder() or Path(DEFAULT_FOLDER)) / known.name)
 
 
-def push(folder: Path, files: Sequence[str], repository: str, public: bool, flag: str) -> str:
-    """Pushes files of a folder to a data set of the hub, which is made where there is none; where it can be seen.
+def push(
+    folder: Path,
+    files: Sequence[str],
+    repository: str,
+    public: bool,
+    flag: str,
+) -> str:
+    """Pushes files of a folder to a data set of the hub, which is created if need be.
 
     Args:
         folder, files: the folder, and the names of the files in it.
         repository: owner/name.
-        public: everybody may see a data set that is made.
+        public: whether everybody may see a data set that is created.
         flag: the command-line flag that gave the name, for messages.
 
+    Returns:
+        The address of the data set.
+
     Raises:
-        UserError: the hub does not take it; the files stay.
+        UserError: the hub does not accept it; the local files stay.
     """
     from huggingface_hub import HfApi
 
@@ -305,10 +344,14 @@ def push(folder: Path, files: Sequence[str], repository: str, public: bool, flag
     try:
         hub.create_repo(repository, repo_type="dataset", private=not public, exist_ok=True)
         hub.upload_folder(
-            repo_id=repository, folder_path=folder, repo_type="dataset", allow_patterns=list(files),
-            delete_patterns=["train*", "test*"], commit_message=f"{', '.join(files)}",
-        )  # fmt: skip
-    except Exception as error:  # the library lets through whatever the libraries below it raise
+            repo_id=repository,
+            folder_path=folder,
+            repo_type="dataset",
+            allow_patterns=list(files),
+            delete_patterns=["train*", "test*"],
+            commit_message=", ".join(files),
+        )
+    except Exception as error:  # the library passes on all exceptions of the libraries that it uses
         raise UserError(
             f"{flag} {repository}: the data set is finished, in {folder}, but the Hugging Face hub did not take it "
             f"({reason_of(error)}). Log in with `hf auth login` where there is a network and give the "

@@ -3,8 +3,8 @@
 
 A message is an object with `role` and `content`; all other fields are kept for the chat template: `tool_calls`,
 `reasoning_content`, `name`, `tool_call_id` and so on. A null counts as an absent field in messages, calls, tools and
-functions themselves, not inside arguments and schemas, where it says something. Files of columns (parquet, Arrow) fill
-the fields that other rows have with null at every depth: those are taken out before, see `without_nulls`.
+functions themselves, but not inside arguments and schemas, where it has a meaning. Files of columns (parquet, Arrow)
+fill the fields that only other rows have with null, at every depth: these are removed first, see `without_nulls`.
 """
 
 from __future__ import annotations
@@ -17,69 +17,96 @@ from dschat.base.errors import UserError
 from dschat.data.rows import check_text, is_plain, kind_of
 
 Messages = list[dict[str, Any]]
-TOOLS, DOCUMENTS, TEMPLATE_VARIABLES = "tools", "documents", "chat_template_kwargs"
-TEMPLATE_COLUMNS = (TOOLS, DOCUMENTS, TEMPLATE_VARIABLES)  # columns of a row that its chat template reads
+# Columns of a row that its chat template reads.
+TOOLS = "tools"
+DOCUMENTS = "documents"
+TEMPLATE_VARIABLES = "chat_template_kwargs"
+TEMPLATE_COLUMNS = (TOOLS, DOCUMENTS, TEMPLATE_VARIABLES)
 # Arguments of `apply_chat_template` that are not variables of a template, and functions that templates call.
 RESERVED = (
-    *("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
-    *("sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
-    *("return_assistant_tokens_mask", "tokenizer_kwargs", "conversations", "strftime_now", "raise_exception"),
+    "conversation",
+    "messages",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "sanitize_control_tokens",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+    "conversations",
+    "strftime_now",
+    "raise_exception",
 )
-WEIGHT = "weight"  # of an assistant's message: 0 = not trained on in step 1
-# Fields that say the same to other trainers: Axolotl and ms-swift, with false and true as well.
-WEIGHT_ALIASES = ("train", "training", "loss")
-EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of fields that say nothing; false and 0 do
-FUNCTION_CALL, TOOL_CALLS, THOUGHT = "function_call", "tool_calls", "reasoning_content"
+# Fields of messages.
+WEIGHT = "weight"  # 0 = step 1 does not train on this message of the assistant
+WEIGHT_ALIASES = ("train", "training", "loss")  # the names in Axolotl and ms-swift, where false and true are allowed
+FUNCTION_CALL = "function_call"
+TOOL_CALLS = "tool_calls"
+THOUGHT = "reasoning_content"
+EMPTY: tuple[Any, ...] = (None, "", [], {})  # values of fields without content; false and 0 are contents
 TEXT_PARTS = (None, "text", "input_text", "output_text")  # types of a content's parts that are joined
 THOUGHT_PARTS = ("reasoning", "thinking")  # types of parts that are an assistant's thought
 
 
-def check_messages(messages: Any, column: str, flag: str | None, origin: str) -> Messages:
+def check_messages(
+    messages: Any,
+    column: str,
+    flag: str | None,
+    origin: str,
+) -> Messages:
     """The messages of a column in the form that chat templates read.
 
     `content` must be text, or a list of parts of text, which are joined; parts that are thoughts become
     `reasoning_content`. An assistant's message with `tool_calls` may lack it. Arguments of tool calls that are JSON
-    text become objects, a `function_call` the only one of `tool_calls`, and WEIGHT_ALIASES `weight`.
+    text become objects, a `function_call` becomes a list of `tool_calls`, and WEIGHT_ALIASES become `weight`.
 
     Raises:
-        UserError: they are none; names the row, the column and the flag, if there is one, that names another one.
+        UserError: these are no messages; names the row, the column and, if there is one, the flag that names the
+            column.
     """
-    remedy = "correct the row" + (f", or name the conversation's column with {flag}" if flag else "")
+    remedy = "correct the row"
+    if flag:
+        remedy += f", or name the conversation's column with {flag}"
     if not isinstance(messages, list) or not messages:
         raise UserError(
             f"{origin}: column {column!r} must hold a non-empty list of messages, each with role and content; "
             f"{remedy}."
         )
-    checked = []
+    converted = []
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, dict):
             raise UserError(
                 f"{origin}: message {number} of {column!r} must be an object with role and content; {remedy}."
             )
-        checked.append(_checked(message, f"message {number} in {column!r}", origin))
-    return checked
+        converted.append(_convert_message(message, f"message {number} in {column!r}", origin))
+    return converted
 
 
-def _checked(raw: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
-    """One message in the form that chat templates read; `name` says which one, for messages of errors."""
+def _convert_message(raw: dict[str, Any], name: str, origin: str) -> dict[str, Any]:
+    """A message in the form that chat templates read; `name` says which one it is, for errors."""
     check_text(raw.get("role"), f"role of {name}", origin)
     if raw.keys() == {"role", "content"} and isinstance(raw["content"], str):
         check_text(raw["content"], f"content of {name}", origin)
         return raw
-    message = {field: value for field, value in raw.items() if value is not None}
-    _take_calls(message, name, origin)
-    _take_weight(message, name, origin)
+    message = _without_null_fields(raw)
+    _convert_calls(message, name, origin)
+    _convert_weight(message, name, origin)
     content = message.get("content")
     if isinstance(content, list):
-        _take_parts(message, content, name, origin)
+        _join_parts(message, content, name, origin)
         content = message["content"]
     if content is not None or message["role"] != "assistant" or TOOL_CALLS not in message:
         check_text(content, f"content of {name}", origin)
     return message
 
 
-def _take_calls(message: dict[str, Any], name: str, origin: str) -> None:
-    """Brings the calls of a message into the form of `tool_calls`, and removes empty ones."""
+def _convert_calls(message: dict[str, Any], name: str, origin: str) -> None:
+    """Converts the calls of a message to `tool_calls`, and removes empty ones."""
     function_call = _parsed(message.pop(FUNCTION_CALL, None))
     calls = _tool_calls(message.pop(TOOL_CALLS, []), name, origin)
     if function_call not in (None, "", {}):
@@ -90,13 +117,16 @@ def _take_calls(message: dict[str, Any], name: str, origin: str) -> None:
                 f"{origin}: {name} has both {FUNCTION_CALL} and {TOOL_CALLS}; remove {FUNCTION_CALL} from the row."
             )
         calls = _tool_calls([{"type": "function", "function": function_call}], name, origin)
-    if calls:  # templates ask whether the field is there
+    if calls:  # templates test whether the field exists
         message[TOOL_CALLS] = calls
 
 
-def _take_weight(message: dict[str, Any], name: str, origin: str) -> None:
-    """Brings what says whether a message is trained on into the form of `weight`, 0 or 1."""
-    weights = {field: message.pop(field) for field in (WEIGHT, *WEIGHT_ALIASES) if field in message}
+def _convert_weight(message: dict[str, Any], name: str, origin: str) -> None:
+    """Converts the field that says whether a message is trained on to `weight`, 0 or 1."""
+    weights = {}
+    for field in (WEIGHT, *WEIGHT_ALIASES):
+        if field in message:
+            weights[field] = message.pop(field)
     for field, value in weights.items():
         if not isinstance(value, int | float) or value not in (0, 1):
             raise UserError(
@@ -123,11 +153,13 @@ def without_nulls(value: Any) -> Any:
     return value if is_plain(value) else str(value)
 
 
-def _take_parts(message: dict[str, Any], parts: list[Any], name: str, origin: str) -> None:
-    """Makes a content that is a list of parts, {"type": "text", "text": …} or a text alone, the text of all.
-
-    An assistant's parts that are thoughts become `reasoning_content`.
-    """
+def _join_parts(
+    message: dict[str, Any],
+    parts: list[Any],
+    name: str,
+    origin: str,
+) -> None:
+    """Joins a content of parts, each {"type": "text", "text": …} or a text; thoughts become `reasoning_content`."""
     texts: list[str] = []
     thoughts: list[str] = []
     for part in parts:
@@ -143,7 +175,10 @@ def _take_parts(message: dict[str, Any], parts: list[Any], name: str, origin: st
                 f"{origin}: content of {name} has a part of type {shown!r}; only texts can be read, and thoughts "
                 f"({', '.join(THOUGHT_PARTS)}) of the assistant. Remove the row, or write the part as text."
             )
-        (thoughts if is_thought else texts).append(text)
+        if is_thought:
+            thoughts.append(text)
+        else:
+            texts.append(text)
     message["content"] = "".join(texts)
     thought = "".join(thoughts)
     if not thought:
@@ -156,27 +191,34 @@ def _take_parts(message: dict[str, Any], parts: list[Any], name: str, origin: st
     message[THOUGHT] = thought
 
 
-def _tool_calls(value: Any, name: str, origin: str) -> list[dict[str, Any]]:
+def _tool_calls(
+    value: Any,
+    name: str,
+    origin: str,
+) -> list[dict[str, Any]]:
     calls = _parsed(value)
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise UserError(f"{origin}: tool_calls of {name} must be a list of objects; correct the row.")
-    return [_with_arguments(call) for call in calls]
+    return [_parse_arguments(call) for call in calls]
 
 
-def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call whose arguments, where they are JSON text, are the object that the text holds.
+def _parse_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call, or its function, with arguments as an object even if they are JSON text.
 
-    Fields of the call and of its function that hold null are left out, arguments that do not.
+    Fields of the call and of its function that hold null are left out; arguments that hold null are kept.
     """
-    call = {field: value for field, value in call.items() if value is not None}
+    call = _without_null_fields(call)
     if isinstance(call.get("function"), dict):
-        return call | {"function": _with_arguments(call["function"])}
+        call["function"] = _parse_arguments(call["function"])
+        return call
     arguments = _parsed(call.get("arguments"))
-    return call | {"arguments": arguments} if isinstance(arguments, dict) else call
+    if isinstance(arguments, dict):
+        call["arguments"] = arguments
+    return call
 
 
 def _parsed(value: Any) -> Any:
-    """What a JSON text holds; another value, or a text that is no JSON, as it is."""
+    """The content of a JSON text; other values, and texts that are not JSON, as they are."""
     if not isinstance(value, str):
         return value
     try:
@@ -185,27 +227,32 @@ def _parsed(value: Any) -> Any:
         return value
 
 
-def template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """What a row's columns TEMPLATE_COLUMNS give to its chat template, by the names of the template's variables.
+def template_arguments(
+    raw: Mapping[str, Any],
+    origin: str,
+) -> dict[str, Any]:
+    """Variables of the chat template from a row's TEMPLATE_COLUMNS, by name.
 
-    Each column may hold JSON text. A tool is an object as the API of OpenAI has it; one that is the function alone
-    becomes such an object.
+    Each column may hold JSON text. A tool is an object as in OpenAI's API; a function alone is wrapped into such an
+    object.
 
     Raises:
         UserError: a column holds something else; names the row and the column.
     """
     arguments: dict[str, Any] = {}
     for column in (TOOLS, DOCUMENTS):
-        listed = _parsed(raw.get(column))
-        if listed in (None, "", []):
+        value = _parsed(raw.get(column))
+        if value in (None, "", []):
             continue
-        items = [_parsed(item) for item in listed] if isinstance(listed, list) else []
+        items = [_parsed(item) for item in value] if isinstance(value, list) else []
         if not items or not all(isinstance(item, dict) for item in items):
             raise UserError(
                 f"{origin}: column {column!r} must hold a list of objects, which the chat template reads, or the same "
                 "as JSON text; correct the row, or rename the column."
             )
-        arguments[column] = [_whole_tool(item) for item in items] if column == TOOLS else items
+        arguments[column] = items
+    if TOOLS in arguments:
+        arguments[TOOLS] = [_whole_tool(tool) for tool in arguments[TOOLS]]
     variables = _parsed(raw.get(TEMPLATE_VARIABLES))
     if variables in (None, ""):
         return arguments
@@ -220,36 +267,41 @@ def template_arguments(raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
             f"{origin}: column {TEMPLATE_VARIABLES!r} holds {', '.join(reserved)}, which training sets itself; remove "
             "it from the row."
         )
-    return {name: value for name, value in variables.items() if value is not None} | arguments
+    return _without_null_fields(variables) | arguments
 
 
 def reserved_names(variables: Mapping[str, Any]) -> list[str]:
-    """Those of a chat template's variables that only the caller of the template sets."""
+    """The names among a chat template's variables that only the caller of the template may set."""
     return [name for name in RESERVED if name in variables]
 
 
 def _whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as the API of OpenAI has it; its fields and its function's that hold null are left out."""
-    tool = {field: value for field, value in tool.items() if value is not None}
+    """A tool as in OpenAI's API; fields of the tool and of its function that hold null are left out."""
+    tool = _without_null_fields(tool)
     if "name" in tool and "function" not in tool:
         return {"type": "function", "function": tool}
     function = tool.get("function")
     if isinstance(function, dict):
-        tool["function"] = {field: value for field, value in function.items() if value is not None}
+        tool["function"] = _without_null_fields(function)
     return tool
 
 
+def _without_null_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def message_text(message: Mapping[str, Any]) -> str:
-    """What a message says, for people to read: its content, and its tool calls as JSON."""
+    """A message for people to read: its content, and its tool calls as JSON."""
     content = str(message.get("content") or "")
     calls = message.get("tool_calls")
     if not calls:
         return content
-    return "\n".join(filter(None, [content, json.dumps(calls, ensure_ascii=False, default=str)]))
+    calls_text = json.dumps(calls, ensure_ascii=False, default=str)
+    return f"{content}\n{calls_text}" if content else calls_text
 
 
 def dialogue_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages for people to read: the user's only one as it is, others behind their roles."""
+    """Messages for people to read: a single message of the user as it is, others after their roles."""
     if [message["role"] for message in messages] == ["user"]:
         return message_text(messages[0])
     return "\n\n".join(f"{message['role'].capitalize()}: {message_text(message)}" for message in messages)

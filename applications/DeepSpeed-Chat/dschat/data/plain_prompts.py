@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of plain text beside a tokenizer with a chat template, which is written around messages alone."""
+"""Notes on prompts of plain text for a tokenizer with a chat template, which is written only around messages."""
 
 from __future__ import annotations
 
@@ -18,42 +18,45 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROBE = "dschat-probe"  # a message's text, found again in what the template writes
+PROBE = "dschat-probe"  # a message whose text is located in the output of the template
 
 
 @dataclass(frozen=True)
 class TemplateMarks:
-    """What a chat template writes around a user's message."""
+    """The text that a chat template writes around a user's message."""
 
-    special: tuple[str, ...]  # names of the special tokens in it, BOS left out
-    end: str  # what it writes behind the message, up to the reply, without space at either end
+    special: tuple[str, ...]  # its special tokens, without BOS
+    end: str  # the text between the message and the reply, stripped
 
     def are_in(self, text: str) -> bool:
-        """Whether somebody has written the template's marks into a text."""
-        return any(name in text for name in self.special) or bool(self.end and text.rstrip().endswith(self.end))
+        """Whether a text holds the template's marks already."""
+        if any(token in text for token in self.special):
+            return True
+        return bool(self.end) and text.rstrip().endswith(self.end)
 
 
 def template_marks(tokenizer: PreTrainedTokenizerBase) -> TemplateMarks:
-    """The marks of the tokenizer's chat template; none where it refuses a single message of the user."""
+    """The marks of the tokenizer's chat template; none if it refuses a single message of the user."""
     try:
         whole = apply_template(tokenizer, [{"role": "user", "content": PROBE}], True)
     except TemplateRefusal:
         return TemplateMarks((), "")
-    before, _, behind = whole.rpartition(PROBE)
-    names = {str(tokenizer.convert_ids_to_tokens(number)) for number in special_ids(tokenizer)}
-    written = sorted(name for name in names - {tokenizer.bos_token} if name in before + behind)
-    return TemplateMarks(tuple(written), behind.strip())
+    before, _, after = whole.rpartition(PROBE)
+    tokens = {str(token) for token in tokenizer.convert_ids_to_tokens(list(special_ids(tokenizer)))}
+    tokens.discard(str(tokenizer.bos_token))
+    written = sorted(token for token in tokens if token in before + after)
+    return TemplateMarks(tuple(written), after.strip())
 
 
 def plain_prompt_note(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, apply_chat_template: bool
 ) -> str | None:
-    """What somebody should know of plain-text prompts and the chat template, with the remedy; None where all is well.
+    """A note on plain-text prompts and the chat template, with the remedy; None if there is nothing to note.
 
     Args:
         rows: as they are read.
         tokenizer: of the model.
-        apply_chat_template: whether prompts of plain text became messages (`--apply_chat_template`).
+        apply_chat_template: whether prompts of plain text were made messages (`--apply_chat_template`).
 
     Raises:
         UserError: `--apply_chat_template` without a chat template.
@@ -75,7 +78,10 @@ def plain_prompt_note(
             f"--apply_chat_template writes it around them once more (first: {doubled[0]}): drop the flag, or remove "
             "the marks from the texts"
         )
-    plain = [row.origin for row in rows if row.prompt is not None and not marks.are_in(row.prompt)]
+    plain = []
+    for row in rows:
+        if row.prompt is not None and not marks.are_in(row.prompt):
+            plain.append(row.origin)
     if not plain:
         return None
     return (
@@ -86,7 +92,7 @@ def plain_prompt_note(
 
 
 def warn_of_plain_prompts(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, apply_chat_template: bool) -> None:
-    """Warns of what `plain_prompt_note` finds. Raises UserError as it does."""
+    """Logs the note of `plain_prompt_note` as a warning. Raises UserError as that function does."""
     note = plain_prompt_note(rows, tokenizer, apply_chat_template)
     if note is not None:
         logger.warning("%s.", note)

@@ -53,21 +53,24 @@ Examples = Sequence[SFTExample] | Sequence[PairExample] | Sequence[PromptExample
 
 @dataclass(frozen=True)
 class Settings:
-    """What training would be told."""
+    """The settings of training that decide how rows are read."""
 
     keys: ColumnFlags = ColumnFlags()  # column names
     seed: int = 1234  # seed of the splits
     tokenizer: PreTrainedTokenizerBase | None = None  # of the model to train; without one nothing is encoded
     max_seq_len: int = 1024  # longest prompt and response, in tokens (steps 1 and 2)
     max_prompt_seq_len: int = 512  # longest prompt, in tokens (step 3)
-    end_of_response: int | None = None  # id of the token that ends a response; EOS if None
+    end_of_response: int | None = None  # id of the token that ends a response; None = EOS
     all_turns: bool = False  # step 1 trains on every turn of the assistant (--train_on all)
 
     @property
     def end_id(self) -> int:
         """The token that ends a response; 0 without a tokenizer."""
-        eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
-        return self.end_of_response if self.end_of_response is not None else eos or 0
+        if self.end_of_response is not None:
+            return self.end_of_response
+        if self.tokenizer is None:
+            return 0
+        return self.tokenizer.eos_token_id or 0
 
 
 def examples_of(
@@ -80,7 +83,8 @@ def examples_of(
     """
     if step == 3:
         return prompt_examples(rows, tokenizer, settings.max_prompt_seq_len, held_out=True)
-    limit, end_id = settings.max_seq_len, settings.end_id
+    limit = settings.max_seq_len
+    end_id = settings.end_id
     if step == 1:
         return sft_examples(rows, tokenizer, limit, end_id, held_out=True, all_turns=settings.all_turns)
     return pair_examples(rows, tokenizer, limit, end_id, held_out=True)
@@ -88,28 +92,34 @@ def examples_of(
 
 @dataclass(frozen=True)
 class RowSpan:
-    """A stretch of one row."""
+    """A part of a row: prompt, response or padding."""
 
     kind: str  # a key of COLOURS
     note: str  # what training does with it, for instance "masked"
-    tokens: int  # its number of tokens; 0 where the row is not encoded
-    text: str  # what it says, special tokens shown; empty for padding
+    tokens: int  # number of its tokens; 0 if the row is not encoded
+    text: str  # with special tokens; empty for padding
 
 
 @dataclass(frozen=True)
 class RowView:
-    """For whom rows are shown: the tokenizer, the step, and the token that ends a response."""
+    """How rows are shown: for which tokenizer and step, and with which token at the end of a response."""
 
     tokenizer: PreTrainedTokenizerBase
     step: int
     end_id: int
 
 
-def preview_report(path: str, count: int, step: int | None, colour: bool, settings: Settings) -> str:
+def preview_report(
+    path: str,
+    count: int,
+    step: int | None,
+    colour: bool,
+    settings: Settings,
+) -> str:
     """The first `count` training rows of a source, their parts marked by name and, with `colour`, by colours.
 
-    Without a tokenizer, the texts as they are read. Without a `step`, the first of 2, 1, 3 for which the first row has
-    the responses.
+    Without a tokenizer, texts are shown as they are read. Without a `step`, it is the first of 2, 1, 3 whose responses
+    the first row has.
 
     Raises:
         UserError: see `dschat.data.sources.load_source`; or a row lacks the responses that the step needs.
@@ -117,9 +127,12 @@ def preview_report(path: str, count: int, step: int | None, colour: bool, settin
     source = load_source(path, settings.keys, settings.seed)
     rows = source.train[:count]
     if step is None:
-        step = 2 if rows[0].rejected is not None else 1 if rows[0].chosen is not None else 3
-    lines = [f"{path}: {ALL_TURNS if step == 1 and settings.all_turns else NOTES[step]}"]
-    lines.append(f"rows shown: {len(rows)} of {len(source.train):,} for training; {len(source.eval):,} for evaluation")
+        step = _step_of(rows[0])
+    note = ALL_TURNS if step == 1 and settings.all_turns else NOTES[step]
+    lines = [
+        f"{path}: {note}",
+        f"rows shown: {len(rows)} of {len(source.train):,} for training; {len(source.eval):,} for evaluation",
+    ]
     unread = unread_column_counts(rows, settings.keys)
     if unread:
         lines.append(f"note: {UNREAD_COLUMNS}: {', '.join(unread)}")
@@ -128,32 +141,49 @@ def preview_report(path: str, count: int, step: int | None, colour: bool, settin
         shown = [_text_parts(row, step) for row in rows]
     else:
         tokens = row_tokens(settings.tokenizer, settings.end_id, rows)
+        fields_read = (WEIGHT,) if step == 1 else ()
         notes = special_notes(rows, tokens, settings.tokenizer, settings.end_id)
-        notes += template_notes(settings.tokenizer, rows, settings.end_id, (WEIGHT,) if step == 1 else ())
+        notes += template_notes(settings.tokenizer, rows, settings.end_id, fields_read)
         notes += prompt_notes(rows, settings.tokenizer, settings.keys)
         lines += [f"note: {note}" for note in notes]
         shown = _encoded_parts(rows, RowView(settings.tokenizer, step, settings.end_id), settings)
     for row, parts in zip(rows, shown, strict=True):
+        lines.append("")
         if isinstance(parts, str):
-            lines += ["", f"{row.origin}: dropped ({parts})"]
+            lines.append(f"{row.origin}: dropped ({parts})")
         else:
-            lines += ["", row.origin, *(_mark(part, colour) for part in parts)]
+            lines.append(row.origin)
+            lines += [_mark(part, colour) for part in parts]
     return "\n".join(lines)
 
 
+def _step_of(row: Row) -> int:
+    """The first of steps 2, 1 and 3 whose responses a row has."""
+    if row.rejected is not None:
+        return 2
+    return 3 if row.chosen is None else 1
+
+
 def _mark(part: RowSpan, colour: bool) -> str:
-    """A part with its name before it; control characters of the data are shown, never sent to the terminal."""
-    amount = f" x{part.tokens}" if part.kind == "padding" else f", {part.tokens} tokens" if part.tokens else ""
-    head = f"[[{part.kind}{amount}: {part.note}]]"
-    text = head + "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in part.text)
-    return f"\x1b[{COLOURS[part.kind]}m{text}\x1b[0m" if colour else text
+    """A part after its name; control characters of the data are escaped, never sent to the terminal."""
+    amount = ""
+    if part.kind == "padding":
+        amount = f" x{part.tokens}"
+    elif part.tokens:
+        amount = f", {part.tokens} tokens"
+    text = f"[[{part.kind}{amount}: {part.note}]]"
+    for character in part.text:
+        is_safe = character.isprintable() or character in "\n\t"
+        text += character if is_safe else repr(character)[1:-1]
+    if not colour:
+        return text
+    return f"\x1b[{COLOURS[part.kind]}m{text}\x1b[0m"
 
 
 def _text_parts(row: Row, step: int) -> list[RowSpan] | str:
-    """The texts of a row without a tokenizer; why it is dropped if it has no response and may have none."""
-    if row.prompt is not None:
-        prompt = row.prompt
-    else:
+    """The texts of a row without a tokenizer, or why the row is dropped."""
+    prompt = row.prompt
+    if prompt is None:
         prompt = "\n".join(f"{message['role']}: {message_text(message)}" for message in row.messages or [])
     parts = [RowSpan("prompt", PROMPT_USE[step], 0, prompt)]
     for kind in RESPONSES[step]:
@@ -166,93 +196,145 @@ def _text_parts(row: Row, step: int) -> list[RowSpan] | str:
     return parts
 
 
-def _encoded_parts(rows: Sequence[Row], view: RowView, settings: Settings) -> list[list[RowSpan] | str]:
-    """Per row its parts, read off one batch of all rows, or the reason for which it is dropped."""
-    made = [examples_of(view.step, [row], view.tokenizer, settings) for row in rows]
-    kept_rows = [row for row, (examples, _) in zip(rows, made, strict=True) if examples]
-    kept = [examples[0] for examples, _ in made if examples]
-    parts = iter(_batch_parts(kept_rows, kept, view) if kept else ())
-    return [next(parts) if examples else next(iter(dropped)) for examples, dropped in made]
+def _encoded_parts(
+    rows: Sequence[Row],
+    view: RowView,
+    settings: Settings,
+) -> list[list[RowSpan] | str]:
+    """The parts of every row, read from one batch of all rows, or the reason why it is dropped."""
+    batch_rows: list[Row] = []
+    batch_examples: list[Any] = []
+    reasons: list[str | None] = []  # None for a row that is in the batch
+    for row in rows:
+        examples, dropped = examples_of(view.step, [row], view.tokenizer, settings)
+        if examples:
+            batch_rows.append(row)
+            batch_examples.append(examples[0])
+        reasons.append(None if examples else next(iter(dropped)))
+    parts = iter(_batch_parts(batch_rows, batch_examples, view) if batch_rows else ())
+    return [next(parts) if reason is None else reason for reason in reasons]
 
 
 def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: RowView) -> list[list[RowSpan]]:
+    """The parts of rows as they are in a batch of the step."""
     from dschat.data.collate import collate_pairs, collate_sft
 
-    tokenizer, step = view.tokenizer, view.step
-    if step == 3:
+    if view.step == 3:
         return _rollout_parts(examples, view)
-    pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    batch = collate_sft(examples, pad_id) if step == 1 else collate_pairs(examples, pad_id)
-    if step == 2:
-        prompt_lengths = [len(ids) for ids in encode_prompts(tokenizer, rows)]
-    else:
-        prompt_lengths = [len(example.prompt_ids) for example in examples]
-    # The batch of step 2 holds the chosen sequences, then the rejected ones.
-    order = itertools.product(RESPONSES[step] or ("none",), prompt_lengths)
+    pad_id = view.tokenizer.pad_token_id
+    if pad_id is None:
+        pad_id = view.tokenizer.eos_token_id
     parts = []
-    for number, (kind, prompt_length) in enumerate(order):
-        ids, mask = batch["input_ids"][number], batch["attention_mask"][number]
-        targets = batch["response_mask"][number] if step == 1 else None
-        parts.append(_parts(ids, mask, prompt_length, kind, targets, view))
-    if step != 2:
+    if view.step == 1:
+        batch = collate_sft(examples, pad_id)
+        for number, example in enumerate(examples):
+            sequence = _Sequence(batch, number, len(example.prompt_ids), batch["response_mask"][number])
+            parts.append(_sequence_parts(sequence, "response", view))
         return parts
-    pairs = zip(parts[: len(rows)], parts[len(rows) :], strict=True)
-    return [chosen + rejected[1:] for chosen, rejected in pairs]  # the prompt is shown once
+    # The batch of step 2 holds the chosen sequences, then the rejected ones.
+    batch = collate_pairs(examples, pad_id)
+    for number, prompt_ids in enumerate(encode_prompts(view.tokenizer, rows)):
+        chosen = _Sequence(batch, number, len(prompt_ids))
+        rejected = _Sequence(batch, len(rows) + number, len(prompt_ids))
+        rejected_parts = _sequence_parts(rejected, "rejected", view)
+        parts.append(_sequence_parts(chosen, "chosen", view) + rejected_parts[1:])  # the prompt is shown once
+    return parts
 
 
-def _rollout_parts(examples: Sequence[PromptExample], view: RowView) -> list[list[RowSpan]]:
-    """Rows of a rollout: the prompts of a process, padded on the left to the longest, then what is to be sampled."""
+def _rollout_parts(
+    examples: Sequence[PromptExample],
+    view: RowView,
+) -> list[list[RowSpan]]:
+    """Rows of a rollout: prompts padded on the left to the longest, then the response to be sampled."""
     longest = max(map(len, examples))
     end = str(view.tokenizer.convert_ids_to_tokens(view.end_id))
-    sampled = RowSpan("response", f"sampled, up to {end}", 0, "")
-    return [
-        [*_padding(longest - len(example)), _prompt_part(example.prompt_ids, view), sampled] for example in examples
-    ]
+    response = RowSpan("response", f"sampled, up to {end}", 0, "")
+    rows = []
+    for example in examples:
+        padding = _padding(longest - len(example))
+        rows.append([*padding, _prompt_part(example.prompt_ids, view), response])
+    return rows
 
 
-def _parts(
-    ids: Tensor, mask: Tensor, prompt_length: int, kind: str, targets: Tensor | None, view: RowView
-) -> list[RowSpan]:
-    """One sequence of a batch: padding, prompt, response, padding.
+@dataclass(frozen=True)
+class _Sequence:
+    """One sequence of a padded batch."""
 
-    Where only some of the tokens behind the prompt are `targets`, they are a response each, and the others prompts.
+    batch: dict[str, Tensor]
+    number: int  # of its row in the batch
+    prompt_length: int
+    targets: Tensor | None = None  # (R,) which tokens after the prompt are trained on; None = all
+
+
+def _sequence_parts(sequence: _Sequence, kind: str, view: RowView) -> list[RowSpan]:
+    """The parts of a sequence: padding, prompt, response, padding.
+
+    If only some of the tokens after the prompt are trained on, every run of them is a response, and the runs in
+    between are prompts.
     """
-    real = ids[mask].tolist()
-    prompt, response = real[:prompt_length], real[prompt_length:]
-    left = int(mask.int().argmax())
-    parts = [*_padding(left), _prompt_part(prompt, view)]
-    uses = [True] * len(response) if targets is None else targets[: len(response)].tolist()
-    place = 0
-    for is_target, group in itertools.groupby(uses):
-        run = response[place : place + len(list(group))]
-        place += len(run)
-        parts.append(_response_part(run, kind, place == len(response), view) if is_target else _prompt_part(run, view))
-    return [*parts, *_padding(len(ids) - left - len(real))]
+    padded_ids = sequence.batch["input_ids"][sequence.number]
+    mask = sequence.batch["attention_mask"][sequence.number]
+    ids = padded_ids[mask].tolist()
+    response = ids[sequence.prompt_length :]
+    left_padding = int(mask.int().argmax())
+    targets = [True] * len(response)
+    if sequence.targets is not None:
+        targets = sequence.targets[: len(response)].tolist()
+
+    parts = _padding(left_padding)
+    parts.append(_prompt_part(ids[: sequence.prompt_length], view))
+    start = 0
+    for is_target, group in itertools.groupby(targets):
+        stop = start + len(list(group))
+        run = response[start:stop]
+        if is_target:
+            is_last = stop == len(response)
+            parts.append(_response_part(run, kind, is_last, view))
+        else:
+            parts.append(_prompt_part(run, view))
+        start = stop
+    parts += _padding(len(padded_ids) - left_padding - len(ids))
+    return parts
 
 
 def _prompt_part(ids: Sequence[int], view: RowView) -> RowSpan:
-    return RowSpan("prompt", PROMPT_USE[view.step], len(ids), _decode(view.tokenizer, ids))
+    text = _decode(view.tokenizer, ids)
+    return RowSpan("prompt", PROMPT_USE[view.step], len(ids), text)
 
 
-def _response_part(ids: Sequence[int], kind: str, is_last: bool, view: RowView) -> RowSpan:
-    """A response, with what surprises in it; an earlier turn's ends as the chat template writes it."""
-    note, is_whole = RESPONSE_USE[view.step], not is_last or ids[-1] == view.end_id
-    if not is_whole:
+def _response_part(
+    ids: Sequence[int],
+    kind: str,
+    is_last: bool,
+    view: RowView,
+) -> RowSpan:
+    """A response, with a note on special tokens in it; an earlier turn ends as the chat template writes it."""
+    note = RESPONSE_USE[view.step]
+    content = ids
+    if is_last and ids[-1] != view.end_id:
         is_eos = view.end_id == view.tokenizer.eos_token_id
         end = "EOS" if is_eos else view.tokenizer.convert_ids_to_tokens(view.end_id)
         note += f", cut, without {end}"
+    else:
+        content = ids[:-1]
     special = ends_and_special(view.tokenizer, view.end_id)
-    inside = [special[number] for number in dict.fromkeys(ids[:-1] if is_whole else ids) if number in special]
-    note += f", holds {', '.join(inside)} inside" if inside else ""
-    return RowSpan(kind, note, len(ids), _decode(view.tokenizer, ids, response=True))
+    inside = [special[token_id] for token_id in dict.fromkeys(content) if token_id in special]
+    if inside:
+        note += f", holds {', '.join(inside)} inside"
+    text = _decode(view.tokenizer, ids, response=True)
+    return RowSpan(kind, note, len(ids), text)
 
 
 def _padding(tokens: int) -> list[RowSpan]:
     return [RowSpan("padding", "masked", tokens, "")] if tokens else []
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bool = False) -> str:
-    """Text of ids, special tokens by their names."""
+def _decode(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    response: bool = False,
+) -> str:
+    """Text of ids, including special tokens."""
     special = special_ids(tokenizer)
     texts = []
     for is_special, group in itertools.groupby(ids, key=special.__contains__):
@@ -268,65 +350,84 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bo
 
 @dataclass(frozen=True)
 class RowTokens:
-    """What the token ids of a row show; a response that the row lacks is empty."""
+    """Lengths and special tokens of an encoded row; a response that the row lacks is empty."""
 
-    prompt: int  # number of its tokens
+    prompt: int  # tokens of the prompt
     response: int  # tokens of the longer response, without the one that ends it
-    special: list[str]  # names of the special tokens inside the responses, each once a response
-    twice_bos: bool  # the prompt begins with BOS twice
+    special: list[str]  # special tokens inside the responses, each once per response
+    twice_bos: bool  # whether the prompt begins with BOS twice
 
     def __len__(self) -> int:
         """Tokens of prompt and longer response, with the one that ends it."""
         return self.prompt + self.response + 1
 
 
-def row_tokens(tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row]) -> list[RowTokens]:
+def row_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    rows: Sequence[Row],
+) -> list[RowTokens]:
     """Rows as training encodes them."""
-    special, bos = ends_and_special(tokenizer, end_id), tokenizer.bos_token_id
-    found = []
+    special = ends_and_special(tokenizer, end_id)
+    bos = tokenizer.bos_token_id
+    measured = []
     for encoded in encode_pairs(tokenizer, rows):
-        responses = (encoded.chosen_ids, encoded.rejected_ids)
-        inside = [special[number] for ids in responses for number in special.keys() & set(ids)]
-        twice = bos is not None and encoded.prompt_ids[:2] == [bos, bos]
-        found.append(RowTokens(len(encoded.prompt_ids), max(map(len, responses)), inside, twice))
-    return found
+        inside = []
+        for ids in (encoded.chosen_ids, encoded.rejected_ids):
+            inside += [special[token_id] for token_id in special.keys() & set(ids)]
+        response_length = max(len(encoded.chosen_ids), len(encoded.rejected_ids))
+        twice_bos = bos is not None and encoded.prompt_ids[:2] == [bos, bos]
+        measured.append(RowTokens(len(encoded.prompt_ids), response_length, inside, twice_bos))
+    return measured
 
 
 def ends_and_special(tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[int, str]:
-    """Id → name of what nobody expects inside a response: special tokens, and the token that ends responses."""
-    return {number: str(tokenizer.convert_ids_to_tokens(number)) for number in special_ids(tokenizer) | {end_id}}
+    """Id → token for tokens that nobody expects inside a response: special tokens, and the one that ends responses."""
+    token_ids = special_ids(tokenizer) | {end_id}
+    return {token_id: str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in token_ids}
 
 
 def special_notes(
     rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase, end_id: int
 ) -> list[str]:
-    """What somebody should know of the special tokens of rows, a line each; none where all is well."""
+    """Notes on special tokens in rows, a line each; empty if there is nothing to note."""
     notes = []
-    inside, places = Counter[str](), []
-    for row, found in zip(rows, tokens, strict=True):
-        inside.update(found.special)
-        places += [row.origin] if found.special else []
+    inside: Counter[str] = Counter()
+    origins = []
+    for row, row_length in zip(rows, tokens, strict=True):
+        inside.update(row_length.special)
+        if row_length.special:
+            origins.append(row.origin)
     if inside:
-        counted = ", ".join(f"{name} in {count}" for name, count in inside.most_common())
+        counts = ", ".join(f"{name} in {count}" for name, count in inside.most_common())
         notes.append(
-            f"responses hold special tokens, written out in their texts and read as the tokens themselves: {counted} "
-            f"({len(places)} rows, the first is {places[0]}); remove them from the texts, or write them otherwise"
+            f"responses hold special tokens, written out in their texts and read as the tokens themselves: {counts} "
+            f"({len(origins)} rows, the first is {origins[0]}); remove them from the texts, or write them otherwise"
         )
     if tokenizer.bos_token_id is not None:
         notes += _bos_notes(rows, tokens, tokenizer)
     return notes
 
 
-def prompt_notes(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, keys: ColumnFlags) -> list[str]:
-    """What somebody should know of rows and the chat template, a line each; none where all is well."""
+def prompt_notes(
+    rows: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    keys: ColumnFlags,
+) -> list[str]:
+    """Notes on rows and the chat template, a line each; empty if there is nothing to note."""
     plain = plain_prompt_note(rows, tokenizer, keys.apply_chat_template)
     date = date_note(tokenizer) if any(row.messages is not None for row in rows) else None
     return [note for note in (plain, date) if note is not None]
 
 
-def _bos_notes(rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    notes, name = [], str(tokenizer.bos_token)
-    doubled = [row.origin for row, found in zip(rows, tokens, strict=True) if found.twice_bos]
+def _bos_notes(
+    rows: Sequence[Row],
+    tokens: Sequence[RowTokens],
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[str]:
+    notes = []
+    name = str(tokenizer.bos_token)
+    doubled = [row.origin for row, row_length in zip(rows, tokens, strict=True) if row_length.twice_bos]
     if doubled:
         notes.append(
             f"prompts that begin with {name} twice: {len(doubled)} (the first is {doubled[0]}); the chat template "
@@ -334,13 +435,13 @@ def _bos_notes(rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreT
         )
     if not puts_bos(tokenizer):
         return notes
-    own = [row.origin for row in rows if row.prompt is not None and row.prompt.startswith(name)]
-    if own:
+    with_bos = [row.origin for row in rows if row.prompt is not None and row.prompt.startswith(name)]
+    if with_bos:
         notes.append(
-            f"prompts whose text begins with {name}: {len(own)} (the first is {own[0]}); the tokenizer's is not put "
-            "before it"
+            f"prompts whose text begins with {name}: {len(with_bos)} (the first is {with_bos[0]}); the tokenizer's is "
+            "not put before it"
         )
-    talk = next((row for row in rows if row.messages is not None), None)
-    if talk is not None and prompt_text(tokenizer, talk).startswith(name):
+    conversation = next((row for row in rows if row.messages is not None), None)
+    if conversation is not None and prompt_text(tokenizer, conversation).startswith(name):
         notes.append(f"the chat template begins with {name}; the tokenizer's is not put before it")
     return notes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `--data_path` → the rows that a training step reads.
 
-Which rows these are is DeepSpeed-Chat's rule, index for index, so that runs are comparable with published ones:
+DeepSpeed-Chat's rule decides which rows these are, index for index, so that runs are comparable with published ones:
 
     index_k = index_{k-1} + int(round(fraction_k * N));  every index_k, k >= 1, then loses index_last - N
     order   = RandomState(seed).shuffle(arange(N, uint32));  part k = order[index_k : index_{k+1}]
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 STEPS = ("SFT", "reward model", "PPO")
-TRAIN_EVAL_SPLIT = "95,5"  # of a source without evaluation rows
-PUBLISHED_SPLIT = "2,4,4"  # of a published set between the steps, without --data_split
+TRAIN_EVAL_SPLIT = "95,5"  # for a source without evaluation rows
+PUBLISHED_SPLIT = "2,4,4"  # between the steps, for a published set without --data_split
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
@@ -42,123 +42,159 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True)
 class Source:
-    """The rows of one `--data_path`; name, files and hub as in `RawSource`."""
+    """The rows of one `--data_path`; for name, files and hub see `RawSource`."""
 
     name: str
     train: list[Row] = field(repr=False)
     eval: list[Row] = field(repr=False)
     files: tuple[Path, ...]
     dropped: dict[str, int]  # reason → number of rows left out
-    num_rows: tuple[int, int | None]  # training and evaluation rows that were read; None without evaluation rows
+    num_rows: tuple[int, int | None]  # training and evaluation rows that were read; None without an evaluation split
     hub: dict[str, Any] | None = None
 
 
 def open_source(path: str | Path, keys: ColumnFlags | None = None) -> RawSource:
-    """One source before its rows are read. Raises UserError where there is nothing to read."""
-    return _open(path, keys or ColumnFlags())[0]
+    """A source before its rows are read. Raises UserError if there is nothing to read."""
+    raw, _ = _open(path, keys or ColumnFlags())
+    return raw
 
 
 def load_source(
-    path: str | Path, keys: ColumnFlags | None = None, seed: int | None = 1234, show: bool = False
+    path: str | Path,
+    keys: ColumnFlags | None = None,
+    seed: int | None = 1234,
+    show: bool = False,
 ) -> Source:
     """Reads one source. Nothing of a data set is executed.
 
     Args:
-        path: the first that it is of
-            - short name of a published set (`dschat.data.hub`): its local copy in $MA_RLHF_DATA, if any,
-              else the hub's; a folder of that name in the current one is "./name", or a Path;
+        path: the first of these that it fits
+            - short name of a published set (`dschat.data.hub`): its local copy in $MA_RLHF_DATA, or else the hub's
+              data; a folder of that name in the current folder is "./name", or a Path;
             - a local file or folder (see `dschat.data.files`);
-            - a published set by hub id: as by short name;
+            - hub id of a published set: as for a short name;
             - owner/name of another data set on the hub.
-        keys: column names; the defaults of `ColumnFlags` if None.
+        keys: column names; None = the defaults of `ColumnFlags`.
         seed: seed of the split, 95 to 5, of a source without evaluation rows; None = the last rows are held out.
         show: whether to show progress.
 
     Returns:
-        The source, with rows in the order of the files, or of the split where there is one.
+        The source, with rows in the order of the files or, if it was split, of the split.
 
     Raises:
         UserError: nothing to read, a file that cannot be read, or a bad row, named by file and line.
     """
     keys = keys or ColumnFlags()
-    raw, copied = _open(path, keys)
-    train, skipped = _parse(raw, raw.train, keys, show)
-    held_out, skipped_eval = _parse(raw, raw.eval, keys, show) if raw.eval is not None else (None, 0)
-    counts = len(train) + skipped, None if held_out is None else len(held_out) + skipped_eval
-    if copied and counts != copied.counts:  # no error: people cut their copies on purpose
+    raw, published = _open(path, keys)
+    train, num_skipped = _parse(raw, raw.train, keys, show)
+    num_train = len(train) + num_skipped
+    held_out = None
+    num_eval = None
+    if raw.eval is not None:
+        held_out, num_skipped_eval = _parse(raw, raw.eval, keys, show)
+        num_eval = len(held_out) + num_skipped_eval
+        num_skipped += num_skipped_eval
+    counts = (num_train, num_eval)
+    if published and counts != published.counts:  # a warning, since users shorten their copies on purpose
         logger.warning(
             "%s has %s, the published %s has %s: shares will differ from the published ones",
-            *(local_copy(copied), describe_counts(*counts), copied.hub_id, describe_counts(*copied.counts)),
+            local_copy(published),
+            describe_counts(*counts),
+            published.hub_id,
+            describe_counts(*published.counts),
         )
-    dropped = {NO_TEXT: skipped + skipped_eval} if skipped + skipped_eval else {}
-    for reason, count in dropped.items():
-        logger.warning("%s: skipped %d rows (%s)", path, count, reason)
+    dropped = {}
+    if num_skipped:
+        dropped[NO_TEXT] = num_skipped
+        logger.warning("%s: skipped %d rows (%s)", path, num_skipped, NO_TEXT)
     if held_out is None:
-        train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
+        all_rows = train
+        train = split_part(all_rows, TRAIN_EVAL_SPLIT, 0, seed)
+        held_out = split_part(all_rows, TRAIN_EVAL_SPLIT, 1, seed)
     return Source(raw.name, train, held_out, raw.files, dropped, counts, raw.hub)
 
 
 def is_published(path: str | Path) -> bool:
-    """Whether a `--data_path` is a published set: by short name, by hub id, or as the folder or file of its local copy
-    in $MA_RLHF_DATA. A folder or file elsewhere is the user's own, whatever its name.
+    """Whether a `--data_path` is a published set: its short name, its hub id, or its local copy in $MA_RLHF_DATA.
+
+    A folder or file elsewhere is the user's data, whatever its name.
     """
     root = Path(path)
     if not root.exists() or _is_short_name(path):
         return find_known(str(path)) is not None
-    copies = [copy for known in KNOWN_SETS if (copy := local_copy(known)) is not None]
-    return any(copy.samefile(root) for copy in copies)
+    copies = [local_copy(published) for published in KNOWN_SETS]
+    return any(copy is not None and copy.samefile(root) for copy in copies)
 
 
 def _is_short_name(path: str | Path) -> bool:
     return isinstance(path, str) and "/" not in path and find_known(path) is not None
 
 
-def _open(path: str | Path, keys: ColumnFlags) -> tuple[RawSource, KnownSet | None]:
-    """What a path names; and the published set of which that is a local copy, if it is one."""
-    root, known = Path(path), find_known(str(path))
+def _open(
+    path: str | Path,
+    keys: ColumnFlags,
+) -> tuple[RawSource, KnownSet | None]:
+    """The source that a path names; and the published set, if the source is a local copy of one."""
+    root = Path(path)
     if root.exists() and not _is_short_name(path):
         return open_local(root), None
-    copy = local_copy(known) if known else None
-    if known and root.exists() and not (copy and copy.samefile(root)):
+    published = find_known(str(path))
+    copy = local_copy(published) if published else None
+    if published and root.exists() and not (copy and copy.samefile(root)):
         logger.warning(
-            "%s is the published data set %s; for the one in the current folder give ./%s", root, known.hub_id, root
+            "%s is the published data set %s; for the one in the current folder give ./%s",
+            root,
+            published.hub_id,
+            root,
         )
     if copy:
-        return open_local(copy), known
-    looks_like_hub = HUB_NAME.fullmatch(str(path)) and not str(path).startswith(".")
-    if known or (looks_like_hub and suffix_of(root) not in FILE_SUFFIXES):
-        return open_hub(str(path), known), None
-    published = ", ".join(f"{known.name} ({known.hub_id})" for known in KNOWN_SETS)
+        return open_local(copy), published
+    is_hub_name = HUB_NAME.fullmatch(str(path)) and not str(path).startswith(".")
+    if published or (is_hub_name and suffix_of(root) not in FILE_SUFFIXES):
+        return open_hub(str(path), published), None
+    names = ", ".join(f"{published.name} ({published.hub_id})" for published in KNOWN_SETS)
     raise UserError(
         f"--data_path {path}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, or a folder"
         f" with files {TRAIN_PREFIX}*.jsonl, {TRAIN_PREFIX}*.parquet and so on, with the columns {keys.prompt_key},"
         f" {keys.chosen_key}, {keys.rejected_key} (or {keys.prompt_key}, {keys.response_key}; or {keys.messages_key}),"
-        f" or a published data set: {published}."
+        f" or a published data set: {names}."
     )
 
 
-def _parse(source: RawSource, raws: Iterable[tuple[str, Any]], keys: ColumnFlags, show: bool) -> tuple[list[Row], int]:
-    """Rows of a source, and the number of those that were skipped; `raws` are its training or evaluation rows."""
-    shown = progress(desc=f"reading {source.name}", unit="row", disable=not show, iterable=raws)
-    parsed = [parse_row(raw, keys, origin, source.fills_nulls) for origin, raw in shown]
-    rows = [row for row in parsed if row is not None]
+def _parse(
+    source: RawSource,
+    raws: Iterable[tuple[str, Any]],
+    keys: ColumnFlags,
+    show: bool,
+) -> tuple[list[Row], int]:
+    """Parses `raws`, the training or evaluation rows of a source; the rows, and the number of skipped ones."""
+    rows = []
+    num_skipped = 0
+    title = f"reading {source.name}"
+    for origin, raw in progress(desc=title, unit="row", disable=not show, iterable=raws):
+        row = parse_row(raw, keys, origin, source.fills_nulls)
+        if row is None:
+            num_skipped += 1
+        else:
+            rows.append(row)
     if not rows:
         raise UserError(f"--data_path: no usable row in {source.name}: every row has {NO_TEXT}; give data with texts.")
-    return rows, len(parsed) - len(rows)
+    return rows, num_skipped
 
 
 def is_folder(name: str) -> bool:
-    """Whether a name means a folder here, to be written: unless it is an owner/name and there is no folder "owner"."""
-    return name.startswith(".") or HUB_NAME.fullmatch(name) is None or Path(name).parent.is_dir()
+    """Whether a name to write to is a local folder: unless it is an owner/name and there is no folder "owner"."""
+    is_hub_name = HUB_NAME.fullmatch(name) is not None and not name.startswith(".")
+    return not is_hub_name or Path(name).parent.is_dir()
 
 
 def open_data(name: str, flag: str) -> RawSource:
-    """What a name means, a file or folder here or owner/name on the hub; rows are read when they are asked for.
+    """The source that a name means, a local file or folder or owner/name on the hub; rows are read when iterated over.
 
     Raises:
-        UserError: there is no such thing, also while rows are read; names the command-line `flag` that gave it.
+        UserError: there is no such source, or, while rows are read, a bad row; names the command-line `flag`.
     """
-    with _about(flag):
+    with _naming_flag(flag):
         if Path(name).exists():
             raw = open_local(Path(name))
         elif HUB_NAME.fullmatch(name) and not name.startswith("."):
@@ -172,24 +208,32 @@ def open_data(name: str, flag: str) -> RawSource:
     return replace(raw, train=_read(raw.train, flag), eval=held_out)
 
 
-def _read(rows: Iterable[tuple[str, Any]], flag: str) -> Iterator[tuple[str, Any]]:
-    with _about(flag):
+def _read(
+    rows: Iterable[tuple[str, Any]],
+    flag: str,
+) -> Iterator[tuple[str, Any]]:
+    with _naming_flag(flag):
         yield from rows
 
 
 @contextmanager
-def _about(flag: str) -> Iterator[None]:
-    """Inside, messages are about another flag than the training steps' own."""
+def _naming_flag(flag: str) -> Iterator[None]:
+    """Inside, messages name another flag than --data_path."""
     try:
         yield
     except UserError as error:
         raise UserError(str(error).replace("--data_path", flag)) from error
 
 
-def split_indices(num_rows: int, data_split: str, part: int, seed: int | None) -> np.ndarray:
-    """Rows of one part of a split, in shuffled order: uint32 numbers (n,) from 0 to `num_rows` - 1.
+def split_indices(
+    num_rows: int,
+    data_split: str,
+    part: int,
+    seed: int | None,
+) -> np.ndarray:
+    """Indices of the rows of one part of a split, in shuffled order: uint32 of shape ``(n,)``.
 
-    The parts of one split are disjoint and together hold every row.
+    The parts of a split are disjoint and together hold every row.
 
     Args:
         num_rows: N, the rows of the source.
@@ -198,7 +242,7 @@ def split_indices(num_rows: int, data_split: str, part: int, seed: int | None) -
         seed: seed of the shuffle, 0 to 2**32 - 1; None = rows stay in their order.
 
     Raises:
-        UserError: `data_split` is no list of fractions, or has no part number `part`.
+        UserError: `data_split` is not a list of fractions, or has no part number `part`.
     """
     fractions = parse_fractions(data_split)
     if not 0 <= part < len(fractions):
@@ -213,15 +257,21 @@ def split_indices(num_rows: int, data_split: str, part: int, seed: int | None) -
     return order[bounds[part] : bounds[part + 1]]
 
 
-def split_part(rows: Sequence[T], data_split: str, part: int, seed: int | None) -> list[T]:
+def split_part(
+    rows: Sequence[T],
+    data_split: str,
+    part: int,
+    seed: int | None,
+) -> list[T]:
     """The rows of one part of a split, in shuffled order; see `split_indices`."""
     return [rows[i] for i in split_indices(len(rows), data_split, part, seed)]
 
 
 def split_bounds(num_rows: int, fractions: list[float]) -> list[int]:
-    """Where K parts begin and end in the shuffled order: K + 1 ascending positions from 0 to N.
+    """The bounds of K parts in the shuffled order: K + 1 ascending positions from 0 to N.
 
-    In tiny sources the correction could push one below 0; it stays at 0. The sum of the fractions must be above 0.
+    In tiny sources the correction could make a position negative; it stays at 0. The sum of the fractions must be
+    above 0.
     """
     total = sum(fractions)
     bounds = [0]
@@ -232,23 +282,24 @@ def split_bounds(num_rows: int, fractions: list[float]) -> list[int]:
 
 
 def parse_fractions(data_split: str) -> list[float]:
-    """The numbers of a `--data_split`; raises UserError."""
+    """The numbers of a `--data_split`. Raises UserError."""
     try:
         fractions = [float(part) for part in data_split.split(",")]
     except ValueError:
         fractions = []
-    if not all(math.isfinite(part) and part >= 0 for part in fractions) or sum(fractions) <= 0:
+    are_valid = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions)
+    if not are_valid or sum(fractions) <= 0:
         raise UserError(f"--data_split {data_split} is no list of fractions: give numbers of at least 0, like 2,4,4.")
     return fractions
 
 
 @dataclass(frozen=True)
 class Share(Generic[R_co]):
-    """Rows of one step, the sources one after another, and what run.json says of each (see `described`)."""
+    """The rows of one step, one source after another."""
 
     train: Sequence[R_co]
     eval: Sequence[R_co]
-    sources: list[dict[str, Any]]
+    sources: list[dict[str, Any]]  # records in run.json, see `described`
     files: tuple[Path, ...]
 
 
@@ -261,28 +312,37 @@ def described(
     split: str | None = None,
     hub: Any = None,
 ) -> dict[str, Any]:
-    """What run.json says of a source.
+    """The record of a source in run.json.
 
     Args:
         name: of the source.
-        train, held_out: the rows of the step's share.
+        train, held_out: the rows that the step takes.
         dropped: reason → number of rows left out.
-        num_rows: training and evaluation rows of the whole source; None where it has no evaluation rows of its own.
-        split: fractions by which the steps share the rows; None where the step takes all of them.
+        num_rows: training and evaluation rows of the whole source; None if it has no evaluation rows of its own.
+        split: fractions by which the steps share the rows; None if the step takes all rows.
         hub: the hub's data set, if the rows come from there.
     """
-    record = {"name": name, "train": len(train), "eval": len(held_out), "dropped": dropped}
-    record |= {"rows": {"train": num_rows[0], "eval": num_rows[1]}, "data_split": split}
-    return record | ({"hub": hub} if hub else {})
+    record: dict[str, Any] = {
+        "name": name,
+        "train": len(train),
+        "eval": len(held_out),
+        "dropped": dropped,
+        "rows": {"train": num_rows[0], "eval": num_rows[1]},
+        "data_split": split,
+    }
+    if hub:
+        record["hub"] = hub
+    return record
 
 
 def source_line(source: Mapping[str, Any]) -> str:
-    """How many rows of a source a step takes, in words: "mine: 190 of 200 rows to train on, 10 to evaluate on".
+    """The number of rows that a step takes from a source: "mine: 190 of 200 rows to train on, 10 to evaluate on".
 
     Args:
-        source: from `described`.
+        source: a record from `described`.
     """
-    rows, split = source["rows"], source["data_split"]
+    rows = source["rows"]
+    split = source["data_split"]
     train = f"{source['train']:,} of {rows['train']:,}"
     held_out = f"{source['eval']:,}"
     if rows["eval"] is None:
@@ -309,12 +369,16 @@ def load_share(config: CommonConfig, show: bool = False) -> Share[Row]:
     return read_share(data.data_path, config.columns, data.data_split, config.step, config.optimisation.seed, show)
 
 
-def split_for(path: str | Path, data_split: str | None, published_split: str = PUBLISHED_SPLIT) -> str | None:
-    """The fractions by which the steps share the rows of a source; None where each step takes all of them.
+def split_for(
+    path: str | Path,
+    data_split: str | None,
+    published_split: str = PUBLISHED_SPLIT,
+) -> str | None:
+    """The fractions by which the steps share the rows of a source; None if each step takes all rows.
 
     Args:
         path: a `--data_path`.
-        data_split: `--data_split`, which holds for every source; None where the flag is not given.
+        data_split: `--data_split`, which applies to every source; None if the flag is not given.
         published_split: the fractions of a published set without the flag.
     """
     if data_split is not None:
@@ -322,10 +386,16 @@ def split_for(path: str | Path, data_split: str | None, published_split: str = P
     return published_split if is_published(path) else None
 
 
-def step_rows(rows: Sequence[T], split: str | None, step: int, seed: int | None) -> list[T]:
-    """The rows that step 1, 2 or 3 takes by fractions from `split_for`, in shuffled order; see `split_indices`.
+def step_rows(
+    rows: Sequence[T],
+    split: str | None,
+    step: int,
+    seed: int | None,
+) -> list[T]:
+    """The rows that step 1, 2 or 3 takes, in shuffled order; see `split_indices`.
 
-    All rows come in the same order as with the fractions that give this step everything, such as 0,1,0.
+    `split`: from `split_for`; None gives all rows in the same order as fractions that give this step everything, such
+    as 0,1,0.
     """
     if split is None:
         return split_part(rows, "1", 0, seed)
@@ -341,7 +411,7 @@ def read_share(
     show: bool = False,
     published_split: str = PUBLISHED_SPLIT,
 ) -> Share[Row]:
-    """The rows of a step, 1, 2 or 3, of every source; see `load_share`, and `split_for` for the two splits.
+    """The rows of step 1, 2 or 3 from every source; see `load_share`, and `split_for` for the two splits.
 
     Without a seed, rows stay in their order.
     """
@@ -352,10 +422,11 @@ def read_share(
     for path in paths:
         source = load_source(path, keys, seed, show)
         split = split_for(path, data_split, published_split)
-        own = step_rows(source.train, split, step, seed)
-        own_eval = step_rows(source.eval, split, step, seed)
-        train += own
-        held_out += own_eval
-        sources.append(described(source.name, own, own_eval, source.dropped, source.num_rows, split, source.hub))
+        source_train = step_rows(source.train, split, step, seed)
+        source_eval = step_rows(source.eval, split, step, seed)
+        train += source_train
+        held_out += source_eval
         files += source.files
+        record = described(source.name, source_train, source_eval, source.dropped, source.num_rows, split, source.hub)
+        sources.append(record)
     return Share(train, held_out, sources, tuple(files))

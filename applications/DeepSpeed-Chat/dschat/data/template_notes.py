@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody should know of a chat template before training: what it leaves out, and where it writes other text.
+"""Notes on a chat template before training: what it leaves out, and where training reads other text than it writes.
 
-A field of messages counts as read if the template's text changes without it. That is tried on the first messages that
-have the field, at most PROBES of a kind, and said of all.
+A field of messages counts as written if the template's text changes without it. That is tried on the first messages
+that have the field, at most PROBES of a kind, and assumed for all.
 """
 
 from __future__ import annotations
@@ -44,11 +44,20 @@ logger = logging.getLogger(__name__)
 PROBES = 8
 UNREAD_COLUMNS = "columns that neither prompts nor responses are made of"
 NOT_IN_TEMPLATE = "the chat template does not write"
-# Columns from which somebody may expect that they change the prompt.
+# Columns that users may expect to change the prompt.
 EXPECTED = (
     *TEMPLATE_COLUMNS,
-    *("functions", "system", "system_prompt", "enable_thinking", "images", "videos", "audios"),
-    *("input", "context", "history"),  # of an instruction
+    "functions",
+    "system",
+    "system_prompt",
+    "enable_thinking",
+    "images",
+    "videos",
+    "audios",
+    # Columns of instructions.
+    "input",
+    "context",
+    "history",
 )
 
 
@@ -59,13 +68,16 @@ def warn_of_template(
     keys: ColumnFlags | None = None,
     reads: Sequence[str] = (),
 ) -> None:
-    """Warns of what `template_notes` finds; columns that nobody expects in a prompt are information alone."""
+    """Logs the notes of `template_notes` as warnings, and unread columns.
+
+    Unread columns that nobody expects in a prompt are logged as information.
+    """
     for note in template_notes(tokenizer, rows, end_id, reads):
         logger.warning("%s", note)
-    _say_columns(unread_column_counts(rows, keys or ColumnFlags(), reads))
+    _log_columns(unread_column_counts(rows, keys or ColumnFlags(), reads))
 
 
-def _say_columns(columns: Mapping[str, int]) -> None:
+def _log_columns(columns: Mapping[str, int]) -> None:
     surprising = {name: count for name, count in columns.items() if name in EXPECTED}
     if surprising:
         logger.warning("%s: %s", UNREAD_COLUMNS, in_words(surprising))
@@ -75,106 +87,140 @@ def _say_columns(columns: Mapping[str, int]) -> None:
 
 
 def template_notes(
-    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int | None = None, reads: Sequence[str] = ()
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    end_id: int | None = None,
+    reads: Sequence[str] = (),
 ) -> list[str]:
-    """A line for each thing that somebody should know; none where all is well or no row holds messages.
+    """Notes on the chat template, a line each; empty if there is nothing to note or no row holds messages.
 
     Args:
         tokenizer: of the model.
         rows: of the data.
-        end_id: the token that ends a response in training; None where nothing is trained on.
+        end_id: the token that ends a response in training; None if no response is trained on.
         reads: fields of messages that the step itself reads: `weight`.
     """
-    rows = [row for row in rows if row.messages is not None]
-    if tokenizer.chat_template is None or not rows:
+    conversations = [row for row in rows if row.messages is not None]
+    if tokenizer.chat_template is None or not conversations:
         return []
-    notes = [] if end_id is None else [other_turn_end(tokenizer, rows, end_id), *other_renderings(tokenizer, rows)]
+    notes: list[str | None] = []
     if end_id is not None:
-        notes += [_note_of_call_ends(tokenizer, rows, end_id), _note_of_second_thoughts(tokenizer, rows)]
-    unread = unwritten_parts(tokenizer, rows, reads)
-    if unread:
-        notes.append(f"{NOT_IN_TEMPLATE}: {in_words(unread)}")
+        notes.append(other_turn_end(tokenizer, conversations, end_id))
+        notes += other_renderings(tokenizer, conversations)
+        notes.append(_note_of_call_ends(tokenizer, conversations, end_id))
+        notes.append(_note_of_second_thoughts(tokenizer, conversations))
+    unwritten = unwritten_parts(tokenizer, conversations, reads)
+    if unwritten:
+        notes.append(f"{NOT_IN_TEMPLATE}: {in_words(unwritten)}")
     return [note for note in notes if note]
 
 
-def _note_of_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
-    """What differs where the template ends tool calls with another token than training does."""
-    used = str(tokenizer.convert_ids_to_tokens(end_id))
-    counts = {token: count for token, count in other_call_ends(tokenizer, rows).items() if token != used}
+def _note_of_call_ends(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    end_id: int,
+) -> str | None:
+    """A note if the template ends tool calls with another token than training does."""
+    training_end = str(tokenizer.convert_ids_to_tokens(end_id))
+    counts = other_call_ends(tokenizer, rows)
+    counts.pop(training_end, None)
     if not counts:
         return None
-    return f"responses of tool calls that the chat template ends with another token, and training with {used}: " + (
-        in_words(counts)
+    return (
+        "responses of tool calls that the chat template ends with another token, and training with "
+        f"{training_end}: {in_words(counts)}"
     )
 
 
 def _note_of_second_thoughts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> str | None:
-    """How many responses bring a thought though the generation prompt holds one that is closed."""
+    """A note if responses hold a thought though the generation prompt holds a closed one."""
     count = 0
     for row in rows:
         replies = [reply for reply in (row.reply("chosen"), row.reply("rejected")) if reply is not None]
-        thoughtful = sum(map(has_thought, replies))
-        if not thoughtful:
+        num_thoughts = sum(has_thought(reply) for reply in replies)
+        if num_thoughts == 0:
             continue
         try:
             prompt = prompt_text(tokenizer, row)
-        except UserError:  # an error elsewhere
+        except UserError:  # reported elsewhere
             continue
         if prompt.rstrip().endswith(THOUGHT_END):
-            count += thoughtful
+            count += num_thoughts
     if not count:
         return None
     return (
-        "responses with a thought behind a generation prompt that holds a closed one: "
+        "responses with a thought after a generation prompt that holds a closed one: "
         f"{count}; a thought in the content is trained on as a second one, one in a field of its own is lost. Remove "
         f"enable_thinking: false from {TEMPLATE_VARIABLES}, or the thoughts from the responses"
     )
 
 
 def warn_of_dialogues(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], keys: ColumnFlags) -> None:
-    """Warns of what dialogues that are played again leave out: they keep role and content of messages alone."""
-    unread = Counter(
-        part.name for row in rows if row.messages is not None for part in _parts(row, ()) if part.field != "content"
-    )
+    """Warns of what replayed dialogues leave out: they keep only role and content of messages."""
+    unread: Counter[str] = Counter()
+    for row in rows:
+        if row.messages is not None:
+            unread.update(part.name for part in _parts(row, ()) if part.field != "content")
     if unread:
         logger.warning("dialogues keep role and content of messages alone, and leave out: %s", in_words(unread))
-    other = other_rendering(tokenizer)
-    if other is not None:
-        logger.warning("%s", other)
-    _say_columns(unread_column_counts(rows, keys))
+    note = other_rendering(tokenizer)
+    if note is not None:
+        logger.warning("%s", note)
+    _log_columns(unread_column_counts(rows, keys))
 
 
-def unread_column_counts(rows: Iterable[Row], keys: ColumnFlags, reads: Sequence[str] = ()) -> Counter[str]:
-    """Column → number of rows whose prompt and responses are not made of it though it holds something."""
-    return Counter(column for row in rows for column in unread_columns(row, keys) if column not in reads)
+def unread_column_counts(
+    rows: Iterable[Row],
+    keys: ColumnFlags,
+    reads: Sequence[str] = (),
+) -> Counter[str]:
+    """Column → number of rows in which it holds something, but is read for neither prompt nor responses."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(column for column in unread_columns(row, keys) if column not in reads)
+    return counts
 
 
 def other_renderings(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Row]) -> list[str]:
-    """What `other_rendering` says, once for each set of variables that rows give to the template; at most PROBES sets.
+    """Notes of `other_rendering` for the sets of variables that rows give to the template; at most PROBES sets.
 
-    Rows without variables are tried in any case.
+    The template without variables is tried in any case.
     """
-    sets: dict[str, dict[str, Any]] = {repr({}): {}}
+    variable_sets: dict[str, dict[str, Any]] = {repr({}): {}}
     for row in rows:
         variables = template_variables(row)
-        sets.setdefault(repr(variables), variables)
+        variable_sets.setdefault(repr(variables), variables)
     notes: dict[str, str] = {}
-    for variables in islice(sets.values(), PROBES):
+    for variables in islice(variable_sets.values(), PROBES):
         note = other_rendering(tokenizer, variables)
-        if note is not None:
-            where = f"with {TEMPLATE_VARIABLES} {json.dumps(variables, ensure_ascii=False, default=str)}, "
-            notes.setdefault(note, (where if variables else "") + note)
+        if note is None or note in notes:
+            continue
+        condition = ""
+        if variables:
+            condition = f"with {TEMPLATE_VARIABLES} {json.dumps(variables, ensure_ascii=False, default=str)}, "
+        notes[note] = condition + note
     return list(notes.values())
 
 
-def other_rendering(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] | None = None) -> str | None:
-    """How the text of training differs from the chat template's own, for the user's "a" and the assistant's "b".
+def other_rendering(
+    tokenizer: PreTrainedTokenizerBase,
+    variables: Mapping[str, Any] | None = None,
+) -> str | None:
+    """A note if training reads other text than the chat template writes for the user's "a" and the assistant's "b".
 
-    None where both are the same, apart from the end of the turn (see `other_turn_end`), or where the template refuses
-    this dialogue. `variables` are further ones of the template.
+    None if both are the same, apart from the end of the turn (see `other_turn_end`), or if the template refuses this
+    dialogue. `variables`: additional variables of the template.
     """
     arguments = dict(variables or {})
-    question = Row(PROBE[0]["content"], PROBE[:1], None, None, {}, "the chat template", template_arguments=arguments)
+    question = Row(
+        prompt=None,
+        messages=PROBE[:1],
+        chosen=None,
+        rejected=None,
+        extra={},
+        origin="the chat template",
+        template_arguments=arguments,
+    )
     try:
         prompt = prompt_text(tokenizer, question)
         end = turn_end(tokenizer, arguments)
@@ -184,13 +230,15 @@ def other_rendering(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, 
     except (TemplateRefusal, UserError):
         return None
     if not whole.startswith(prompt + reply):
-        remedy = f"; its generation prompt ends with {end.prefill!r}: begin responses with what follows it"
+        remedy = ""
+        if end.prefill:
+            remedy = f"; its generation prompt ends with {end.prefill!r}: begin responses with what follows it"
         return (
             f"for the user's 'a' and the assistant's 'b' training reads {prompt + reply!r}, but the chat template "
-            f"writes {whole!r}{remedy if end.prefill else ''}"
+            f"writes {whole!r}{remedy}"
         )
-    special = [str(token) for token in tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))]
-    if not has_generation_prompt and any(token in end.lead for token in special):
+    special_tokens = tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer)))
+    if not has_generation_prompt and any(str(token) in end.lead for token in special_tokens):
         return (
             f"the chat template has no generation prompt: {end.lead!r} before the assistant's text is part of the "
             "response, for the model to write. Use a template that reads add_generation_prompt"
@@ -201,7 +249,7 @@ def other_rendering(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, 
 def unwritten_parts(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], reads: Sequence[str] = ()
 ) -> dict[str, int]:
-    """What of rows with messages the chat template leaves out → how many messages, or rows, have it.
+    """Parts of rows that the chat template leaves out → number of messages, or rows, that have them.
 
     Args:
         tokenizer: with a chat template.
@@ -209,48 +257,57 @@ def unwritten_parts(
         reads: fields of messages that count as read in any case.
     """
     counts: Counter[str] = Counter()
-    tried: Counter[str] = Counter()
-    written: set[str] = set()
+    num_probes: Counter[str] = Counter()
+    written_names: set[str] = set()
     for row in rows:
         for part in _parts(row, reads):
             counts[part.name] += 1
-            if part.name not in written and tried[part.name] < PROBES:
-                tried[part.name] += 1
-                if part.is_written(tokenizer):
-                    written.add(part.name)
-    return {name: count for name, count in counts.items() if name not in written}
+            if part.name in written_names or num_probes[part.name] >= PROBES:
+                continue
+            num_probes[part.name] += 1
+            if part.is_written(tokenizer):
+                written_names.add(part.name)
+    return {name: count for name, count in counts.items() if name not in written_names}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Something in a row that a chat template could leave out."""
+    """A part of a row that a chat template could leave out."""
 
-    name: str  # what is said of it
+    name: str  # in the note
     row: Row
-    reply: Mapping[str, Any] | None  # the response that follows the messages; None: it is a part of the prompt
-    place: int | None  # of its message in the conversation; None: an argument of the template
+    reply: Mapping[str, Any] | None  # the response that the part belongs to; None = it is a part of the prompt
+    index: int | None  # of its message in the conversation; None = an argument of the template
     field: str  # of the message, or name of the argument
-    text: str = ""  # of a content, or of a piece of it; empty: the whole field is looked at
-    in_template: bool = False  # of a response: whether the template's own text counts, not the one that is trained on
+    text: str = ""  # the text of a content, or a part of it, to look for; empty = test the whole field
+    in_template: bool = False  # look into the template's text of a response, not into the text that is trained on
 
     def is_written(self, tokenizer: PreTrainedTokenizerBase) -> bool:
-        """Whether the template's text holds the text, or changes without the field."""
-        if self.place is None and self.field not in (TOOLS, DOCUMENTS):
-            return self.field in str(tokenizer.chat_template)  # the text is the same where it has the default value
+        """Whether the template's text holds the part's text, or changes without the field."""
+        if self.index is None and self.field not in (TOOLS, DOCUMENTS):
+            # The text does not change if the variable has its default value, so the template's source is searched.
+            return self.field in str(tokenizer.chat_template)
         try:
             whole = self._text(tokenizer, self.row, self.reply)
             if self.text:
                 return is_written(self.text, whole) or json.dumps(self.text)[1:-1] in whole
-            return self._text(tokenizer, *self._without_field()) != whole
-        except (TemplateRefusal, UserError):  # of messages without the field; a row's own refusal is told elsewhere
+            row, reply = self._without_field()
+            return self._text(tokenizer, row, reply) != whole
+        except (TemplateRefusal, UserError):  # refused without the field; a refusal of the row is reported elsewhere
             return True
 
-    def _text(self, tokenizer: PreTrainedTokenizerBase, row: Row, reply: Mapping[str, Any] | None) -> str:
-        """What is trained on or, with `in_template`, what the template itself writes."""
+    def _text(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        row: Row,
+        reply: Mapping[str, Any] | None,
+    ) -> str:
+        """The text that is trained on or, with `in_template`, that the template itself writes."""
+        messages = row.messages or []
         if reply is None:
-            return apply_template(tokenizer, row.messages or [], True, row.template_arguments)
+            return apply_template(tokenizer, messages, True, row.template_arguments)
         if self.in_template:
-            return apply_template(tokenizer, [*(row.messages or []), reply], False, row.template_arguments)
+            return apply_template(tokenizer, [*messages, reply], False, row.template_arguments)
         prompt = prompt_text(tokenizer, row)
         try:
             end = turn_end_of(tokenizer, row)
@@ -260,17 +317,20 @@ class _Part:
 
     def _without_field(self) -> tuple[Row, Mapping[str, Any] | None]:
         """The row and its response without the field."""
-        row, reply = self.row, self.reply
-        if self.place is None:
-            return replace(row, template_arguments=_without(row.template_arguments, self.field)), reply
-        if reply is not None:
-            return row, _without(reply, self.field)
-        messages = [*(row.messages or [])]
-        messages[self.place] = _without(messages[self.place], self.field)
-        return replace(row, messages=messages), reply
+        if self.index is None:
+            arguments = _without(self.row.template_arguments, self.field)
+            return replace(self.row, template_arguments=arguments), self.reply
+        if self.reply is not None:
+            return self.row, _without(self.reply, self.field)
+        messages = list(self.row.messages or [])
+        messages[self.index] = _without(messages[self.index], self.field)
+        return replace(self.row, messages=messages), None
 
 
-def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _without(
+    fields: Mapping[str, Any],
+    name: str,
+) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != name}
 
 
@@ -279,9 +339,9 @@ def _parts(row: Row, reads: Sequence[str]) -> Iterator[_Part]:
         column = name if name in (TOOLS, DOCUMENTS) else f"{TEMPLATE_VARIABLES}.{name}"
         yield _Part(f"column {column!r}", row, None, None, name)
     messages = row.messages or []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         role = message["role"]
-        yield from _parts_of(row, None, place, message, f"earlier {role} messages", reads)
+        yield from _parts_of(row, None, index, message, f"earlier {role} messages", reads)
     for reply in (row.reply("chosen"), row.reply("rejected")):
         if reply is not None:
             yield from _parts_of(row, reply, len(messages), reply, "responses", reads)
@@ -290,20 +350,21 @@ def _parts(row: Row, reads: Sequence[str]) -> Iterator[_Part]:
 def _parts_of(
     row: Row,
     reply: Mapping[str, Any] | None,
-    place: int,
+    index: int,
     message: Mapping[str, Any],
     who: str,
     reads: Sequence[str],
 ) -> Iterator[_Part]:
-    """The parts of one message; `who` says of what kind it is."""
+    """The parts of one message; `who` says in notes which kind of message it is."""
     for field, value in message.items():
         if value not in EMPTY and field not in ("role", "content", *reads):
-            yield _Part(f"{field!r} of {who}", row, reply, place, field)
+            yield _Part(f"{field!r} of {who}", row, reply, index, field)
     thoughts, mark, answer = message.get("content", "").rpartition(THOUGHT_END)
     if mark and thoughts.strip():
-        yield _Part(f"what stands before {mark} in {who}", row, reply, place, "content", thoughts)
-    if mark and thoughts.strip() and reply is not None and "tool_calls" not in message:
-        name = f"what stands before {mark} in {who}, which are trained on all the same"
-        yield _Part(name, row, reply, place, "content", thoughts, True)
+        name = f"what stands before {mark} in {who}"
+        yield _Part(name, row, reply, index, "content", thoughts)
+        if reply is not None and "tool_calls" not in message:
+            name += ", which are trained on all the same"
+            yield _Part(name, row, reply, index, "content", thoughts, in_template=True)
     if answer.strip():
-        yield _Part(f"the content of {who}", row, reply, place, "content", answer)
+        yield _Part(f"the content of {who}", row, reply, index, "content", answer)

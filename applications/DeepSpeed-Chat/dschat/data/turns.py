@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from dschat.base.errors import UserError
@@ -27,76 +27,86 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MarkedPrompt:
-    """What comes before a response: ids, and of each whether it belongs to an earlier turn of the assistant."""
+    """The tokens before a response, with the earlier turns of the assistant marked."""
 
     ids: list[int]
-    targets: list[bool]
+    targets: list[bool]  # whether a token belongs to an earlier turn that is trained on
 
 
 def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[MarkedPrompt]:
-    """Prompts of n rows, with the earlier turns of the assistant marked, each up to the token that ends it.
+    """Encodes the prompts of rows and marks the earlier turns of the assistant, each up to the token that ends it.
 
-    The text is what the chat template writes. Each turn of the assistant, and what stands between two of them, is
-    encoded alone, as it is when the turn is sampled. Where the template ends a turn with no special token, no token is
-    added: the text of the turn is marked. Turns of weight 0 are not marked, nor is one that begins the conversation.
-    Rows without such turns are encoded as `encode_prompts` does.
+    The text is the chat template's. Each turn of the assistant, and each text between two turns, is encoded alone, as
+    it is when the turn is sampled. If the template ends a turn without a special token, no token is added, and the
+    text of the turn is marked. Turns of weight 0 are not marked, nor is a turn that begins the conversation. Rows
+    without earlier turns are encoded as by `encode_prompts`.
 
     Raises:
-        UserError: see `dschat.data.encoding.prompt_text`; or the template writes a turn otherwise once others follow.
+        UserError: see `dschat.data.encoding.prompt_text`; or the template writes a turn differently once others
+            follow.
     """
-    known_ends: dict[str, TurnEnd] = {}
-    ends = [_end_of(tokenizer, row, known_ends) if _earlier_turns(row) else None for row in rows]
-    cuts = [
-        _cuts(tokenizer, row, end) if end else [prompt_text(tokenizer, row)]
-        for row, end in zip(rows, ends, strict=True)
-    ]
-    heads = encode_prompt_texts(tokenizer, [texts[0] for texts in cuts])
-    pieces = iter(encode_responses(tokenizer, [text for texts in cuts for text in texts[1:]]))
-    marked = []
-    for row, end, head, texts in zip(rows, ends, heads, cuts, strict=True):
-        is_trained = [(row.messages or [])[place].get(WEIGHT) != 0 for place in _earlier_turns(row)]
-        ids, targets = list(head), [False] * len(head)
-        for number in range(1, len(texts)):
-            piece = next(pieces)
-            if end is None or number % 2 == 0 or not is_trained[number // 2]:
-                length = 0
-            else:
-                length = end.length(piece)
-            ids += piece
-            targets += [True] * length + [False] * (len(piece) - length)
-        marked.append(MarkedPrompt(ids, targets))
-    return marked
+    # Cut every prompt into pieces of text: before the first turn, that turn, the text up to the next turn, …
+    ends: list[TurnEnd | None] = []
+    pieces_of_rows: list[list[str]] = []
+    end_by_variables: dict[str, TurnEnd] = {}
+    for row in rows:
+        if not _earlier_turns(row):
+            ends.append(None)
+            pieces_of_rows.append([prompt_text(tokenizer, row)])
+            continue
+        variables = repr(template_variables(row))
+        if variables not in end_by_variables:
+            end_by_variables[variables] = turn_end_of(tokenizer, row)
+        ends.append(end_by_variables[variables])
+        pieces_of_rows.append(_cut_at_turns(tokenizer, row, end_by_variables[variables]))
+
+    # Encode all pieces at once; only the first one of a prompt gets BOS.
+    first_ids = encode_prompt_texts(tokenizer, [pieces[0] for pieces in pieces_of_rows])
+    later_pieces = list(chain.from_iterable(pieces[1:] for pieces in pieces_of_rows))
+    later_ids = iter(encode_responses(tokenizer, later_pieces))
+
+    # Join the pieces of every prompt and mark the turns, which are its pieces 1, 3, 5, …
+    prompts = []
+    for row, end, ids, pieces in zip(rows, ends, first_ids, pieces_of_rows, strict=True):
+        turn_messages = [(row.messages or [])[index] for index in _earlier_turns(row)]
+        prompt_ids = list(ids)
+        targets = [False] * len(ids)
+        for number in range(1, len(pieces)):
+            piece_ids = next(later_ids)
+            num_targets = 0
+            is_turn = number % 2 == 1
+            if end is not None and is_turn and turn_messages[number // 2].get(WEIGHT) != 0:
+                num_targets = end.length(piece_ids)
+            prompt_ids += piece_ids
+            targets += [True] * num_targets + [False] * (len(piece_ids) - num_targets)
+        prompts.append(MarkedPrompt(prompt_ids, targets))
+    return prompts
 
 
-def _end_of(tokenizer: PreTrainedTokenizerBase, row: Row, known_ends: dict[str, TurnEnd]) -> TurnEnd:
-    """As `turn_end_of`; asked for once for rows with the same variables of the template."""
-    variables = repr(template_variables(row))
-    if variables not in known_ends:
-        known_ends[variables] = turn_end_of(tokenizer, row)
-    return known_ends[variables]
-
-
-def _cuts(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) -> list[str]:
+def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) -> list[str]:
     """A prompt's text in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on."""
     whole = prompt_text(tokenizer, row)
     messages = row.messages or []
-    places = [0]
+    cuts = [0]
     for number in _earlier_turns(row):
         before = render_messages(tokenizer, messages[:number], True, row.origin, row.template_arguments)
         after = render_messages(tokenizer, messages[: number + 1], False, row.origin, row.template_arguments)
         closings = [text for text in end.closings(after) if whole.startswith(text)]
-        if not (closings and whole.startswith(before) and len(before) <= len(closings[0])):
+        is_unchanged = bool(closings) and whole.startswith(before)
+        if not is_unchanged or len(before) > len(closings[0]):
             raise UserError(
-                f"{row.origin}: the chat template writes message {number + 1}, of the assistant, otherwise once "
-                "others follow, so that its tokens cannot be told: give --train_on last, or a template that writes "
+                f"{row.origin}: the chat template writes message {number + 1}, of the assistant, differently once "
+                "others follow, so that its tokens are not known: give --train_on last, or a template that writes "
                 "earlier turns the same way."
             )
         turn = closings[0][len(before) :]
-        written = len(turn) if end.written else len(turn.removesuffix(end.text))
-        places += [len(before), len(before) + written]
-    return [whole[start:stop] for start, stop in pairwise([*places, len(whole)])]
+        if not end.written:
+            turn = turn.removesuffix(end.text)
+        cuts += [len(before), len(before) + len(turn)]
+    return [whole[start:stop] for start, stop in pairwise([*cuts, len(whole)])]
 
 
 def _earlier_turns(row: Row) -> list[int]:
-    """Places of the assistant's messages before the response that answer something."""
-    return [place for place, message in enumerate(row.messages or []) if place and message["role"] == "assistant"]
+    """Indices of the assistant's messages before the response, without one that begins the conversation."""
+    messages = row.messages or []
+    return [index for index in range(1, len(messages)) if messages[index]["role"] == "assistant"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page answers to its events: new values of its components.
+"""Event handlers of the page: each returns new values of components.
 
-Every text that is not ours is escaped.
+Every text from users and models is escaped.
 """
 
 import threading
@@ -14,30 +14,34 @@ from html import escape
 
 from dschat.base.display import EMPTY, Component, visible
 from dschat.base.errors import UserError
-from dschat.demo.models import chosen, find_checkpoints
+from dschat.demo.models import find_checkpoints, select_checkpoint
 from dschat.demo.session import Chat, MakePrompt, SamplingChoice, Session, ShownAnswer, summary_prompt
 from dschat.lab.macro_actions import legend_html, macro_spans
 
-PAUSE = 0.05  # seconds between two drafts that are sent to the browser
-# Characters that mean something to JavaScript's and Handlebars' templates or to Gradio's placeholders.
+UPDATE_INTERVAL = 0.05  # seconds between two drafts that are sent to the browser
+# Characters with a meaning in JavaScript's and Handlebars' templates or in Gradio's placeholders.
 TEMPLATES = str.maketrans({char: f"&#{ord(char)};" for char in "`${}@\\"})
 LEGEND = legend_html(numbers=False)
 
-Answers = list[ShownAnswer]  # of all sides
+Answers = list[ShownAnswer]  # one per side
 Update = dict[Component, object]  # new values of components
 
 
 class Stops:
-    """How the answers that are being drawn are stopped, by whose they are."""
+    """Stops the answers that are being generated for a browser."""
 
     def __init__(self) -> None:
         self._events: dict[str, set[threading.Event]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def answering(self, browser: str | None) -> Iterator[threading.Event]:
+    def answering(
+        self,
+        browser: str | None,
+    ) -> Iterator[threading.Event]:
         """The event that stops an answer to a browser; it is set at the end."""
-        event, name = threading.Event(), browser or ""
+        event = threading.Event()
+        name = browser or ""
         with self._lock:
             self._events.setdefault(name, set()).add(event)
         try:
@@ -58,7 +62,7 @@ class Stops:
 
 @dataclass
 class Actions:
-    """The components of the page that change, and what events make of them."""
+    """The components of the page that change, and the handlers of its events."""
 
     gr: Component
     session: Session
@@ -66,25 +70,31 @@ class Actions:
     folders: list[Component] = field(default_factory=list)
     choosers: list[Component] = field(default_factory=list)
     statuses: list[Component] = field(default_factory=list)
-    answers: list[Component] = field(default_factory=list)  # a chat, or a text, of each side
-    panel: dict[str, Component] = field(default_factory=dict)
+    answers: list[Component] = field(default_factory=list)  # a chat, or a text, for each side
+    panel: dict[str, Component] = field(default_factory=dict)  # sampling settings by name
     parts: dict[str, Component] = field(default_factory=dict)
     form: list[Component] = field(default_factory=list)  # boxes of a post
 
-    def find(self, side: int, place: str) -> Update:
-        """Load run: the checkpoints of a run, and how it draws."""
+    def find(self, side: int, path: str) -> Update:
+        """Load run: lists the checkpoints of a run."""
         try:
-            found = find_checkpoints(place)
+            checkpoints = find_checkpoints(path)
         except UserError as error:
             return {self.statuses[side]: status_html(str(error), failed=True)}
-        choices, own = [(one.name, one.path) for one in found], chosen(found, place)
-        count = f"{len(found)} model{'' if len(found) == 1 else 's'} found; choose one, then Load model."
+        choices = [(checkpoint.name, checkpoint.path) for checkpoint in checkpoints]
+        selected = select_checkpoint(checkpoints, path)
+        count = len(checkpoints)
+        status = f"{count} model{'' if count == 1 else 's'} found; choose one, then Load model."
         return {
-            self.choosers[side]: self.gr.update(choices=choices, value=own.path),
-            self.statuses[side]: status_html(count),
+            self.choosers[side]: self.gr.update(choices=choices, value=selected.path),
+            self.statuses[side]: status_html(status),
         }
 
-    def load(self, side: int, path: str | None) -> Iterator[Update]:
+    def load(
+        self,
+        side: int,
+        path: str | None,
+    ) -> Iterator[Update]:
         """Load model."""
         if not path:
             yield {self.statuses[side]: status_html("choose a run folder first, then Load run.", failed=True)}
@@ -93,124 +103,175 @@ class Actions:
         try:
             status = self.session.load(side, path)
         except UserError as error:
-            yield {self.statuses[side]: status_html(f"{error} {self._left(side)}", failed=True)}
+            yield {self.statuses[side]: status_html(f"{error} {self._still_loaded(side)}", failed=True)}
             return
         yield {self.statuses[side]: status_html(status)}
 
-    def own_choice(self, path: str | None) -> Update:
-        """Load from run: the panel as the run, or the model, draws."""
-        choice, words = self.session.choice(path or None)
-        values: Update = {component: getattr(choice, name) for name, component in self.panel.items()}
-        hottest = max(2.0, choice.temperature)
-        values[self.panel["temperature"]] = self.gr.update(value=choice.temperature, maximum=hottest)
-        return values | {self.parts["source"]: status_html(f"{words[0].upper()}{words[1:]}.")}
+    def load_sampling(self, path: str | None) -> Update:
+        """Load from run: fills the panel with the sampling settings of the run or the model."""
+        choice, source = self.session.choice(path or None)
+        values: Update = {}
+        for name, component in self.panel.items():
+            values[component] = getattr(choice, name)
+        maximum = max(2.0, choice.temperature)
+        values[self.panel["temperature"]] = self.gr.update(value=choice.temperature, maximum=maximum)
+        values[self.parts["source"]] = status_html(f"{source[0].upper()}{source[1:]}.")
+        return values
 
-    def chat(self, conversation: Chat, message: str, draw: bool, *panel: float, browser: str) -> Iterator[Update]:
-        """Submit: the answers of all sides, growing."""
-        sent: Update = {self.parts["message"]: "", self.parts["note"]: ""}
+    def chat(
+        self,
+        conversation: Chat,
+        message: str,
+        draw_actions: bool,
+        *panel: float,
+        browser: str,
+    ) -> Iterator[Update]:
+        """Submit: yields the answers of all sides as they grow."""
+        state = self.parts["state"]
+        box = self.parts["message"]
+        note = self.parts["note"]
+        is_first = True
         for answers in self._drafts(partial(conversation.prompt, message), panel, browser):
             if isinstance(answers, str):  # the message stays, to be sent again
-                failed = {self.parts["note"]: status_html(answers, failed=True), self.parts["message"]: message}
-                yield self.drawn(conversation, draw) | {self.parts["state"]: conversation} | failed
+                failed = {note: status_html(answers, failed=True), box: message}
+                yield self.show(conversation, draw_actions) | {state: conversation} | failed
                 return
             grown = conversation.with_turn(message, answers)
-            yield self.drawn(grown, draw) | {self.parts["state"]: grown} | sent
-            sent = {}  # the next message may be typed meanwhile
+            update = self.show(grown, draw_actions) | {state: grown}
+            if is_first:  # the next message may be typed meanwhile
+                update |= {box: "", note: ""}
+            is_first = False
+            yield update
 
     def summary(
-        self, subreddit: str, title: str, post: str, draw: bool, *panel: float, browser: str
+        self,
+        subreddit: str,
+        title: str,
+        post: str,
+        draw_actions: bool,
+        *panel: float,
+        browser: str,
     ) -> Iterator[Update]:
-        """Submit: a summary of each side, growing."""
+        """Submit: yields a summary of each side as they grow."""
+        note = self.parts["note"]
         for answers in self._drafts(lambda side, model: summary_prompt(subreddit, title, post), panel, browser):
             if isinstance(answers, str):
-                yield {self.parts["note"]: status_html(answers, failed=True)}
+                yield {note: status_html(answers, failed=True)}
                 return
-            texts = [summary_html(answer, draw) for answer in answers]
-            yield dict(zip(self.answers, texts, strict=True)) | {self.parts["note"]: ""}
+            update: Update = {note: ""}
+            for component, answer in zip(self.answers, answers, strict=True):
+                update[component] = summary_html(answer, draw_actions)
+            yield update
 
-    def drawn(self, conversation: Chat, draw: bool) -> Update:
-        """Every side's messages, with or without macro actions."""
-        return {chat: self.shown(conversation, side, draw) for side, chat in enumerate(self.answers)}
+    def show(self, conversation: Chat, draw_actions: bool) -> Update:
+        """The messages of every side, with or without macro actions."""
+        update: Update = {}
+        for side, chat in enumerate(self.answers):
+            update[chat] = self.messages(conversation, side, draw_actions)
+        return update
 
-    def shown(self, conversation: Chat, side: int, draw: bool) -> list[Component]:
-        """A side's messages as Gradio takes them."""
-        messages = []
+    def messages(
+        self,
+        conversation: Chat,
+        side: int,
+        draw_actions: bool,
+    ) -> list[Component]:
+        """The messages of a side in Gradio's form."""
+        messages: list[Component] = []
         for turn in conversation.turns:
             answer = turn.answers[side]
-            text = text_html(answer.text.strip()) or (EMPTY if answer.done else "…")
-            content = [] if draw and answer.tokens else [text]
+            content = []
+            if not (draw_actions and answer.tokens):
+                content.append(text_html(answer.text.strip()) or _placeholder(answer))
             if answer.done is not None:
-                content.append(self.gr.HTML(answer_html(answer, draw), js_on_load=None))
-            messages += [
-                {"role": "user", "content": text_html(turn.message)},
-                {"role": "assistant", "content": content},
-            ]
+                content.append(self.gr.HTML(answer_html(answer, draw_actions), js_on_load=None))
+            messages.append({"role": "user", "content": text_html(turn.message)})
+            messages.append({"role": "assistant", "content": content})
         return messages
 
     def cleared(self) -> Update:
-        """Clear: nothing was said."""
+        """Clear: forgets the conversation or the post."""
         if self.session.task == "summary":
             return dict.fromkeys([*self.answers, *self.form, self.parts["note"]], "")
-        empty: Update = {chat: [] for chat in self.answers}
-        return empty | {self.parts["state"]: Chat(), self.parts["message"]: "", self.parts["note"]: ""}
+        update: Update = {chat: [] for chat in self.answers}
+        update[self.parts["state"]] = Chat()
+        update[self.parts["message"]] = ""
+        update[self.parts["note"]] = ""
+        return update
 
-    def _drafts(self, make_prompt: MakePrompt, panel: Sequence[float], browser: str) -> Iterator[Answers | str]:
-        """The answers, growing, not oftener than a browser can follow; or an error's words."""
-        values = dict(zip(self.panel, panel, strict=True))
-        if None in values.values():
+    def _drafts(
+        self,
+        make_prompt: MakePrompt,
+        panel: Sequence[float],
+        browser: str,
+    ) -> Iterator[Answers | str]:
+        """Yields the growing answers no faster than a browser can follow, or the words of an error."""
+        settings = dict(zip(self.panel, panel, strict=True))
+        if None in settings.values():
             yield "a box of the sampling panel is empty: fill it in."
             return
-        choice = SamplingChoice.of(values, bool(values["do_sample"]))
+        choice = SamplingChoice.of(settings, bool(settings["do_sample"]))
         with self.stops.answering(browser) as stop:
             try:
-                sent, last = 0.0, None
+                last_sent = 0.0
+                unsent: Answers | None = None
                 for answers in self.session.answer(make_prompt, choice, stop):
-                    last = answers
-                    if time.monotonic() - sent >= PAUSE:
+                    unsent = answers
+                    if time.monotonic() - last_sent >= UPDATE_INTERVAL:
                         yield answers
-                        sent, last = time.monotonic(), None
-                if last is not None:
-                    yield last
+                        last_sent = time.monotonic()
+                        unsent = None
+                if unsent is not None:
+                    yield unsent
             except UserError as error:
                 yield str(error)
 
-    def _left(self, side: int) -> str:
-        """What is loaded after loading failed."""
+    def _still_loaded(self, side: int) -> str:
+        """The model of a side after loading another has failed."""
         status = self.session.status(side)
         return f"Still there: {status}" if status.startswith("Loaded") else status
 
 
+def _placeholder(answer: ShownAnswer) -> str:
+    """Shown for an answer without text."""
+    return EMPTY if answer.done else "…"
+
+
 def text_html(text: str) -> str:
-    """A text as it stands, for Gradio's chat, which lets some HTML through even where Markdown is off."""
+    """An escaped text for Gradio's chat, which renders some HTML even without Markdown."""
     return escape(visible(text), quote=False)
 
 
 def status_html(text: str, failed: bool = False) -> str:
-    """A status line, read aloud by screen readers."""
-    kind = "demo-status demo-failed" if failed else "demo-status"
-    return f'<p class="{kind}" role="status">{_safe(escape(visible(text)))}</p>'
+    """A status line, which screen readers read aloud."""
+    css_class = "demo-status demo-failed" if failed else "demo-status"
+    return f'<p class="{css_class}" role="status">{_escape_templates(escape(visible(text)))}</p>'
 
 
-def answer_html(answer: ShownAnswer, draw: bool) -> str:
-    """A whole answer's caption; if wanted, below the answer with its macro actions.
+def answer_html(answer: ShownAnswer, draw_actions: bool) -> str:
+    """The caption of a finished answer, after its macro actions if they are wanted.
 
     Args:
         answer: done.
-        draw: show the macro actions, which say all that the answer says.
+        draw_actions: show the macro actions, which contain the whole text of the answer.
     """
-    if not (draw and answer.tokens):
-        return _safe(f'<p class="demo-caption">{escape(answer.caption)}</p>')
+    if not (draw_actions and answer.tokens):
+        return _escape_templates(f'<p class="demo-caption">{escape(answer.caption)}</p>')
     count = answer.tokens[-1].macro_action + 1
     caption = f"{answer.caption} · {count} macro action{'' if count == 1 else 's'}"
-    return _safe(f'{macro_spans(answer.tokens)}<p class="demo-caption">{escape(caption)}</p>')
+    return _escape_templates(f'{macro_spans(answer.tokens)}<p class="demo-caption">{escape(caption)}</p>')
 
 
-def summary_html(answer: ShownAnswer, draw: bool) -> str:
-    """An answer by itself, as far as it is there."""
-    text = _safe(escape(visible(answer.text).strip() or (EMPTY if answer.done else "…")))
-    plain = "" if draw and answer.tokens else f'<pre class="demo-text" dir="auto">{text}</pre>'
-    return plain + (answer_html(answer, draw) if answer.done else "")
+def summary_html(answer: ShownAnswer, draw_actions: bool) -> str:
+    """A summary so far."""
+    html = ""
+    if not (draw_actions and answer.tokens):
+        text = escape(visible(answer.text).strip() or _placeholder(answer))
+        html = f'<pre class="demo-text" dir="auto">{_escape_templates(text)}</pre>'
+    if answer.done:
+        html += answer_html(answer, draw_actions)
+    return html
 
 
-def _safe(html: str) -> str:
+def _escape_templates(html: str) -> str:
     return html.translate(TEMPLATES)

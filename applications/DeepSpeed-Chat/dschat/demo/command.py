@@ -29,13 +29,14 @@ TITLES = ("model", "other")
 
 
 def run(options: DemoOptions) -> str:
-    """Loads what is named, then serves the page or chats; returns what is left to say.
+    """Loads the named models, then serves the page or chats in the terminal; returns an empty last message.
 
-    What cannot work is refused before a model is opened.
+    Flags and paths are checked before a model is loaded.
     """
     in_terminal = isinstance(options, ChatOptions) and options.chat.terminal
-    for place in filter(None, (options.demo.model, options.demo.other)):
-        find_checkpoints(place)
+    for path in (options.demo.model, options.demo.other):
+        if path is not None:
+            find_checkpoints(path)
     if not in_terminal:
         check_address(options.demo.host, options.demo.port)
         use = f", which the page asks for with the name {USER}"
@@ -66,7 +67,8 @@ def chat_here(session: Session, options: DemoOptions) -> None:
     def ask() -> str:
         return input("> " if sys.stdin.isatty() else "")
 
-    TerminalChat(session, ask, write, sys.stdout.isatty(), options.demo.model or "").run()
+    run_path = options.demo.model or ""
+    TerminalChat(session, ask, write, sys.stdout.isatty(), run_path).run()
 
 
 def serve_page(session: Session) -> str:
@@ -74,12 +76,11 @@ def serve_page(session: Session) -> str:
     from dschat.demo.page import serve
 
     page, address = serve(session)
+    host = session.options.demo.host
     where = "in a browser on this machine"
-    if session.options.demo.host != HOST:
+    if host != HOST:
         where = "in a browser"
-        logger.warning(
-            "--host %s: whoever reaches this port may open any model of this machine", session.options.demo.host
-        )
+        logger.warning("--host %s: whoever reaches this port may open any model of this machine", host)
     print(f"Open {address} {where}. Ctrl-C ends.", flush=True)
     try:
         threading.Event().wait()
@@ -90,28 +91,37 @@ def serve_page(session: Session) -> str:
 
 
 class TerminalChat:
-    """Asks and answers until /exit or the input's end."""
+    """A chat in a terminal, until /exit or the end of the input."""
 
     def __init__(
-        self, session: Session, ask: Callable[[], str], write: Callable[[str], None], colour: bool, place: str
+        self,
+        session: Session,
+        ask: Callable[[], str],
+        write: Callable[[str], None],
+        colour: bool,
+        run_path: str,
     ) -> None:
         """Takes the session and the two ends of a terminal.
 
         Args:
             session: with its models loaded.
-            ask: gives the next line; EOFError ends the chat.
-            write: writes text as it is, without a line end.
+            ask: returns the next line; EOFError ends the chat.
+            write: writes text without a line end.
             colour: paint macro actions.
-            place: the run whose checkpoints /load knows by name.
+            run_path: the run whose checkpoints /load knows by name.
         """
-        self._session, self._ask, self._write, self._colour, self._place = session, ask, write, colour, place
+        self._session = session
+        self._ask = ask
+        self._write = write
+        self._colour = colour
+        self._run_path = run_path
         self._choice, _ = session.choice(session.path(0))
         self._clear()
-        self._said: str | None = None  # of the answer that is being written; None before its beginning
-        self._side = 0  # whose that is
+        self._side = 0  # whose answer is being written
+        self._written: str | None = None  # of that answer; None before its beginning
 
     def run(self) -> None:
-        """Asks message after message. Errors are said, and the chat goes on."""
+        """Answers one message after another. Errors are printed, and the chat goes on."""
         for side in range(self._session.options.demo.sides):
             self._say(self._session.status(side))
         self._say(COMMANDS)
@@ -123,21 +133,25 @@ class TerminalChat:
             except KeyboardInterrupt:
                 self._say("\n/exit ends the chat.")
                 continue
-            word, _, rest = line.partition(" ")
-            if word == "/exit":
+            if line.partition(" ")[0] == "/exit":
                 return
             try:
-                if word == "/load":
-                    self._load(rest.strip())
-                elif word == "/clear":
-                    self._clear()
-                    self._say("Forgotten.")
-                elif word.startswith("/"):
-                    self._say(f"There is no {visible(word)}. {COMMANDS}")
-                elif line:
-                    self._answer(line)
+                self._handle(line)
             except UserError as error:
                 self._say(f"error: {error}")
+
+    def _handle(self, line: str) -> None:
+        """Runs a command or answers a message."""
+        word, _, argument = line.partition(" ")
+        if word == "/load":
+            self._load(argument.strip())
+        elif word == "/clear":
+            self._clear()
+            self._say("Forgotten.")
+        elif word.startswith("/"):
+            self._say(f"There is no {visible(word)}. {COMMANDS}")
+        elif line:
+            self._answer(line)
 
     def _clear(self) -> None:
         from dschat.demo.session import Chat
@@ -145,53 +159,55 @@ class TerminalChat:
         self._chat = Chat()
 
     def _load(self, name: str) -> None:
-        """A checkpoint by its name in the run, or by its path; without one, says which there are."""
-
-        found = find_checkpoints(self._place)
+        """Loads a checkpoint by its name in the run or by its path; without a name, lists the checkpoints."""
+        checkpoints = find_checkpoints(self._run_path)
         if not name:
-            self._say("\n".join(one.name for one in found))
+            self._say("\n".join(checkpoint.name for checkpoint in checkpoints))
             return
-        path = next((one.path for one in found if name in (one.name, one.path)), None)
-        if path is None:
-            path = find_checkpoints(name)[0].path
+        named = [checkpoint for checkpoint in checkpoints if name in (checkpoint.name, checkpoint.path)]
+        path = (named or find_checkpoints(name))[0].path
         self._say(self._session.load(0, path))
         self._choice, _ = self._session.choice(path)
 
     def _answer(self, message: str) -> None:
-        """Writes the answer as it grows; where two models answer, one after the other."""
+        """Writes the answer as it grows; two models' answers are written one after the other."""
         stop = threading.Event()
         answers: list[ShownAnswer] = []
         try:
             with _stopped_by_ctrl_c(stop):
                 growing = self._session.answer(partial(self._chat.prompt, message), self._choice, stop)
                 for answers in growing:
-                    self._write_on(answers)
+                    self._write_new(answers)
         finally:
-            half_said = bool(self._said)  # it has failed
-            self._side, self._said = 0, None
-            if half_said:
+            is_incomplete = bool(self._written)  # it has failed
+            self._side = 0
+            self._written = None
+            if is_incomplete:
                 self._write("\n")
         self._chat = self._chat.with_turn(message, answers)
 
-    def _write_on(self, answers: Sequence[ShownAnswer]) -> None:
-        """Writes what is new of the answer that is being written, and of the next one once that is done."""
+    def _write_new(self, answers: Sequence[ShownAnswer]) -> None:
+        """Writes the new text of the current answer, and of the next one once that is done."""
         while self._side < len(answers):
             answer = answers[self._side]
-            if self._said is None:
-                self._said = ""
+            if self._written is None:
+                self._written = ""
                 if len(answers) == 2:
                     self._say(f"[{TITLES[self._side]}]")
-            text = self._shown(answer)
-            if text.startswith(self._said):
-                self._write(text[len(self._said) :])
-                self._said = text
+            text = self._printable(answer)
+            if text.startswith(self._written):
+                self._write(text[len(self._written) :])
+                self._written = text
+            elif answer.done is not None:  # decoded as a whole, it differs from its pieces
+                self._write(f"\n{text}")
             if answer.done is None:
                 return
             self._end(answer)
-            self._side, self._said = self._side + 1, None
+            self._side += 1
+            self._written = None
 
-    def _shown(self, answer: ShownAnswer) -> str:
-        """The answer without what the next token may change: a line end of Windows is one character."""
+    def _printable(self, answer: ShownAnswer) -> str:
+        """The text of an answer without what the next word may change: \\r\\n is shown as one character."""
         text = answer.text.lstrip()
         return visible(text if answer.done else text.removesuffix("\r"))
 

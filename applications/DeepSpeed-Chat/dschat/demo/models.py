@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models a run left and how it drew with them; one of them opened: a folder, a hub id, an adapter on a base."""
+"""The models that a run has saved, how it sampled from them, and loading one: a folder, a hub id, or an adapter."""
 
 import logging
 import time
@@ -24,81 +24,92 @@ from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids
 
 logger = logging.getLogger(__name__)
 
-START = ("actor_model_name_or_path", "model_name_or_path")  # the flags that name what a run starts from
-POLICIES = ("", "actor", "actor_ema")  # folders of policies below a run's and below those of models/
-DEEPEST = 3  # levels from a run's folder down to a model: models/step-N/actor
+START_FLAGS = ("actor_model_name_or_path", "model_name_or_path")  # name the model that a run starts from
+POLICIES = ("", "actor", "actor_ema")  # folders of policies below a run's folder and below models/step-N
+MODEL_DEPTH = 3  # levels from a run's folder down to a model: models/step-N/actor
 SCORES_ONLY = "a reward model or critic, which gives scores and writes no text. Give a policy's folder."
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+SAMPLING_SETTINGS = ("temperature", "top_k", "top_p", "max_new_tokens")
 
 Json: TypeAlias = dict[str, object]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model to choose."""
+    """A model that can be chosen."""
 
-    name: str  # what the chooser shows: "models/step-40/actor"
+    name: str  # in the chooser: "models/step-40/actor"
     path: str  # folder or hub id
 
 
-def find_checkpoints(place: str) -> list[Checkpoint]:
-    """The policies of a run: the final ones first, then those of models/ from the last on, then what it started from.
+def find_checkpoints(path: str) -> list[Checkpoint]:
+    """The policies of a run: the final ones, then those of models/ from the last on, then the one it started from.
 
     Args:
-        place: a run's output folder, a model's folder (also inside a run's), or a hub id.
+        path: a run's output folder, a model's folder (also inside a run's), or a hub id.
 
     Raises:
         UserError: no such folder, or no policy in it.
     """
-    place = place.strip()
-    if not place:
+    path = path.strip()
+    if not path:
         raise UserError("give a run's output folder, a model's folder, or a hub id.")
-    folder = Path(place).expanduser()
+    folder = Path(path).expanduser()
     if not folder.is_dir():
-        if (remedy := gguf_remedy(place)) is not None:
-            raise UserError(f"{visible(place)}: {remedy}")
-        if not HUB_NAME.fullmatch(place) or folder.exists():
-            raise UserError(f"{visible(place)}: no such folder. Give a run's output folder, or a model's.")
-        return [Checkpoint(place, place)]
+        remedy = gguf_remedy(path)
+        if remedy is not None:
+            raise UserError(f"{visible(path)}: {remedy}")
+        if not HUB_NAME.fullmatch(path) or folder.exists():
+            raise UserError(f"{visible(path)}: no such folder. Give a run's output folder, or a model's.")
+        return [Checkpoint(path, path)]
     if is_classifier(read_object(folder / "config.json")):
-        raise UserError(f"{visible(place)}: {SCORES_ONLY}")
+        raise UserError(f"{visible(path)}: {SCORES_ONLY}")
+
     run = run_of(folder) or folder
     steps = [entry for entry in (run / "models").glob("step-*") if STEP.fullmatch(entry.name)]
     steps.sort(key=lambda entry: -int(entry.name.removeprefix("step-")))
-    found = [
-        Checkpoint(str((base / name).relative_to(run)), str(base / name))
-        for base in (run, *steps)
-        for name in POLICIES
-        if is_policy(base / name)
-    ]
-    found = [Checkpoint("final model", one.path) if one.name == "." else one for one in found]
-    if not found:
-        raise UserError(f"{visible(place)}: {_why_none(run)}")
+    checkpoints = []
+    for base in (run, *steps):
+        for policy_name in POLICIES:
+            policy = base / policy_name
+            if is_policy(policy):
+                name = "final model" if policy == run else str(policy.relative_to(run))
+                checkpoints.append(Checkpoint(name, str(policy)))
+    if not checkpoints:
+        raise UserError(f"{visible(path)}: {_why_no_policy(run)}")
     start = start_of(run)
     if start is not None:
-        found.append(Checkpoint(f"start model: {start}", start))
-    return found
+        checkpoints.append(Checkpoint(f"start model: {start}", start))
+    return checkpoints
 
 
-def chosen(found: list[Checkpoint], place: str) -> Checkpoint:
-    """The one that a path named: itself, or the first."""
-    own = Path(place.strip()).expanduser()
-    return next((one for one in found if own.exists() and Path(one.path).resolve() == own.resolve()), found[0])
+def select_checkpoint(checkpoints: list[Checkpoint], path: str) -> Checkpoint:
+    """The checkpoint at a path, or else the first."""
+    folder = Path(path.strip()).expanduser()
+    if folder.exists():
+        for checkpoint in checkpoints:
+            if Path(checkpoint.path).resolve() == folder.resolve():
+                return checkpoint
+    return checkpoints[0]
 
 
 def run_of(folder: Path) -> Path | None:
-    """The run's folder that a model lies in, which may be its own; None where no run left it."""
-    places = (folder, *folder.resolve().parents[:DEEPEST])
-    return next((place for place in places if (place / FLAGS_FILE).is_file()), None)
+    """The folder of the run that saved a model, possibly the model's own; None if there is none."""
+    for candidate in (folder, *folder.resolve().parents[:MODEL_DEPTH]):
+        if (candidate / FLAGS_FILE).is_file():
+            return candidate
+    return None
 
 
 def start_of(run: Path) -> str | None:
-    """What the run started from: a folder that is there, or a hub id."""
+    """The model that a run started from, if it is an existing folder or a hub id."""
     flags = read_object(run / FLAGS_FILE)
-    start = next((flags[name] for name in START if isinstance(flags.get(name), str)), None)
-    if start is None or not (Path(str(start)).is_dir() or HUB_NAME.fullmatch(str(start))):
-        return None
-    return str(start)
+    for name in START_FLAGS:
+        start = flags.get(name)
+        if isinstance(start, str):
+            return start if Path(start).is_dir() or HUB_NAME.fullmatch(start) else None
+    return None
 
 
 def is_policy(folder: Path) -> bool:
@@ -117,79 +128,95 @@ def is_classifier(config: Json) -> bool:
     return any(str(name).endswith("ForSequenceClassification") for name in names)
 
 
-def own_sampling(path: str) -> tuple[dict[str, float], str]:
-    """How responses were drawn: by the run's flags, or else by the model's generation config.
+def saved_sampling(
+    path: str,
+) -> tuple[dict[str, float], str]:
+    """Sampling settings of a model: from the run's flags, or else from its generation config.
 
     Returns:
-        temperature, top_k, top_p, max_new_tokens, as far as they are there; and where they are from, in words.
+        temperature, top_k, top_p, max_new_tokens, as far as they are set; and where they are from, in words.
     """
     folder = Path(path)
     run = run_of(folder) if folder.is_dir() else None
-    flags = read_object(run / FLAGS_FILE) if run else {}
-    values = {name: flags.get(name) for name in ("temperature", "top_k", "top_p")}
-    values["max_new_tokens"] = flags.get("max_answer_seq_len")
-    if run and any(value is not None for value in values.values()):
-        return _numbers(values), f"from {run / FLAGS_FILE}"
+    if run is not None:
+        flags = read_object(run / FLAGS_FILE)
+        settings = _read_numbers(flags, {"max_new_tokens": "max_answer_seq_len"})
+        if settings:
+            return settings, f"from {run / FLAGS_FILE}"
     config = read_object(folder / "generation_config.json") if folder.is_dir() else {}
-    values = {name: config.get(name) for name in ("temperature", "top_k", "top_p", "max_new_tokens")}
+    settings = _read_numbers(config, {})
     if config.get("do_sample") is False:
-        values["temperature"] = 0
-    numbers = _numbers(values)
-    return numbers, "from generation_config.json" if numbers else "defaults: neither run nor model says how it draws"
+        settings["temperature"] = 0
+    source = "from generation_config.json" if settings else "defaults: neither run nor model says how it samples"
+    return settings, source
 
 
-def _numbers(values: Json) -> dict[str, float]:
-    return {n: v for n, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+def _read_numbers(
+    values: Json,
+    other_names: dict[str, str],
+) -> dict[str, float]:
+    """The sampling settings that are numbers; `other_names` gives their names in `values` where they differ."""
+    settings = {}
+    for name in SAMPLING_SETTINGS:
+        value = values.get(other_names.get(name, name))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            settings[name] = value
+    return settings
 
 
-def _why_none(run: Path) -> str:
+def _why_no_policy(run: Path) -> str:
     adapter = adapter_alone(str(run))
     if adapter is not None and has_score_head(adapter):
         return SCORES_ONLY
-    if (remedy := gguf_remedy(str(run))) is not None:
+    remedy = gguf_remedy(str(run))
+    if remedy is not None:
         return remedy
     if (run / "checkpoints").is_dir():
-        return "it has training checkpoints alone, to resume from; models are saved at the end, or with --save_models."
+        return "it has only training checkpoints, to resume from; models are saved at the end, or with --save_models."
     if (run / "run.json").is_file() or (run / FLAGS_FILE).is_file():
         return "the run has saved no model yet; models are saved at the end, or with --save_models."
     return "neither a run's output folder nor a model's: no config.json, actor/ or models/step-N/ in it."
 
 
 @dataclass(frozen=True)
-class Opened:
+class LoadedModel:
     """A model that answers."""
 
     path: str
     causal_lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     end_ids: tuple[int, ...]  # any of them ends an answer
-    limit: int  # tokens that it reads at most
-    seconds: float  # that opening took
+    limit: int  # maximum sequence length in tokens
+    seconds: float  # that loading took
 
     @property
     def status(self) -> str:
-        """What is loaded, and where."""
+        """The status line: path, size, device and time."""
         weights = self.causal_lm.num_parameters()
         size = f"{weights / 1e9:.2f} billion" if weights >= 1e9 else f"{weights / 1e6:.2f} million"
-        where = f"on {self.causal_lm.device}, {NAMES[self.causal_lm.dtype]}"
+        where = f"on {self.causal_lm.device}, {DTYPE_NAMES[self.causal_lm.dtype]}"
         return f"Loaded {self.path}: {size} parameters, {where}, in {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is known of a model before its weights are read."""
+class ModelFiles:
+    """A model's folder and tokenizer, before its weights are read."""
 
     path: str
     tokenizer: PreTrainedTokenizerBase
     end_ids: tuple[int, ...]
 
 
-def find_model(path: str, flag: str, end_token: str | None) -> Found:
-    """Looks whether there is such a model and reads its tokenizer, so that what can fail early does.
+def find_model(
+    path: str,
+    flag: str,
+    end_token: str | None,
+) -> ModelFiles:
+    """Checks that a model exists and reads its tokenizer, so that errors come before the weights are read.
 
     Args:
         path: a model's folder, a run's output folder with actor/, or a hub id.
-        flag: what named it, for messages.
+        flag: that named it, for messages.
         end_token: --end_of_conversation_token.
 
     Raises:
@@ -201,22 +228,28 @@ def find_model(path: str, flag: str, end_token: str | None) -> Found:
         raise UserError(f"{flag} {path}: a reward model or critic, which writes no text. Give a policy's folder.")
     open_config(path, flag)
     tokenizer = load_tokenizer(path, flag, end_token=end_token)
-    ends = {tokenizer.eos_token_id, end_token_id(tokenizer, end_token), *own_end_ids(path)}
+    end_ids = {tokenizer.eos_token_id, end_token_id(tokenizer, end_token), *own_end_ids(path)}
     if tokenizer.chat_template is not None:
         try:
-            ends.add(turn_end(tokenizer).token_id)
+            end_ids.add(turn_end(tokenizer).token_id)
         except UserError as error:
             logger.warning("%s %s: %s Answers end with EOS alone.", flag, path, error)
-    return Found(path, tokenizer, tuple(sorted(ends)))
+    return ModelFiles(path, tokenizer, tuple(sorted(end_ids)))
 
 
-def open_model(path: str, found: Found, flag: str, device: torch.device, dtype: torch.dtype) -> Opened:
+def load_model(
+    path: str,
+    files: ModelFiles,
+    flag: str,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> LoadedModel:
     """Reads the weights.
 
     Args:
-        path: as it was given, for the status line.
-        found: by `find_model`.
-        flag: what named it, for messages.
+        path: as the user gave it, for the status line.
+        files: of `find_model`.
+        flag: that named it, for messages.
         device: where to compute.
         dtype: of the parameters.
 
@@ -225,13 +258,13 @@ def open_model(path: str, found: Found, flag: str, device: torch.device, dtype: 
     """
     start = time.perf_counter()
     try:
-        causal_lm = load_causal_lm(found.path, flag, dtype, found.tokenizer)
+        causal_lm = load_causal_lm(files.path, flag, dtype, files.tokenizer)
         causal_lm = causal_lm.to(device).eval().requires_grad_(False)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{flag} {path}: does not fit into the memory of {device}. Give --dtype bf16, or --device cpu."
         ) from error
-    causal_lm.generation_config = GenerationConfig()  # its fields would fill whatever the panel leaves open
+    causal_lm.generation_config = GenerationConfig()  # its fields would fill settings that the panel leaves open
     limit = position_limit(causal_lm) or trained_length(causal_lm.config) or 2**31
     seconds = time.perf_counter() - start
-    return Opened(path, causal_lm, found.tokenizer, found.end_ids, limit, seconds)
+    return LoadedModel(path, causal_lm, files.tokenizer, files.end_ids, limit, seconds)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dschat.base.display import HOST
-from dschat.lab.generate_options import TEMPERATURE, TRAINING_SEED, ComputeFlags
+from dschat.lab.generate_options import TEMPERATURE, TRAINING_SEED, ComputeFlags, quiet_transformers
 from dschat.settings.commands import PORT
 from dschat.settings.common import SEED
 from dschat.settings.config import Config
@@ -85,7 +85,7 @@ class DemoOptions(Config):
 
     def prepare(self) -> None:
         """Leaves the screen to our own bar and messages."""
-        self.compute.prepare()
+        quiet_transformers()
 
 
 class ChatOptions(DemoOptions):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: choosers of run and checkpoint, a chat or a form of posts, and the panel of sampling."""
+"""The page: choosers of run and checkpoint, a chat or a form for posts, and the sampling panel."""
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from importlib import resources
 from typing import Any
@@ -17,12 +18,13 @@ from dschat.lab.macro_actions import STYLE
 
 TITLES = {"chat": "Chat", "summary": "Summaries"}
 NAMES = ("Model", "Other model")
-UNDER_AND_ABOVE = (400, 600)  # pixels of the page that the chats of one or two models leave to the rest
+OTHER_HEIGHT = (400, 600)  # pixels of the page that are not the chat, with one or two models
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+UNQUEUED: dict[str, Any] = {"queue": False, **QUIET}
 
 
 def serve(session: Session) -> tuple[Component, str]:
-    """Opens the page; returns Gradio's object, whose server ends with the process or with `close()`, and the address.
+    """Opens the page; returns Gradio's object and the address. Its server ends with the process or with `close()`.
 
     Raises:
         UserError: Gradio is not installed, or the address cannot be listened on.
@@ -31,16 +33,29 @@ def serve(session: Session) -> tuple[Component, str]:
     page = build(session)
     style = (resources.files("dschat.demo") / "demo.css").read_text(encoding="utf-8")
     password = os.environ.get(PASSWORD)
-    return page, launch(page, f"{STYLE}\n{style}", port=options.demo.port, host=options.demo.host, password=password)
+    demo = options.demo
+    address = launch(
+        page,
+        f"{STYLE}\n{style}",
+        port=demo.port,
+        host=demo.host,
+        password=password,
+    )
+    return page, address
 
 
 def build(session: Session) -> Component:
     """The page as Gradio Blocks."""
     task = session.task
+    sides = session.options.demo.sides
     gr = gradio(f"dschat demo {task}")
     actions = Actions(gr, session)
-    with gr.Blocks(title=TITLES[task], analytics_enabled=False, fill_width=True) as blocks:
-        for side in range(session.options.demo.sides):
+    with gr.Blocks(
+        title=TITLES[task],
+        analytics_enabled=False,
+        fill_width=True,
+    ) as blocks:
+        for side in range(sides):
             _add_chooser(gr, actions, side)
         with gr.Row(elem_id="demo-main"):
             with gr.Column(scale=5, min_width=480):
@@ -49,46 +64,69 @@ def build(session: Session) -> Component:
                 actions.parts["note"] = _html(gr, elem_id="demo-note")
                 if task == "summary":
                     _add_summaries(gr, actions)
-                legend = _html(gr, LEGEND, elem_id="demo-legend", visible=session.options.demo.sides == 2)
+                legend = _html(gr, LEGEND, elem_id="demo-legend", visible=sides == 2)
             with gr.Column(scale=1, min_width=220, elem_id="demo-panel"):
-                draw = _add_panel(gr, actions)
-                draw.change(lambda drawn: gr.update(visible=drawn), inputs=draw, outputs=legend, queue=False, **QUIET)
-                if task == "chat":
-                    again = [actions.parts["state"], draw]
-                    draw.change(actions.drawn, inputs=again, outputs=actions.answers, queue=False, **QUIET)
-        _connect(gr, actions, inputs, draw, buttons)
-        blocks.unload(_stopping(gr, actions))
+                draw_box = _add_panel(gr, actions)
+        _connect_draw_box(gr, actions, draw_box, legend)
+        _connect(gr, actions, inputs, draw_box, buttons)
+        blocks.unload(_make_stop_handler(gr, actions))
     return blocks
 
 
 def _add_chooser(gr: Any, actions: Actions, side: int) -> None:
-    """Where a model is chosen: run folder and checkpoint, and what is loaded."""
-    session, key = actions.session, ("model", "other")[side]
-    place = (session.options.demo.model, session.options.demo.other)[side] or ""
-    try:
-        found = [(one.name, one.path) for one in find_checkpoints(place)] if place else []
-    except UserError:
-        found = []
+    """Adds the boxes that choose a model, run folder and checkpoint, and its status line."""
+    session = actions.session
+    demo = session.options.demo
+    key = ("model", "other")[side]
+    path = (demo.model if side == 0 else demo.other) or ""
+    choices = []
+    if path:
+        with suppress(UserError):
+            choices = [(checkpoint.name, checkpoint.path) for checkpoint in find_checkpoints(path)]
+
     with gr.Row(equal_height=True, elem_classes="demo-chooser"):
-        name = NAMES[side] if session.options.demo.sides == 2 else "Model"
+        name = NAMES[side] if demo.sides == 2 else "Model"
         folder = gr.Textbox(
-            place, label=f"{name}: run folder", placeholder="runs/…/step3-ppo", elem_id=f"demo-{key}-run", scale=4
+            path, label=f"{name}: run folder", placeholder="runs/…/step3-ppo", elem_id=f"demo-{key}-run", scale=4
         )
-        find = gr.Button("Load run", elem_id=f"demo-{key}-find", min_width=120, scale=0)
+        find = gr.Button(
+            "Load run",
+            elem_id=f"demo-{key}-find",
+            min_width=120,
+            scale=0,
+        )
         chooser = gr.Dropdown(
-            found, value=session.path(side), label="Checkpoint", elem_id=f"demo-{key}-checkpoint", scale=4
+            choices,
+            value=session.path(side),
+            label="Checkpoint",
+            elem_id=f"demo-{key}-checkpoint",
+            scale=4,
         )
-        load = gr.Button("Load model", variant="primary", elem_id=f"demo-{key}-load", min_width=130, scale=0)
-    status = _html(gr, status_html(session.status(side)), elem_id=f"demo-{key}-status")
-    for kept, component in ((actions.folders, folder), (actions.choosers, chooser), (actions.statuses, status)):
-        kept.append(component)
+        load = gr.Button(
+            "Load model",
+            variant="primary",
+            elem_id=f"demo-{key}-load",
+            min_width=130,
+            scale=0,
+        )
+    status = _html(
+        gr,
+        status_html(session.status(side)),
+        elem_id=f"demo-{key}-status",
+    )
+    actions.folders.append(folder)
+    actions.choosers.append(chooser)
+    actions.statuses.append(status)
+
+    find_handler = partial(actions.find, side)
     for event in (find.click, folder.submit):
-        event(partial(actions.find, side), inputs=folder, outputs=[chooser, status], **QUIET)
-    load.click(_generator(partial(actions.load, side)), inputs=chooser, outputs=status, **QUIET)
+        event(find_handler, inputs=folder, outputs=[chooser, status], **QUIET)
+    load_handler = _as_generator(partial(actions.load, side))
+    load.click(load_handler, inputs=chooser, outputs=status, **QUIET)
 
 
 def _add_chat(gr: Any, actions: Actions) -> list[Component]:
-    """The conversations, side by side, and the box of the next message; returns what an answer reads."""
+    """Adds the conversations, side by side, and the box of the next message; returns the inputs of an answer."""
     sides = actions.session.options.demo.sides
     with gr.Row():
         for side in range(sides):
@@ -98,7 +136,7 @@ def _add_chat(gr: Any, actions: Actions) -> list[Component]:
                 chat = gr.Chatbot(
                     show_label=False,
                     elem_id=f"demo-chat-{side}",
-                    height=f"max(260px, 100vh - {UNDER_AND_ABOVE[sides - 1]}px)",
+                    height=f"max(260px, 100vh - {OTHER_HEIGHT[sides - 1]}px)",
                     render_markdown=False,
                     allow_tags=False,
                     feedback_options=None,
@@ -118,21 +156,27 @@ def _add_chat(gr: Any, actions: Actions) -> list[Component]:
 
 
 def _add_form(gr: Any, actions: Actions) -> list[Component]:
-    """The boxes of a post; returns what an answer reads."""
+    """Adds the boxes of a post; returns the inputs of an answer."""
     with gr.Row():
         subreddit = gr.Textbox(label="Subreddit", placeholder="AskReddit", elem_id="demo-subreddit")
         title = gr.Textbox(label="Title (optional; the published data have none)", elem_id="demo-title")
-    post = gr.Textbox(label="Post", lines=8, max_lines=8, elem_id="demo-post")
+    post = gr.Textbox(
+        label="Post",
+        lines=8,
+        max_lines=8,
+        elem_id="demo-post",
+    )
     actions.form = [subreddit, title, post]
     return list(actions.form)
 
 
 def _add_summaries(gr: Any, actions: Actions) -> None:
-    """Where the summaries stand, side by side."""
+    """Adds the summaries, side by side."""
+    sides = actions.session.options.demo.sides
     with gr.Row():
-        for side in range(actions.session.options.demo.sides):
+        for side in range(sides):
             with gr.Column(min_width=240):
-                name = NAMES[side] if actions.session.options.demo.sides == 2 else "TL;DR"
+                name = NAMES[side] if sides == 2 else "TL;DR"
                 _html(gr, f"<h2>{name}</h2>")
                 actions.answers.append(_html(gr, elem_id=f"demo-summary-{side}"))
 
@@ -140,15 +184,26 @@ def _add_summaries(gr: Any, actions: Actions) -> None:
 def _add_buttons(gr: Any) -> dict[str, Component]:
     with gr.Row(elem_id="demo-buttons"):
         return {
-            "submit": gr.Button("Submit", variant="primary", elem_id="demo-submit", min_width=100),
-            "stop": gr.Button("Stop", variant="stop", interactive=False, elem_id="demo-stop", min_width=100),
+            "submit": gr.Button(
+                "Submit",
+                variant="primary",
+                elem_id="demo-submit",
+                min_width=100,
+            ),
+            "stop": gr.Button(
+                "Stop",
+                variant="stop",
+                interactive=False,
+                elem_id="demo-stop",
+                min_width=100,
+            ),
             "example": gr.Button("Load example", elem_id="demo-example", min_width=100),
             "clear": gr.Button("Clear", elem_id="demo-clear", min_width=100),
         }
 
 
 def _add_panel(gr: Any, actions: Actions) -> Component:
-    """The panel of sampling; returns the box that says whether macro actions are drawn."""
+    """Adds the sampling panel; returns the box that turns the drawing of macro actions on."""
     choice, _ = actions.session.choice(actions.session.path(0))
     actions.panel = {
         "do_sample": gr.Checkbox(choice.do_sample, label="Sample (off: greedy)", elem_id="demo-do-sample"),
@@ -160,83 +215,153 @@ def _add_panel(gr: Any, actions: Actions) -> Component:
             label="Temperature",
             elem_id="demo-temperature",
         ),
-        "top_k": gr.Number(choice.top_k, label="Top-k (0: all)", precision=0, minimum=0, elem_id="demo-top-k"),
-        "top_p": gr.Slider(0.01, 1, choice.top_p, step=0.01, label="Top-p", elem_id="demo-top-p"),
+        "top_k": gr.Number(
+            choice.top_k,
+            label="Top-k (0: all)",
+            precision=0,
+            minimum=0,
+            elem_id="demo-top-k",
+        ),
+        "top_p": gr.Slider(
+            0.01,
+            1,
+            choice.top_p,
+            step=0.01,
+            label="Top-p",
+            elem_id="demo-top-p",
+        ),
         "max_new_tokens": gr.Number(
             choice.max_new_tokens, label="Max new tokens", precision=0, minimum=1, elem_id="demo-max-new-tokens"
         ),
     }
-    own = gr.Button("Load from run", elem_id="demo-own", size="sm")
+    load = gr.Button("Load from run", elem_id="demo-own", size="sm")
     actions.parts["source"] = _html(gr, elem_id="demo-source")
     outputs = [*actions.panel.values(), actions.parts["source"]]
-    own.click(actions.own_choice, inputs=actions.choosers[0], outputs=outputs, **QUIET)
-    drawn = actions.session.options.demo.sides == 2
-    return gr.Checkbox(drawn, label="Draw macro actions", elem_id="demo-draw")
+    load.click(
+        actions.load_sampling,
+        inputs=actions.choosers[0],
+        outputs=outputs,
+        **QUIET,
+    )
+    compares_models = actions.session.options.demo.sides == 2
+    return gr.Checkbox(compares_models, label="Draw macro actions", elem_id="demo-draw")
+
+
+def _connect_draw_box(
+    gr: Any,
+    actions: Actions,
+    draw_box: Component,
+    legend: Component,
+) -> None:
+    """Shows or hides the legend, and the macro actions of answers that are there already."""
+    draw_box.change(
+        lambda is_on: gr.update(visible=is_on),
+        inputs=draw_box,
+        outputs=legend,
+        **UNQUEUED,
+    )
+    if actions.session.task == "chat":
+        inputs = [actions.parts["state"], draw_box]
+        draw_box.change(
+            actions.show,
+            inputs=inputs,
+            outputs=actions.answers,
+            **UNQUEUED,
+        )
 
 
 def _connect(
-    gr: Any, actions: Actions, inputs: list[Component], draw: Component, buttons: dict[str, Component]
+    gr: Any,
+    actions: Actions,
+    inputs: list[Component],
+    draw_box: Component,
+    buttons: dict[str, Component],
 ) -> None:
     """Binds the events of the chat or the form."""
-    answer = actions.chat if actions.session.task == "chat" else actions.summary
+    is_chat = actions.session.task == "chat"
     parts = actions.parts
-    note = parts["note"]
-    busy = {"submit": False, "stop": True, "example": False, "clear": False}
+    changed = [*actions.answers, parts["note"]]
+    submits = [buttons["submit"].click]
+    if is_chat:
+        changed += [parts["state"], parts["message"]]
+        submits.append(parts["message"].submit)
 
-    def set_busy(now: bool) -> Update:
-        return {buttons[name]: gr.update(interactive=value is now) for name, value in busy.items()}
+    def set_busy(is_busy: bool) -> Update:
+        updates: Update = {}
+        for name, button in buttons.items():
+            updates[button] = gr.update(interactive=is_busy if name == "stop" else not is_busy)
+        return updates
 
-    changed = [*actions.answers, note, *([parts["state"], parts["message"]] if actions.session.task == "chat" else [])]
-    starts = [buttons["submit"].click]
-    if actions.session.task == "chat":
-        starts.append(parts["message"].submit)
-    for start in starts:
-        asked = start(partial(set_busy, True), outputs=list(buttons.values()), queue=False, **QUIET)
-        asked = asked.then(
-            _answering(gr, answer),
-            inputs=[*inputs, draw, *actions.panel.values()],
+    # Submit: lock the buttons, answer, unlock them.
+    all_buttons = list(buttons.values())
+    for submit in submits:
+        answering = submit(
+            partial(set_busy, True),
+            outputs=all_buttons,
+            **UNQUEUED,
+        ).then(
+            _make_answer_handler(gr, actions.chat if is_chat else actions.summary),
+            inputs=[*inputs, draw_box, *actions.panel.values()],
             outputs=changed,
-            concurrency_limit=None,  # the session has its own lock; one who waits can be stopped
+            concurrency_limit=None,  # the session has its own lock, and a waiting answer can be stopped
             **QUIET,
         )
-        asked.then(partial(set_busy, False), outputs=list(buttons.values()), queue=False, **QUIET)
-    buttons["stop"].click(_stopping(gr, actions), queue=False, **QUIET)
-    examples = (
-        [(parts["message"], CHAT_EXAMPLE)]
-        if actions.session.task == "chat"
-        else list(zip(actions.form, SUMMARY_EXAMPLE, strict=True))
+        answering.then(partial(set_busy, False), outputs=all_buttons, **UNQUEUED)
+    buttons["stop"].click(_make_stop_handler(gr, actions), **UNQUEUED)
+
+    if is_chat:
+        example: Update = {parts["message"]: CHAT_EXAMPLE}
+    else:
+        example = dict(zip(actions.form, SUMMARY_EXAMPLE, strict=True))
+    buttons["example"].click(
+        lambda: example,
+        outputs=list(example),
+        **UNQUEUED,
     )
-    buttons["example"].click(lambda: dict(examples), outputs=[box for box, _ in examples], queue=False, **QUIET)
     cleared = [*changed, *actions.form]
-    buttons["clear"].click(actions.cleared, outputs=cleared, queue=False, **QUIET)
+    buttons["clear"].click(actions.cleared, outputs=cleared, **UNQUEUED)
 
 
-def _answering(gr: Any, answer: Callable[..., Iterator[Update]]) -> Callable[..., Iterator[Update]]:
-    """A generator that Gradio gives the browser's name to, by the annotation of its first parameter."""
+def _make_answer_handler(
+    gr: Any,
+    answer: Callable[..., Iterator[Update]],
+) -> Callable[..., Iterator[Update]]:
+    """A generator with the browser's name; Gradio passes the request by the annotation of the first parameter."""
 
-    def call(request: Any, *sent: object) -> Iterator[Update]:
-        yield from answer(*sent, browser=request.session_hash)
+    def handle(request: Any, *values: object) -> Iterator[Update]:
+        yield from answer(*values, browser=request.session_hash)
 
-    call.__annotations__["request"] = gr.Request
-    return call
+    handle.__annotations__["request"] = gr.Request
+    return handle
 
 
-def _stopping(gr: Any, actions: Actions) -> Callable[..., None]:
-    def call(request: Any) -> None:
+def _make_stop_handler(
+    gr: Any,
+    actions: Actions,
+) -> Callable[..., None]:
+    """Stops the answers of a browser."""
+
+    def handle(request: Any) -> None:
         actions.stops.stop(request.session_hash)
 
-    call.__annotations__["request"] = gr.Request
-    return call
+    handle.__annotations__["request"] = gr.Request
+    return handle
 
 
-def _generator(answer: Callable[..., Iterator[Update]]) -> Callable[..., Iterator[Update]]:
-    """A function that Gradio sees to be a generator, which it does not of a `partial`."""
+def _as_generator(
+    handler: Callable[..., Iterator[Update]],
+) -> Callable[..., Iterator[Update]]:
+    """A generator function; Gradio does not recognise a `partial` as one."""
 
-    def call(*sent: object) -> Iterator[Update]:
-        yield from answer(*sent)
+    def handle(*values: object) -> Iterator[Update]:
+        yield from handler(*values)
 
-    return call
+    return handle
 
 
-def _html(gr: Any, text: str = "", **options: object) -> Component:
+def _html(
+    gr: Any,
+    text: str = "",
+    **options: object,
+) -> Component:
     return gr.HTML(text, js_on_load=None, **options)

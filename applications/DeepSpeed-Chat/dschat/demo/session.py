@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What page and terminal share: prompts of what was typed, the models that are loaded, and their answers."""
+"""The part that page and terminal share: prompts from the typed text, the loaded models, and their answers."""
 
 import threading
 import time
@@ -14,9 +14,17 @@ from dschat.base.errors import UserError
 from dschat.data.encoding import encode_prompts, prompt_text, reply_contents
 from dschat.data.formats import tldr_prompt
 from dschat.data.rows import Row
-from dschat.demo.models import Opened, chosen, find_checkpoints, find_model, open_model, own_sampling
+from dschat.demo.models import (
+    SAMPLING_SETTINGS,
+    LoadedModel,
+    find_checkpoints,
+    find_model,
+    load_model,
+    saved_sampling,
+    select_checkpoint,
+)
 from dschat.demo.options import DemoOptions
-from dschat.demo.stream import STOPPED, ChatQuestion, Draft, MacroActionsOf, stream
+from dschat.demo.stream import STOPPED, ChatQuestion, Draft, MacroActionCutter, stream
 from dschat.lab.macro_actions import MacroToken
 from dschat.lab.policy import choose_device
 from dschat.models.opening import choose_dtype
@@ -25,7 +33,8 @@ from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_r
 from dschat.scoring.source import ResponseTexts
 from dschat.settings.macro_actions import TerminationFlags
 
-HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+HUMAN = "\n\nHuman:"
+ASSISTANT = "\n\nAssistant:"
 ORIGIN = "the conversation"
 CHAT_EXAMPLE = "What should I look at when I buy a second-hand bicycle?"
 SUMMARY_EXAMPLE = (
@@ -36,29 +45,32 @@ SUMMARY_EXAMPLE = (
     " thought of a letter, or of baking something and bringing it over.",
 )
 FLAGS = ("--model", "--other")
-NUMBERS = ("temperature", "top_k", "top_p", "max_new_tokens")  # of how answers are drawn
 NOT_LOADED = "no model is loaded: choose a run folder and a checkpoint, then Load model."
-BUSY = 0.1  # seconds between two looks whether one who waits has been stopped
-MakePrompt = Callable[[int, Opened], "Prompt"]  # for a side and its model
+POLL_INTERVAL = 0.1  # seconds between two checks whether a waiting answer has been stopped
+MakePrompt = Callable[[int, LoadedModel], "Prompt"]  # for a side and its model
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is asked."""
+    """The prompt of one answer."""
 
-    row: Row  # the prompt as training has it; messages where the tokenizer has a chat template
-    markers: tuple[str, ...] = ()  # texts that begin somebody else's turn: an answer ends before them
+    row: Row  # as in training; messages if the tokenizer has a chat template
+    markers: tuple[str, ...] = ()  # texts that begin the user's next turn, before which an answer ends
 
 
-def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, str]], message: str) -> Prompt:
-    r"""The next turn of a dialogue.
+def chat_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[tuple[str, str]],
+    message: str,
+) -> Prompt:
+    r"""The prompt for the next turn of a dialogue.
 
     Without a chat template it has the form of HH-RLHF: "\n\nHuman: …\n\nAssistant: …\n\nHuman: …\n\nAssistant:".
 
     Args:
-        tokenizer: of the model that is asked.
+        tokenizer: of the model that answers.
         turns: earlier messages, each with the model's answer.
-        message: the next one.
+        message: the next message.
 
     Raises:
         UserError: the message is empty.
@@ -68,18 +80,23 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, s
     if tokenizer.chat_template is not None:
         answers = reply_contents(tokenizer, [answer for _, answer in turns])
         messages = []
-        for (question, _), answer in zip(turns, answers, strict=True):
+        for (question, _), answer in zip(
+            turns,
+            answers,
+            strict=True,
+        ):
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         messages.append({"role": "user", "content": message})
         return Prompt(Row(None, messages, None, None, {}, ORIGIN))
-    before = "".join(f"{HUMAN} {user.strip()}{ASSISTANT} {answer.strip()}" for user, answer in turns)
-    return Prompt(Row(f"{before}{HUMAN} {message.strip()}{ASSISTANT}", None, None, None, {}, ORIGIN), (HUMAN,))
+    text = "".join(f"{HUMAN} {question.strip()}{ASSISTANT} {answer.strip()}" for question, answer in turns)
+    text += f"{HUMAN} {message.strip()}{ASSISTANT}"
+    return Prompt(Row(text, None, None, None, {}, ORIGIN), (HUMAN,))
 
 
 def summary_prompt(subreddit: str, title: str, post: str) -> Prompt:
-    r"""A post as in the published TL;DR data: "POST\nSubreddit: r/S\n<post>\nTL;DR: ".
+    r"""The prompt for a summary, as in the published TL;DR data: "POST\nSubreddit: r/S\n<post>\nTL;DR: ".
 
-    These data have no titles; one that is given stands on a line of its own before the post.
+    These data have no titles; a title is put on a line of its own before the post.
 
     Raises:
         UserError: there is no post.
@@ -88,12 +105,13 @@ def summary_prompt(subreddit: str, title: str, post: str) -> Prompt:
         raise UserError("the post is empty: type or paste one first.")
     text = "\n".join(part.strip() for part in (title, post) if part.strip())
     name = subreddit.strip().removeprefix("/").removeprefix("r/")
-    return Prompt(Row(tldr_prompt({"post": text, "subreddit": name or None}), None, None, None, {}, "the post"))
+    prompt = tldr_prompt({"post": text, "subreddit": name or None})
+    return Prompt(Row(prompt, None, None, None, {}, "the post"))
 
 
 @dataclass(frozen=True)
 class SamplingChoice:
-    """How answers are drawn; see the flags."""
+    """Sampling settings of answers; see the flags."""
 
     temperature: float = 0.8
     top_k: int = 50
@@ -102,8 +120,12 @@ class SamplingChoice:
     do_sample: bool = True  # False = greedy
 
     @classmethod
-    def of(cls, values: Mapping[str, float], do_sample: bool) -> "SamplingChoice":
-        """The numbers that are there, the defaults for others; temperature 0 is greedy."""
+    def of(
+        cls,
+        values: Mapping[str, float],
+        do_sample: bool,
+    ) -> "SamplingChoice":
+        """Settings from numbers, with defaults for missing ones; temperature 0 is greedy."""
         return cls(
             temperature=values.get("temperature") or cls.temperature,
             top_k=int(values.get("top_k", cls.top_k)),
@@ -112,11 +134,15 @@ class SamplingChoice:
             do_sample=do_sample and values.get("temperature") != 0,
         )
 
-    def sampling(self, model: Opened, prompt_length: int) -> Sampling:
-        """The same for a model, which may not read so long a text.
+    def sampling(self, model: LoadedModel, prompt_length: int) -> Sampling:
+        """The settings for one model, with fewer new tokens if its sequence length is limited.
+
+        Args:
+            model: that answers.
+            prompt_length: in tokens.
 
         Raises:
-            UserError: the prompt alone is as long as what it reads.
+            UserError: the prompt alone is as long as the model's limit.
         """
         room = model.limit - prompt_length
         if room < 1:
@@ -136,23 +162,28 @@ class SamplingChoice:
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """A model's answer, as far as it is there."""
+    """A model's answer so far, as page and terminal show it."""
 
     text: str = ""  # without special tokens
-    done: str | None = None  # why it ended; None before that
-    # Of the whole answer, each with the number of its macro action; empty before it is done.
-    tokens: Sequence[MacroToken] = ()
-    score: float | None = None  # the reward model's; None without one, or where there is a note instead
-    seconds: float = 0.0  # that drawing took
-    note: str = ""  # what went wrong, in words
+    done: str | None = None  # why it ended; None before
+    tokens: Sequence[MacroToken] = ()  # with the numbers of their macro actions; empty before it is done
+    score: float | None = None  # the reward model's; None without one, or if there is a note instead
+    seconds: float = 0.0  # that generating took
+    note: str = ""  # errors, in words
 
     @property
     def caption(self) -> str:
         """Score, length and time in one line."""
-        score = [] if self.score is None else [f"score {self.score:+.3f}".replace("-", "−")]
-        count = len(self.tokens)
-        length = f"{count} token{'' if count == 1 else 's'} in {self.seconds:.1f} s"
-        return " · ".join([*score, length, *filter(None, [self.done, self.note])])
+        parts = []
+        if self.score is not None:
+            parts.append(f"score {self.score:+.3f}".replace("-", "−"))
+        token_count = len(self.tokens)
+        parts.append(f"{token_count} token{'' if token_count == 1 else 's'} in {self.seconds:.1f} s")
+        if self.done:
+            parts.append(self.done)
+        if self.note:
+            parts.append(self.note)
+        return " · ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -165,30 +196,41 @@ class Turn:
 
 @dataclass(frozen=True)
 class Chat:
-    """The turns so far. Each model goes on from its own answers."""
+    """The turns so far. Each model continues from its own answers."""
 
     turns: tuple[Turn, ...] = ()
 
-    def prompt(self, message: str, side: int, model: Opened) -> Prompt:
-        """What a model is asked next; raises UserError for an empty message."""
+    def prompt(
+        self,
+        message: str,
+        side: int,
+        model: LoadedModel,
+    ) -> Prompt:
+        """The next prompt of a model; raises UserError for an empty message."""
         earlier = [(turn.message, turn.answers[side].text) for turn in self.turns]
         return chat_prompt(model.tokenizer, earlier, message)
 
-    def with_turn(self, message: str, answers: list[ShownAnswer]) -> "Chat":
-        """The same with one turn more."""
+    def with_turn(
+        self,
+        message: str,
+        answers: list[ShownAnswer],
+    ) -> "Chat":
+        """A chat with one more turn."""
         return Chat((*self.turns, Turn(message, tuple(answers))))
 
 
 @dataclass
 class _Side:
-    model: Opened | None = None
-    macro: MacroActionsOf | None = None
+    """One of the models side by side."""
+
+    model: LoadedModel | None = None
+    cutter: MacroActionCutter | None = None
     status: str = "No model is loaded."
 
 
 @dataclass
 class Session:
-    """The models of a demo. One answer, or one loading, at a time; the methods may be called by several threads."""
+    """The models of a demo. They generate or are loaded one request at a time; methods are thread-safe."""
 
     options: DemoOptions
     termination: TerminationFlags
@@ -196,103 +238,128 @@ class Session:
     reader: RewardReader | None = None
     _sides: list[_Side] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _asked: int = 0
+    _question_count: int = 0
 
     def __post_init__(self) -> None:
-        """Chooses the device and opens the reward model. Raises UserError where that is not possible."""
+        """Chooses the device and loads the reward model. Raises UserError if that is not possible."""
         self.device = choose_device(device=self.options.compute.device)
         self.dtype = choose_dtype(self.options.compute.dtype, self.device)
         self._sides = [_Side() for _ in range(self.options.demo.sides)]
         if self.options.demo.reward_model is not None:
-            path, template = self.options.demo.reward_model, self.options.demo.rm_template
+            path = self.options.demo.reward_model
+            template = self.options.demo.rm_template
             tokenizer = load_reward_tokenizer(path, template)
             self.reader = load_reward_model(path, tokenizer, template, self.device, self.dtype)
 
     def status(self, side: int) -> str:
-        """What is loaded there."""
+        """The status line of a side."""
         return self._sides[side].status
 
     def path(self, side: int) -> str | None:
-        """Where what is loaded there was opened."""
+        """The path of the loaded model of a side."""
         model = self._sides[side].model
         return None if model is None else model.path
 
     def load(self, side: int, path: str) -> str:
-        """Opens a model in the place of the one before, which is let go first; returns the status line.
+        """Loads a model in the place of another; returns the status line.
 
-        What can be refused is refused while the one before is still there. Raises UserError.
+        The other model is freed before the weights are read, after all other checks. Raises UserError.
         """
-        with self._one_at_a_time(threading.Event()):
-            end_token = self.options.demo.end_of_conversation_token
-            found = find_model(path, FLAGS[side], end_token)
+        flag = FLAGS[side]
+        with self._exclusive(threading.Event()):
+            files = find_model(path, flag, self.options.demo.end_of_conversation_token)
             self._sides[side] = _Side()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            model = open_model(path, found, FLAGS[side], self.device, self.dtype)
-            macro = MacroActionsOf(model, self.termination, self.options.demo.seed)
-            has_template = model.tokenizer.chat_template is not None
-            form = "" if self.task == "summary" else "; chat template" if has_template else "; Human / Assistant form"
-            self._sides[side] = _Side(model, macro, f"{model.status}{form}")
-            return self._sides[side].status
+            model = load_model(path, files, flag, self.device, self.dtype)
+            cutter = MacroActionCutter(model, self.termination, self.options.demo.seed)
+            status = model.status
+            if self.task == "chat":
+                has_template = model.tokenizer.chat_template is not None
+                status += "; chat template" if has_template else "; Human / Assistant form"
+            self._sides[side] = _Side(model, cutter, status)
+            return status
 
     def load_named(self, side: int) -> str:
-        """Opens what --model or --other names, if it does: the first of a run's models; returns the status line."""
-        place = (self.options.demo.model, self.options.demo.other)[side]
-        return self.status(side) if place is None else self.load(side, chosen(find_checkpoints(place), place).path)
+        """Loads the model of --model or --other, the first one of a run; returns the status line."""
+        path = self.options.demo.model if side == 0 else self.options.demo.other
+        if path is None:
+            return self.status(side)
+        return self.load(side, select_checkpoint(find_checkpoints(path), path).path)
 
-    def choice(self, path: str | None) -> tuple[SamplingChoice, str]:
-        """How a run or model draws, with what the flags say instead; and where that is from, in words."""
-        own, words = own_sampling(path) if path else ({}, "defaults")
-        given = {name: getattr(self.options.demo, name) for name in NUMBERS}
-        values = own | {name: value for name, value in given.items() if value is not None}
-        return SamplingChoice.of(values, bool(values.get("temperature", 1))), words
+    def choice(
+        self,
+        path: str | None,
+    ) -> tuple[SamplingChoice, str]:
+        """Sampling settings of the flags, or else of the run or model; and their source, in words."""
+        settings: dict[str, float] = {}
+        source = "defaults"
+        if path:
+            settings, source = saved_sampling(path)
+        for name in SAMPLING_SETTINGS:
+            value = getattr(self.options.demo, name)
+            if value is not None:
+                settings[name] = value
+        return SamplingChoice.of(settings, bool(settings.get("temperature", 1))), source
 
     def answer(
-        self, make_prompt: MakePrompt, choice: SamplingChoice, stop: threading.Event
+        self,
+        make_prompt: MakePrompt,
+        choice: SamplingChoice,
+        stop: threading.Event,
     ) -> Generator[list[ShownAnswer]]:
-        """Every side's answer, growing; in the last answers all are done.
+        """Yields every side's answer as it grows; in the last list all answers are done.
 
         Args:
-            make_prompt: gives the prompt of a side.
-            choice: how to draw.
+            make_prompt: makes the prompt of a side.
+            choice: sampling settings.
             stop: ends all answers, also while this one waits for another.
 
         Raises:
             UserError: a model is missing, or cannot answer this.
         """
-        with self._one_at_a_time(stop) as mine:
-            if not mine:
+        with self._exclusive(stop) as is_ours:
+            if not is_ours:
                 yield [ShownAnswer(done=STOPPED) for _ in self._sides]
                 return
             models = [side.model for side in self._sides if side.model is not None]
             if len(models) < len(self._sides):
                 raise UserError(NOT_LOADED)
             prompts = [make_prompt(number, model) for number, model in enumerate(models)]
-            seed = row_seed(self.options.demo.seed, self._asked)
-            self._asked += 1
             questions = []
             for model, prompt in zip(models, prompts, strict=True):
-                (ids,) = encode_prompts(model.tokenizer, [prompt.row])
-                if not ids:
-                    raise UserError("the prompt has no tokens; type something.")
-                questions.append(ChatQuestion(model, ids, choice.sampling(model, len(ids)), prompt.markers))
+                questions.append(self._question(model, prompt, choice))
+            seed = row_seed(self.options.demo.seed, self._question_count)
+            self._question_count += 1
+
             answers = [ShownAnswer() for _ in models]
             start = time.perf_counter()
-            with closing(stream(questions, seed, stop)) as growing:
+            with closing(stream(questions, seed, stop)) as drafts:
                 try:
-                    for number, draft in growing:
+                    for number, draft in drafts:
                         answers[number] = ShownAnswer(draft.text)
                         if draft.done is not None:
                             seconds = time.perf_counter() - start
-                            answers[number] = self._judged(number, prompts[number].row, draft, seconds)
+                            answers[number] = self._finish(self._sides[number], prompts[number].row, draft, seconds)
                         yield list(answers)
                 finally:
                     stop.set()  # the reader may have left, or one of two answers failed
 
+    def _question(
+        self,
+        model: LoadedModel,
+        prompt: Prompt,
+        choice: SamplingChoice,
+    ) -> ChatQuestion:
+        (ids,) = encode_prompts(model.tokenizer, [prompt.row])
+        if not ids:
+            raise UserError("the prompt has no tokens; type something.")
+        return ChatQuestion(model, ids, choice.sampling(model, len(ids)), prompt.markers)
+
     @contextmanager
-    def _one_at_a_time(self, stop: threading.Event) -> Iterator[bool]:
-        """Waits until nobody else uses the models; False where it was stopped meanwhile."""
-        while not self._lock.acquire(timeout=BUSY):
+    def _exclusive(self, stop: threading.Event) -> Iterator[bool]:
+        """Waits until nobody else uses the models; False if it was stopped meanwhile."""
+        while not self._lock.acquire(timeout=POLL_INTERVAL):
             if stop.is_set():
                 yield False
                 return
@@ -301,20 +368,27 @@ class Session:
         finally:
             self._lock.release()
 
-    def _judged(self, number: int, row: Row, draft: Draft, seconds: float) -> ShownAnswer:
-        """The whole answer with its score and macro actions; what cannot be had is a note."""
-        side, notes = self._sides[number], []
-        assert side.model is not None and side.macro is not None  # they answered
-        prompt = prompt_text(side.model.tokenizer, row)
+    def _finish(
+        self,
+        side: _Side,
+        row: Row,
+        draft: Draft,
+        seconds: float,
+    ) -> ShownAnswer:
+        """Adds the score and the macro actions to a whole answer; their errors become a note."""
+        assert side.model is not None and side.cutter is not None  # they answered
+        notes = []
         tokens: Sequence[MacroToken] = ()
-        score = None
         try:
             (prompt_ids,) = encode_prompts(side.model.tokenizer, [row])
-            tokens = side.macro(prompt_ids, draft.ids)
+            tokens = side.cutter(prompt_ids, draft.ids)
         except UserError as error:
             notes.append(str(error))
+
+        score = None
         try:
             if self.reader is not None and draft.ids:
+                prompt = prompt_text(side.model.tokenizer, row)
                 score = float(self.reader(ResponseTexts([prompt], [draft.text], [row])))
         except UserError as error:
             notes.append(str(error))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DeepSpeed needs to know of a run."""
+"""The settings of a DeepSpeed engine, and the config that DeepSpeed is given."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,25 +7,33 @@ from typing import Any
 import torch
 
 from dschat.models.opening import NAMES
+from dschat.run.distributed import device
 from dschat.settings.batches import BatchPlan
 from dschat.settings.deepspeed import deepspeed_settings
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What DeepSpeed needs to know of a run."""
+    """Settings of a DeepSpeed engine."""
 
     dtype: torch.dtype
     plan: BatchPlan
     zero_stage: int = 0
     gradient_checkpointing: bool = False
-    compile: bool = False  # decoder layers, see `dschat.models.compiled`
-    checkpoint_every: int = 1  # of every so many layers the first is recomputed, where any are
+    compile: bool = False  # compile decoder layers, see `dschat.models.compiled`
+    checkpoint_every: int = 1  # with gradient checkpointing, recompute the first of every so many layers
     offload: bool = False
     config_file: str | None = None
 
 
 def deepspeed_config(settings: EngineSettings, gradient_clipping: float) -> dict[str, Any]:
-    """See `deepspeed_settings`."""
-    sizes = settings.plan, NAMES[settings.dtype], settings.zero_stage, settings.offload
-    return deepspeed_settings(*sizes, settings.config_file, gradient_clipping, torch.cuda.is_available())
+    """The config that DeepSpeed is given, see `deepspeed_settings`."""
+    return deepspeed_settings(
+        settings.plan,
+        NAMES[settings.dtype],
+        settings.zero_stage,
+        settings.offload,
+        settings.config_file,
+        gradient_clipping,
+        device().type == "cuda",
+    )

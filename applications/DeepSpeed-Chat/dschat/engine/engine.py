@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model under DeepSpeed, for training or frozen, with DeepSpeed's own method names."""
+"""A model under DeepSpeed, trained or frozen, with DeepSpeed's method names."""
 
 import contextlib
 import io
@@ -24,11 +24,12 @@ from dschat.base.errors import UserError
 from dschat.engine import zero3
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.engine.process_group import prepare_op
-from dschat.engine.reduction import ReductionCheck, check_of
-from dschat.engine.rehearsal import bytes_to_come, gradients_dropped
+from dschat.engine.reduction import ReductionCheck, reduction_check
+from dschat.engine.rehearsal import first_update_bytes, gradients_dropped
 from dschat.models.compiled import Compiler, compile_layers
 from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.models.lora import adapters_off
+from dschat.models.parameters import whole_shape
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import barrier, device, is_main, world_size
@@ -37,14 +38,14 @@ ADAM_BETAS = (0.9, 0.95)
 M = TypeVar("M", PolicyModel, ScalarModel)
 
 
-def accumulation_of(parameter: nn.Parameter) -> Any:
-    """The node of the graph where a parameter's gradient arrives; it remembers the shape the parameter has now."""
+def accumulation_node(parameter: nn.Parameter) -> Any:
+    """The autograd node that accumulates a parameter's gradient; it keeps the parameter's current shape."""
     with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")), torch.enable_grad():
         return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 class SkippingAdamW(torch.optim.AdamW):
-    """AdamW that does nothing while `overflow` is set; by that name DeepSpeed knows, and leaves the schedule alone."""
+    """AdamW that skips updates while `overflow` is set; DeepSpeed reads that attribute and skips the schedule, too."""
 
     overflow = False
 
@@ -53,45 +54,47 @@ class SkippingAdamW(torch.optim.AdamW):
 
 
 class FiniteWatch:
-    """Watches this process's own losses and gradients of an update; nothing waits for the device until `read`."""
+    """Records whether this process's losses and gradients of an update are finite; only `read` synchronises."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Hangs on every trained parameter, where its gradient arrives: before DeepSpeed sums it over processes."""
+        """Hooks into the accumulation of every trained parameter's gradient, before DeepSpeed sums over processes."""
         self.reset()
-        # Kept: a node that nobody holds is made anew, without the hook.
-        self.nodes = {parameter: accumulation_of(parameter) for parameter in parameters if parameter.requires_grad}
+        # The nodes must be referenced: autograd would create new ones without the hook.
+        self.nodes = {parameter: accumulation_node(parameter) for parameter in parameters if parameter.requires_grad}
         for node in self.nodes.values():
-            node.register_prehook(self._note)
+            node.register_prehook(self._record_gradients)
 
     def reset(self) -> None:
-        """Forgets what was noted."""
-        # The largest magnitudes so far: NaN and infinities prevail over everything else.
-        self._loss, self._gradient = torch.zeros(2, device=device()).unbind()
+        """Forgets the losses and gradients so far."""
+        # Largest magnitudes so far; NaN and infinities propagate.
+        self._largest_loss, self._largest_gradient = torch.zeros(2, device=device()).unbind()
 
-    def _note(self, gradients: tuple[Tensor | None, ...]) -> None:
+    def _record_gradients(self, gradients: tuple[Tensor | None, ...]) -> None:
         for gradient in gradients:
             if gradient is not None and gradient.numel():
                 largest = torch.linalg.vector_norm(gradient.detach(), math.inf).float()
-                self._gradient = torch.maximum(self._gradient, largest)
+                self._largest_gradient = torch.maximum(self._largest_gradient, largest)
 
-    def factor(self, loss: Tensor) -> Tensor:
-        """Notes a loss. 1, or NaN where the loss is not finite: its gradient may be, and must not be applied."""
+    def loss_factor(self, loss: Tensor) -> Tensor:
+        """Records a loss. Returns 1, or NaN if the loss is not finite, since its gradient may be finite."""
         loss = loss.detach().float()
-        self._loss = torch.maximum(self._loss, loss.abs())
+        self._largest_loss = torch.maximum(self._largest_loss, loss.abs())
         return torch.where(loss.isfinite(), 1.0, math.nan)
 
     def read(self, norm: Tensor | float) -> tuple[bool, bool, float]:
-        """Whether the losses and the gradients since the last call were finite; and a number, read with them."""
-        norm = torch.as_tensor(norm, dtype=torch.float32, device=self._loss.device)
-        loss, gradient, number = torch.stack([self._loss, self._gradient, norm]).tolist()
+        """Whether losses and gradients since the last call were finite, and the norm, in one transfer."""
+        norm = torch.as_tensor(norm, dtype=torch.float32, device=self._largest_loss.device)
+        numbers = torch.stack([self._largest_loss, self._largest_gradient, norm]).tolist()
+        largest_loss, largest_gradient, norm_number = numbers
         self.reset()
-        return math.isfinite(loss), math.isfinite(gradient), number
+        return math.isfinite(largest_loss), math.isfinite(largest_gradient), norm_number
 
 
 def adam_steps(adam: torch.optim.Optimizer | None) -> Tensor:
-    """How many updates Adam has made of what this process holds (0-d); nothing waits for the device."""
-    state: dict[str, Any] = {} if adam is None else next(iter(adam.state.values()), {})
-    return torch.as_tensor(state.get("step", 0)).clone()
+    """Number of Adam's updates on this process (0-d), without waiting for the device."""
+    states = [] if adam is None else list(adam.state.values())
+    steps = states[0].get("step", 0) if states else 0
+    return torch.as_tensor(steps).clone()
 
 
 @dataclass(frozen=True)
@@ -108,11 +111,11 @@ class OptimizerSettings:
 
 
 class Engine(Generic[M]):
-    """DeepSpeed's engine, where the losses of an update's micro-batches on all ranks add up to the update's mean loss.
+    """DeepSpeed's engine, for losses that add up to the mean over the update's micro-batches and ranks.
 
     A trainer divides each micro-batch's sum by the count of the whole update (all micro-batches, all ranks); DeepSpeed
-    would divide again by the accumulation steps and average over ranks. ``backward`` undoes both, so that the update's
-    gradient is that of the global mean.
+    would divide again by the accumulation steps and average over ranks. ``backward`` undoes both, so that the gradient
+    is that of the global mean.
     """
 
     def __init__(
@@ -122,21 +125,28 @@ class Engine(Generic[M]):
         adam: torch.optim.Optimizer | None = None,
         compiler: Compiler | None = None,
     ) -> None:
-        """Takes DeepSpeed's engine, and what it trains with: the largest gradient norm, 0 = no clipping (with ZeRO,
-        the engine sees to it itself), and the optimiser; and the compiler of its layers, if they are compiled.
+        """Wraps DeepSpeed's engine.
+
+        Args:
+            engine: DeepSpeed's.
+            clipping: maximum gradient norm, 0 for no clipping; used without ZeRO only, where DeepSpeed does not clip.
+            adam: the optimiser; None for a frozen model.
+            compiler: of the decoder layers, if they are compiled.
         """
+        self._engine = engine
+        self._clipping = clipping
+        self._adam = adam
         self._compiler = compiler
-        self._engine, self._clipping, self._adam = engine, clipping, adam
         self.grad_norm = math.nan  # of the last update, before clipping
-        self.skipped = False  # the last update was left out, see `step`
-        self.nonfinite: str | None = None  # why the last update was left out, see `step`
-        self._left: int | None = None  # micro-batches of this update; None where DeepSpeed counts them
+        self.skipped = False  # whether the last update was skipped, see `step`
+        self.nonfinite: str | None = None  # why the last update was skipped, see `step`
+        self._micro_batches_left: int | None = None  # of this update; None if DeepSpeed counts them
         self._watch = FiniteWatch(engine.module.parameters())
-        self._reduction: ReductionCheck | None = None  # of the next updates
-        self._rehearses = False  # inside `rehearsing`
+        self._reduction_check: ReductionCheck | None = None
+        self._is_rehearsing = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._rehearses:
+        if self._is_rehearsing:
             return self._engine.module(*args, **kwargs)
         return self._engine(*args, **kwargs)
 
@@ -153,127 +163,146 @@ class Engine(Generic[M]):
         return self._engine.get_lr()[0]
 
     def train(self) -> None:
-        """Training mode: gradient checkpointing acts. There is no dropout to switch on."""
+        """Training mode, with gradient checkpointing. Models have no dropout."""
         self._engine.train()
 
     def eval(self) -> None:
         self._engine.eval()
 
     def check_reduction(self) -> None:
-        self._reduction = check_of(self._engine, self._watch.nodes)
+        self._reduction_check = reduction_check(self._engine, self._watch.nodes)
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """See `Trained.rehearsing`. DeepSpeed's own buffers of a reduction are not taken."""
-        room = torch.empty(bytes_to_come(self._engine, self._adam), dtype=torch.uint8, device=device())
-        self._rehearses = True
+        """See `Trained.rehearsing`. DeepSpeed's reduction buffers are not allocated."""
+        size = first_update_bytes(self._engine, self._adam)
+        reserved = torch.empty(size, dtype=torch.uint8, device=device())
+        self._is_rehearsing = True
         try:
             with gradients_dropped(self._engine):
                 yield
         finally:
-            self._rehearses = False
+            self._is_rehearsing = False
             self._watch.reset()
-            del room
+            del reserved
 
     def begin_update(self, micro_batches: int) -> None:
-        if not self._rehearses:
-            self._left = micro_batches
+        if not self._is_rehearsing:
+            self._micro_batches_left = micro_batches
 
     def backward(self, loss: Tensor) -> None:
-        if self._rehearses:
+        if self._is_rehearsing:
             loss.backward()
             return
-        if self._left is not None:
-            self._engine.set_gradient_accumulation_boundary(self._left == 1)
-            self._left -= 1
-        self._engine.backward(loss * (world_size() * self._watch.factor(loss)), scale_wrt_gas=False)
+        if self._micro_batches_left is not None:
+            self._engine.set_gradient_accumulation_boundary(self._micro_batches_left == 1)
+            self._micro_batches_left -= 1
+        self._engine.backward(loss * (world_size() * self._watch.loss_factor(loss)), scale_wrt_gas=False)
 
     def step(self) -> None:
-        """Ends a micro-batch; on the last of an update, clips and applies the optimiser and the schedule.
+        """Ends a micro-batch; on the last of an update, clips gradients and steps the optimiser and the schedule.
 
-        An update with gradients that are not finite is left out: weights, optimiser and schedule stay as they are. In
-        fp16, where scaled gradients may overflow, that is ordinary (`skipped`), and the next update is scaled less.
-        Otherwise `nonfinite` says what this process saw: "losses", "gradients", or "gradient norms" where its own
-        gradients are finite. An update that DeepSpeed leaves out for another reason is `skipped` in any precision.
+        An update with non-finite gradients is skipped: weights, optimiser and schedule do not change. In fp16, where
+        scaled gradients may overflow, that is ordinary (`skipped`), and the loss scale is reduced. Otherwise
+        `nonfinite` is what this process saw: "losses", "gradients", or "gradient norms" if its own gradients are
+        finite. An update that DeepSpeed skips for another reason is `skipped` in any precision.
 
-        Raises UserError where gradients are wrong, see `check_reduction`, or where an update that had to be left out
-        was applied.
+        Raises:
+            UserError: the reduced gradients are wrong, see `check_reduction`; or an update that had to be skipped was
+                applied.
         """
-        if self._rehearses:
+        if self._is_rehearsing:
             return
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
             return
-        if self._reduction is not None and self._reduction.compare():
-            self._reduction = None
-        steps = adam_steps(self._adam)
+        if self._reduction_check is not None and self._reduction_check.compare():
+            self._reduction_check = None
+        steps_before = adam_steps(self._adam)
         if self._engine.zero_optimization_stage() == 0:  # from stage 1 on, DeepSpeed clips and skips itself
-            losses, gradients, self.grad_norm = self._watch.read(self._clip())
+            losses_finite, gradients_finite, self.grad_norm = self._watch.read(self._clip())
             self._engine.optimizer.overflow = not math.isfinite(self.grad_norm)
             self._engine.step()
         else:
             self._engine.step()
-            losses, gradients, self.grad_norm = self._watch.read(self._engine.get_global_grad_norm())
-        self.nonfinite = self._nonfinite(losses, gradients)
+            norm = self._engine.get_global_grad_norm()
+            losses_finite, gradients_finite, self.grad_norm = self._watch.read(norm)
+        self.nonfinite = self._nonfinite_part(losses_finite, gradients_finite)
         self.skipped = not self._engine.was_step_applied() and self.nonfinite is None
-        is_finite = losses and gradients and math.isfinite(self.grad_norm)
-        if not is_finite and not torch.equal(adam_steps(self._adam), steps):
+        all_finite = losses_finite and gradients_finite and math.isfinite(self.grad_norm)
+        if not all_finite and not torch.equal(adam_steps(self._adam), steps_before):
             raise UserError(
                 f"DeepSpeed {deepspeed.__version__} applied an update with numbers that are not finite: the weights "
                 "are spoiled. Install deepspeed>=0.19.8, and go on from the last checkpoint."
             )
 
-    def _nonfinite(self, losses: bool, gradients: bool) -> str | None:
-        if not losses:
+    def _nonfinite_part(self, losses_finite: bool, gradients_finite: bool) -> str | None:
+        """The value of `nonfinite`, see `step`."""
+        if not losses_finite:
             return "losses"
-        if self._engine.fp16_enabled() or (gradients and math.isfinite(self.grad_norm)):
+        if self._engine.fp16_enabled():
             return None
-        return "gradient norms" if gradients else "gradients"
+        if not gradients_finite:
+            return "gradients"
+        return None if math.isfinite(self.grad_norm) else "gradient norms"
 
     def _clip(self) -> Tensor:
-        """Clips the gradients of an engine without ZeRO; their norm before that."""
-        trained = [p for p in self._engine.module.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+        """Clips the gradients of an engine without ZeRO; returns their norm before."""
+        trained = [parameter for parameter in self._engine.module.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in trained])
         if self._clipping:
             torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, norm)
         return norm
 
     @contextmanager
     def gathered(self) -> Iterator[M]:
-        """The module with whole weights on this process, for generation; see :mod:`dschat.engine.zero3`."""
+        """The module with whole weights on this process, for generation; see `zero3.gathered`."""
         with zero3.gathered(self._engine):
             yield self.module
 
     def save_checkpoint(self, folder: Path) -> None:
-        """Writes weights, optimiser, schedule and loss scale; frozen weights are not. Every rank must call it."""
-        where, tag = str(folder.parent), folder.name
-        self._engine.save_checkpoint(where, tag=tag, save_latest=False, exclude_frozen_parameters=True)
-        for script in folder.parent.glob("zero_to_*.py") if is_main() else ():  # DeepSpeed adds converters
-            script.unlink()
+        """Writes trained weights, optimiser, schedule and loss scale. Every rank must call it."""
+        self._engine.save_checkpoint(
+            str(folder.parent), tag=folder.name, save_latest=False, exclude_frozen_parameters=True
+        )
+        if is_main():
+            for script in folder.parent.glob("zero_to_*.py"):  # DeepSpeed adds converters
+                script.unlink()
 
     def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
-        """Restores what `save_checkpoint` wrote; if another number of ranks did, shards of ZeRO 1 and 2 are put
-        together in `scratch` first. Every rank must call it.
+        """Restores a checkpoint of `save_checkpoint`. Every rank must call it.
+
+        Args:
+            folder: of the checkpoint.
+            scratch: a folder for merged shards of ZeRO 1 and 2, if another number of ranks wrote the checkpoint.
         """
         stage = self._engine.zero_optimization_stage()
         if scratch is not None and stage == 3:
             zero3.load_resized(self._engine, folder)
             return
         if scratch is not None and stage > 0:
-            _put_shards_together(folder, self._engine, scratch)
+            _merge_shards(folder, self._engine, scratch)
             folder = scratch
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
     def parts(self) -> dict[str, Tensor]:
         return zero3.parts(self._engine)
 
-    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+    def whole_weights(
+        self,
+        instead: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[tuple[str, Tensor]]:
         return zero3.whole_weights(self._engine, instead or {})
 
 
-def _put_shards_together(folder: Path, engine: Any, target: Path) -> None:
-    """Puts the shards of a checkpoint of ZeRO 1 or 2 together in `target`, and makes an engine that is not loaded yet
-    read the result. Every rank must call it.
+def _merge_shards(
+    folder: Path,
+    engine: Any,
+    target: Path,
+) -> None:
+    """Merges the shards of a ZeRO 1 or 2 checkpoint into `target`, and makes the engine load the merged format.
+
+    Every rank must call it, before the engine loads.
     """
     if is_main():
         shutil.rmtree(target, ignore_errors=True)
@@ -293,9 +322,15 @@ def _put_shards_together(folder: Path, engine: Any, target: Path) -> None:
     engine._config.load_universal_checkpoint = True
 
 
-def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
-    """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule. Raises UserError for an unreadable
-    ``--deepspeed_config``, or one that sets the batch sizes differently.
+def train_engine(
+    model: M,
+    optimizer: OptimizerSettings,
+    settings: EngineSettings,
+) -> Engine[M]:
+    """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule.
+
+    Raises:
+        UserError: ``--deepspeed_config`` cannot be read, or sets other batch sizes.
     """
     settings = _without_half_precision_at_stage_0(settings)
     if settings.gradient_checkpointing:
@@ -305,7 +340,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     schedule = schedule_of(adam, optimizer)
     config = deepspeed_config(settings, optimizer.gradient_clipping)
     clipping = config["gradient_clipping"]
-    if settings.zero_stage == 0:  # then DeepSpeed would compute the norm a second time
+    if settings.zero_stage == 0:  # `Engine` clips; DeepSpeed would compute the norm again
         config["gradient_clipping"] = 0.0
     zero3.share_fetches(model)
     engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
@@ -315,7 +350,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
 
 
 def compiler_for(model: PolicyModel | ScalarModel) -> Compiler:
-    """Has the layers of a model compiled, and of a policy the passes over its logits."""
+    """Compiles a model's decoder layers, and a policy's passes over logits."""
     compiler = compile_layers(model.inner, warns=is_main())
     if isinstance(model, PolicyModel):
         model.compile_with(compiler)
@@ -323,10 +358,10 @@ def compiler_for(model: PolicyModel | ScalarModel) -> Compiler:
 
 
 def schedule_of(adam: torch.optim.Optimizer, optimizer: OptimizerSettings) -> LambdaLR:
-    """The learning-rate schedule: transformers', but the warm-up's first update has a rate above 0.
+    """The learning-rate schedule of transformers, with a first warm-up update above 0.
 
-    Update k of W warm-up updates, counted from 0, has (k + 1) / W of the peak. transformers gives it k / W, which
-    leaves the first update without effect. From update W on, the schedule is that of transformers.
+    Update k of W warm-up updates, counted from 0, has (k + 1) / W of the peak learning rate. In transformers it has
+    k / W, so the first update has no effect. From update W on, the schedule is that of transformers.
     """
     warmup = optimizer.warmup_updates
     schedule = get_scheduler(
@@ -340,7 +375,7 @@ def schedule_of(adam: torch.optim.Optimizer, optimizer: OptimizerSettings) -> La
 
 
 def frozen_engine(model: M, settings: EngineSettings) -> Engine[M]:
-    """Puts a model that never trains under DeepSpeed: reference and reward model."""
+    """Puts a frozen model under DeepSpeed, the reference or the reward model."""
     model.requires_grad_(False)
     model.to(device())
     config = deepspeed_config(settings, 0.0)
@@ -353,10 +388,10 @@ def frozen_engine(model: M, settings: EngineSettings) -> Engine[M]:
 
 
 def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettings:
-    """Stage 1 instead of 0 in bf16 and fp16.
+    """Replaces stage 0 by stage 1 in bf16 and fp16.
 
-    DeepSpeed's stage-0 wrapper for half precision begins with an Adam step on zero gradients and adds up micro-batches
-    in half precision. Stage 1 does neither, and with one process it shards nothing.
+    DeepSpeed's stage-0 wrapper for half precision begins with an Adam step on zero gradients and accumulates
+    micro-batches in half precision. Stage 1 does neither, and shards nothing with one process.
     """
     if settings.dtype == torch.float32 or settings.zero_stage > 0:
         return settings
@@ -364,32 +399,38 @@ def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettin
 
 
 def _adamw(
-    groups: list[dict[str, Any]], optimizer: OptimizerSettings, settings: EngineSettings
+    groups: list[dict[str, Any]],
+    optimizer: OptimizerSettings,
+    settings: EngineSettings,
 ) -> torch.optim.Optimizer:
-    """AdamW, in one kernel on a GPU; DeepSpeed's vectorised one where the states live in CPU memory."""
+    """AdamW: a fused kernel on a GPU, DeepSpeed's vectorised version for states in CPU memory."""
     options: dict[str, Any] = {"lr": optimizer.learning_rate, "betas": ADAM_BETAS, "eps": optimizer.epsilon}
     if settings.offload:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         prepare_op("cpu_adam")
         return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)
-    kind = torch.optim.AdamW if settings.zero_stage else SkippingAdamW
-    on_gpu = all(p.is_cuda for group in groups for p in group["params"])
-    return kind(groups, fused=on_gpu or None, **options)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    is_fused = all(parameter.is_cuda for parameter in parameters) or None
+    if settings.zero_stage:
+        return torch.optim.AdamW(groups, fused=is_fused, **options)
+    return SkippingAdamW(groups, fused=is_fused, **options)
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay acts on matrices; norms and biases (one dimension) are left alone."""
-    trained = [(p, len(getattr(p, "ds_shape", p.shape))) for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p, dimensions in trained if dimensions >= 2], "weight_decay": weight_decay},
-        {"params": [p for p, dimensions in trained if dimensions < 2], "weight_decay": 0.0},
-    ]
+    """Weight decay applies to matrices, not to norms and biases, which are vectors."""
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            is_matrix = len(whole_shape(parameter)) >= 2
+            (matrices if is_matrix else vectors).append(parameter)
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
 class AdaptersOff:
-    """The reference of a LoRA run: the actor's engine with its adapters off, no second copy of the weights."""
+    """The reference of a LoRA run: the actor's engine with its adapters off, without a second copy of the weights."""
 
     def __init__(self, actor: Engine[PolicyModel]) -> None:
         self._actor = actor

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check of DeepSpeed's reduction: the gradients that an engine holds before its first updates are those that
-autograd gave the processes, added up.
+"""Checks DeepSpeed's reduction: before the first updates, an engine's gradients must be the sum of the processes' own.
 
-A parameter is compared until its gradient has once been other than zero, in UPDATES updates at most: that of a LoRA
-run's A matrices, and that of a critic's backbone behind a value head of zeros, is zero in the first update.
+Every process records a sample of the gradients that autograd accumulates for each trained parameter. Their sum over
+processes is compared with the same elements in the engine's buffers. The check uses what the update computes anyway,
+adds no pass, gather or random number, and changes nothing.
 
-Every process notes a sample of what arrives at each trained parameter, and the sums are compared with the same numbers
-in the engine's own buffers. The check reads what the update computes anyway: no pass, gather or random number is
-added, and nothing is changed.
+A parameter is compared until its gradient was once not zero, in at most UPDATES updates. In the first update, the
+gradients of a LoRA run's A matrices are zero, and those of a critic's backbone before a value head of zeros.
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import deepspeed
@@ -20,49 +18,54 @@ import torch
 from torch import Tensor, nn
 
 from dschat.base.errors import UserError
+from dschat.models.parameters import whole_numel
 from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_size
 
 logger = logging.getLogger(__name__)
 
-SAMPLED = 4096  # elements of a parameter that are compared; all where it has fewer
-UPDATES = 8  # with finite gradients, in which a parameter is compared whose gradient is zero
+SAMPLED = 4096  # elements of a parameter that are compared; all if it has fewer
+UPDATES = 8  # maximum number of updates with finite gradients in which a zero gradient is compared again
 
 
-@dataclass
-class Arrivals:
-    """What arrived at one parameter on this process since the last update.
+class GradientSample:
+    """Records elements of the gradients of one parameter on this process since the last update.
 
     Attributes:
         name: of the parameter.
-        parameter: itself.
-        places: (n,) long, which elements of the flat gradient are compared.
-        sums: (n,) float64, of the gradients.
-        sizes: (n,) float64, of their magnitudes.
-        count: of the gradients.
+        parameter: whose gradients are recorded.
+        indices: (n,) long, the recorded elements of the flat gradient.
+        total: (n,) float64, sum of the gradients.
+        magnitude: (n,) float64, sum of their absolute values.
+        count: number of gradients.
+        hook: handle that ends the recording.
     """
 
-    name: str
-    parameter: nn.Parameter
-    places: Tensor
-    sums: Tensor = field(init=False)
-    sizes: Tensor = field(init=False)
-    count: int = 0
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        name: str,
+        parameter: nn.Parameter,
+        node: Any,
+    ) -> None:
+        """Hooks into the autograd node that accumulates the parameter's gradient."""
+        self.name = name
+        self.parameter = parameter
+        self.indices = sampled_indices(whole_numel(parameter))
         self.reset()
+        self.hook = node.register_prehook(self.add)
 
     def reset(self) -> None:
-        """Forgets what arrived."""
-        self.sums = torch.zeros(len(self.places), dtype=torch.float64, device=self.places.device)
-        self.sizes, self.count = torch.zeros_like(self.sums), 0
+        """Forgets the gradients so far."""
+        self.total = torch.zeros(len(self.indices), dtype=torch.float64, device=self.indices.device)
+        self.magnitude = torch.zeros_like(self.total)
+        self.count = 0
 
-    def note(self, gradients: tuple[Tensor | None, ...]) -> None:
-        """Adds a gradient: of one use of the parameter, or of all that a backward pass has gathered."""
+    def add(self, gradients: tuple[Tensor | None, ...]) -> None:
+        """Adds a gradient, either of one use of the parameter or accumulated over a backward pass."""
         for gradient in gradients:
             if gradient is not None:
-                numbers = gradient.detach().reshape(-1)[self.places].double()
-                self.sums += numbers
-                self.sizes += numbers.abs()
+                elements = gradient.detach().reshape(-1)[self.indices].double()
+                self.total += elements
+                self.magnitude += elements.abs()
                 self.count += 1
 
 
@@ -70,148 +73,166 @@ class ReductionCheck:
     """Compares the gradients of an engine's next updates. Every rank must call its methods."""
 
     def __init__(self, engine: Any, nodes: Mapping[nn.Parameter, Any]) -> None:
-        """Takes DeepSpeed's engine, and the nodes of the graph where the gradients of trained parameters arrive."""
+        """Takes DeepSpeed's engine, and the autograd nodes that accumulate the gradients of trained parameters."""
         self._engine = engine
         names = {parameter: name for name, parameter in engine.module.named_parameters()}
-        self._arrivals = [
-            Arrivals(names[parameter].removeprefix("inner."), parameter, sampled_places(_numel(parameter)))
-            for parameter in nodes
-        ]
-        pairs = zip(self._arrivals, nodes.values(), strict=True)
-        self._hooks = [node.register_prehook(arrivals.note) for arrivals, node in pairs]
-        self._trained = len(self._arrivals)
+        self._samples: list[GradientSample] = []  # of the parameters that are still to be compared
+        for parameter, node in nodes.items():
+            self._samples.append(GradientSample(names[parameter].removeprefix("inner."), parameter, node))
+        self._trained = len(self._samples)
         self._updates = 0  # so far
-        self._compared = 0  # of these, those with finite gradients
+        self._compared = 0  # updates so far with finite gradients
 
     def compare(self) -> bool:
-        """Compares, after the last backward pass of an update and before its step.
+        """Compares gradients after the last backward pass of an update, before the optimiser's step.
 
         Returns:
-            Whether the check is over. The next update is to be compared as well where gradients are not finite, which
-            are met elsewhere, and as long as the gradients of some parameters were nothing but zeros.
+            Whether the check is complete. It goes on in the next update if gradients were not finite, which is handled
+            elsewhere, or the gradients of a parameter were all zero.
 
         Raises:
-            UserError: a gradient is not the sum of what the processes computed. It names the parameter.
+            UserError: a gradient is not the sum of what the processes computed; the message names the parameter.
         """
         self._updates += 1
-        if torch.cuda.is_available():  # DeepSpeed reduces and offloads on streams of its own
+        if device().type == "cuda":  # DeepSpeed reduces and offloads on its own streams
             torch.cuda.synchronize()
-        sizes = [len(arrivals.places) for arrivals in self._arrivals]
-        sums = sum_over_ranks(torch.cat([arrivals.sums for arrivals in self._arrivals])) / world_size()
-        magnitudes = sum_over_ranks(torch.cat([arrivals.sizes for arrivals in self._arrivals])) / world_size()
-        held = sum_over_ranks(torch.cat([held_numbers(self._engine, arrivals) for arrivals in self._arrivals]))
-        counts = sum_over_ranks(torch.tensor([arrivals.count for arrivals in self._arrivals], device=device()))
-        for arrivals in self._arrivals:
-            arrivals.reset()
-        finite = bool(sums.isfinite().all())
-        overflows = self._engine.fp16_enabled() and not bool(held.isfinite().all())
-        if not finite or overflows:
+
+        # The processes' gradients, and the engine's; every rank holds a part of the latter.
+        sizes = [len(sample.indices) for sample in self._samples]
+        expected = sum_over_ranks(torch.cat([sample.total for sample in self._samples])) / world_size()
+        magnitudes = sum_over_ranks(torch.cat([sample.magnitude for sample in self._samples])) / world_size()
+        actual = sum_over_ranks(torch.cat([local_gradient(self._engine, sample) for sample in self._samples]))
+        counts = sum_over_ranks(torch.tensor([sample.count for sample in self._samples], device=device()))
+        for sample in self._samples:
+            sample.reset()
+
+        is_finite = bool(expected.isfinite().all())
+        overflows = self._engine.fp16_enabled() and not bool(actual.isfinite().all())
+        if not is_finite or overflows:
             return False
         roundings = (counts + world_size() + 2).repeat_interleave(torch.tensor(sizes, device=device()))
-        allowed = explained(magnitudes, roundings, self._dtypes())
-        wrong = ~((held - sums).abs() <= allowed)  # also where the engine holds NaN
-        if bool(wrong.any()):
-            raise UserError(self._message(held, sums, allowed, wrong, sizes))
+        dtypes = (self._samples[0].parameter.dtype, self._engine.communication_data_type)
+        tolerances = rounding_error(magnitudes, roundings, dtypes)
+        differs = ~((actual - expected).abs() <= tolerances)  # also if the engine's is NaN
+        if bool(differs.any()):
+            raise UserError(self._message(actual, expected, tolerances, differs, sizes))
         self._compared += 1
-        self._keep_unseen(torch.stack([part.sum() for part in magnitudes.split(sizes)]).tolist())
-        return not self._arrivals
+        self._drop_compared([float(part.sum()) for part in magnitudes.split(sizes)])
+        return not self._samples
 
-    def _keep_unseen(self, magnitudes: list[float]) -> None:
-        """Goes on with the parameters whose gradients were zeros on every process; after UPDATES updates with none."""
-        left: list[tuple[Arrivals, Any]] = []
-        for arrivals, hook, magnitude in zip(self._arrivals, self._hooks, magnitudes, strict=True):
-            if magnitude == 0 and self._compared < UPDATES:
-                left.append((arrivals, hook))
-            else:
-                hook.remove()
-        unseen = [arrivals.name for arrivals, size in zip(self._arrivals, magnitudes, strict=True) if size == 0]
-        if unseen and not left and is_main():
+    def _drop_compared(self, magnitudes: list[float]) -> None:
+        """Keeps the parameters whose gradients were zero on every process; after UPDATES updates, drops all."""
+        zero_samples: list[GradientSample] = []
+        for sample, magnitude in zip(self._samples, magnitudes, strict=True):
+            if magnitude == 0:
+                zero_samples.append(sample)
+        is_over = self._compared >= UPDATES
+        if zero_samples and is_over and is_main():
+            shown = ", ".join(sample.name for sample in zero_samples[:3])
             logger.info(
-                "self-check: the gradients of %d of %d trained parameters were zero in the first %d updates, so that "
-                "their reduction is not checked any further: %s",
-                len(unseen),
+                "self-check: the gradients of %d of %d trained parameters were zero in the first %d updates, so their "
+                "reduction is not checked: %s%s",
+                len(zero_samples),
                 self._trained,
                 UPDATES,
-                ", ".join(unseen[:3]) + (", …" if len(unseen) > 3 else ""),
+                shown,
+                ", …" if len(zero_samples) > 3 else "",
             )
-        self._arrivals = [arrivals for arrivals, _ in left]
-        self._hooks = [hook for _, hook in left]
+        remaining = [] if is_over else zero_samples
+        for sample in self._samples:
+            if sample not in remaining:
+                sample.hook.remove()
+        self._samples = remaining
 
-    def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """Of gradients, and of what the processes send to each other."""
-        return self._arrivals[0].parameter.dtype, self._engine.communication_data_type
-
-    def _message(self, held: Tensor, sums: Tensor, allowed: Tensor, wrong: Tensor, sizes: list[int]) -> str:
-        """What the user reads: the first parameter that differs, at the element where it differs most."""
-        parts = [x.split(sizes) for x in (held, sums, allowed, wrong)]
-        of_parameter = [part for part in zip(self._arrivals, *parts, strict=True) if bool(part[4].any())]
-        arrivals, own, expected, tolerance, _ = of_parameter[0]
-        place = int((own - expected).abs().nan_to_num(nan=torch.inf).argmax())
+    def _message(
+        self,
+        actual: Tensor,
+        expected: Tensor,
+        tolerances: Tensor,
+        differs: Tensor,
+        sizes: list[int],
+    ) -> str:
+        """The error message: the first parameter that differs, at the element with the largest difference."""
+        differing_numbers: list[int] = []
+        for number, part in enumerate(differs.split(sizes)):
+            if bool(part.any()):
+                differing_numbers.append(number)
+        first = differing_numbers[0]
+        first_actual = actual.split(sizes)[first]
+        first_expected = expected.split(sizes)[first]
+        worst = int((first_actual - first_expected).abs().nan_to_num(nan=torch.inf).argmax())
+        tolerance = float(tolerances.split(sizes)[first][worst])
         update = "the first update" if self._updates == 1 else f"update {self._updates} since the start"
         return (
             f"self-check: before {update}, DeepSpeed {deepspeed.__version__} at ZeRO stage "
-            f"{self._engine.zero_optimization_stage()} holds another gradient of {arrivals.name} than the "
-            f"{world_size()} processes computed together: {float(own[place]):.6g} in the place of "
-            f"{float(expected[place]):.6g} (rounding explains {float(tolerance[place]):.2g}). "
-            f"{len(of_parameter)} of {len(self._arrivals)} compared parameters differ. Training would go wrong "
+            f"{self._engine.zero_optimization_stage()} holds another gradient of {self._samples[first].name} than the "
+            f"{world_size()} processes computed together: {float(first_actual[worst]):.6g} instead of "
+            f"{float(first_expected[worst]):.6g} (rounding explains {tolerance:.2g}). "
+            f"{len(differing_numbers)} of {len(self._samples)} compared parameters differ. Training would go wrong "
             "without a word: try another --zero_stage or one process, and please report it. --no_self_checks "
             "skips this check."
         )
 
 
-def check_of(engine: Any, nodes: Mapping[nn.Parameter, Any]) -> ReductionCheck | None:
-    """The check of an engine's next updates; None where there is nothing to be reduced, or rounding has no bound."""
+def reduction_check(engine: Any, nodes: Mapping[nn.Parameter, Any]) -> ReductionCheck | None:
+    """The check of an engine's next updates; None if nothing is reduced, or rounding errors have no bound."""
     if world_size() == 1 or not nodes:
         return None
     if engine.zero_quantized_gradients():
-        logger.warning("--deepspeed_config: gradients are quantised, so that their reduction cannot be checked.")
+        logger.warning("--deepspeed_config: gradients are quantised, so their reduction cannot be checked.")
         return None
     return ReductionCheck(engine, nodes)
 
 
-def sampled_places(numel: int) -> Tensor:
-    """(n,) long: one element of each of n equal stretches of a flat tensor, in each another one, so that they are not
-    all of one column of a matrix.
-    """
+def sampled_indices(numel: int) -> Tensor:
+    """(n,) long: one element of each of n equal stretches of a flat tensor, not all in one column of a matrix."""
     count = min(numel, SAMPLED)
     numbers = torch.arange(count + 1, device=device())
     bounds = numbers * numel // max(count, 1)
-    starts, lengths = bounds[:-1], bounds.diff()
+    starts = bounds[:-1]
+    lengths = bounds.diff()
     return starts + (numbers[:-1] * 7919) % lengths
 
 
-def explained(magnitudes: Tensor, roundings: Tensor, dtypes: tuple[torch.dtype, torch.dtype]) -> Tensor:
-    """How much rounding may change sums whose terms have these magnitudes, added up, in dtypes of which the coarsest
-    counts: each rounding by half an eps, or by the smallest normal number.
+def rounding_error(
+    magnitudes: Tensor,
+    roundings: Tensor,
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> Tensor:
+    """Upper bound of the rounding error of sums: each rounding by half an eps, or the smallest normal number.
 
     Args:
-        magnitudes: (n,) float64.
-        roundings: (n,), how often a number was rounded.
+        magnitudes: (n,) float64, sums of the absolute values of the terms.
+        roundings: (n,), number of roundings.
+        dtypes: in which numbers are added; the coarsest counts.
+
+    Returns:
+        (n,) float64.
     """
     eps = max(torch.finfo(dtype).eps for dtype in dtypes)
     tiny = max(torch.finfo(dtype).tiny for dtype in dtypes)
     return roundings * (eps / 2 * magnitudes + tiny)
 
 
-def held_numbers(engine: Any, arrivals: Arrivals) -> Tensor:
-    """(n,) float64: what this rank holds of the reduced gradient at the places, 0 at those that another rank holds.
+def local_gradient(engine: Any, sample: GradientSample) -> Tensor:
+    """(n,) float64: the sampled elements of the reduced gradient on this rank, 0 for elements of other ranks.
 
-    Added up over ranks they are the numbers that the optimiser will read, but for clipping and the loss scale.
+    Summed over ranks, they are the numbers that the optimiser will read, except for clipping and the loss scale.
     """
-    numbers = torch.zeros_like(arrivals.sums)
-    start, part = held_part(engine, arrivals.parameter)
+    elements = torch.zeros_like(sample.total)
+    start, part = local_gradient_part(engine, sample.parameter)
     if part is None:
-        return numbers
-    places = arrivals.places - start
-    is_here = (places >= 0) & (places < part.numel())
-    numbers[is_here] = part.reshape(-1)[places[is_here].to(part.device)].to(numbers)
-    return numbers
+        return elements
+    indices = sample.indices - start
+    is_local = (indices >= 0) & (indices < part.numel())
+    elements[is_local] = part.reshape(-1)[indices[is_local].to(part.device)].to(elements)
+    return elements
 
 
-def held_part(engine: Any, parameter: Any) -> tuple[int, Tensor | None]:
-    """The part of a parameter's reduced gradient that this rank owns: flat, and where it begins; None if it has none.
+def local_gradient_part(engine: Any, parameter: Any) -> tuple[int, Tensor | None]:
+    """This rank's part of a parameter's reduced gradient, flat, after the index of its first element.
 
-    At stage 0, where every rank has all of it, rank 0 is the owner.
+    None if it has no part. At stage 0, where every rank has the whole gradient, it counts as rank 0's.
     """
     if hasattr(parameter, "ds_id"):  # stage 3
         part = parameter._z3_optimizer.get_local_fp32_grad_for_param(parameter)
@@ -221,11 +242,8 @@ def held_part(engine: Any, parameter: Any) -> tuple[int, Tensor | None]:
     mapping = parameter._hp_mapping
     if mapping is None:
         return 0, None
-    address, part = mapping.lp_fragment_address, mapping.get_lp_grad_fragment(parameter._index_in_param_group)
-    if part.numel() == parameter.numel():  # of which this rank updates a part, in bf16 at stage 1
-        return address.start, part.reshape(-1)[address.start : address.start + address.numel]
-    return address.start, part
-
-
-def _numel(parameter: Any) -> int:
-    return parameter.ds_numel if hasattr(parameter, "ds_id") else parameter.numel()
+    address = mapping.lp_fragment_address
+    gradient = mapping.get_lp_grad_fragment(parameter._index_in_param_group)
+    if gradient.numel() == parameter.numel():  # the whole gradient, of which this rank updates a part (bf16, stage 1)
+        return address.start, gradient.reshape(-1)[address.start : address.start + address.numel]
+    return address.start, gradient

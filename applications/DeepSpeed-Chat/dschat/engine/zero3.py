@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO stage 3: weights loaded in parts, whole weights for a while or one after another, and a process's own parts.
+"""ZeRO stage 3: loading weights in parts, gathering them, this process's parts, and resized checkpoints.
 
-Also those of checkpoints that another number of processes wrote.
-
-Gathering alone is not enough for generation: DeepSpeed's forward hooks release each module's weights right after its
-first use. So the hooks are taken off, the weights gathered once, and afterwards everything is put back.
+Gathering alone is not enough for generation: DeepSpeed's forward hooks release each module's weights after every use.
+So `gathered` removes the hooks, gathers the weights once, and restores both afterwards.
 """
 
 import copy
@@ -12,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
@@ -22,14 +20,15 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.models.opening import Placement, Whole
+from dschat.models.parameters import whole_numel, whole_shape
 from dschat.run.distributed import device, largest_over_ranks, own_part, put_together, rank
 
-# transformers reads several weights ahead unless this is set.
-IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
+# transformers loads several weights ahead unless this variable is set.
+SEQUENTIAL_LOAD_VARIABLE = "HF_DEACTIVATE_ASYNC_LOAD"
 
 
 def parameter_offload(engine: Any) -> Any | None:
-    """The object of DeepSpeed that holds the stage-3 hooks; None below stage 3."""
+    """DeepSpeed's object with the stage-3 hooks; None below stage 3."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "parameter_offload"):
         return optimizer.parameter_offload
@@ -37,10 +36,10 @@ def parameter_offload(engine: Any) -> Any | None:
 
 
 def hold_head(engine: Any) -> None:
-    """Makes a policy's output head whole for all of a forward or backward pass; nothing to do below stage 3.
+    """Keeps a policy's output head gathered during whole forward and backward passes; does nothing below stage 3.
 
-    Log-probs go through the head chunk by chunk, and the number of chunks depends on a rank's own response lengths.
-    With DeepSpeed's hooks on the head, ranks would gather its weight unequally often, which hangs or crashes them.
+    Log-probs are computed chunk by chunk, and the number of chunks depends on a rank's response lengths. With
+    DeepSpeed's hooks on the head, ranks would gather its weight unequally often, which hangs or crashes them.
     """
     head = engine.module.output_head
     if parameter_offload(engine) is None or head is None:
@@ -53,38 +52,43 @@ def hold_head(engine: Any) -> None:
 
 
 def share_fetches(model: Any) -> None:
-    """Engines over the same frozen weights wait for each other's fetches; to be called before DeepSpeed has the model.
+    """Makes engines over the same frozen weights wait for each other's fetches; call it before DeepSpeed's initialize.
 
-    Otherwise one engine finds a weight neither there nor cut into parts while the other fetches it ahead of its use.
+    Otherwise, while one engine prefetches a weight, another would find it neither available nor partitioned.
     """
     parameters: list[Any] = list(model.parameters())
-    known = (p.fetches for p in parameters if hasattr(p, "fetches"))
-    model.ds_inflight_param_registry = fetches = next(known, InflightParamRegistry())
+    registries = [parameter.fetches for parameter in parameters if hasattr(parameter, "fetches")]
+    fetches = registries[0] if registries else InflightParamRegistry()
+    model.ds_inflight_param_registry = fetches
     for parameter in parameters:
         parameter.fetches = fetches
 
 
-def at_rest(engine: Any) -> Any | None:
-    """Waits for weights that are fetched ahead of their use, which a pass leaves and which can neither be gathered nor
-    cut, and cuts all into parts. Every rank must call it. Returns what `parameter_offload` does.
+def wait_for_prefetch(engine: Any) -> None:
+    """Waits for weights that a pass has prefetched, and partitions all weights again. Every rank must call it.
+
+    A weight that is being prefetched can neither be gathered nor partitioned.
     """
     offload = parameter_offload(engine)
     if offload is not None:
         offload.partition_all_parameters()
-    return offload
 
 
 @contextmanager
 def gathered(engine: Any) -> Iterator[None]:
-    """Whole weights, no hooks: forward passes of the engine's module inside need no other rank.
+    """Inside, weights are whole and hooks removed, so that forward passes of the engine's module need no other rank.
 
-    Nothing inside may train or change the weights. Afterwards the module is as before, whatever happens inside.
+    Nothing inside may train or change the weights. Afterwards the module is as before, even after an exception.
     """
-    offload = at_rest(engine)
+    offload = parameter_offload(engine)
     if offload is None:
         yield
         return
-    _remove_hooks(offload)
+    wait_for_prefetch(engine)
+    for hook in (*offload.forward_hooks, *offload.backward_hooks):
+        hook.remove()
+    offload.forward_hooks = []
+    offload.backward_hooks = []
     try:
         with deepspeed.zero.GatheredParameters(list(engine.module.parameters()), modifier_rank=None):
             yield
@@ -94,183 +98,234 @@ def gathered(engine: Any) -> Iterator[None]:
 
 
 def parts(engine: Any) -> dict[str, Tensor]:
-    """By name, this rank's part of every parameter that trains, flat and without padding."""
-    at_rest(engine)
-    return {name: _part(p) for name, p in engine.module.named_parameters() if p.requires_grad}
+    """This rank's part of every trained parameter by name, flat and without padding."""
+    wait_for_prefetch(engine)
+    trained = {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
+    return {name: _local_part(parameter) for name, parameter in trained.items()}
 
 
-def _part(parameter: Any) -> Tensor:
+def _local_part(parameter: Any) -> Tensor:
     if not hasattr(parameter, "ds_id"):
         return own_part(parameter.detach().flatten())
-    size = parameter.ds_tensor.numel()  # with padding
-    return parameter.ds_tensor.detach()[: max(0, parameter.ds_numel - rank() * size)]
+    padded_size = parameter.ds_tensor.numel()
+    return parameter.ds_tensor.detach()[: max(0, parameter.ds_numel - rank() * padded_size)]
 
 
-def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole tensor of every parameter, gathered one at a time, then of every saved buffer. A tensor is valid
-    until the next is asked for. Every rank must call it.
+def whole_weights(
+    engine: Any,
+    instead: Mapping[str, Tensor],
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields name and whole tensor of every parameter, gathered one at a time, then of every saved buffer.
 
-    `instead`: parts of values to be put together in the place of the parameters of these names.
+    A tensor is valid until the next one. Every rank must call it.
+
+    Args:
+        engine: DeepSpeed's.
+        instead: this rank's parts of other values, which replace the parameters of these names.
     """
-    at_rest(engine)
+    wait_for_prefetch(engine)
     for name, parameter in engine.module.named_parameters():
         if name in instead:
-            shape = getattr(parameter, "ds_shape", parameter.shape)
-            yield name, put_together(instead[name].to(parameter.dtype), shape.numel()).view(shape)
+            local_part = instead[name].to(parameter.dtype)
+            yield name, put_together(local_part, whole_numel(parameter)).view(whole_shape(parameter))
             continue
         with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
             yield name, parameter.detach()
-    persistent = engine.module.state_dict().keys()
-    yield from ((name, buffer) for name, buffer in engine.module.named_buffers() if name in persistent)
+    saved_names = engine.module.state_dict().keys()
+    for name, buffer in engine.module.named_buffers():
+        if name in saved_names:
+            yield name, buffer
+
+
+class SavedPart(NamedTuple):
+    """Position of a parameter in the files of all ranks."""
+
+    group: int  # number of its sub-group
+    start: int  # of the parameter's part in the flat tensor of the sub-group
+    numel: int  # of the whole parameter
 
 
 class SavedParts:
-    """What ranks saved at ZeRO 3: parts of the trained parameters and of their Adam moments, by name.
+    """A ZeRO 3 checkpoint: all ranks' parts of the trained parameters and of their Adam moments.
 
-    A rank's file holds flat tensors, one per sub-group of parameters: its parts in order, each padded to the same
-    length on all ranks. The files are mapped into memory, so that only what is asked for is read.
+    A rank's file has a flat tensor per sub-group of parameters: its parts in order, each padded to the same length on
+    all ranks. The files are memory-mapped, so that only the parts that are used are read.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.common = _mapped(folder, "zero_pp_rank_0_mp_rank_00_model_states.pt")  # but the optimiser
-        ranks = range(self.common["dp_world_size"])
-        files = [_mapped(folder, f"*zero_pp_rank_{number}_mp_rank_00_optim_states.pt") for number in ranks]
-        self.optimizers: list[dict[str, Any]] = [file["optimizer_state_dict"] for file in files]
-        self._places: dict[str, tuple[int, int, int]] = {}  # by name: sub-group, where a part begins, elements in all
+        self.common = _load_mapped(folder, "zero_pp_rank_0_mp_rank_00_model_states.pt")  # all but the optimiser
+        saved_ranks = self.common["dp_world_size"]
+        self.optimizers: list[dict[str, Any]] = []  # by rank
+        for saved_rank in range(saved_ranks):
+            file = _load_mapped(folder, f"*zero_pp_rank_{saved_rank}_mp_rank_00_optim_states.pt")
+            self.optimizers.append(file["optimizer_state_dict"])
+        self._parts: dict[str, SavedPart] = {}
         for group, shapes in enumerate(self.common["param_shapes"]):
-            begin = 0
+            start = 0
             for name, shape in shapes.items():
-                self._places[name] = group, begin, shape.numel()
-                begin += -(-shape.numel() // len(ranks))
+                self._parts[name] = SavedPart(group, start, shape.numel())
+                start += -(-shape.numel() // saved_ranks)
 
-    def fill(self, part: Tensor, name: str, moment: str | None) -> None:
-        """Writes this rank's new part of a parameter, or of its `moment`, into `part`, which may end in padding."""
-        group, start, total = self._places[name]
-        size = -(-total // len(self.optimizers))  # of a part that was saved
-        begin = rank() * part.numel()
-        for number, saved in enumerate(self.optimizers):
-            first, last = max(begin, number * size), min(begin + part.numel(), (number + 1) * size, total)
-            if first < last:
-                states, shift = saved["optimizer_state_dict"]["state"], start - number * size
-                flat = states[group][moment] if moment else saved["fp32_flat_groups"][group]
-                part[first - begin : last - begin] = flat[first + shift : last + shift]
+    def fill(
+        self,
+        target: Tensor,
+        name: str,
+        moment: str | None,
+    ) -> None:
+        """Writes this rank's part of a parameter, or of its `moment`, into `target`, which may end in padding."""
+        saved = self._parts[name]
+        saved_size = -(-saved.numel // len(self.optimizers))
+        target_start = rank() * target.numel()
+        target_end = target_start + target.numel()
+        for saved_rank, optimizer in enumerate(self.optimizers):
+            saved_start = saved_rank * saved_size
+            first = max(target_start, saved_start)
+            last = min(target_end, saved_start + saved_size, saved.numel)
+            if first >= last:
+                continue
+            if moment is None:
+                flat = optimizer["fp32_flat_groups"][saved.group]
+            else:
+                flat = optimizer["optimizer_state_dict"]["state"][saved.group][moment]
+            shift = saved.start - saved_start
+            target[first - target_start : last - target_start] = flat[first + shift : last + shift]
 
 
-def _mapped(folder: Path, pattern: str) -> Any:
+def _load_mapped(folder: Path, pattern: str) -> Any:
     (file,) = folder.glob(pattern)
     return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
 
 
 @torch.no_grad()
 def load_resized(engine: Any, folder: Path) -> None:
-    """Restores what another number of ranks saved: weights, optimiser, schedule, loss scale. Every rank must call it.
+    """Restores a checkpoint of another number of ranks: weights, optimiser, schedule, loss scale.
 
-    DeepSpeed 0.19.8 converts such checkpoints, too, but then gives all parameter groups the first one's weight decay,
-    and all sub-groups one step counter, which each of them advances. The engine is DeepSpeed's, not loaded yet.
+    Every rank must call it, with DeepSpeed's engine before it has loaded anything. DeepSpeed 0.19.8 converts such
+    checkpoints, too, but gives all parameter groups the first one's weight decay, and all sub-groups one shared step
+    counter, which each of them advances.
     """
-    saved, optimizer = SavedParts(folder), engine.optimizer
+    saved = SavedParts(folder)
+    optimizer = engine.optimizer
     optimizer.checkpoint_event_prologue()
-    engine.load_module_state_dict(saved.common, strict=False)  # buffers; of parameters, it holds nothing
-    live, before = optimizer.state_dict(), saved.optimizers[0]
-    adam = before["optimizer_state_dict"]["state"].get(0, {})  # it has no state before its first update
+    engine.load_module_state_dict(saved.common, strict=False)  # buffers; it has no parameters
+    live_state = optimizer.state_dict()
+    saved_state = saved.optimizers[0]
+
+    # This rank's parts of weights, written in place, and of Adam's moments, by sub-group.
+    saved_adam = saved_state["optimizer_state_dict"]["state"].get(0, {})  # empty before the first update
     states: dict[int, dict[str, Any]] = {}
-    for group, weights in enumerate(live["fp32_flat_groups"]):  # the engine's own: they are written in place
-        moments = {key: torch.zeros_like(weights) for key in adam if key != "step"}
-        end = 0
+    for group, weights in enumerate(live_state["fp32_flat_groups"]):
+        moments = {key: torch.zeros_like(weights) for key in saved_adam if key != "step"}
+        begin = 0
         for parameter in optimizer.fp16_groups[group]:
-            begin, end = end, end + parameter.ds_tensor.numel()
-            for key, flat in (None, weights), *moments.items():
-                saved.fill(flat[begin:end], engine.param_names[parameter], key)
-        if adam:
-            states[group] = {"step": copy.deepcopy(adam["step"])} | moments
-    pairs = zip(*(x["optimizer_state_dict"]["param_groups"] for x in (before, live)), strict=True)
-    groups = [old | {"params": own["params"]} for old, own in pairs]
-    live["optimizer_state_dict"] = {"state": states, "param_groups": groups}
-    own_states = ("fp32_flat_groups", "optimizer_state_dict")
-    optimizer.load_state_dict({rank(): before | {name: live[name] for name in own_states}})
+            name = engine.param_names[parameter]
+            end = begin + parameter.ds_tensor.numel()
+            saved.fill(weights[begin:end], name, None)
+            for moment, flat in moments.items():
+                saved.fill(flat[begin:end], name, moment)
+            begin = end
+        if saved_adam:
+            states[group] = {"step": copy.deepcopy(saved_adam["step"])} | moments
+
+    # Learning rate and weight decay of each parameter group.
+    saved_groups = saved_state["optimizer_state_dict"]["param_groups"]
+    live_groups = live_state["optimizer_state_dict"]["param_groups"]
+    param_groups: list[dict[str, Any]] = []
+    for saved_group, live_group in zip(saved_groups, live_groups, strict=True):
+        param_groups.append(saved_group | {"params": live_group["params"]})
+
+    local_state = saved_state | {
+        "fp32_flat_groups": live_state["fp32_flat_groups"],
+        "optimizer_state_dict": {"state": states, "param_groups": param_groups},
+    }
+    optimizer.load_state_dict({rank(): local_state})
     optimizer.checkpoint_event_epilogue()
     engine.lr_scheduler.load_state_dict(saved.common["lr_scheduler"])
     for name in ("global_steps", "global_samples", "skipped_steps"):
         setattr(engine, name, saved.common[name])
 
 
-def _remove_hooks(offload: Any) -> None:
-    for hook in (*offload.forward_hooks, *offload.backward_hooks):
-        hook.remove()
-    offload.forward_hooks, offload.backward_hooks = [], []
-
-
 def placement_of(settings: EngineSettings) -> Placement:
-    """Where an engine with these settings wants the weights of its model."""
+    """How weights are placed for an engine with these settings."""
     return Sharded(settings) if settings.zero_stage == 3 else Whole(device())
 
 
 class Sharded:
-    """A part of every weight on every process.
+    """Places a part of every weight on every process.
 
-    transformers makes a model without memory and gives it one weight after another from its files, which are mapped
-    into memory. Each is cut where a module is given it; what is not kept is not even read, unless it is converted.
+    transformers creates a model without memory and sets one weight after another from memory-mapped files. Each weight
+    is partitioned when it is registered in its module, so other ranks' parts are not read, unless it is converted.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Takes the engine's settings: they decide the data type, and whether parts lie in CPU memory."""
+        """Takes the engine's settings, which determine the dtype and whether parts are in CPU memory."""
         self._dtype = settings.dtype
         self._zero = deepspeed.zero.Init(config_dict_or_path=deepspeed_config(settings, 0.0))
 
     @contextmanager
     def load_sharded(self) -> Iterator[dict[str, Any]]:
-        before = os.environ.get(IN_TURN)
-        os.environ[IN_TURN] = "1"
-        hook = register_module_parameter_registration_hook(self._cut_on_arrival)
+        previous = os.environ.get(SEQUENTIAL_LOAD_VARIABLE)
+        os.environ[SEQUENTIAL_LOAD_VARIABLE] = "1"
+        hook = register_module_parameter_registration_hook(self._partition_on_registration)
         try:
             yield {}
         finally:
             hook.remove()
-            os.environ.pop(IN_TURN)
-            if before is not None:
-                os.environ[IN_TURN] = before
+            os.environ.pop(SEQUENTIAL_LOAD_VARIABLE)
+            if previous is not None:
+                os.environ[SEQUENTIAL_LOAD_VARIABLE] = previous
 
     @contextmanager
     def whole(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
-        """Puts ordinary weights in the place of the modules' parts, and cuts what is there at the end."""
-        ordinary = {p: _gathered(p) for module in modules for p in module.parameters() if hasattr(p, "ds_id")}
-        for module in model.modules():
+        """Replaces the modules' partitioned weights by ordinary ones, and partitions them again at the end."""
+        ordinary: dict[nn.Parameter, nn.Parameter] = {}
+        for module in modules:
+            for parameter in module.parameters():
+                if hasattr(parameter, "ds_id"):
+                    ordinary[parameter] = _gathered_copy(parameter)
+        for module in model.modules():  # several modules may share a weight
             for name, parameter in module.named_parameters(recurse=False):
-                if parameter in ordinary:  # also where several modules share it
+                if parameter in ordinary:
                     setattr(module, name, ordinary[parameter])
         yield
         self.finalise(model)
 
     def finalise(self, model: nn.Module) -> None:
-        """Cuts what is whole, as the main process has it."""
-        left = [p for p in model.parameters() if not hasattr(p, "ds_id")]
-        for parameter in left:
+        """Partitions the weights that are still whole, with the main process's values."""
+        unpartitioned = [parameter for parameter in model.parameters() if not hasattr(parameter, "ds_id")]
+        for parameter in unpartitioned:
             parameter.data = parameter.data.to(self._dtype)
-        self._zero._convert_to_zero_parameters(left)
+        self._zero._convert_to_zero_parameters(unpartitioned)
 
-    def _cut_on_arrival(self, module: nn.Module, name: str, given: Any) -> Any:
-        if given is None:
+    def _partition_on_registration(
+        self,
+        module: nn.Module,
+        name: str,
+        weight: Any,
+    ) -> Any:
+        if weight is None:
             return None
-        if hasattr(given, "ds_id"):
-            return self._tied(module._parameters.get(name), given)
-        if getattr(given, "_is_hf_initialized", False) and not given.is_meta:  # it comes from a file
-            given.data = given.data.to(self._dtype)
-            self._zero._convert_to_deepspeed_param(given)
-            given.partition()
-            given.data = given.data.to(device())  # holds nothing, but says where the weight is gathered
-        return given
+        if hasattr(weight, "ds_id"):
+            return self._tied(module._parameters.get(name), weight)
+        is_from_file = getattr(weight, "_is_hf_initialized", False) and not weight.is_meta
+        if is_from_file:
+            weight.data = weight.data.to(self._dtype)
+            self._zero._convert_to_deepspeed_param(weight)
+            weight.partition()
+            weight.data = weight.data.to(device())  # empty, but determines where the weight is gathered
+        return weight
 
-    def _tied(self, held: Any, given: Any) -> Any:
-        """The weight to share, or the module's own, where both were in the files and differ.
+    def _tied(self, present: Any, shared: Any) -> Any:
+        """The weight to share; or the module's present one, if both were in the files and differ.
 
         transformers compares whole weights before it ties them; here every process compares its parts.
         """
-        if held is None or held is given or not hasattr(held, "ds_id"):
-            return given
-        differ = largest_over_ranks(int(not torch.equal(held.ds_tensor, given.ds_tensor)))
-        return held if differ else given
+        if present is None or present is shared or not hasattr(present, "ds_id"):
+            return shared
+        differs_here = not torch.equal(present.ds_tensor, shared.ds_tensor)
+        return present if largest_over_ranks(int(differs_here)) else shared
 
 
-def _gathered(parameter: nn.Parameter) -> nn.Parameter:
+def _gathered_copy(parameter: nn.Parameter) -> nn.Parameter:
     with deepspeed.zero.GatheredParameters([parameter]):
         return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report on verdicts of judges, people and reward models: which of two models is better, how surely."""
+"""The report on verdicts of judges, people and reward models: which of two models is better, and how certain it is."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.base.pictures import short
 from dschat.base.statistics import BOOTSTRAP, Rate, Tally, WinRates
-from dschat.lab.chart import INK, LOSS, NO_DIFFERENCE, TIE, WIN, Bar, Bars, Look, draw_bars
+from dschat.lab.chart import INK, LOSS, NO_DIFFERENCE, TIE, WIN, Bar, BarMarker, Bars, Look, draw_bars
 from dschat.lab.page import NAME, OUTPUT, Report, Table, write_report
-from dschat.lab.results import RaterResult, SectionResult, section_result
+from dschat.lab.results import SectionResult, section_result
 from dschat.lab.votes import read_votes, sections_of
 
 REMARKS = (
@@ -29,37 +29,50 @@ EQUAL_LENGTH: Look = {"marker": "o", "markerfacecolor": INK, "markersize": 7}
 def build_evaluation_report(
     files: Sequence[Path], output_dir: Path, reward_margin: float = 0.0, dataset: str = ""
 ) -> Report:
-    """Writes `report.json` and `report.png`; `.text()` of what it returns is the table for the terminal.
+    """Write `report.json` and `report.png`; `.text()` of the returned report is the table for the terminal.
 
-    The files are of verdicts and of responses with rewards (`dschat.lab.responses`), in any mixture and order.
-    Rewards that differ by no more than the margin are a tie; `dataset` is that of the files that name none.
+    Args:
+        files: verdicts and responses with rewards (`dschat.lab.responses`), in any mixture and order.
+        output_dir: folder of the report.
+        reward_margin: rewards that differ by no more than this are a tie.
+        dataset: data set of the files that name none.
     """
     if not files:
         raise UserError("A report needs at least one file of verdicts, or two of responses with rewards.")
     if not (math.isfinite(reward_margin) and reward_margin >= 0):
         raise UserError(f"--reward_margin {reward_margin}: must be 0 or more.")
     paths = [Path(file) for file in files]
-    sections = [section_result(each) for each in sections_of(read_votes(paths, reward_margin), reward_margin, dataset)]
-    content = {"files": [str(file) for file in paths], "reward_margin": reward_margin, "intervals": BOOTSTRAP}
-    content["sections"] = [_section_row(section) for section in sections]
+    votes = read_votes(paths, reward_margin)
+    sections = [section_result(section) for section in sections_of(votes, reward_margin, dataset)]
+    content = {
+        "files": [str(path) for path in paths],
+        "reward_margin": reward_margin,
+        "intervals": BOOTSTRAP,
+        "sections": [_section_row(section) for section in sections],
+    }
     write_report(output_dir, NAME, content, picture=draw_comparisons(sections), flag=OUTPUT)
+
+    tables: list[Table] = []
+    for section in sections:
+        tables += _section_tables(section)
     remarks = list(REMARKS)
-    if any(rater.pooled for section in sections for rater in section.raters):
+    if any(section.raters["pooled"].any() for section in sections):
         remarks.append(POOLED)
     if any(section.means["reward"] for section in sections):
         tie = f"a difference of no more than {reward_margin:g} is a tie."
         remarks.append(f"Reward model: the higher reward wins; {tie}")
-    return Report("", [table for section in sections for table in _section_tables(section)], remarks=remarks)
+    return Report("", tables, remarks=remarks)
 
 
 def draw_comparisons(sections: Sequence[SectionResult]) -> bytes:
-    """One panel per section (at least one) below each other, as PNG."""
+    """Panels of all sections (at least one) below each other, as PNG."""
     panels = []
     for section in sections:
-        first, second = (short(name) for name in section.names)
+        first, second = section.names
         dataset = f" · {section.dataset}" if section.dataset else ""
-        title = f"{first} against {second}{dataset} · {section.items} items"
-        panels.append(Bars(title, list(map(_bar, section.raters))))
+        title = f"{short(first)} against {short(second)}{dataset} · {section.items} items"
+        bars = [_bar(rater) for rater in section.raters.itertuples()]
+        panels.append(Bars(title, bars))
     first, second = sections[0].names if len(sections) == 1 else ("the first model", "the second model")
     whisker: Look = {"color": INK, "linewidth": 1.8}
     legend: list[tuple[str, str] | Look] = [
@@ -73,100 +86,112 @@ def draw_comparisons(sections: Sequence[SectionResult]) -> bytes:
     return draw_bars(panels, legend)
 
 
-def _bar(rater: RaterResult) -> Bar:
-    rates, at_equal_length = rater.rates, rater.length_controlled.rate
-    label = f"{short(rater.rater)}\nn = {rates.tally.counted}{_aside(rates.tally)}"
-    shares = [rate.per_cent for rate in (rates.win, rates.tie, rates.loss) if rate is not None]
+def _bar(rater: Any) -> Bar:
+    """Bar of a rater, a row of `SectionResult.raters`."""
+    rates: WinRates = rater.rates
+    label = f"{short(rater.rater)}\nn = {rates.tally.counted}{_uncounted(rates.tally)}"
     if rates.half is None:
         return Bar(label, [])
-    over = [(rates.half.per_cent, -0.12, HALF)]
-    return Bar(label, shares, [*over, *([(at_equal_length.per_cent, 0.42, EQUAL_LENGTH)] if at_equal_length else [])])
+    shares = []
+    for rate in (rates.win, rates.tie, rates.loss):
+        if rate is not None:
+            shares.append(rate.per_cent)
+    markers = [BarMarker(rates.half.per_cent, -0.12, HALF)]
+    at_equal_length = rater.length_controlled.rate
+    if at_equal_length is not None:
+        markers.append(BarMarker(at_equal_length.per_cent, 0.42, EQUAL_LENGTH))
+    return Bar(label, shares, markers)
 
 
-def _aside(tally: Tally) -> str:
-    parts = ((tally.invalid, "invalid"), (tally.skipped, "skipped"))
-    return "".join(f", {number} {word}" for number, word in parts if number)
+def _uncounted(tally: Tally) -> str:
+    text = f", {tally.invalid} invalid" if tally.invalid else ""
+    if tally.skipped:
+        text += f", {tally.skipped} skipped"
+    return text
+
+
+def _section_row(section: SectionResult) -> dict[str, Any]:
+    """Section of report.json; `a` is the first model, `win` its win."""
+    model_a, model_b = section.models
+    return {
+        "model_a": model_a,
+        "model_b": model_b,
+        "dataset": section.dataset,
+        "items": section.items,
+        "means": section.means,
+        "raters": [_rater_row(row) for row in section.raters.to_dict("records")],
+        "agreement": section.agreement.to_dict("records"),
+        "group_agreement": section.group_agreement.to_dict("records"),
+    }
+
+
+def _rater_row(rater: dict[Any, Any]) -> dict[str, Any]:
+    row = {name: value for name, value in rater.items() if name != "rates"}
+    row["aspects"] = {name: _rates_row(rates) for name, rates in rater["aspects"].items()}
+    return row | _rates_row(rater["rates"])
+
+
+def _rates_row(rates: WinRates) -> dict[str, Any]:
+    tally = rates.tally
+    shares = {
+        "win": rates.win,
+        "tie": rates.tie,
+        "loss": rates.loss,
+        "half": rates.half,
+    }
+    return {
+        "verdicts": tally.given,
+        "counted": tally.counted,
+        "counts": tally,
+        "rates": shares,
+    }
 
 
 def _section_tables(section: SectionResult) -> list[Table]:
-    first, second = section.names
-    dataset = f", {section.dataset}" if section.dataset else ""
-    raters = section.raters
-    lengths = [(rater.rater, rater.length_controlled) for rater in raters]
-    remarks = [f"At equal length, {rater}: {length.remark}." for rater, length in lengths if length.remark]
-    aspects = [(f"{rater.rater}: {name}", rates) for rater in raters for name, rates in rater.aspects.items()]
-    places = [
-        [rater.rater, place.both_orders, place.consistent, place.decided, place.first_place]
-        for rater in raters
-        if (place := rater.position) is not None
-    ]
+    """Tables of a section that have rows."""
     tables = [
-        Table(
-            ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"],
-            [[r.rater, r.items, r.rates.tally.given, r.rates.tally.counted, *astuple(r.rates.tally)] for r in raters],
-            heading=f"{first} against {second}{dataset}: {section.items} items",
-            caption=f"win: {first} is better; loss: {second} is better",
-        ),
-        Table(
-            ["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"],
-            [[r.rater, *_shares(r.rates), r.length_controlled.rate] for r in raters],
-            note="\n".join(remarks),
-        ),
+        _counts(section),
+        _shares(section),
         _means(section),
-        Table(
-            ["by criterion, in %", "counted", "win", "tie", "loss", "win + ½ tie"],
-            [[name, rates.tally.counted, *_shares(rates)] for name, rates in aspects],
-        ),
-        Table(
-            ["place, in %", "items in both orders", "same verdict in both", "wins by place", "of first place"],
-            places,
-        ),
+        _aspects(section),
+        _positions(section),
         _agreements(section),
-        _groups(section),
+        _group_agreements(section),
     ]
     return [table for table in tables if table.rows]
 
 
-def _section_row(section: SectionResult) -> dict[str, Any]:
-    """A section as JSON; `a` is the first model, `win` its win."""
-    row = asdict(section)
-    model_a, model_b = row.pop("models")
-    return {"model_a": model_a, "model_b": model_b, **row, "raters": [_rater_row(rater) for rater in section.raters]}
-
-
-def _rater_row(rater: RaterResult) -> dict[str, Any]:
-    row = asdict(rater)
-    del row["rates"]
-    aspects = {name: _rates_row(rates) for name, rates in rater.aspects.items()}
-    return row | _rates_row(rater.rates) | {"aspects": aspects}
-
-
-def _rates_row(rates: WinRates) -> dict[str, Any]:
-    shares = asdict(rates)
-    counts = shares.pop("tally")
-    return {"verdicts": rates.tally.given, "counted": rates.tally.counted, "counts": counts, "rates": shares}
-
-
-def _agreements(section: SectionResult) -> Table:
-    """Where there are several people, their majority stands for them beside judges and the reward model."""
-    people = {rater.rater for rater in section.raters if rater.kind == "human" and not rater.pooled}
-    shown = [one for one in section.agreement if len(people) < 2 or len(people.intersection(one.raters)) != 1]
+def _counts(section: SectionResult) -> Table:
+    first, second = section.names
+    dataset = f", {section.dataset}" if section.dataset else ""
     rows = []
-    for one in shown:
-        decided = one.same_decided and f"{100 * one.same_decided.value:.1f} of {one.decided}"
-        rows.append([" – ".join(one.raters), one.items, one.same, one.kappa and one.kappa.text(2), decided])
-    less = "Each person by themselves against judges and reward model: report.json."
-    head = ["agreement, in %", "common items", "same verdict", "Cohen's κ", "same where decided"]
-    return Table(head, rows, note=less if len(shown) < len(section.agreement) else "")
+    for rater in section.raters.itertuples():
+        tally = rater.rates.tally
+        counts = [rater.items, tally.given, tally.counted, *astuple(tally)]
+        rows.append([rater.rater, *counts])
+    return Table(
+        ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"],
+        rows,
+        heading=f"{first} against {second}{dataset}: {section.items} items",
+        caption=f"win: {first} is better; loss: {second} is better",
+    )
 
 
-def _groups(section: SectionResult) -> Table:
+def _shares(section: SectionResult) -> Table:
     rows = []
-    for group in section.group_agreement:
-        same = None if group.same is None else Rate(group.same)
-        kappa = None if group.kappa is None else f"{group.kappa:.2f}"
-        rows.append([f"{group.name} ({len(group.raters)})", group.items, same, kappa])
-    return Table(["agreement of groups, in %", "common items", "same verdict", "Fleiss' κ"], rows)
+    remarks = []
+    for rater in section.raters.itertuples():
+        rates = rater.rates
+        at_equal_length = rater.length_controlled
+        shares = [rates.win, rates.tie, rates.loss, rates.half]
+        rows.append([rater.rater, *shares, at_equal_length.rate])
+        if at_equal_length.remark:
+            remarks.append(f"At equal length, {rater.rater}: {at_equal_length.remark}.")
+    return Table(
+        ["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"],
+        rows,
+        note="\n".join(remarks),
+    )
 
 
 def _means(section: SectionResult) -> Table:
@@ -174,10 +199,56 @@ def _means(section: SectionResult) -> Table:
     for name, means in section.means.items():
         if means is not None:
             digits = 3 if name == "reward" else 1
-            estimates = (means.first, means.second, means.difference)
-            rows.append([name, *(estimate.text(digits) for estimate in estimates), means.items])
+            estimates = [means[column].text(digits) for column in ("first", "second", "difference")]
+            rows.append([name, *estimates, means["items"]])
     return Table(["mean ± standard error", *section.names, "difference", "items"], rows)
 
 
-def _shares(rates: WinRates) -> list[object]:
-    return [rates.win, rates.tie, rates.loss, rates.half]
+def _aspects(section: SectionResult) -> Table:
+    rows = []
+    for rater in section.raters.itertuples():
+        for name, rates in rater.aspects.items():
+            shares = [rates.win, rates.tie, rates.loss, rates.half]
+            rows.append([f"{rater.rater}: {name}", rates.tally.counted, *shares])
+    return Table(["by criterion, in %", "counted", "win", "tie", "loss", "win + ½ tie"], rows)
+
+
+def _positions(section: SectionResult) -> Table:
+    rows = []
+    for rater in section.raters.itertuples():
+        if rater.position is not None:
+            rows.append([rater.rater, *rater.position.values()])
+    return Table(
+        ["place, in %", "items in both orders", "same verdict in both", "wins by place", "of first place"], rows
+    )
+
+
+def _agreements(section: SectionResult) -> Table:
+    """Agreement of each two raters; the majority of several people replaces each of them beside other raters."""
+    people = set()
+    for rater in section.raters.itertuples():
+        if rater.kind == "human" and not rater.pooled:
+            people.add(rater.rater)
+    rows = []
+    for pair in section.agreement.itertuples():
+        if len(people) > 1 and len(people.intersection(pair.raters)) == 1:
+            continue
+        kappa = None if pair.kappa is None else pair.kappa.text(2)
+        same_decided = pair.same_decided
+        decided = None if same_decided is None else f"{100 * same_decided.value:.1f} of {pair.decided}"
+        names = " – ".join(pair.raters)
+        rows.append([names, pair.items, pair.same, kappa, decided])
+    note = ""
+    if len(rows) < len(section.agreement):
+        note = "Each person by themselves against judges and reward model: report.json."
+    headers = ["agreement, in %", "common items", "same verdict", "Cohen's κ", "same where decided"]
+    return Table(headers, rows, note=note)
+
+
+def _group_agreements(section: SectionResult) -> Table:
+    rows = []
+    for group in section.group_agreement.itertuples():
+        same = None if group.same is None else Rate(group.same)
+        kappa = None if group.kappa is None else f"{group.kappa:.2f}"
+        rows.append([f"{group.name} ({len(group.raters)})", group.items, same, kappa])
+    return Table(["agreement of groups, in %", "common items", "same verdict", "Fleiss' κ"], rows)

@@ -15,9 +15,8 @@ from dschat.base.statistics import mean_estimate
 from dschat.base.user_function import load_function
 from dschat.data.encoding import encode_responses, response_texts
 from dschat.data.examples import PromptExample
-from dschat.lab.best_of import sweep_of
-from dschat.lab.evaluations import write_best_of
-from dschat.lab.generate_options import BestOfOptions, InferenceOptions
+from dschat.lab.best_of import sweep_of, write_best_of
+from dschat.lab.generate_options import BestOfOptions, InferenceOptions, ScoredOptions
 from dschat.lab.policy import SampledResponse, SamplingPolicy
 from dschat.lab.prompts import Answering, Selection, refuse_finished
 from dschat.lab.refuel.datasets import described_function
@@ -27,119 +26,140 @@ from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_r
 from dschat.scoring.source import ResponseTexts
 
 BOTH = "--model, --reward_model: the GPU's memory does not hold both"
-
 FUNCTION = "--reward_function"
+
 Scorer = Callable[[ResponseTexts], Tensor]  # texts of B responses → their scores (B,)
-Candidate = tuple[float, SampledResponse]  # a response behind its reward
+Candidate = tuple[float, SampledResponse]  # reward and response
 
 
 def run_inference(options: InferenceOptions) -> str:
-    """Generates and scores, where there is something to score with, or with `ref_scores` only scores; writes
-    `options.result_path` and returns the last line.
+    """Sample and score responses, or with --ref_scores score those of the data set; writes `options.result_path`.
 
-    Raises UserError for bad models or data, a finished file, or an interrupted run with other settings.
+    Returns:
+        The last line of output.
+
+    Raises:
+        UserError: bad models or data, a finished file, or an interrupted run with other settings.
     """
-    given, settings, open_scorer = _find(options)
-    selection = given.selection
+    answering, settings, open_scorer = _open_run(options)
+    selection = answering.selection
+    num_return = options.responses.num_return
+    temperature = options.responses.temperature_value
+    ref_scores = options.reference.ref_scores
 
     def prepare() -> BatchFunction:
         with enough_memory(BOTH):
             scorer = open_scorer()
-            if options.ref_scores or given.path is None:
-                assert scorer is not None  # the options have something to score with
-                return selection.of_batch(partial(score_references, scorer, _template_of(scorer, given)))
-            policy = given.open_policy(options.temperature_value)
+            if ref_scores or answering.path is None:
+                assert scorer is not None  # the rules of the options require one
+                return selection.of_batch(partial(score_references, scorer, _template_of(scorer, answering)))
+            policy = answering.open_policy(temperature)
         policy.check_lengths(selection.longest)
         if scorer is None:
             return selection.of_batch(partial(respond, policy))
-        return selection.of_batch(partial(respond_and_score, policy, scorer, options.num_return, best_of))
+        return selection.of_batch(partial(respond_and_score, policy, scorer, num_return, best_of))
 
     def conclude(entries: list[Entry]) -> Concluded:
         left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
         line = f"mean {_means(entries)}, {len(entries)} rows{left_out}: {options.result_path}"
         return [entry["row"] for entry in entries], line
 
-    settings |= {"num-return": options.num_return, "temperature": options.temperature_value}
-    batches = selection.batches(options.batch_size, _lengths(selection, options, given.tokenizer))
+    settings |= {"num-return": num_return, "temperature": temperature}
+    lengths = _lengths(selection, ref_scores, answering.tokenizer)
+    batches = selection.batches(options.generation.batch_size, lengths)
     part = RunPart(batches=batches, prepare=prepare, shown=_mean)
-    return run_batches(options.result_path, settings, options.overwrite, [part], conclude)
+    return run_batches(options.result_path, settings, options.result.overwrite, [part], conclude)
 
 
 def run_best_of_n(options: BestOfOptions) -> str:
-    """Draws and scores; writes `options.result_path`, table and curves beside it, and returns the table.
+    """Sample and score a sweep; writes `options.result_path`, a table and curves beside it, and returns the table.
 
-    At a temperature, the responses to a prompt are drawn once, as many as the largest N; the best of N is that of the
-    first N of them. Raises UserError for bad models or data, a finished file, or an interrupted run with other
-    settings.
+    At each temperature, the responses to a prompt are sampled once, as many as the largest N; the best of N is that
+    of the first N of them.
+
+    Raises:
+        UserError: bad models or data, a finished file, or an interrupted run with other settings.
     """
     path = options.result_path
-    given, settings, open_scorer = _find(options)
-    selection, draws = given.selection, options.draws
+    answering, settings, open_scorer = _open_run(options)
+    selection = answering.selection
+    draws = options.sweep.draws
 
     @cache
     def models() -> tuple[SamplingPolicy, Scorer]:
         with enough_memory(BOTH):
             scorer = open_scorer()
-            policy = given.open_policy(next(iter(draws)))
-        assert scorer is not None  # the options have something to score with
+            policy = answering.open_policy(min(draws))
+        assert scorer is not None  # the rules of the options require one
         policy.check_lengths(selection.longest)
         return policy, scorer
 
     def prepare(temperature: float) -> BatchFunction:
-        policy, reader = models()
-        policy, count = policy.at(temperature), draws[temperature]
-        return selection.of_batch(partial(respond_and_score, policy, reader, count, partial(all_of, temperature)))
+        policy, scorer = models()
+        make_entry = partial(all_of, temperature)
+        function = partial(respond_and_score, policy.at(temperature), scorer, draws[temperature], make_entry)
+        return selection.of_batch(function)
 
     def conclude(entries: list[Entry]) -> Concluded:
         rows = [entry["row"] for entry in entries]
-        with_places = ((f"{path}:{number}", row) for number, row in enumerate(rows, start=1))
-        table = write_best_of([sweep_of(path.stem, with_places)], options.best_of, path.parent, path.stem)
+        numbered_rows = ((f"{path}:{number}", row) for number, row in enumerate(rows, start=1))
+        sweep = sweep_of(path.stem, numbered_rows)
+        table = write_best_of([sweep], options.sweep.best_of, path.parent, path.stem)
         left_out = f", {selection.dropped} prompts left out" if selection.dropped else ""
         return rows, f"{table}\n{len(selection.examples)} prompts{left_out}: {path} and beside it .md, .json and .png"
 
     settings |= settings_of(options, ("best_of", "temperatures", "single_temperatures"))
-    parts = [
-        RunPart(
-            batches=selection.batches(options.batch_size),
-            prepare=partial(prepare, temperature),
-            shown=_mean_and_best,
-            columns={"temperature": temperature},
-            title=f"temperature {temperature:g}",
+    parts: list[RunPart] = []
+    for temperature in draws:
+        parts.append(
+            RunPart(
+                batches=selection.batches(options.generation.batch_size),
+                prepare=partial(prepare, temperature),
+                shown=_mean_and_best,
+                columns={"temperature": temperature},
+                title=f"temperature {temperature:g}",
+            )
         )
-        for temperature in draws
-    ]
-    return run_batches(path, settings, options.overwrite, parts, conclude)
+    return run_batches(path, settings, options.result.overwrite, parts, conclude)
 
 
-def _find(
-    options: InferenceOptions | BestOfOptions,
-) -> tuple[Answering, dict[str, Any], Callable[[], Scorer | None]]:
-    """The prompts and who answers them, what the rows depend on, and what opens the source of scores, if there is one.
+def _open_run(options: ScoredOptions) -> tuple[Answering, dict[str, Any], Callable[[], Scorer | None]]:
+    """Find prompts, policy and scorer of a run, without loading a model.
 
-    A function is loaded at once, so that a wrong name is said before anything is read.
+    A function is loaded at once, so that a wrong name is reported before anything is read.
+
+    Returns:
+        Prompts and policy; the settings that the rows depend on; and what opens the scorer, or returns None if
+        nothing scores.
     """
     refuse_finished(options)
-    model, template = options.reward_model, options.rm_template
-    if model is not None:
+    scores = options.scores
+    if scores.reward_model is not None:
+        model = scores.reward_model
+        template = scores.rm_template
         tokenizer = load_reward_tokenizer(model, template)
-        given = Answering.find(options, tokenizer)
-        settings = {"reward-model": folder_stamp(model), "rm-template": template} | given.settings
-        where = given.where.device, given.where.dtype
-        return given, settings, lambda: load_reward_model(model, tokenizer, template, *where)
-    if options.reward_function is not None:
-        function = load_function(options.reward_function, FUNCTION)
-        require_arguments(function, options.reward_function, FUNCTION, with_segments=False)
-        given = Answering.find(options)
-        settings = {"reward-function": described_function(options.reward_function)} | given.settings
-        return given, settings, lambda: partial(score_texts, function, FUNCTION)
-    given = Answering.find(options)
-    return given, {"reward-model": None} | given.settings, lambda: None
+        answering = Answering.find(options, tokenizer)
+        settings = {"reward-model": folder_stamp(model), "rm-template": template} | answering.settings
+        where = answering.where
+        return (
+            answering,
+            settings,
+            lambda: load_reward_model(model, tokenizer, template, where.device, where.dtype),
+        )
+    if scores.reward_function is not None:
+        function = load_function(scores.reward_function, FUNCTION)
+        require_arguments(function, scores.reward_function, FUNCTION, with_segments=False)
+        answering = Answering.find(options)
+        settings = {"reward-function": described_function(scores.reward_function)} | answering.settings
+        return answering, settings, lambda: partial(score_texts, function, FUNCTION)
+    answering = Answering.find(options)
+    return answering, {"reward-model": None} | answering.settings, lambda: None
 
 
 def respond(policy: SamplingPolicy, examples: list[PromptExample]) -> list[Entry]:
-    """One response to each prompt, without a score."""
+    """Sample one response to each prompt, without a score."""
     (responses,) = policy.respond(examples, 1)
-    entries = []
+    entries: list[Entry] = []
     for example, response in zip(examples, responses, strict=True):
         row = example.columns | {"response": response.text, "finished": response.finished}
         entries.append({"number": example.index, "row": row, "tokens": response.tokens})
@@ -150,21 +170,24 @@ def respond_and_score(
     policy: SamplingPolicy,
     scorer: Scorer,
     draws: int,
-    keep: Callable[[Sequence[Candidate]], Entry],
+    make_entry: Callable[[Sequence[Candidate]], Entry],
     examples: list[PromptExample],
 ) -> list[Entry]:
-    """Draws so many responses to each prompt and scores them.
+    """Sample `draws` responses to each prompt and score them.
 
-    `keep` makes an entry of the responses to a prompt, which come in the order of their numbers.
+    `make_entry` turns the candidates of one prompt, in the order of their draws, into an entry of the journal.
     """
-    drawn = []
+    candidates: list[list[Candidate]] = [[] for _ in examples]
     for responses in policy.respond(examples, draws):
         rewards = _rewards(scorer, examples, [response.text for response in responses])
-        drawn.append(list(zip(rewards, responses, strict=True)))
-    entries = []
-    for example, candidates in zip(examples, zip(*drawn, strict=True), strict=True):
-        entry = keep(candidates)
-        entries.append(entry | {"number": example.index, "row": example.columns | entry["row"]})
+        for number, (reward, response) in enumerate(zip(rewards, responses, strict=True)):
+            candidates[number].append((reward, response))
+
+    entries: list[Entry] = []
+    for example, candidates_of_prompt in zip(examples, candidates, strict=True):
+        entry = make_entry(candidates_of_prompt)
+        row = example.columns | entry["row"]
+        entries.append(entry | {"number": example.index, "row": row})
     return entries
 
 
@@ -178,38 +201,56 @@ def best_of(candidates: Sequence[Candidate]) -> Entry:
 
 
 def all_of(temperature: float, candidates: Sequence[Candidate]) -> Entry:
-    """All responses that were drawn at a temperature."""
-    rewards, responses = zip(*candidates, strict=True)
-    row = {"temperature": temperature, "responses": [response.text for response in responses]}
-    row |= {"rewards": list(rewards), "finished": [response.finished for response in responses]}
+    """All responses to a prompt at a temperature."""
+    row: dict[str, Any] = {"temperature": temperature}
+    row["responses"] = [response.text for _, response in candidates]
+    row["rewards"] = [reward for reward, _ in candidates]
+    row["finished"] = [response.finished for _, response in candidates]
     return {"row": row}
 
 
-def _template_of(scorer: Scorer, given: Answering) -> PreTrainedTokenizerBase:
-    """The tokenizer whose chat template writes what is scored of messages: the reward model's own, if it has one."""
+def _template_of(scorer: Scorer, answering: Answering) -> PreTrainedTokenizerBase:
+    """The tokenizer whose chat template writes scored messages: the reward model's, if it has a template."""
     if isinstance(scorer, RewardReader) and scorer.tokenizer.chat_template is not None:
         return scorer.tokenizer
-    return given.tokenizer
+    return answering.tokenizer
 
 
-def score_references(scorer: Scorer, tokenizer: PreTrainedTokenizerBase, examples: list[PromptExample]) -> list[Entry]:
-    """Scores the data set's own responses, behind messages as the chat template of the tokenizer writes them."""
+def score_references(
+    scorer: Scorer,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: list[PromptExample],
+) -> list[Entry]:
+    """Score the data set's own responses, behind messages as the chat template of the tokenizer writes them."""
     chosen, rejected = _references(examples, tokenizer)
-    scores = (_rewards(scorer, examples, texts) for texts in (chosen, rejected))
-    entries = []
-    for example, better, worse, *rewards in zip(examples, chosen, rejected, *scores, strict=True):
-        row = example.columns | {"response": better, "reward": rewards[0]}
-        row |= {"rejected_response": worse, "rejected_reward": rewards[1]}
+    chosen_rewards = _rewards(scorer, examples, chosen)
+    rejected_rewards = _rewards(scorer, examples, rejected)
+    entries: list[Entry] = []
+    for number, example in enumerate(examples):
+        row = example.columns | {
+            "response": chosen[number],
+            "reward": chosen_rewards[number],
+            "rejected_response": rejected[number],
+            "rejected_reward": rejected_rewards[number],
+        }
         entries.append({"number": example.index, "row": row, "tokens": None})
     return entries
 
 
-def _rewards(scorer: Scorer, examples: list[PromptExample], responses: list[str]) -> list[float]:
-    prompts, rows = [example.prompt_text for example in examples], [example.row for example in examples]
+def _rewards(
+    scorer: Scorer,
+    examples: list[PromptExample],
+    responses: list[str],
+) -> list[float]:
+    prompts = [example.prompt_text for example in examples]
+    rows = [example.row for example in examples]
     return scorer(ResponseTexts(prompts, responses, rows)).tolist()
 
 
-def _references(examples: list[PromptExample], tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
+def _references(
+    examples: list[PromptExample],
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[list[str], list[str]]:
     """The data set's chosen and rejected responses."""
     rows = [example.row for example in examples]
     for row in rows:
@@ -219,39 +260,49 @@ def _references(examples: list[PromptExample], tokenizer: PreTrainedTokenizerBas
     return response_texts(tokenizer, rows, "chosen"), response_texts(tokenizer, rows, "rejected")
 
 
-def _lengths(selection: Selection, options: InferenceOptions, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that the reward model, or the policy before it draws, reads of each example."""
+def _lengths(selection: Selection, ref_scores: bool, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens read of each example: by the reward model, or by the policy before it samples."""
     lengths = [len(example) for example in selection.examples]
-    if options.ref_scores:
-        texts = _references(selection.examples, tokenizer)
-        longer = map(max, *(map(len, encode_responses(tokenizer, some)) for some in texts))
-        lengths = [length + more for length, more in zip(lengths, longer, strict=True)]
+    if not ref_scores:
+        return lengths
+    chosen, rejected = _references(selection.examples, tokenizer)
+    chosen_ids = encode_responses(tokenizer, chosen)
+    rejected_ids = encode_responses(tokenizer, rejected)
+    for number, ids in enumerate(zip(chosen_ids, rejected_ids, strict=True)):
+        lengths[number] += max(map(len, ids))
     return lengths
 
 
 def _means(entries: list[Entry]) -> str:
-    """The means over the rows of the file, each ± one standard error."""
+    """Means over the rows of the file, each ± one standard error."""
     rows = [entry["row"] for entry in entries]
     if "rejected_reward" in rows[0]:
         reward = mean_estimate([row["reward"] for row in rows]).text(4)
         rejected = mean_estimate([row["rejected_reward"] for row in rows]).text(4)
-        higher = mean_estimate([float(row["reward"] > row["rejected_reward"]) for row in rows]).text(1, 100.0)
-        return f"reward {reward}, rejected {rejected}, chosen above rejected {higher} %"
+        wins = [float(row["reward"] > row["rejected_reward"]) for row in rows]
+        win_rate = mean_estimate(wins).text(1, 100.0)
+        return f"reward {reward}, rejected {rejected}, chosen above rejected {win_rate} %"
     length = mean_estimate([float(entry["tokens"]) for entry in entries]).text(1)
-    ended = mean_estimate([float(row["finished"]) for row in rows]).text(1, 100.0)
-    numbers = f"length {length} tokens, EOS rate {ended} %"
+    finished = mean_estimate([float(row["finished"]) for row in rows]).text(1, 100.0)
+    summary = f"length {length} tokens, EOS rate {finished} %"
     if "reward" not in rows[0]:
-        return f"{numbers} (no scores: neither --reward_model nor --reward_function)"
-    return f"reward {mean_estimate([row['reward'] for row in rows]).text(4)}, {numbers}"
+        return f"{summary} (no scores: neither --reward_model nor --reward_function)"
+    reward = mean_estimate([row["reward"] for row in rows]).text(4)
+    return f"reward {reward}, {summary}"
 
 
 def _mean(entries: list[Entry]) -> dict[str, str]:
-    """What the progress bar shows."""
+    """Mean reward for the progress bar; without scores the mean length."""
     if "reward" not in entries[0]["row"]:
-        return {"tokens": f"{fmean(entry['tokens'] for entry in entries):.1f}"}
-    return {"reward": f"{fmean(entry['row']['reward'] for entry in entries):.3f}"}
+        length = fmean(entry["tokens"] for entry in entries)
+        return {"tokens": f"{length:.1f}"}
+    reward = fmean(entry["row"]["reward"] for entry in entries)
+    return {"reward": f"{reward:.3f}"}
 
 
 def _mean_and_best(entries: list[Entry]) -> dict[str, str]:
+    """Mean reward, and mean of the best reward of each prompt, for the progress bar."""
     rewards = [entry["row"]["rewards"] for entry in entries]
-    return {"reward": f"{fmean(map(fmean, rewards)):.3f}", "best": f"{fmean(map(max, rewards)):.3f}"}
+    mean = fmean(map(fmean, rewards))
+    best = fmean(map(max, rewards))
+    return {"reward": f"{mean:.3f}", "best": f"{best:.3f}"}

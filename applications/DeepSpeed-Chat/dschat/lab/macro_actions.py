@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Macro actions drawn as coloured stretches: tokens in, an HTML fragment or text for a terminal out.
+"""Responses with coloured macro actions, as an HTML fragment or as text for a terminal.
 
-One colour per macro action, from a short palette that repeats; on a page, hovering over a token shows its numbers.
-Every text is escaped, so a model may write whatever it likes. Pages of reports have `STYLE` and `legend_html()`;
-another page needs the former once and the latter near the spans.
+Each macro action has a colour, from a short palette that repeats; on a page, hovering over a token shows its numbers.
+All text is escaped. A page needs `STYLE` once, and `legend_html()` near the spans; pages of reports have both.
 """
 
 import math
@@ -17,7 +16,7 @@ from typing import Any
 from dschat.base.display import pictures
 
 # Tints of the Okabe-Ito colours (fill, edge). Neighbours differ for every common form of colour blindness, and the
-# edge on the left marks where a macro action begins without any colour.
+# edge on the left marks the beginning of a macro action without any colour.
 PALETTE = (
     ("#cfe8f8", "#0072b2"),
     ("#fbe3b5", "#b37400"),
@@ -26,37 +25,53 @@ PALETTE = (
     ("#f4efb0", "#8a7f00"),
 )
 
-# Black on light backgrounds of the 256-colour palette; neighbours differ in lightness, too.
-COLOURS = (153, 223, 115, 182, 229)
+# Backgrounds of the 256-colour palette for black text; neighbours differ in lightness, too.
+TERMINAL_COLOURS = (153, 223, 115, 182, 229)
 RESET = "\x1b[0m"
 
-STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8") + "\n".join(
-    f".ma{index} {{ background: {fill}; border-left-color: {edge}; }}" for index, (fill, edge) in enumerate(PALETTE)
-)
+
+def _style_sheet() -> str:
+    rules = []
+    for index, (fill, edge) in enumerate(PALETTE):
+        rules.append(f".ma{index} {{ background: {fill}; border-left-color: {edge}; }}")
+    general = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
+    return general + "\n".join(rules)
+
+
+STYLE = _style_sheet()
 
 
 @dataclass(frozen=True)
 class MacroToken:
     """One token of a response; numbers that are not known are None."""
 
-    text: str  # what the token adds to the text, special tokens by their name
-    macro_action: int  # number of its macro action in the response, from 0
-    value: float | None = None  # the critic's, of the state before the token
-    reward: float | None = None  # the KL penalty included
+    text: str  # added to the response by the token; special tokens by their name
+    macro_action: int  # index of its macro action in the response
+    value: float | None = None  # of the state before the token, by the critic
+    reward: float | None = None  # with the KL penalty
     advantage: float | None = None  # of its macro action
 
 
 def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
-    """The tokens of a samples file: with `text` and `macro_action`, else a KeyError, and, where known, the numbers."""
-    names = ("value", "reward", "advantage")
-    return [MacroToken(str(row["text"]), int(row["macro_action"]), *map(row.get, names)) for row in rows]
+    """Tokens of a samples file: rows with `text`, `macro_action` (else a KeyError) and, where known, the numbers."""
+    tokens = []
+    for row in rows:
+        token = MacroToken(
+            text=str(row["text"]),
+            macro_action=int(row["macro_action"]),
+            value=row.get("value"),
+            reward=row.get("reward"),
+            advantage=row.get("advantage"),
+        )
+        tokens.append(token)
+    return tokens
 
 
 def macro_spans(tokens: Iterable[MacroToken]) -> str:
     """HTML of one response: a span per macro action, in it a span per token.
 
     Runs of tokens with the same `macro_action` share a span. The text of the element is the text of the tokens, with
-    spaces and line breaks, but for characters that would steer the page: see `pictures`.
+    spaces and line breaks, except for control characters: see `pictures`.
     """
     spans = []
     for number, group in groupby(tokens, key=lambda token: token.macro_action):
@@ -68,14 +83,14 @@ def macro_spans(tokens: Iterable[MacroToken]) -> str:
 
 def legend_html(numbers: bool = True) -> str:
     """HTML of a line that explains the spans; `numbers`: the tokens have values, rewards and advantages."""
-    swatches = "".join(
-        f'<span class="ma ma{index % len(PALETTE)}">&nbsp;{word}&nbsp;</span>'
-        for index, word in enumerate(("one", "macro", "action", "each", "colour"))
-    )
+    swatches = ""
+    for index, word in enumerate(("one", "macro", "action", "each", "colour")):
+        swatches += f'<span class="ma ma{index % len(PALETTE)}">&nbsp;{word}&nbsp;</span>'
+    shown = "its value, reward and advantage" if numbers else "its macro action"
     return (
         f'<p class="ma-legend">{swatches} A bar and a new colour begin a macro action; the colours repeat.'
         ' <span class="nl"></span> is a line break, <span class="tk-empty"></span> a token without text of its own.'
-        f" Hover over a token for {'its value, reward and advantage' if numbers else 'its macro action'}.</p>"
+        f" Hover over a token for {shown}.</p>"
     )
 
 
@@ -83,7 +98,11 @@ def _token_span(token: MacroToken, macro_length: int) -> str:
     text = pictures(token.text)
     length = f"{macro_length} token{'' if macro_length == 1 else 's'}"
     facts = [f"token: {text!r}", f"macro action {token.macro_action + 1} ({length})"]
-    numbers = {"value": token.value, "reward": token.reward, "advantage": token.advantage}
+    numbers = {
+        "value": token.value,
+        "reward": token.reward,
+        "advantage": token.advantage,
+    }
     if any(number is not None for number in numbers.values()):
         facts += [f"{name}: {_number(number)}" for name, number in numbers.items()]
     title = "\n".join(facts)
@@ -93,18 +112,25 @@ def _token_span(token: MacroToken, macro_length: int) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:+.4f}".replace("-", "−")
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:+.4f}".replace("-", "−")
 
 
 def macro_text(tokens: Iterable[MacroToken], colour: bool) -> str:
-    """A response with its macro actions painted in colours, or else with a bar at the end of each."""
+    """Response for a terminal, with its macro actions in colours, or else with a bar at the end of each."""
     parts = []
     for number, group in groupby(tokens, key=lambda token: token.macro_action):
-        text = pictures("".join(token.text for token in group)).replace("\t", "␉").replace("\n", "↵\n")
-        parts.append(_painted(text, COLOURS[number % len(COLOURS)]) if colour else f"{text}|")
+        text = pictures("".join(token.text for token in group))
+        text = text.replace("\t", "␉").replace("\n", "↵\n")
+        if colour:
+            parts.append(_coloured(text, TERMINAL_COLOURS[number % len(TERMINAL_COLOURS)]))
+        else:
+            parts.append(f"{text}|")
     return "".join(parts)
 
 
-def _painted(text: str, number: int) -> str:
-    """Every line by itself, so that the background does not run to the edge of the screen."""
-    return "\n".join(f"\x1b[30;48;5;{number}m{line}{RESET}" if line else "" for line in text.split("\n"))
+def _coloured(text: str, background: int) -> str:
+    """Text with each line coloured by itself, so that the background does not extend to the edge of the screen."""
+    lines = [f"\x1b[30;48;5;{background}m{line}{RESET}" if line else "" for line in text.split("\n")]
+    return "\n".join(lines)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several policies on the same prompts: what each answers, its score, and its KL to a reference."""
+"""Several policies on the same prompts: responses, scores, and KL to a reference."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,12 +21,19 @@ from macro_actions.types import Rollout
 
 @dataclass(frozen=True)
 class Answer:
-    """A response to a prompt."""
+    """A response to a prompt.
 
-    text: str  # without special tokens
+    Attributes:
+        text: without special tokens.
+        score: of the reward function.
+        kl: log π(y|x) − log π_ref(y|x) in nats, whose mean is the KL to the reference.
+        tokens: length, the end token included.
+    """
+
+    text: str
     score: float
-    kl: float  # log π(y|x) − log π_ref(y|x) in nats, whose mean is the KL to the reference
-    tokens: int  # the end token included
+    kl: float
+    tokens: int
 
 
 def measure(
@@ -40,43 +47,71 @@ def measure(
     draws: int = 1,
     rows: int = 64,
 ) -> list[list[Answer]]:
-    """So many responses of the policy to each prompt, the same draws whatever policy it is, `rows` at a time.
+    """Sample responses of a policy to each prompt and measure them; seeds do not depend on the policy.
 
-    Scores are (B,). The KL is to the reference, which has the same tokenizer.
+    Args:
+        policy: is measured.
+        reference: for the KL, with the same tokenizer.
+        score: a rollout and its texts → scores (B,).
+        tokenizer: of both models.
+        prompts: each is answered `draws` times.
+        sampling: how.
+        seed: of the run.
+        draws: responses to a prompt.
+        rows: responses in one batch.
 
     Returns:
-        Per prompt its answers.
+        The answers of each prompt.
     """
-    draw = choose_engine("continuous", rows, policy.inner, "measure").draw_from(policy.inner)
-    wanted = [(example, number) for example in prompts for number in range(draws)]
-    seeds = [row_seed(seed, example.index, number) for example, number in wanted]
-    rollout = draw([example.prompt_ids for example, _ in wanted], sampling, seeds).rollout
-    texts = [decode_response(tokenizer, ids) for ids in rollout.response_rows()]
-    examples = [example for example, _ in wanted]
-    said = ResponseTexts([e.prompt_text for e in examples], texts, [e.row for e in examples])
-    scores = scores_of(score(rollout, said)).values.tolist()
+    examples: list[PromptExample] = []
+    seeds: list[int] = []
+    for example in prompts:
+        for draw in range(draws):
+            examples.append(example)
+            seeds.append(row_seed(seed, example.index, draw))
+    sample = choose_engine("continuous", rows, policy.inner, "measure").sampler_for(policy.inner)
+    rollout = sample([example.prompt_ids for example in examples], sampling, seeds).rollout
+
+    responses = [decode_response(tokenizer, ids) for ids in rollout.response_rows()]
+    prompt_texts = [example.prompt_text for example in examples]
+    texts = ResponseTexts(prompt_texts, responses, [example.row for example in examples])
+    scores = scores_of(score(rollout, texts)).values.tolist()
     kl = log_ratios(policy, reference, rollout, sampling.temperature or 1.0, rows).tolist()
     lengths = rollout.response_mask.sum(1).tolist()
-    answers = [Answer(*of_row) for of_row in zip(texts, scores, kl, lengths, strict=True)]
-    return [answers[first : first + draws] for first in range(0, len(answers), draws)]
+
+    answers = [Answer(*values) for values in zip(responses, scores, kl, lengths, strict=True)]
+    return [answers[start : start + draws] for start in range(0, len(answers), draws)]
 
 
 @torch.no_grad()
-def log_ratios(policy: PolicyModel, reference: PolicyModel, rollout: Rollout, temperature: float, most: int) -> Tensor:
-    """Σ log π(y_j | x, y_<j) − log π_ref(y_j | x, y_<j) over each response's tokens, (B,) float32."""
+def log_ratios(
+    policy: PolicyModel,
+    reference: PolicyModel,
+    rollout: Rollout,
+    temperature: float,
+    most: int,
+) -> Tensor:
+    """Σ log π(y_j | x, y_<j) − log π_ref(y_j | x, y_<j) over each response's tokens, (B,) float32.
+
+    Args:
+        policy, reference: the two models.
+        rollout: B responses.
+        temperature: of the log-probs.
+        most: rows in one forward pass.
+    """
     ratios = torch.zeros(len(rollout.input_ids), device=rollout.input_ids.device)
     for rows in layouts(rollout, PassSize(most)):
-        own, others = (
-            model(rows.input_ids, None, rows.targets, temperature, False)[0] for model in (policy, reference)
-        )
-        ratios[rows.rows] = rows.spread(own - others).sum(1)
+        logprobs, _ = policy(rows.input_ids, None, rows.targets, temperature, False)
+        ref_logprobs, _ = reference(rows.input_ids, None, rows.targets, temperature, False)
+        ratios[rows.rows] = rows.spread(logprobs - ref_logprobs).sum(1)
     return ratios
 
 
 def best_of(answers: Sequence[Answer], count: int) -> Answer:
-    """The best of the first so many by score; its ``kl`` is the bound log N − (N − 1) / N of any best-of-N policy.
+    """The best of the first `count` answers by score.
 
-    The bound (Beirami et al. 2024) is close for small KL and responses that are each unlikely.
+    Its ``kl`` is the bound log N − (N − 1) / N of any best-of-N policy (Beirami et al. 2024), which is close for small
+    KL and responses that are each unlikely.
     """
     best = max(answers[:count], key=lambda answer: answer.score)
     return Answer(best.text, best.score, math.log(count) - (count - 1) / count, best.tokens)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report: a title, tables, sentences and figures, as text for a terminal, as Markdown or as one page of HTML."""
+"""A report: title, tables, sentences and figures, as text for a terminal, as Markdown or as one page of HTML."""
 
 import base64
 import json
@@ -14,44 +14,45 @@ from dschat.base.statistics import Estimate, MeanInterval
 from dschat.lab.macro_actions import STYLE, MacroToken, legend_html, macro_spans
 
 TEMPLATE = Path(__file__).with_name("page.html")
-NAME = "report"  # of the files of most reports
-OUTPUT = "--output "  # the flag of their folder, before it
-NONE = "–"  # in a cell for which there is no number
+NAME = "report"  # file name of most reports, without the suffix
+OUTPUT = "--output "  # flag of their folder, for messages
+NONE = "–"  # text of a cell without a number
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells, and what stands around them."""
+    """A table with its captions."""
 
     headers: Sequence[str]
-    cells: Sequence[Sequence[object]]  # text, whole numbers, estimates, rates (written in per cent), None
-    kind: str = ""  # its class on a page
+    cells: Sequence[Sequence[object]]  # by row: text, integers, estimates, rates (written in per cent), None
+    kind: str = ""  # CSS class on a page
     heading: str = ""  # before the first table of several on one subject
-    caption: str = ""  # a line above it
-    note: str = ""  # lines below it
+    caption: str = ""  # line above the table
+    note: str = ""  # lines below the table
 
     @property
     def rows(self) -> list[list[str]]:
-        """The cells as they are written."""
-        return [[_written(cell) for cell in row] for row in self.cells]
+        """Cells as text."""
+        return [list(map(cell_text, row)) for row in self.cells]
 
 
 @dataclass(frozen=True)
 class Figure:
     """A picture."""
 
-    title: str  # what is said in its place where it cannot be seen
+    title: str  # alternative text
     png: bytes
 
     @property
     def address(self) -> str:
-        """The picture itself as an address, so that a page needs no file beside it."""
-        return f"data:image/png;base64,{base64.b64encode(self.png).decode('ascii')}"
+        """Data URL of the picture, so that a page needs no other file."""
+        encoded = base64.b64encode(self.png).decode("ascii")
+        return f"data:image/png;base64,{encoded}"
 
 
 @dataclass(frozen=True)
 class Key:
-    """What one kind of line in the figures means."""
+    """Entry of the legend of the figures."""
 
     symbol: str
     name: str
@@ -60,7 +61,7 @@ class Key:
 
 @dataclass(frozen=True)
 class MacroPanel:
-    """One of several segmented texts to compare."""
+    """A segmented text beside others to compare with."""
 
     title: str
     tokens: Sequence[MacroToken]
@@ -88,50 +89,66 @@ class Section:
     examples: Sequence[Example] = ()
     numbers: bool = True  # whether the tokens of the examples have values, rewards and advantages
     folded: Table | None = None  # shown on demand, below its caption
-    marked: frozenset[int] = frozenset()  # rows of this table that stand out
+    marked: frozenset[int] = frozenset()  # highlighted rows of the folded table
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured, in reading order; a terminal shows the tables first, a page the findings."""
+    """Content of a report, in reading order; a terminal shows the tables first, a page the findings."""
 
     title: str
     tables: Sequence[Table] = ()
-    findings: Sequence[str] = ()  # sentences: what came out
+    findings: Sequence[str] = ()  # results in sentences
     remarks: Sequence[str] = ()  # how to read the numbers
-    notes: Sequence[str] = ()  # of the caller
-    sections: Sequence[Section] = ()  # of a page alone
+    notes: Sequence[str] = ()  # from the caller
+    sections: Sequence[Section] = ()  # on a page only
 
     def text(self) -> str:
         """Tables and sentences as plain text for a terminal."""
-        return self._drawn(text_table)
+        return self._render(text_table)
 
     def markdown(self) -> str:
-        """The same with tables of Markdown."""
-        return self._drawn(markdown_table)
+        """Tables and sentences as Markdown."""
+        return self._render(markdown_table)
 
-    def _drawn(self, drawn: Callable[[Sequence[str], Sequence[Sequence[str]]], str]) -> str:
-        parts = [self.title]
+    def _render(self, render_table: Callable[[Sequence[str], Sequence[Sequence[str]]], str]) -> str:
+        blocks = [self.title]
         for table in self.tables:
-            heading = f"{table.heading}\n{'=' * text_width(table.heading)}" if table.heading else ""
-            above = "\n".join(filter(None, [heading, table.caption]))
-            parts += [above, drawn(table.headers, table.rows), table.note]
-        parts += ["\n".join(lines) for lines in (self.findings, self.remarks, self.notes)]
-        return "\n\n".join(filter(None, parts)) + "\n"
+            if table.heading:
+                underline = "=" * text_width(table.heading)
+                blocks.append("\n".join(filter(None, [table.heading, underline, table.caption])))
+            else:
+                blocks.append(table.caption)
+            blocks.append(render_table(table.headers, table.rows))
+            blocks.append(table.note)
+        blocks.append("\n".join(self.findings))
+        blocks.append("\n".join(self.remarks))
+        blocks.append("\n".join(self.notes))
+        return "\n\n".join(filter(None, blocks)) + "\n"
 
     def html(self) -> str:
-        """One page that needs nothing from outside; every text that is not ours is escaped."""
+        """A page that needs no other file; all text is escaped except our own markup."""
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
         from markupsafe import Markup
 
         loader = FileSystemLoader(TEMPLATE.parent)
         environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-        drawn = {"legend": lambda numbers: Markup(legend_html(numbers)), "spans": lambda t: Markup(macro_spans(t))}
-        return environment.get_template(TEMPLATE.name).render(report=self, style=Markup(STYLE), **drawn)
+        template = environment.get_template(TEMPLATE.name)
+        return template.render(
+            report=self,
+            style=Markup(STYLE),
+            legend=lambda numbers: Markup(legend_html(numbers)),
+            spans=lambda tokens: Markup(macro_spans(tokens)),
+        )
 
 
-def _written(cell: object) -> str:
-    return NONE if cell is None else cell.text() if isinstance(cell, Estimate | MeanInterval) else str(cell)
+def cell_text(cell: object) -> str:
+    """Text of a table's cell."""
+    if cell is None:
+        return NONE
+    if isinstance(cell, Estimate | MeanInterval):
+        return cell.text()
+    return str(cell)
 
 
 def write_report(
@@ -142,14 +159,36 @@ def write_report(
     picture: bytes = b"",
     flag: str = "",
 ) -> str:
-    """Writes name.json into a folder, name.md and name.png where there is something for them; returns the second.
+    """Write name.json into a folder, and name.md and name.png where there is a report and a picture.
 
-    Raises UserError, which begins with the flag, where that is not possible.
+    Args:
+        folder: made where it is missing.
+        name: of the files, without the suffix.
+        content: of the JSON file; estimates, rates and other dataclasses become objects of their fields.
+        report: for the Markdown file.
+        picture: PNG.
+        flag: named before the folder in messages.
+
+    Returns:
+        The text of the Markdown file.
+
+    Raises:
+        UserError: a file cannot be written.
     """
-    numbers, text = json.dumps(content, indent=1, allow_nan=False) + "\n", "" if report is None else report.markdown()
-    files: dict[str, str | bytes] = {"json": numbers, "md": text, "png": picture}
+    text = "" if report is None else report.markdown()
+    files: dict[str, str | bytes] = {
+        "json": json.dumps(
+            content,
+            indent=1,
+            allow_nan=False,
+            default=vars,
+        )
+        + "\n",
+        "md": text,
+        "png": picture,
+    }
     with reporting(f"{flag}{folder}"):
-        for ending, inside in files.items():
-            if inside:
-                write_file(folder / f"{name}.{ending}", inside)
+        for suffix, file_content in files.items():
+            if file_content:
+                write_file(folder / f"{name}.{suffix}", file_content)
     return text

@@ -3,51 +3,43 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_rows, text_of
 from dschat.base.statistics import Rate, bootstrap_ratio
+from dschat.data.hub import find_known
+from dschat.lab.options import PassOptions
+from dschat.lab.page import NAME, OUTPUT, Report, Table, write_report
 from dschat.lab.responses import FILE
+from dschat.lab.table import result_table
 
 ALL = "all"
-INVALID = "invalid"  # status of a program that could not be run, which says nothing of it
+INVALID = "invalid"  # status of a program that could not be run; it does not count as a sample
 APPS = "apps"  # its name in `dschat.data.formats.registry`
-# Problems of its test set.
-NUMBERS = {"interview": 3000, "introductory": 1000, "competition": 1000}
+NUMBERS = {"interview": 3000, "introductory": 1000, "competition": 1000}  # problems of the test set of APPS
 # Chai et al., ICLR 2025: pass@1 and pass@5 in per cent, PPO and MA-PPO (n = 10), by difficulty and over all problems.
 PUBLISHED = {
-    model: {k: dict(zip((*NUMBERS, ALL), rates, strict=True)) for k, rates in ((1, first), (5, fifth))}
-    for model, first, fifth in (
-        ("PPO, CodeGemma-2B", (2.82, 15.26, 0.92, 4.92), (4.10, 17.30, 1.70, 6.26)),
-        ("MA-PPO, CodeGemma-2B", (3.25, 16.56, 0.94, 5.45), (4.37, 18.30, 1.60, 6.60)),
-        ("PPO, CodeGemma-7B", (4.26, 20.90, 1.21, 6.98), (6.57, 23.30, 2.30, 9.06)),
-        ("MA-PPO, CodeGemma-7B", (6.22, 26.74, 2.00, 9.48), (8.37, 30.30, 3.30, 11.74)),
-    )
+    "PPO, CodeGemma-2B": {
+        1: {"interview": 2.82, "introductory": 15.26, "competition": 0.92, "all": 4.92},
+        5: {"interview": 4.10, "introductory": 17.30, "competition": 1.70, "all": 6.26},
+    },
+    "MA-PPO, CodeGemma-2B": {
+        1: {"interview": 3.25, "introductory": 16.56, "competition": 0.94, "all": 5.45},
+        5: {"interview": 4.37, "introductory": 18.30, "competition": 1.60, "all": 6.60},
+    },
+    "PPO, CodeGemma-7B": {
+        1: {"interview": 4.26, "introductory": 20.90, "competition": 1.21, "all": 6.98},
+        5: {"interview": 6.57, "introductory": 23.30, "competition": 2.30, "all": 9.06},
+    },
+    "MA-PPO, CodeGemma-7B": {
+        1: {"interview": 6.22, "introductory": 26.74, "competition": 2.00, "all": 9.48},
+        5: {"interview": 8.37, "introductory": 30.30, "competition": 3.30, "all": 11.74},
+    },
 }
-
-
-@dataclass(frozen=True)
-class SolvedProblem:
-    """A problem's programs."""
-
-    dataset: str  # name of the published set; empty for others
-    difficulty: str  # empty where the data set names none
-    samples: int  # that were run
-    passed: int  # all tests
-
-
-@dataclass(frozen=True)
-class PassRates:
-    """pass@k of one model on the problems of one difficulty."""
-
-    model: str
-    dataset: str  # of all its problems; empty where that is no published one, or there are several
-    difficulty: str
-    problems: int
-    rates: dict[int, Rate | None]  # k → rate with a bootstrap interval over problems; None without enough samples
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -55,34 +47,127 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> list[PassRates]:
-    """The rates of files from inference/inference_with_programs.py, by difficulty and over all problems.
+def pass_rates(
+    files: Sequence[Path],
+    ks: Sequence[int],
+    dataset: str = "",
+) -> pd.DataFrame:
+    """Rates of files of programs that were run, by difficulty and over all problems.
 
-    A file's name is its model's; `dataset` is that of rows that name none. Raises UserError where a file is missing or
-    holds something else.
+    Args:
+        files: one per model, whose name it has.
+        ks: the numbers of programs to look at.
+        dataset: data set of rows that name none.
+
+    Returns:
+        Rows with `model`, `dataset` (empty where the problems are not all of one published set), `difficulty`,
+        `problems` (their number) and pass@k for each k: a rate with a bootstrap interval over problems, None where a
+        problem has fewer than k samples.
+
+    Raises:
+        UserError: a file is missing or malformed.
     """
-    found = []
+    rows = []
     for file in files:
-        problems = [_problem(row, dataset, origin) for origin, row in read_rows(file, FILE)]
-        of = problems[0].dataset if len({problem.dataset for problem in problems}) == 1 else ""
-        named = list(dict.fromkeys(problem.difficulty for problem in problems if problem.difficulty))
-        for difficulty in [*named, ALL]:
-            chosen = [problem for problem in problems if difficulty in (ALL, problem.difficulty)]
-            found.append(PassRates(file.stem, of, difficulty, len(chosen), {k: _rate(chosen, k) for k in ks}))
-    return found
+        problem_rows = [_problem(row, dataset, origin) for origin, row in read_rows(file, FILE)]
+        problems = pd.DataFrame(problem_rows)
+        datasets = problems["dataset"].unique()
+        groups = dict(list(problems.groupby("difficulty", sort=False)))
+        groups.pop("", None)
+        groups[ALL] = problems
+        for difficulty, group in groups.items():
+            row: dict[str, Any] = {"model": file.stem}
+            row["dataset"] = datasets[0] if len(datasets) == 1 else ""
+            row["difficulty"] = difficulty
+            row["problems"] = len(group)
+            row |= {f"pass@{k}": _mean_pass_rate(group, k) for k in ks}
+            rows.append(row)
+    return result_table(rows)
 
 
-def _problem(row: dict[str, Any], dataset: str, origin: str) -> SolvedProblem:
+def _problem(
+    row: dict[str, Any],
+    dataset: str,
+    origin: str,
+) -> dict[str, Any]:
+    """A problem's data set and difficulty (either may be empty), the number of samples run and of those passed."""
     samples = row.get("samples")
-    if not isinstance(samples, list) or not all(isinstance(s, dict) and "status" in s for s in samples):
+    if not isinstance(samples, list) or not all(map(_has_status, samples)):
         raise UserError(f"{origin}: column 'samples' must be a list of objects with a status; correct the row.")
     statuses = [sample["status"] for sample in samples if sample["status"] != INVALID]
-    named = text_of({"dataset": ""} | row, "dataset", origin) or dataset
-    return SolvedProblem(named, text_of(row, "difficulty", origin), len(statuses), statuses.count("passed"))
+    return {
+        "dataset": text_of({"dataset": ""} | row, "dataset", origin) or dataset,
+        "difficulty": text_of(row, "difficulty", origin),
+        "samples": len(statuses),
+        "passed": statuses.count("passed"),
+    }
 
 
-def _rate(problems: Sequence[SolvedProblem], k: int) -> Rate | None:
-    """The mean over the problems; None where one has fewer than k samples."""
-    if any(problem.samples < k for problem in problems):
+def _has_status(sample: object) -> bool:
+    return isinstance(sample, dict) and "status" in sample
+
+
+def _mean_pass_rate(problems: pd.DataFrame, k: int) -> Rate | None:
+    """Mean pass@k over problems; None where one has fewer than k samples."""
+    if (problems["samples"] < k).any():
         return None
-    return bootstrap_ratio({i: (pass_at_k(p.samples, p.passed, k), 1) for i, p in enumerate(problems)})
+    rates = []
+    for problem in problems.itertuples():
+        rates.append(pass_at_k(int(problem.samples), int(problem.passed), k))
+    return bootstrap_ratio(rates, [1] * len(rates))
+
+
+def run_pass_at_k(options: PassOptions) -> str:
+    """Table of `dschat pass-at-k`."""
+    return pass_table(pass_rates(options.files, options.k))
+
+
+def write_pass_report(
+    files: Sequence[Path],
+    output_dir: Path,
+    dataset: str = "",
+) -> str:
+    """Write `report.json` with pass@1 and pass@5; returns the table.
+
+    Args:
+        files: see `pass_rates`.
+        output_dir: folder of the report.
+        dataset: published data set, under any of its names, of rows that name none.
+
+    Raises:
+        UserError: a file is malformed, or the report cannot be written.
+    """
+    published_set = find_known(dataset)
+    rates = pass_rates(files, (1, 5), published_set.name if published_set else "")
+    programs = []
+    for row in rates.to_dict("records"):
+        passes = {name: row.pop(name) for name in ("pass@1", "pass@5")}
+        programs.append(row | {"rates": passes})
+    write_report(
+        output_dir,
+        NAME,
+        {"files": [str(file) for file in files], "programs": programs},
+        flag=OUTPUT,
+    )
+    return pass_table(rates)
+
+
+def pass_table(rates: pd.DataFrame) -> str:
+    """Table of `pass_rates` in per cent; below it, where all problems are of APPS, the published rates."""
+    passes = [name for name in rates.columns if name.startswith("pass@")]
+    shown = rates[["model", "difficulty", "problems", *passes]]
+    headers = ["model", "difficulty", "problems", *(f"{name}, %" for name in passes)]
+    tables = [Table(headers, shown.to_numpy().tolist())]
+    if (rates["dataset"] == APPS).all():
+        tables.append(_published_table())
+    return Report("", tables).text().rstrip("\n")
+
+
+def _published_table() -> Table:
+    numbers = NUMBERS | {ALL: sum(NUMBERS.values())}
+    rows = []
+    for model, rates in PUBLISHED.items():
+        for difficulty, problems in numbers.items():
+            rows.append([model, difficulty, problems, f"{rates[1][difficulty]:.2f}", f"{rates[5][difficulty]:.2f}"])
+    title = "published by the paper, not measured here"
+    return Table([title, "difficulty", "problems", "pass@1, %", "pass@5, %"], rows)

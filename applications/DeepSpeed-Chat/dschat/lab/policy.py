@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy: where its model lies, what it computes on, and its responses."""
+"""The policy: its model's location, the device it computes on, and its responses."""
 
 import logging
 import re
@@ -14,13 +14,12 @@ from dschat.base.errors import UserError
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.sources import HUB_NAME
-from dschat.lab.generate_options import ComputeFlags, PolicyOptions, PromptFlags, TextOptions
-from dschat.lab.refuel.options import GenerateOptions
+from dschat.lab.generate_options import ComputeFlags, GenerationFlags, TokenSamplerFlags
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
 from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import own_end_ids
-from dschat.rollouts.engine import Draw
+from dschat.rollouts.engine import ResponseSampler
 from dschat.rollouts.generate import choose_engine
 from dschat.rollouts.sampling import Sampling, row_seed
 
@@ -28,73 +27,87 @@ logger = logging.getLogger(__name__)
 
 ACTOR = "actor"  # folder of the policy below a step-3 output folder
 FLAGS_FILE = "train_config.json"  # which every run writes
-STEP = re.compile(r"step-(\d+)")  # folder of a model that was kept along the way
+STEP = re.compile(r"step-(\d+)")  # folder of a model that was saved during a run
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Where and in what models compute."""
+    """Device and dtype of the models."""
 
     device: torch.device
     dtype: torch.dtype
 
     @classmethod
-    def chosen(cls, options: ComputeFlags) -> "Compute":
-        """What the flags say; see `choose_device` and `choose_dtype`."""
-        gpu = options.gpu if isinstance(options, PromptFlags) else None
-        device = choose_device(gpu, options.device)
-        return cls(device, choose_dtype(options.dtype, device))
+    def chosen(cls, flags: ComputeFlags, gpu: int | None = None) -> "Compute":
+        """Device and dtype that the flags ask for; see `choose_device` and `choose_dtype`."""
+        device = choose_device(gpu, flags.device)
+        return cls(device, choose_dtype(flags.dtype, device))
 
     @property
     def settings(self) -> dict[str, str]:
-        """For the settings of a run."""
+        """Entries for the settings of a run."""
         return {"device": self.device.type, "dtype": str(self.dtype).removeprefix("torch.")}
 
 
 @dataclass(frozen=True)
 class SampledResponse:
-    """What the policy drew."""
+    """A response of the policy.
 
-    text: str  # without special tokens
-    tokens: int  # its length as it was drawn, the end token included
-    finished: bool  # whether it ended by itself; else it was cut at --max_new_tokens
+    Attributes:
+        text: without special tokens.
+        tokens: sampled tokens, the end token included.
+        finished: whether it ended by itself; else it was cut at --max_new_tokens.
+    """
+
+    text: str
+    tokens: int
+    finished: bool
 
 
 @dataclass(frozen=True)
 class SamplingPolicy:
-    """A causal LM with its tokenizer and way of sampling."""
+    """A causal LM with its tokenizer, sampling parameters and engine."""
 
     causal_lm: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     sampling: Sampling
     seed: int
-    sampler: Draw  # what draws from the model
+    sampler: ResponseSampler
 
-    def respond(self, examples: Sequence[PromptExample], draws: int = 1) -> list[list[SampledResponse]]:
-        """So many responses to each prompt, all drawn in one pool.
+    def respond(
+        self,
+        examples: Sequence[PromptExample],
+        draws: int = 1,
+    ) -> list[list[SampledResponse]]:
+        """Sample `draws` responses to each prompt, all in one pool.
 
         A response's seed is made from --seed, its prompt's number and its own number among those of the prompt.
 
         Returns:
-            A list for each draw, in the order of the prompts.
+            One list per draw, each in the order of the prompts.
         """
-        wanted = [(draw, example) for draw in range(draws) for example in examples]
-        prompts = [example.prompt_ids for _, example in wanted]
-        seeds = [row_seed(self.seed, example.index, draw) for draw, example in wanted]
+        prompts: list[list[int]] = []
+        seeds: list[int] = []
+        for draw in range(draws):
+            for example in examples:
+                prompts.append(example.prompt_ids)
+                seeds.append(row_seed(self.seed, example.index, draw))
+
         rollout = self.sampler(prompts, self.sampling, seeds).rollout
         responses = []
         for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
             text = decode_response(self.tokenizer, ids[:-1] if finished else ids)
             responses.append(SampledResponse(text, len(ids), finished))
-        return [responses[first : first + len(examples)] for first in range(0, len(responses), len(examples))]
+        return [responses[start : start + len(examples)] for start in range(0, len(responses), len(examples))]
 
     def at(self, temperature: float) -> "SamplingPolicy":
-        """The same model, drawing at another temperature."""
+        """Copy that samples at another temperature from the same model."""
         return replace(self, sampling=replace(self.sampling, temperature=temperature))
 
     def check_lengths(self, longest_prompt: int) -> None:
-        """Raises UserError where the longest prompt and response together are longer than the model can read."""
-        limit, longest_response = position_limit(self.causal_lm), self.sampling.max_new_tokens
+        """Raise UserError where the longest prompt and response together exceed the model's context length."""
+        limit = position_limit(self.causal_lm)
+        longest_response = self.sampling.max_new_tokens
         if limit is None or longest_prompt + longest_response <= limit:
             return
         remedy = "Lower --max_new_tokens"
@@ -109,61 +122,74 @@ class SamplingPolicy:
 def load_policy(
     path: str,
     tokenizer: PreTrainedTokenizerBase,
-    options: PolicyOptions | TextOptions,
+    generation: GenerationFlags,
+    sampler: TokenSamplerFlags,
     temperature: float,
     where: Compute,
 ) -> SamplingPolicy:
-    """Opens the policy at a path from `locate_policy`; raises UserError where there is no such model."""
-    causal_lm, sampling, draw = load_sampler(path, "--model", tokenizer, options, temperature, where)
-    return SamplingPolicy(causal_lm, tokenizer, sampling, options.seed or 0, draw)
+    """Load the policy at a path from `locate_policy`; raises UserError where there is no such model."""
+    causal_lm, sampling, draw = load_sampler(path, "--model", tokenizer, generation, sampler, temperature, where)
+    return SamplingPolicy(causal_lm, tokenizer, sampling, sampler.seed, draw)
 
 
 def load_sampler(
     path: str,
     flag: str,
     tokenizer: PreTrainedTokenizerBase,
-    options: PolicyOptions | TextOptions | GenerateOptions,
+    generation: GenerationFlags,
+    sampler: TokenSamplerFlags,
     temperature: float,
     where: Compute,
     ends: Collection[int] = (),
-) -> tuple[PreTrainedModel, Sampling, Draw]:
-    """Opens the causal LM at a path from `locate_policy`, which a flag named, to draw from.
+) -> tuple[PreTrainedModel, Sampling, ResponseSampler]:
+    """Load the causal LM at a path from `locate_policy`, and choose the engine that samples from it.
 
-    `ends` are ids that end a response beside EOS and the checkpoint's own; at temperature 0 draws are greedy.
+    Args:
+        path: folder or hub id.
+        flag: that named it, for messages.
+        tokenizer: of the model.
+        generation: engine, batch size and longest response.
+        sampler: top-k and top-p; its seed is not read.
+        temperature: 0 is greedy.
+        where: device and dtype.
+        ends: ids that end a response beside EOS and the checkpoint's own.
 
     Returns:
-        The model, how it draws, and what draws.
+        The model, its sampling parameters, and the function that samples.
     """
     causal_lm = load_causal_lm(path, flag, where.dtype, tokenizer).to(where.device).eval()
+    end_ids = {tokenizer.eos_token_id, *ends, *own_end_ids(path)}
     sampling = Sampling(
-        max_new_tokens=options.max_new_tokens,
-        end_ids=tuple(sorted({tokenizer.eos_token_id, *ends, *own_end_ids(path)})),
+        max_new_tokens=generation.max_new_tokens,
+        end_ids=tuple(sorted(end_ids)),
         pad_id=tokenizer.pad_token_id,
         bos_id=tokenizer.bos_token_id,
         temperature=temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
+        top_k=sampler.top_k,
+        top_p=sampler.top_p,
     )
-    engine = choose_engine(options.rollout_engine, options.batch_size, causal_lm, "--rollout_engine")
-    return causal_lm, sampling, engine.draw_from(causal_lm)
+    engine = choose_engine(generation.rollout_engine, generation.batch_size, causal_lm, "--rollout_engine")
+    return causal_lm, sampling, engine.sampler_for(causal_lm)
 
 
 def locate_policy(path: str) -> str:
     """What transformers can open: `path`, a folder or hub id, or the `actor` below it where there is no model.
 
-    `path` comes back unchanged where nothing better is found, for the loader to refuse.
+    `path` comes back unchanged where nothing better exists; then the loader refuses it.
     """
     folder = Path(path)
     if folder.is_dir():
         is_output = (folder / ACTOR).is_dir() and not any(folder.glob("*.safetensors"))
         return str(folder / ACTOR) if is_output else path
-    above = path.removesuffix(f"/{ACTOR}")
-    repository = above if HUB_NAME.fullmatch(above) else path  # somebody's repository may be called so itself
+
+    # On the hub, a repository may be called `actor` itself, or hold a run's output folder.
+    parent = path.removesuffix(f"/{ACTOR}")
+    repository = parent if HUB_NAME.fullmatch(parent) else path
     if not HUB_NAME.fullmatch(repository) or (repository == path and _is_model(path)):
         return path
     from huggingface_hub import snapshot_download
 
-    try:  # the hub, or what an earlier download left in the cache
+    try:  # from the hub, or from the cache of an earlier download
         folder = Path(snapshot_download(repository, allow_patterns=[f"{ACTOR}/*"])) / ACTOR
     except (OSError, ValueError):
         return path
@@ -183,23 +209,24 @@ def choose_device(gpu: int | None = None, device: str | None = None) -> torch.de
 
     Args:
         gpu: --gpu. Number 0 falls back to the CPU, with a warning, where there is no GPU at all.
-        device: --device, which decides over `gpu`: "cpu", "cuda" or "cuda:N".
+        device: --device, which takes precedence over `gpu`: "cpu", "cuda" or "cuda:N".
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = f"PyTorch finds {count or 'no'} GPU{'s' if count > 1 else ''} here{', numbered from 0' if count else ''}"
+    numbering = ", numbered from 0" if count else ""
+    inventory = f"PyTorch finds {count or 'no'} GPU{'s' if count > 1 else ''} here{numbering}"
     if device == "cpu":
         return torch.device("cpu")
     if device is not None:
-        named = re.fullmatch(r"cuda(?::(\d+))?", device)
-        if named is None:
+        match = re.fullmatch(r"cuda(?::(\d+))?", device)
+        if match is None:
             raise UserError(f"--device {device}: must be cpu, cuda or cuda:N with the number of a GPU.")
-        number = int(named[1] or 0)
+        number = int(match[1] or 0)
         if number >= count:
             remedy = "check the driver, CUDA_VISIBLE_DEVICES and that PyTorch was installed with CUDA"
-            raise UserError(f"--device {device}: {found}. Give --device cpu, or {remedy}.")
+            raise UserError(f"--device {device}: {inventory}. Give --device cpu, or {remedy}.")
         return torch.device("cuda", number)
     if gpu is not None and gpu >= max(1, count):
-        raise UserError(f"--gpu {gpu}: {found}. Give one that exists, or --device cpu.")
+        raise UserError(f"--gpu {gpu}: {inventory}. Give one that exists, or --device cpu.")
     if count:
         return torch.device("cuda", gpu or 0)
     if gpu is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems → programs and what became of them on their tests, in a file which an interruption does not lose."""
+"""Programs that a model writes for problems, and their results on the problems' tests."""
 
 from collections import Counter
 from dataclasses import replace
@@ -19,34 +19,40 @@ from dschat.scoring.programs.scores import has_tests, tests_of
 
 
 def run_programs(options: ProgramOptions) -> str:
-    """Draws programs and runs them; writes `options.result_path` and returns the last line.
+    """Sample programs and run them; writes `options.result_path` and returns the last line.
 
-    Raises UserError for bad models or data, a machine without a sandbox, a finished file, or an interrupted run with
-    other settings.
+    Raises:
+        UserError: bad models or data, a machine without a sandbox, a finished file, or an interrupted run with other
+            settings.
     """
     refuse_finished(options)
-    pool = ProgramPool(options.sandbox_level, options.sandbox_workers, max_tests=options.max_tests)
-    given = Answering.find(options)
-    selection, untested = _with_tests(given.selection)
+    flags = options.programs
+    pool = ProgramPool(flags.sandbox_level, flags.sandbox_workers, max_tests=flags.max_tests)
+    answering = Answering.find(options)
+    selection, untested = _with_tests(answering.selection)
     left_out = selection.dropped + untested
+    num_return = options.responses.num_return
+    temperature = options.responses.temperature_value
 
     def prepare() -> BatchFunction:
         with enough_memory("--model: the GPU's memory does not hold it"):
-            policy = given.open_policy(options.temperature_value)
+            policy = answering.open_policy(temperature)
         policy.check_lengths(selection.longest)
-        return selection.of_batch(partial(respond_and_run, policy, pool, options.num_return, options.program_block))
+        return selection.of_batch(partial(respond_and_run, policy, pool, num_return, flags.program_block))
 
     def conclude(entries: list[Entry]) -> Concluded:
-        known = find_known(options.data_path or options.dataset)
-        told = f" ({left_out} problems left out, {untested} of them without tests)" if left_out else ""
-        shares = ", ".join(f"{status} {share}" for status, share in _shown(entries).items())
-        rows = [entry["row"] | {"dataset": known.name if known else ""} for entry in entries]
-        return rows, f"{len(rows)} problems{told}: {shares}: {options.result_path}"
+        published = find_known(options.data.data_path or options.data.dataset)
+        dataset = published.name if published else ""
+        rows = [entry["row"] | {"dataset": dataset} for entry in entries]
+        shares = ", ".join(f"{status} {share}" for status, share in _status_shares(entries).items())
+        remark = f" ({left_out} problems left out, {untested} of them without tests)" if left_out else ""
+        return rows, f"{len(rows)} problems{remark}: {shares}: {options.result_path}"
 
-    settings = given.settings | settings_of(options, ("num_return", "max_tests", "program_block"))
-    settings |= {"temperature": options.temperature_value, "sandbox-level": pool.level}
-    part = RunPart(batches=selection.batches(options.batch_size), prepare=prepare, shown=_shown)
-    return run_batches(options.result_path, settings, options.overwrite, [part], conclude)
+    settings = answering.settings | settings_of(options, ("num_return", "max_tests", "program_block"))
+    settings |= {"temperature": temperature, "sandbox-level": pool.level}
+    batches = selection.batches(options.generation.batch_size)
+    part = RunPart(batches=batches, prepare=prepare, shown=_status_shares)
+    return run_batches(options.result_path, settings, options.result.overwrite, [part], conclude)
 
 
 def respond_and_run(
@@ -56,37 +62,45 @@ def respond_and_run(
     program_block: ProgramBlock,
     examples: list[PromptExample],
 ) -> list[Entry]:
-    """Draws so many programs for each problem and runs them on its tests."""
-    draws = policy.respond(examples, num_return)
-    tests, origins = [tests_of(each.row) for each in examples], [each.row.origin for each in examples]
-    outcomes = []
-    for draw in draws:
-        programs = [
-            program_of(response.text, program_block, example.prompt_text)
-            for response, example in zip(draw, examples, strict=True)
-        ]
-        outcomes.append(pool.run(programs, tests, origins))
-    entries = []
-    for place, example in enumerate(examples):
-        samples: list[dict[str, Any]] = []
-        for draw, found in zip(draws, outcomes, strict=True):
-            response, outcome = draw[place], found[place]
-            sample = {"response": response.text, "finished": response.finished, "status": outcome.status}
-            samples.append(sample | {"passed": outcome.passed, "total": outcome.total})
-        written = example.columns | {"difficulty": str(example.row.extra.get("difficulty") or "")}
-        entries.append({"number": example.index, "row": written | {"samples": samples}})
+    """Sample `num_return` programs for each problem and run them on its tests."""
+    tests = [tests_of(example.row) for example in examples]
+    origins = [example.row.origin for example in examples]
+    samples: list[list[dict[str, Any]]] = [[] for _ in examples]
+    for responses in policy.respond(examples, num_return):
+        programs: list[str | None] = []
+        for response, example in zip(responses, examples, strict=True):
+            programs.append(program_of(response.text, program_block, example.prompt_text))
+        outcomes = pool.run(programs, tests, origins)
+        for number, (response, outcome) in enumerate(zip(responses, outcomes, strict=True)):
+            samples[number].append(
+                {
+                    "response": response.text,
+                    "finished": response.finished,
+                    "status": outcome.status,
+                    "passed": outcome.passed,
+                    "total": outcome.total,
+                }
+            )
+
+    entries: list[Entry] = []
+    for example, samples_of_problem in zip(examples, samples, strict=True):
+        difficulty = str(example.row.extra.get("difficulty") or "")
+        row = example.columns | {"difficulty": difficulty, "samples": samples_of_problem}
+        entries.append({"number": example.index, "row": row})
     return entries
 
 
 def _with_tests(selection: Selection) -> tuple[Selection, int]:
-    """The problems that have tests, and how many have none."""
-    kept = [example for example in selection.examples if has_tests(example.row)]
-    if not kept:
+    """The problems that have tests, and the number of those without."""
+    examples = [example for example in selection.examples if has_tests(example.row)]
+    if not examples:
         raise UserError("--data_path: no problem has tests in its column input_output.")
-    return replace(selection, examples=kept), len(selection.examples) - len(kept)
+    return replace(selection, examples=examples), len(selection.examples) - len(examples)
 
 
-def _shown(entries: list[Entry]) -> dict[str, str]:
-    """Shares of what became of the programs."""
-    counts = Counter(sample["status"] for entry in entries for sample in entry["row"]["samples"])
+def _status_shares(entries: list[Entry]) -> dict[str, str]:
+    """Share of the programs that ended in each status."""
+    counts: Counter[str] = Counter()
+    for entry in entries:
+        counts.update(sample["status"] for sample in entry["row"]["samples"])
     return {status: f"{counts[status] / counts.total():.1%}" for status in reversed(STATUSES) if counts[status]}

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a section: rates, place and length, and how far raters agree."""
+"""Statistics of a section of votes: win rates, position and length bias, agreement of raters."""
 
 import warnings
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import multimode
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 from dschat.base.statistics import (
     POINTS,
-    Estimate,
     MeanInterval,
     Rate,
     WinRates,
@@ -21,125 +22,291 @@ from dschat.base.statistics import (
     wilson,
     win_rates,
 )
-from dschat.lab.responses import Kind, Verdict
-from dschat.lab.votes import JudgedItem, Vote, VoteSection
+from dschat.lab.table import result_table
+from dschat.lab.votes import VoteSection
 
-CATEGORIES: tuple[Verdict, ...] = ("A", "tie", "B")  # verdicts that count
+CATEGORIES = ("A", "tie", "B")  # verdicts that count
 MAJORITY = "humans' majority"
-Verdicts = Mapping[JudgedItem, Verdict]  # of one rater
-VotesByRater = Mapping[str, Sequence[Vote]]
-FEWEST = 5  # points that either model must have for the regression: below, its errors are not to be trusted
+# Points that each model must have for the regression on length; with fewer its standard errors are unreliable.
+MIN_POINTS = 5
+
+Numbers = npt.NDArray[np.float64]
+Column: TypeAlias = "pd.Series[Any]"
+Row = dict[str, Any]  # of a table of results
+Kinds = Mapping[str, str]  # rater → judge, human or reward
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Two raters on the items on which both gave a verdict that counts. Rates of nothing are None."""
+class SectionResult:
+    """Statistics of one pair of models on one data set. The columns of the tables are those of report.json."""
 
-    raters: tuple[str, str]
-    items: int  # that they have in common
-    same: Rate | None  # share of them with the same verdict, with Wilson's interval
-    kappa: MeanInterval | None  # Cohen's; None where it is not defined: both gave one and the same verdict always
-    decided: int  # items on which neither said tie
-    same_decided: Rate | None  # share of these on which they chose the same model
+    models: tuple[str, str]  # names of the first and the second model
+    dataset: str  # its name, or empty
+    items: int  # number of different items
+    means: dict[str, Row | None]  # of characters, words and rewards (None where unknown), see `model_means`
+    raters: pd.DataFrame  # judges; all people together where there are several, then each; the reward model
+    agreement: pd.DataFrame  # of each two raters, see `agreement`
+    group_agreement: pd.DataFrame  # of three or more people, judges, or raters of any kind, see `group_agreement`
 
-
-@dataclass(frozen=True)
-class GroupAgreement:
-    """Three or more raters on the items on which all of them gave a verdict that counts."""
-
-    name: str
-    raters: tuple[str, ...]
-    items: int  # that all have in common
-    same: float | None  # share of equal pairs of verdicts on an item, mean over items; None without an item
-    kappa: float | None  # Fleiss'; None where it is not defined: everybody gave one and the same verdict always
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the models, with a suffix where they are the same."""
+        first, second = self.models
+        return (first, second) if first != second else (f"{first} (A)", f"{second} (B)")
 
 
-def agreements(raters: VotesByRater) -> list[Agreement]:
-    """Of each two raters; with several people also of their majority with judges and the reward model, first."""
-    people, verdicts = _of_kind("human", raters), _verdicts(raters)
-    couples = list(combinations(verdicts, 2))
-    if len(people) > 1:
-        given: dict[JudgedItem, list[Verdict]] = defaultdict(list)
-        for votes in people.values():
-            for vote in votes:
-                given[vote.item].append(vote.verdict)
-        verdicts[MAJORITY] = majority(given)
-        couples = [(rater, MAJORITY) for rater in raters if rater not in people] + couples
-    return [agreement((one, other), verdicts[one], verdicts[other]) for one, other in couples]
+def section_result(section: VoteSection) -> SectionResult:
+    """Compute the statistics of a section."""
+    votes = section.votes
+    raters = []
+    for rater, votes_of_rater in votes.groupby("rater", sort=False):
+        raters.append(rater_result(str(rater), votes_of_rater))
+    people = votes[votes["kind"] == "human"]
+    people_count = people["rater"].nunique()
+    if people_count > 1:
+        first_person = [row["kind"] for row in raters].index("human")
+        raters.insert(first_person, rater_result(f"all {people_count} humans", people, pooled=True))
+
+    items = votes.drop_duplicates("item")
+    words = items[["response_a", "response_b"]].map(_word_count)
+    characters = items[["response_a", "response_b"]].map(len)
+    rewards = votes[votes["kind"] == "reward"].dropna(subset=["reward_a", "reward_b"])
+    means = {
+        "characters": model_means(characters["response_a"], characters["response_b"]),
+        "words": model_means(words["response_a"], words["response_b"]),
+        "reward": model_means(rewards["reward_a"], rewards["reward_b"]) if len(rewards) else None,
+    }
+    kinds = dict(zip(votes["rater"], votes["kind"], strict=True))
+    verdicts = counted_verdicts(votes)
+    return SectionResult(
+        models=section.models,
+        dataset=section.dataset,
+        items=len(items),
+        means=means,
+        raters=result_table(raters),
+        agreement=result_table(agreements(verdicts, kinds)),
+        group_agreement=result_table(group_agreements(verdicts, kinds)),
+    )
 
 
-def group_agreements(raters: VotesByRater) -> list[GroupAgreement]:
-    """Of three or more people, judges, or raters of any kind."""
-    groups = {"humans": _of_kind("human", raters), "judges": _of_kind("judge", raters)}
-    if len(raters) not in map(len, groups.values()):
-        groups["all raters"] = raters
-    return [group_agreement(name, _verdicts(members)) for name, members in groups.items() if len(members) > 2]
+def _word_count(text: str) -> int:
+    return len(text.split())
 
 
-def agreement(names: tuple[str, str], first: Verdicts, second: Verdicts) -> Agreement:
-    """Agreement of two raters; invalid and skip count as not rated."""
-    pairs = _common([first, second])
-    decided = [pair for pair in pairs if "tie" not in pair]
-    same, same_decided = (wilson(sum(a == b for a, b in some), len(some)) for some in (pairs, decided))
-    return Agreement(names, len(pairs), same, _cohen(pairs), len(decided), same_decided)
+def rater_result(
+    rater: str,
+    votes: pd.DataFrame,
+    pooled: bool = False,
+) -> Row:
+    """Statistics of one rater, or of all people together (`pooled`), whose votes are counted one by one.
 
-
-def group_agreement(name: str, raters: Mapping[str, Verdicts]) -> GroupAgreement:
-    """Agreement of three or more raters; invalid and skip count as not rated."""
-    from statsmodels.stats.inter_rater import fleiss_kappa
-
-    counts = [[verdicts.count(c) for c in CATEGORIES] for verdicts in _common(list(raters.values()))]
-    size = len(raters)
-    if not counts:
-        return GroupAgreement(name, tuple(raters), 0, None, None)
-    same = sum(sum(n * (n - 1) for n in row) for row in counts) / (len(counts) * size * (size - 1))
-    used = sum(any(column) for column in zip(*counts, strict=True))
-    kappa = float(fleiss_kappa(counts, method="fleiss")) if used > 1 else None
-    return GroupAgreement(name, tuple(raters), len(counts), same, kappa)
-
-
-def majority(votes: Mapping[JudgedItem, Iterable[Verdict]]) -> dict[JudgedItem, Verdict]:
-    """Item → the verdict that most people gave; tie where no verdict has the most.
-
-    Invalid votes and passes are left out, and so are items without any other vote.
+    Returns:
+        A row with `rater`, `kind`, `pooled`, the number of different `items`, `rates`, `length_controlled`, `position`
+        (None where no vote records an order) and `aspects`: a judge's rates by criterion.
     """
-    verdicts: dict[JudgedItem, Verdict] = {}
-    for item, given in votes.items():
-        leaders = multimode(vote for vote in given if vote in POINTS)
-        if leaders:
-            verdicts[item] = leaders[0] if len(leaders) == 1 else "tie"
-    return verdicts
+    lengths = votes[["response_a", "response_b"]].map(len)
+    length_differences = lengths["response_a"] - lengths["response_b"]
+    orders_are_known = votes["orders"].map(len).any()
+    return {
+        "rater": rater,
+        "kind": votes["kind"].iloc[0],
+        "pooled": pooled,
+        "items": votes["item"].nunique(),
+        "rates": win_rates(votes["verdict"], votes["item"]),
+        "length_controlled": length_controlled(votes["verdict"], length_differences, votes["item"]),
+        "position": position_bias(votes) if orders_are_known else None,
+        "aspects": aspect_rates(votes),
+    }
 
 
-def _of_kind(kind: Kind, raters: VotesByRater) -> VotesByRater:
-    return {rater: votes for rater, votes in raters.items() if votes[0].kind == kind}
+def aspect_rates(votes: pd.DataFrame) -> dict[str, WinRates]:
+    """Rates of the verdicts on each criterion, by its name, in the order in which the votes mention them."""
+    rows = []
+    for item, aspects in zip(votes["item"], votes["aspects"], strict=True):
+        rows += [(item, name, verdict) for name, verdict in aspects.items()]
+    verdicts = pd.DataFrame(rows, columns=["item", "name", "verdict"])
+    rates = {}
+    for name, on_criterion in verdicts.groupby("name", sort=False):
+        rates[str(name)] = win_rates(on_criterion["verdict"], on_criterion["item"])
+    return rates
 
 
-def _verdicts(raters: VotesByRater) -> dict[str, Verdicts]:
-    return {rater: {vote.item: vote.verdict for vote in votes} for rater, votes in raters.items()}
+def position_bias(votes: pd.DataFrame) -> Row:
+    """Effect of the display order on a rater's verdicts.
+
+    Returns:
+        `both_orders`: items shown in both orders with a readable verdict in each. `consistent`: share of them with the
+        same verdict in both. `decided`: showings in which one response was preferred. `first_place`: share of them in
+        which that was the response shown first, bootstrapped by item; 1/2 is no bias. Rates of nothing are None.
+    """
+    shown = votes[["item", "orders"]].reset_index(drop=True)
+    shown = shown.explode("orders").dropna()
+    shown["first"] = [first for first, _ in shown["orders"]]
+    shown["verdict"] = [verdict for _, verdict in shown["orders"]]
+    shown["counts"] = shown["verdict"].isin(POINTS)
+
+    by_vote = shown.groupby(level=0)
+    in_both_orders = by_vote["counts"].all() & (by_vote["first"].nunique() == 2)
+    same_verdict = by_vote["verdict"].nunique()[in_both_orders] == 1
+    both_orders = int(in_both_orders.sum())
+
+    decided = shown[shown["verdict"].isin(["A", "B"])]
+    first_won = decided["verdict"] == decided["first"]
+    first_won_by_item = first_won.groupby(decided["item"], sort=False)
+    return {
+        "both_orders": both_orders,
+        "consistent": wilson(int(same_verdict.sum()), both_orders),
+        "decided": len(decided),
+        "first_place": bootstrap_ratio(first_won_by_item.sum(), first_won_by_item.count()),
+    }
 
 
-def _common(raters: Sequence[Verdicts]) -> list[list[Verdict]]:
-    """The raters' verdicts on each item for which all gave one that counts."""
-    first, *others = raters
-    rated = [[verdict, *(other.get(item, "skip") for other in others)] for item, verdict in first.items()]
-    return [row for row in rated if all(verdict in POINTS for verdict in row)]
+def model_means(first: Column, second: Column) -> Row:
+    """Means of a number of both models' responses to the same items, (N,) each, and of first − second."""
+    numbers_a = first.tolist()
+    numbers_b = second.tolist()
+    return {
+        "first": mean_estimate(numbers_a),
+        "second": mean_estimate(numbers_b),
+        "difference": paired_difference(numbers_a, numbers_b),
+        "items": len(numbers_a),
+    }
 
 
-def _cohen(pairs: Sequence[Sequence[Verdict]]) -> MeanInterval | None:
-    import numpy as np
+def counted_verdicts(votes: pd.DataFrame) -> pd.DataFrame:
+    """Table of verdicts with a row per item and a column per rater; NaN for none, for invalid and for skip."""
+    raters = votes["rater"].drop_duplicates()
+    table = votes.pivot(index="item", columns="rater", values="verdict")
+    table = table.reindex(columns=raters)
+    return table.where(table.isin(CATEGORIES))
+
+
+def agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
+    """Agreement of each two raters.
+
+    With several people also that of their majority with judges and the reward model, first.
+
+    Args:
+        verdicts: as from `counted_verdicts`.
+        kinds: rater → judge, human or reward.
+    """
+    raters = list(verdicts.columns)
+    people = [rater for rater in raters if kinds[rater] == "human"]
+    pairs = list(combinations(raters, 2))
+    if len(people) > 1:
+        verdicts = verdicts.assign(**{MAJORITY: majority(verdicts[people])})
+        pairs = [(rater, MAJORITY) for rater in raters if rater not in people] + pairs
+    return [agreement(verdicts[first], verdicts[second]) for first, second in pairs]
+
+
+def group_agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
+    """Agreement of the people, of the judges, and of all raters, where they are three or more."""
+    raters = list(verdicts.columns)
+    people = [rater for rater in raters if kinds[rater] == "human"]
+    judges = [rater for rater in raters if kinds[rater] == "judge"]
+    groups = {"humans": people, "judges": judges}
+    if len(raters) not in (len(people), len(judges)):
+        groups["all raters"] = raters
+    large = {name: members for name, members in groups.items() if len(members) > 2}
+    return [group_agreement(name, verdicts[members]) for name, members in large.items()]
+
+
+def agreement(first: Column, second: Column) -> Row:
+    """Agreement of two raters on the items on which both gave a verdict that counts.
+
+    Args:
+        first: (N,) verdicts by item, NaN where the rater gave none that counts; its name is the rater's.
+        second: (N,) verdicts of the other rater.
+
+    Returns:
+        A row with the `raters`, the number of common `items`, the share with the `same` verdict, Cohen's `kappa`, the
+        number of `decided` items (neither verdict is a tie) and the share of these with the same verdict,
+        `same_decided`. Rates of nothing are None, and so is kappa where both always gave the same single verdict.
+    """
+    common = pd.DataFrame({"first": first, "second": second}).dropna()
+    decided = common[(common != "tie").all(axis=1)]
+    same_count = int((common["first"] == common["second"]).sum())
+    same_decided_count = int((decided["first"] == decided["second"]).sum())
+    return {
+        "raters": (first.name, second.name),
+        "items": len(common),
+        "same": wilson(same_count, len(common)),
+        "kappa": _cohens_kappa(common),
+        "decided": len(decided),
+        "same_decided": wilson(same_decided_count, len(decided)),
+    }
+
+
+def _cohens_kappa(common: pd.DataFrame) -> MeanInterval | None:
     from statsmodels.stats.inter_rater import cohens_kappa
 
-    if len({verdict for pair in pairs for verdict in pair}) < 2:
+    if len(set(common.to_numpy().flat)) < 2:
         return None
-    table = [[pairs.count([row, column]) for column in CATEGORIES] for row in CATEGORIES]
-    with np.errstate(divide="ignore", invalid="ignore"):  # in its test against 0, which is not used
-        result = cohens_kappa(table)
-    low, high = float(result.kappa_low), float(result.kappa_upp)
-    # Where nobody ever differs the formula's error is 0, which says nothing about other items.
+    counts = pd.crosstab(common["first"], common["second"])
+    counts = counts.reindex(index=CATEGORIES, columns=CATEGORIES, fill_value=0)
+    with np.errstate(divide="ignore", invalid="ignore"):  # in its test of kappa = 0, which is not used
+        result = cohens_kappa(counts.to_numpy())
+    low = float(result.kappa_low)
+    high = float(result.kappa_upp)
+    # Where the raters never (or always) differ, the formula's standard error is 0, which is no interval.
     if not low < high:
         return MeanInterval(float(result.kappa))
-    return MeanInterval(float(result.kappa), max(-1.0, low), min(1.0, high))
+    return MeanInterval(
+        float(result.kappa),
+        max(-1.0, low),
+        min(1.0, high),
+    )
+
+
+def group_agreement(name: str, verdicts: pd.DataFrame) -> Row:
+    """Agreement of three or more raters on the items on which all gave a verdict that counts.
+
+    Args:
+        name: of the group.
+        verdicts: a column per rater, as from `counted_verdicts`.
+
+    Returns:
+        A row with the `name`, the `raters`, the number of common `items`, `same` (share of equal pairs of verdicts on
+        an item, mean over items; None without an item) and Fleiss' `kappa` (None where all verdicts are the same).
+    """
+    from statsmodels.stats.inter_rater import fleiss_kappa
+
+    common = verdicts.dropna()
+    size = verdicts.shape[1]
+    same = None
+    kappa = None
+    if len(common):
+        counts = _category_counts(common).to_numpy()
+        equal_pairs = int((counts * (counts - 1)).sum())
+        same = equal_pairs / (len(common) * size * (size - 1))
+        if counts.any(axis=0).sum() > 1:
+            kappa = float(fleiss_kappa(counts, method="fleiss"))
+    return {
+        "name": name,
+        "raters": tuple(verdicts.columns),
+        "items": len(common),
+        "same": same,
+        "kappa": kappa,
+    }
+
+
+def majority(verdicts: pd.DataFrame) -> Column:
+    """Most frequent verdict on each item: tie where several are, NaN where there is none.
+
+    Args:
+        verdicts: a column per person, as from `counted_verdicts`.
+    """
+    counts = _category_counts(verdicts)
+    highest = counts.max(axis=1)
+    leaders = counts.eq(highest, axis=0).sum(axis=1)
+    leader = counts.idxmax(axis=1).where(leaders == 1, "tie")
+    return leader.where(highest > 0)
+
+
+def _category_counts(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Number of raters by item and verdict, (items, CATEGORIES)."""
+    counts = {category: (verdicts == category).sum(axis=1) for category in CATEGORIES}
+    return pd.DataFrame(counts)
 
 
 @dataclass(frozen=True)
@@ -148,13 +315,15 @@ class LengthControlled:
 
     rate: Rate | None = None  # probability that the first model wins at equal length, ties as half
     slope: float | None = None  # coefficient of the length term: positive where longer responses win more often
-    remark: str = ""  # why there is no rate, or what to know about it
+    remark: str = ""  # why there is no rate, or a caveat
 
 
 def length_controlled(
-    verdicts: Sequence[str], differences: Sequence[float], items: Sequence[Hashable]
+    verdicts: Sequence[str],
+    differences: Sequence[float],
+    items: Sequence[Any],
 ) -> LengthControlled:
-    """Fits logit P(first wins) = a + b · tanh(difference / sd of the differences) and gives P at difference 0.
+    """Fit logit P(first wins) = a + b · tanh(difference / sd of the differences); the rate is P at difference 0.
 
     As in length-controlled AlpacaEval (Dubois et al. 2024), for one pair of models and without its term for the
     prompt. A tie is half a win. The interval is that of a ± 1.96 standard errors, robust, clustered by item.
@@ -162,181 +331,84 @@ def length_controlled(
     Args:
         verdicts: (N,) of A, B, tie; others are left out.
         differences: (N,) length of the first response minus length of the second.
-        items: (N,) what each verdict is about.
+        items: (N,) item that each verdict is about.
     """
-    import numpy as np
+    votes = pd.DataFrame(
+        {
+            "verdict": list(verdicts),
+            "gap": list(differences),
+            "item": list(items),
+        }
+    )
+    votes = votes[votes["verdict"].isin(POINTS)]
+    points = votes["verdict"].map(POINTS).to_numpy(dtype=np.float64)
+    gaps = votes["gap"].to_numpy(dtype=np.float64)
+    clusters, names = pd.factorize(votes["item"])
 
-    kept = [index for index, verdict in enumerate(verdicts) if verdict in POINTS]
-    points = np.array([POINTS[verdicts[index]] for index in kept])
-    gaps = np.array([differences[index] for index in kept], dtype=np.float64)
-    numbers = {item: number for number, item in enumerate(dict.fromkeys(items[index] for index in kept))}
-    fewer = min(points.sum(), (1 - points).sum())
-    if fewer < FEWEST:
+    fewer_points = min(points.sum(), (1 - points).sum())
+    if fewer_points < MIN_POINTS:
         return LengthControlled(
-            remark=f"too few points for one of the models: {fewer:g}, the regression needs {FEWEST}"
+            remark=f"too few points for one of the models: {fewer_points:g}, the regression needs {MIN_POINTS}"
         )
     if points.min() == points.max():
         return LengthControlled(Rate(0.5), 0.0, "every verdict is a tie")
-    if len(set(gaps.tolist())) < 2:
+    if gaps.min() == gaps.max():
         return LengthControlled(remark="every pair differs by the same length")
     terms = np.tanh(gaps / gaps.std())
     if _separated(points, terms):
         return LengthControlled(remark="length tells wins from losses without exception")
-    if len(numbers) < 2 * FEWEST:
-        return LengthControlled(remark=f"too few items: {len(numbers)}, the regression needs {2 * FEWEST}")
-    fitted = _fit(points, terms, np.array([numbers[items[index]] for index in kept]))
-    if fitted is None:
+    if len(names) < 2 * MIN_POINTS:
+        return LengthControlled(remark=f"too few items: {len(names)}, the regression needs {2 * MIN_POINTS}")
+
+    fit = _fit_logit(points, terms, clusters)
+    if fit is None:
         return LengthControlled(remark="length tells wins from losses almost without exception")
-    aside = "" if gaps.min() <= 0 <= gaps.max() else "extrapolated: one model's responses are always the longer ones"
-    return LengthControlled(*fitted, aside)
+    rate, slope = fit
+    one_sided = gaps.min() > 0 or gaps.max() < 0
+    remark = "extrapolated: one model's responses are always the longer ones" if one_sided else ""
+    return LengthControlled(rate, slope, remark)
 
 
-def _separated(points: Any, terms: Any) -> bool:
-    """Whether some length splits what was won from what was lost: the coefficients grow without end then.
+def _separated(points: Numbers, terms: Numbers) -> bool:
+    """Whether some length separates wins from losses, so that the coefficients would grow without bound.
 
-    Their ranges must overlap by more than a point. Ties between wins and losses would keep the coefficients finite,
-    but say little about them, and are left out; where nothing was won, or nothing lost, ties take that side.
+    The ranges of both must overlap by more than a point. Ties between wins and losses would keep the coefficients
+    finite, but say little about them, and are left out; without wins, or without losses, ties take that side.
     """
-    won, lost = terms[points == points.max()], terms[points == points.min()]
-    return bool(won.min() >= lost.max() or lost.min() >= won.max())
+    won = terms[points == points.max()]
+    lost = terms[points == points.min()]
+    won_by_longer = won.min() >= lost.max()
+    won_by_shorter = lost.min() >= won.max()
+    return bool(won_by_longer or won_by_shorter)
 
 
-def _fit(points: Any, terms: Any, groups: Any) -> tuple[Rate, float] | None:
-    """Rate at 0 and slope; None where the search for the coefficients does not settle."""
-    import numpy as np
+def _fit_logit(
+    points: Numbers,
+    terms: Numbers,
+    clusters: Any,
+) -> tuple[Rate, float] | None:
+    """Rate at equal length and slope; None where the search for the coefficients does not converge."""
     from scipy.special import expit
     from statsmodels.discrete.discrete_model import Logit
     from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning
 
-    unsettled = (ConvergenceWarning, PerfectSeparationWarning, RuntimeWarning)
+    not_converged = (ConvergenceWarning, PerfectSeparationWarning, RuntimeWarning)
     with warnings.catch_warnings():
-        for warning in unsettled:
+        for warning in not_converged:
             warnings.simplefilter("error", warning)
         try:
-            model = Logit(points, np.column_stack([np.ones_like(terms), terms]))
-            result = model.fit(disp=False, cov_type="cluster", cov_kwds={"groups": groups})
-        except (*unsettled, np.linalg.LinAlgError):
+            regressors = np.column_stack([np.ones_like(terms), terms])
+            model = Logit(points, regressors)
+            result = model.fit(
+                disp=False,
+                cov_type="cluster",
+                cov_kwds={"groups": clusters},
+            )
+        except (*not_converged, np.linalg.LinAlgError):
             return None
-    at_zero, slope = result.params
+    intercept, slope = result.params
     low, high = result.conf_int(alpha=0.05)[0]
     if not np.isfinite([low, high, slope]).all():
         return None
-    return Rate(*(float(expit(logit)) for logit in (at_zero, low, high))), float(slope)
-
-
-@dataclass(frozen=True)
-class Position:
-    """What the place of a response did to a rater's verdicts. A rate is None where there is nothing to count."""
-
-    both_orders: int  # items shown in both orders with a readable verdict in each
-    consistent: Rate | None  # share of them with the same verdict in both orders
-    decided: int  # showings in which the first or the second response was preferred
-    first_place: Rate | None  # share of them in which the first was, by items; one half is no bias
-
-
-@dataclass(frozen=True)
-class RaterResult:
-    """One rater's verdicts in numbers. The fields, here and below, are those of report.json."""
-
-    rater: str  # how tables call the rater
-    kind: Kind
-    pooled: bool  # whether it stands for all people together, whose votes are counted one by one
-    items: int  # number of different items
-    rates: WinRates
-    length_controlled: LengthControlled
-    position: Position | None  # None where no vote tells in which order the responses were shown
-    aspects: dict[str, WinRates]  # criterion → rates of the verdicts on it alone, where the judge gave such
-
-
-@dataclass(frozen=True)
-class ModelMeans:
-    """A number of both models' responses on the same items: means, and their difference, first minus second."""
-
-    first: Estimate
-    second: Estimate
-    difference: Estimate
-    items: int
-
-
-@dataclass(frozen=True)
-class SectionResult:
-    """Everything about one pair of models on one data set."""
-
-    models: tuple[str, str]  # names of the first and the second
-    dataset: str  # its name, or empty
-    items: int  # number of different items
-    means: dict[str, ModelMeans | None]  # of characters and words over all items, and of reward where it is known
-    raters: list[RaterResult]  # judges; all people together where there are several, and each; the reward model
-    agreement: list[Agreement]  # of each two; of several people's majority with judges and reward model
-    group_agreement: list[GroupAgreement]  # three or more people, judges, or raters of any kind
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """The models' names, told apart where they are the same."""
-        first, second = self.models
-        return (first, second) if first != second else (f"{first} (A)", f"{second} (B)")
-
-
-def section_result(section: VoteSection) -> SectionResult:
-    """Works out the numbers of a section."""
-    people = {rater: votes for rater, votes in section.votes.items() if votes[0].kind == "human"}
-    raters = [_rater_result(rater, votes) for rater, votes in section.votes.items()]
-    if len(people) > 1:
-        everyone = [vote for votes in people.values() for vote in votes]
-        first_person = [result.kind for result in raters].index("human")
-        raters.insert(first_person, _rater_result(f"all {len(people)} humans", everyone, pooled=True))
-    everything = [vote for votes in section.votes.values() for vote in votes]
-    items = dict.fromkeys(vote.item for vote in everything)
-    scores = [vote.rewards for vote in everything if vote.kind == "reward" and vote.rewards is not None]
-    return SectionResult(
-        models=section.models,
-        dataset=section.dataset,
-        items=len(items),
-        means={
-            "characters": _means([(len(item.response_a), len(item.response_b)) for item in items]),
-            "words": _means([(len(item.response_a.split()), len(item.response_b.split())) for item in items]),
-            "reward": _means(scores) if scores else None,
-        },
-        raters=raters,
-        agreement=agreements(section.votes),
-        group_agreement=group_agreements(section.votes),
-    )
-
-
-def _rater_result(rater: str, votes: Sequence[Vote], pooled: bool = False) -> RaterResult:
-    verdicts, items = [vote.verdict for vote in votes], [vote.item for vote in votes]
-    gaps = [len(item.response_a) - len(item.response_b) for item in items]
-    aspects = {}
-    for name in dict.fromkeys(name for vote in votes for name in vote.aspects):
-        rated = [vote for vote in votes if name in vote.aspects]
-        aspects[name] = win_rates([vote.aspects[name] for vote in rated], [vote.item for vote in rated])
-    return RaterResult(
-        rater=rater,
-        kind=votes[0].kind,
-        pooled=pooled,
-        items=len(set(items)),
-        rates=win_rates(verdicts, items),
-        length_controlled=length_controlled(verdicts, gaps, items),
-        position=_position(votes) if any(vote.showings for vote in votes) else None,
-        aspects=aspects,
-    )
-
-
-def _position(votes: Sequence[Vote]) -> Position:
-    both = same = 0
-    decided: dict[JudgedItem, tuple[float, int]] = {}  # item → wins of the first place, of how many
-    for vote in votes:
-        read = [(first, verdict) for first, verdict in vote.showings if verdict in POINTS]
-        if len(read) == len(vote.showings) and len({first for first, _ in read}) == 2:
-            both += 1
-            same += len({verdict for _, verdict in read}) == 1
-        preferred = [verdict == first for first, verdict in read if verdict != "tie"]
-        if preferred:
-            wins, number = decided.get(vote.item, (0.0, 0))
-            decided[vote.item] = (wins + sum(preferred), number + len(preferred))
-    return Position(both, wilson(same, both), sum(n for _, n in decided.values()), bootstrap_ratio(decided))
-
-
-def _means(numbers: Sequence[tuple[float, float]]) -> ModelMeans:
-    first, second = zip(*numbers, strict=True)
-    return ModelMeans(mean_estimate(first), mean_estimate(second), paired_difference(first, second), len(numbers))
+    value, low_end, high_end = expit([intercept, low, high]).tolist()
+    return Rate(value, low_end, high_end), float(slope)

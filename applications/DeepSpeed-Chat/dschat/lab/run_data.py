@@ -1,129 +1,171 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report reads: the output folders of step 3, checked, as one RunData each."""
+"""Output folders of step 3 as a report reads them: checked, one RunData each."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
 from dschat.base.errors import UserError
 from dschat.base.glossary import HEAD, names_under
 from dschat.base.jsonl import CutLine, json_lines, parse_json
-from dschat.lab.macro_actions import MacroToken, macro_tokens
+from dschat.lab.macro_actions import macro_tokens
 
 logger = logging.getLogger(__name__)
 
 # Evaluation metrics that every run has. Another name under eval/ is the metric function's.
 EVAL_NAMES = frozenset(names_under("eval/", "ppo", always=True))
+# Evaluation metric → column of a samples file.
+SAMPLE_COLUMNS = {"scores": "score", "eos_rate": "finished", "kl": "kl", "length": "length"}
 # A samples file covers an evaluation when its mean is the evaluation's, up to rounding in the files.
 SAME_MEAN = 1e-3
 
-
-@dataclass(frozen=True)
-class Sample:
-    """One held-out prompt with the response to it.
-
-    `values` are scores, the metric function where there is one, eos_rate (1 or 0), kl (nats, summed over the response)
-    and length (tokens), by their names in metrics.jsonl; those that are finite numbers.
-    """
-
-    prompt: str
-    values: dict[str, float]
-    tokens: list[MacroToken]  # of the response; none where the samples file gives none
+Numbers = npt.NDArray[np.float64]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """An evaluation on held-out prompts."""
+    """An evaluation on held-out prompts.
 
-    model: str  # what was evaluated: SFT, or the run's name
-    row: Mapping[str, float]  # of metrics.jsonl with its means
-    samples: Sequence[Sample]  # of its samples file, which may hold only some of the responses
+    Samples have the columns `prompt`, `tokens` (of the response; empty where the file gives none) and, by their names
+    in metrics.jsonl: scores, the metric function where there is one, eos_rate (1 or 0), kl (nats, summed over the
+    response) and length (tokens); NaN where a number is not finite.
+    """
+
+    model: str  # SFT, or the run's name
+    row: Mapping[str, float]  # of metrics.jsonl with the means
+    samples: pd.DataFrame  # one row per response; possibly only some of the evaluation's
 
     def mean(self, name: str) -> float:
         """Mean over the held-out prompts; NaN where it was not logged."""
-        return self.row.get(f"eval/{name}", math.nan)
+        mean = self.row.get(f"eval/{name}", math.nan)
+        return math.nan if math.isnan(mean) else mean
 
     def values(self, name: str) -> list[float] | None:
-        """The single values behind a mean; None when the samples are not all of them or fewer than two."""
-        values = [sample.values[name] for sample in self.samples if name in sample.values]
-        if len(values) < max(2, len(self.samples)):
+        """Values behind a mean, (N,); None when the samples are not all of them or fewer than two."""
+        if name not in self.samples or len(self.samples) < 2:
             return None
+        values: list[float] = self.samples[name].tolist()
         mean = self.mean(name)
-        close = abs(sum(values) / len(values) - mean) <= SAME_MEAN * max(1.0, abs(mean))
-        return values if close else None
+        difference = abs(sum(values) / len(values) - mean)
+        # A NaN among the values is close to nothing.
+        return values if difference <= SAME_MEAN * max(1.0, abs(mean)) else None
 
     def matches(self, other: HeldOut) -> list[int] | None:
-        """Per sample the number of the other's sample of the same prompt; None when the prompts differ."""
-        prompts, others = ([sample.prompt for sample in side.samples] for side in (self, other))
-        if prompts == others:
+        """Per sample the index of the other's sample of the same prompt; None when the prompts differ."""
+        prompts = list(self.samples["prompt"])
+        other_prompts = list(other.samples["prompt"])
+        if prompts == other_prompts:
             return list(range(len(prompts)))
-        if len(set(prompts)) < len(prompts) or sorted(prompts) != sorted(others):
+        if len(set(prompts)) < len(prompts) or sorted(prompts) != sorted(other_prompts):
             return None
-        number = {prompt: i for i, prompt in enumerate(others)}
-        return [number[prompt] for prompt in prompts]
+        index = {prompt: i for i, prompt in enumerate(other_prompts)}
+        return [index[prompt] for prompt in prompts]
 
 
 @dataclass(frozen=True)
 class RunData:
-    """One run of step 3."""
+    """One run of step 3. The tables have a row per logged update and the metrics' names as columns."""
 
-    name: str  # what the report calls it
+    name: str  # as the report shows it
     config: dict[str, Any]  # its flags
     metric: str | None  # name of the metric function, None without one
-    train: list[dict[str, float]]  # rows of metrics.jsonl with rollout metrics, by update
-    evals: list[dict[str, float]]  # rows with evaluation metrics, by update
+    train: pd.DataFrame  # rows of metrics.jsonl with rollout metrics
+    evals: pd.DataFrame  # rows with evaluation metrics
     first: HeldOut  # the first evaluation, of the SFT model
-    last: HeldOut  # the last evaluation, of the result
+    last: HeldOut  # the last evaluation, of the trained model
 
     def largest(self, key: str) -> float:
-        """Of a number that all rows have: update, samples (responses) or seconds so far."""
-        return max(row[key] for row in [*self.train, *self.evals])
+        """Largest value of a number in every row: update, samples (responses) or seconds so far."""
+        rows = pd.concat([self.train, self.evals])
+        return float(rows[key].max())
 
     def train_mean(self, key: str, last: float = 1.0) -> float:
         """Mean of a rollout metric over the last part of the run (1.0 = all of it); NaN when it was never logged."""
-        numbers = [row[key] for row in self.train if math.isfinite(row.get(key, math.nan))]
+        numbers = column_of(self.train, key)
+        numbers = numbers[np.isfinite(numbers)]
         tail = numbers[-math.ceil(len(numbers) * last) :]
-        return sum(tail) / len(tail) if tail else math.nan
+        return float(tail.mean()) if len(tail) else math.nan
+
+
+def column_of(rows: pd.DataFrame, key: str) -> Numbers:
+    """Column of a table of metrics, (N,) float64; NaN where it was not logged."""
+    if key not in rows:
+        return np.full(len(rows), math.nan)
+    return rows[key].to_numpy(dtype=np.float64)
 
 
 def read_run(name: str, folder: Path) -> RunData:
-    """Read a step-3 output folder; raises UserError for bad files, and without an evaluation after the first."""
+    """Read a step-3 output folder.
+
+    Raises:
+        UserError: a file is missing or malformed, or there is no evaluation after the first.
+    """
     config = _read_object(folder / "train_config.json")
     path = folder / "metrics.jsonl"
     rows = [_metrics_row(row, origin) for origin, row in _read_lines(path)]
-    train = _by_update(row for row in rows if "objective/scores" in row)
-    evals = _by_update(row for row in rows if "eval/scores" in row)
-    if not evals or evals[0]["update"] != 0:
+    train = _by_update([row for row in rows if "objective/scores" in row])
+    evals = _by_update([row for row in rows if "eval/scores" in row])
+    if evals.empty or evals["update"].iloc[0] != 0:
         raise UserError(f"{path} has no evaluation of update 0, the SFT model: run step 3 again to its first update.")
     if len(evals) < 2:
         raise UserError(f"{path} has no evaluation after update 0: let the run finish, or lower --eval_interval.")
     metric = _metric_name(evals, config)
-    first = HeldOut("SFT", evals[0], _read_samples(folder, evals[0]["update"], metric))
-    last = HeldOut(name, evals[-1], _read_samples(folder, evals[-1]["update"], metric))
-    return RunData(name, config, metric, train, evals, first, last)
+    evaluations = []
+    for model, index in (("SFT", 0), (name, -1)):
+        row = evals.iloc[index].to_dict()
+        evaluations.append(
+            HeldOut(
+                model,
+                row,
+                _read_samples(folder, int(row["update"]), metric),
+            )
+        )
+    return RunData(
+        name,
+        config,
+        metric,
+        train,
+        evals,
+        evaluations[0],
+        evaluations[1],
+    )
 
 
-def _by_update(rows: Iterable[dict[str, float]]) -> list[dict[str, float]]:
+def _by_update(rows: Sequence[Mapping[str, float]]) -> pd.DataFrame:
     """Rows in the order of their updates; of two rows of one update the later one."""
-    found = {row["update"]: row for row in rows}
-    return [found[update] for update in sorted(found)]
+    if not rows:
+        return pd.DataFrame(columns=HEAD)
+    table = pd.DataFrame(rows).drop_duplicates("update", keep="last")
+    return table.sort_values("update", ignore_index=True)
 
 
-def _metric_name(evals: list[dict[str, float]], config: Mapping[str, Any]) -> str | None:
-    names = {key.removeprefix("eval/") for row in evals for key in row if key.startswith("eval/")} - EVAL_NAMES
-    names = set(filter(str.isidentifier, names))  # what scoring measured is called programs/passed and so on
-    given = str(config.get("metric_function") or "").rpartition(":")[2]
-    return given if given in names else None
+def _metric_name(
+    evals: pd.DataFrame,
+    config: Mapping[str, Any],
+) -> str | None:
+    """Name of the metric function, where the evaluations have its mean."""
+    names = {key.removeprefix("eval/") for key in evals.columns if key.startswith("eval/")}
+    name = str(config.get("metric_function") or "").rpartition(":")[2]
+    # Measurements of scoring have names such as programs/passed, which are no identifiers.
+    return name if name.isidentifier() and name in names - EVAL_NAMES else None
 
 
-def _metrics_row(row: Mapping[str, Any], origin: str) -> dict[str, float]:
-    numbers = {key: math.nan if value is None else value for key, value in row.items()}
+def _metrics_row(row: Row, origin: str) -> dict[str, float]:
+    numbers = dict(row)
+    for key, value in row.items():
+        if value is None:
+            numbers[key] = math.nan
     for key in HEAD:
         if key not in numbers:
             raise UserError(f"{origin}: no {key}; this is not a metrics file of step 3.")
@@ -133,20 +175,25 @@ def _metrics_row(row: Mapping[str, Any], origin: str) -> dict[str, float]:
     return numbers
 
 
-def _read_samples(folder: Path, update: float, metric: str | None) -> list[Sample]:
-    path = folder / "samples" / f"update-{int(update):06d}.jsonl"
-    return [_sample(row, origin, metric) for origin, row in _read_lines(path)]
-
-
-def _sample(row: Mapping[str, Any], origin: str, metric: str | None) -> Sample:
-    keys = {"scores": "score", "eos_rate": "finished", "kl": "kl", "length": "length"}
-    keys |= {metric: metric} if metric else {}
-    try:
-        values = {name: float(row[key]) for name, key in keys.items() if row[key] is not None}
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        return Sample(str(row["prompt"]), finite, macro_tokens(row.get("tokens", [])))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{origin}: not a sample of step 3: {error!r} is wrong or missing.") from error
+def _read_samples(
+    folder: Path,
+    update: int,
+    metric: str | None,
+) -> pd.DataFrame:
+    path = folder / "samples" / f"update-{update:06d}.jsonl"
+    columns = SAMPLE_COLUMNS | ({metric: metric} if metric else {})
+    samples = []
+    for origin, row in _read_lines(path):
+        try:
+            sample: dict[str, Any] = {"prompt": str(row["prompt"])}
+            for name, column in columns.items():
+                value = math.nan if row[column] is None else float(row[column])
+                sample[name] = value if math.isfinite(value) else math.nan
+            sample["tokens"] = macro_tokens(row.get("tokens", []))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{origin}: not a sample of step 3: {error!r} is wrong or missing.") from error
+        samples.append(sample)
+    return pd.DataFrame(samples)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -158,7 +205,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Objects of a JSON Lines file, each with its place; a last line that a running job has cut short is skipped."""
+    """Objects of a JSON Lines file, each with its origin "file:line"; a last line that is cut short is skipped."""
     rows = []
     try:
         with _readable(path):

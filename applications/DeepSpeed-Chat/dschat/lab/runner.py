@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batch runner of every command: what a batch becomes is a function, and what it gave an interruption leaves."""
+"""The batch loop of every command that writes rows: an interrupted run continues after its last saved batch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -13,93 +13,133 @@ from dschat.base.errors import UserError
 from dschat.base.journal import Journal, begun_settings
 from dschat.base.progress import progress
 from dschat.models.template_date import SETTING, begin_date
+from dschat.settings.config import Config
 
 LARGER = "--dtype bf16 or a larger GPU"
 
-Entry = dict[str, Any]  # of the journal: the row's number, "row" as it will stand in the file, and what it took
-BatchFunction = Callable[[list[int]], list[Entry]]  # numbers of the rows of a batch → their entries
-Concluded = tuple[list[dict[str, Any]], str]  # the rows of the file, and what is said of it
+Entry = dict[str, Any]  # of the journal: the row's number, "row" as the file will hold it, and further columns
+BatchFunction = Callable[[list[int]], list[Entry]]  # row numbers of a batch → their entries
+Concluded = tuple[list[dict[str, Any]], str]  # the rows of the file, and the summary
 Conclusion = Callable[[list[Entry]], Concluded]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPart:
-    """The work of a run, or what one of several models or settings does of it."""
+    """The work of a run, or the part of it that one of several models or settings does.
 
-    batches: Sequence[list[int]]  # numbers of the rows in each
-    prepare: Callable[[], BatchFunction]  # opens the models, if there is anything left to do
-    shown: Callable[[list[Entry]], Mapping[str, str]] | None = None  # what stands beside the progress, by name
-    columns: Mapping[str, Any] = field(default_factory=dict)  # of its entries, which tell one part from the others
-    title: str = ""  # before the progress
-    unit: str = "prompt"  # what a row is called there
+    Attributes:
+        batches: row numbers of each batch.
+        prepare: opens the models; called only if a batch is left to do.
+        shown: values to show beside the progress bar, by name, from all entries so far.
+        columns: added to each entry; they tell the entries of this part from those of others.
+        title: text before the progress bar.
+        unit: what a row is called there.
+    """
+
+    batches: Sequence[list[int]]
+    prepare: Callable[[], BatchFunction]
+    shown: Callable[[list[Entry]], Mapping[str, str]] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+    unit: str = "prompt"
 
 
 def run_batches(
-    path: Path, settings: Mapping[str, Any], overwrite: bool, parts: Iterable[RunPart], conclude: Conclusion
+    path: Path,
+    settings: Mapping[str, Any],
+    overwrite: bool,
+    parts: Iterable[RunPart],
+    conclude: Conclusion,
 ) -> str:
-    """Makes a file batch by batch; what an interrupted run kept is not done again.
+    """Make a file batch by batch; entries that an interrupted run saved are not made again.
 
     A batch that a kill left incomplete is done again as a whole: with --rollout_engine generate, and by rounding in
-    bf16, its draws depend on all of its rows.
+    bf16, its responses depend on all of its rows.
 
     Args:
         path, settings, overwrite: of the file, see `Journal`.
-        parts: what is done, one after the other; each is asked for when those before it are done.
-        conclude: makes of all entries, part by part and there by number, the rows of the file and a summary. What it
-            writes is there before the file, which says that the run is over.
+        parts: done one after the other; a part is taken from the iterable when those before it are done.
+        conclude: makes the rows of the file and a summary from all entries, part by part and there by number. It
+            writes its own files first, because the file of rows says that the run is over.
 
     Returns:
         The summary.
     """
     with closing(Journal(path, settings, overwrite)) as journal:
-        rows, summary = conclude([entry for part in parts for entry in _entries(journal, part)])
+        entries: list[Entry] = []
+        for part in parts:
+            entries += _run_part(journal, part)
+        rows, summary = conclude(entries)
         journal.finish(rows)
     return summary
 
 
-def _entries(journal: Journal, part: RunPart) -> list[Entry]:
-    """Those that the journal holds and, once they are kept there as well, the others."""
-    done = {entry["number"]: entry for entry in journal.rows if part.columns.items() <= entry.items()}
-    pending = [batch for batch in part.batches if any(number not in done for number in batch)]
+def _run_part(journal: Journal, part: RunPart) -> list[Entry]:
+    """All entries of a part in the order of their numbers; those that were missing are now in the journal."""
+    entries: dict[int, Entry] = {}
+    for entry in journal.rows:
+        if part.columns.items() <= entry.items():
+            entries[entry["number"]] = entry
+
+    pending = [batch for batch in part.batches if not entries.keys() >= set(batch)]
     if pending:
-        function, total = part.prepare(), sum(map(len, part.batches))
-        with progress(total, part.title, total - sum(map(len, pending)), unit=part.unit) as bar:
+        function = part.prepare()
+        total = sum(map(len, part.batches))
+        pending_rows = sum(map(len, pending))
+        with progress(total, part.title, total - pending_rows, unit=part.unit) as bar:
             for batch in pending:
-                new = [{**part.columns, **entry} for entry in function(batch) if entry["number"] not in done]
-                journal.append(new)
-                done.update((entry["number"], entry) for entry in new)
+                new_entries: list[Entry] = []
+                for entry in function(batch):
+                    if entry["number"] not in entries:
+                        new_entries.append({**part.columns, **entry})
+                journal.append(new_entries)
+                entries.update((entry["number"], entry) for entry in new_entries)
+
                 bar.update(len(batch))
                 if part.shown is not None:
-                    bar.set_postfix(part.shown(list(done.values())))
-    return [done[number] for number in sorted(done)]
+                    bar.set_postfix(part.shown(list(entries.values())))
+    return [entries[number] for number in sorted(entries)]
 
 
-def in_batches(numbers: Sequence[int], size: int, lengths: Sequence[int] | None = None) -> list[list[int]]:
-    """Numbers of the rows in each batch; by length the longest first: what does not fit into memory fails at once."""
+def in_batches(
+    numbers: Sequence[int],
+    size: int,
+    lengths: Sequence[int] | None = None,
+) -> list[list[int]]:
+    """Split row numbers into batches.
+
+    With lengths, the longest rows come first, so that a batch that does not fit into memory fails at once.
+    """
     if lengths is not None:
-        numbers = [number for _, number in sorted(zip(lengths, numbers, strict=True), key=lambda pair: -pair[0])]
+        length_of = dict(zip(numbers, lengths, strict=True))
+        numbers = sorted(numbers, key=lambda number: -length_of[number])
     return [list(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
 
-def go_on_with_date(path: Path, overwrite: bool, made: Mapping[str, Any] | None = None) -> None:
-    """Gives chat templates the date of the interrupted run that a file of results goes on with.
+def go_on_with_date(
+    path: Path,
+    overwrite: bool,
+    made: Mapping[str, Any] | None = None,
+) -> None:
+    """Give chat templates the date of the interrupted run whose file of results is continued.
 
     Args:
         path, overwrite: of the file, see `Journal`.
-        made: settings of the finished run, where they are known.
+        made: settings of the finished run, where there is one.
     """
     begun = begun_settings(path, overwrite) if made is None else made
     begin_date(begun.get(SETTING))
 
 
-def settings_of(options: object, names: Iterable[str]) -> dict[str, Any]:
-    """Flags that rows depend on, by name; an interrupted run goes on only with the same."""
-    return {name.replace("_", "-"): getattr(options, name) for name in names}
+def settings_of(options: Config, names: Iterable[str]) -> dict[str, Any]:
+    """Flags that the rows depend on, by name; an interrupted run goes on only if they are equal."""
+    values = options.flat()
+    return {name.replace("_", "-"): values[name] for name in names}
 
 
 @contextmanager
 def enough_memory(problem: str, remedy: str = LARGER) -> Iterator[None]:
-    """Inside, a full GPU is reported like a wrong flag, with what helps: by default where models do not fit."""
+    """Report a full GPU inside this block as a UserError with a remedy, as a wrong flag is."""
     try:
         yield
     except torch.OutOfMemoryError as error:

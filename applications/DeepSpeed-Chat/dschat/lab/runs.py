@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page and the pictures of runs of step 3 that start from the same models, and of learners side by side."""
+"""Pages and pictures about runs of step 3 that start from the same models, and about learners side by side."""
 
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from dschat.base.atomic import write_file
 from dschat.base.display import markdown_table, text_table
@@ -18,12 +20,12 @@ from dschat.base.pictures import COLOURS, GREY, MARKERS, legend_label
 from dschat.base.statistics import mean_interval
 from dschat.lab.chart import Chart, Curve, Look, draw_charts, look_of
 from dschat.lab.page import NONE, Example, Figure, Key, MacroPanel, Report, Section, Table
-from dschat.lab.run_data import RunData, Sample, read_run
-from dschat.lab.run_summary import compare_runs, judges_of, labels_of, levels_of
+from dschat.lab.run_data import Numbers, RunData, column_of, read_run
+from dschat.lab.run_summary import Labels, Runs, compare_runs, judges_of, labels_of, levels_of
 
 logger = logging.getLogger(__name__)
 
-# Flags of what scores a run.
+# Flags that choose what scores a run.
 SOURCES = ("reward_function", "reward_weights", "reward_source", "program_reward", "program_block")
 SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
 SYMBOLS = "●■▲◆▼✚"  # of the page, for the markers of matplotlib
@@ -35,14 +37,17 @@ READING = (
 )
 NO_EXAMPLE = "There is no held-out prompt whose responses were written token by token for every model."
 FLAGS = "All flags of the runs, those that differ first"
-SMOOTHED_PART = 0.1  # a smoothed line is the mean over this part of the run, centred
+SMOOTHED_PART = 0.1  # a smoothed line is the centred mean over this part of the run
 HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length", "seconds")
 
 
 def build_report(
-    runs: Mapping[str, Path], output_dir: Path, title: str = "PPO with macro actions", notes: Sequence[str] = ()
+    runs: Mapping[str, Path],
+    output_dir: Path,
+    title: str = "PPO with macro actions",
+    notes: Sequence[str] = (),
 ) -> Report:
-    """Write `report.html` and `report.png` about runs of step 3; `.text()` of the numbers is for the terminal.
+    """Write `report.html` and `report.png` about runs of step 3; `.text()` of the returned report is for the terminal.
 
     Args:
         runs: the name to show → output folder of step 3. All start from the same SFT model.
@@ -51,23 +56,25 @@ def build_report(
         notes: remarks of the caller, one paragraph each.
 
     Raises:
-        UserError: when there is no run, or a file of a run is missing or malformed; the message names the file.
+        UserError: there is no run, or a file of a run is missing or malformed; names the file.
     """
     data, labels = read_runs(runs)
     report = compare_runs(data, labels, title, notes)
     picture = draw_all(data, labels, title)
-    report = replace(report, sections=[_curves(data, labels), _examples(data, labels), _settings(data)])
+    sections = [_curves(data, labels), _examples(data, labels), _settings(data)]
+    report = replace(report, sections=sections)
     write_file(output_dir / "report.png", picture)
     write_file(output_dir / "report.html", report.html())
     return report
 
 
 def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
-    """Read the output folders; also what the runs are compared by, see `labels_of`. Raises as `build_report`."""
+    """Read the output folders, and find labels of what the runs are compared by. Raises as `build_report`."""
     if not runs:
         raise UserError("A report needs the output_dir of at least one run of step 3.")
     data = [read_run(name, Path(folder)) for name, folder in runs.items()]
-    if len({tuple(str(run.config.get(name)) for name in SOURCES) for run in data}) > 1:
+    sources = [[run.config.get(name) for name in SOURCES] for run in data]
+    if any(source != sources[0] for source in sources):
         logger.warning("The runs differ in what scores them: their scores may be numbers of different things.")
     metrics = {run.metric for run in data}
     if len(metrics) > 1:
@@ -75,130 +82,225 @@ def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
     return data, labels_of(data, metrics.pop() if len(metrics) == 1 else None)
 
 
-def _curves(runs: Sequence[RunData], labels: Mapping[str, str]) -> Section:
+def _curves(runs: Runs, labels: Labels) -> Section:
     symbols = dict(zip(MARKERS, SYMBOLS, strict=True))
-    keys = [Key(f"━{symbols[look['marker']]}━", run.name, look["color"]) for run, look in _looks(runs)]
+    keys = []
+    for number, run in enumerate(runs):
+        look = look_of(number, run.name)
+        keys.append(Key(f"━{symbols[look['marker']]}━", run.name, look["color"]))
     keys.append(Key("╌╌", "SFT, before the first update"))
-    keys += [Key("┈┈", f"where {runs[0].name} ends", COLOURS[0])] if len(runs) > 1 else []
-    figures = [
-        Figure(f"{chart.title} over optimiser updates, all runs", draw_charts([chart], (5, 3.5), dpi=200))
-        for chart in run_charts(runs, labels)
-    ]
+    if len(runs) > 1:
+        keys.append(Key("┈┈", f"where {runs[0].name} ends", COLOURS[0]))
+    figures = []
+    for chart in run_charts(runs, labels):
+        title = f"{chart.title} over optimiser updates, all runs"
+        picture = draw_charts([chart], (5, 3.5), dpi=200)
+        figures.append(Figure(title, picture))
     return Section("Learning curves", keys=keys, remark=READING, figures=figures)
 
 
-def _examples(runs: Sequence[RunData], labels: Mapping[str, str]) -> Section:
-    """The first held-out prompts that every model answered token by token, with the responses side by side."""
-    answers = [{sample.prompt: sample for sample in run.last.samples if sample.tokens} for run in runs]
+def _examples(runs: Runs, labels: Labels) -> Section:
+    """Responses side by side to the first held-out prompts that every model answered token by token."""
+    answers = []
+    for run in runs:
+        samples = _with_tokens(run.last.samples)
+        answers.append({sample["prompt"]: sample for sample in samples})
     # The SFT model has no macro actions of its own: show those of the condition with the longest. The length of a run
     # without training rows is NaN, in place of which max() returns 0.
-    longest = max(runs, key=lambda run: (max(0.0, run.train_mean("macro/length")), run.name))
-    starts = [start for start in longest.first.samples if start.tokens and all(start.prompt in a for a in answers)]
+    lengths = {run.name: max(0.0, run.train_mean("macro/length")) for run in runs}
+    longest = max(runs, key=lambda run: (lengths[run.name], run.name))
+    starts = []
+    for start in _with_tokens(longest.first.samples):
+        if all(start["prompt"] in answer for answer in answers):
+            starts.append(start)
+
     examples = []
     for number, start in enumerate(starts[:SHOWN_PROMPTS], start=1):
         panels = [_panel("SFT", start, labels, f"macro actions as in {longest.name}")]
-        panels += [_panel(run.name, answer[start.prompt], labels) for run, answer in zip(runs, answers, strict=True)]
-        examples.append(Example(f"Prompt {number}", start.prompt, panels))
-    told = f"The first {len(examples)} held-out prompts, with the responses of each model as they were sampled."
-    return Section("Sample responses", told if examples else NO_EXAMPLE, examples=examples)
+        for run, answer in zip(runs, answers, strict=True):
+            panels.append(
+                _panel(
+                    run.name,
+                    answer[start["prompt"]],
+                    labels,
+                )
+            )
+        examples.append(Example(f"Prompt {number}", start["prompt"], panels))
+    intro = f"The first {len(examples)} held-out prompts, with the responses of each model as they were sampled."
+    return Section("Sample responses", intro if examples else NO_EXAMPLE, examples=examples)
 
 
-def _panel(title: str, sample: Sample, labels: Mapping[str, str], *remarks: str) -> MacroPanel:
-    values = sample.values
-    parts = [f"{label} {values[name]:.3f}" for name, label in judges_of(labels).items() if name in values]
-    parts.append(f"{len(sample.tokens)} tokens")
-    parts.append("ended by EOS" if values["eos_rate"] else "cut at the longest length")
-    return MacroPanel(title, sample.tokens, " · ".join([*parts, *remarks]))
+def _with_tokens(samples: pd.DataFrame) -> list[dict[str, Any]]:
+    """Samples whose responses were written token by token, as rows."""
+    return list(samples[samples["tokens"].map(len) > 0].to_dict("records"))
 
 
-def _settings(runs: Sequence[RunData]) -> Section:
-    """Flags with their value in each run: those that differ between the runs first."""
-    rows = []
-    for flag in sorted({flag for run in runs for flag in run.config}):
-        values = [json.dumps(run.config[flag], ensure_ascii=False) if flag in run.config else NONE for run in runs]
+def _panel(
+    title: str,
+    sample: Mapping[str, Any],
+    labels: Labels,
+    remark: str = "",
+) -> MacroPanel:
+    parts = []
+    for name, label in judges_of(labels).items():
+        if not math.isnan(sample.get(name, math.nan)):
+            parts.append(f"{label} {sample[name]:.3f}")
+    parts.append(f"{len(sample['tokens'])} tokens")
+    parts.append("ended by EOS" if sample["eos_rate"] else "cut at the longest length")
+    if remark:
+        parts.append(remark)
+    return MacroPanel(title, sample["tokens"], " · ".join(parts))
+
+
+def _settings(runs: Runs) -> Section:
+    """Flags with their value in each run, those that differ between the runs first."""
+    different: list[list[str]] = []
+    equal: list[list[str]] = []
+    flags = set().union(*(run.config for run in runs))
+    for flag in sorted(flags):
+        values = [_flag_text(run, flag) for run in runs]
+        rows = different if len(set(values)) > 1 else equal
         rows.append([f"--{flag}", *values])
-    rows.sort(key=lambda row: len(set(row[1:])) < 2)
-    marked = frozenset(place for place, row in enumerate(rows) if len(set(row[1:])) > 1)
-    table = Table(["flag", *(run.name for run in runs)], rows, "settings", caption=FLAGS)
+    headers = ["flag", *(run.name for run in runs)]
+    table = Table(headers, different + equal, "settings", caption=FLAGS)
+    marked = frozenset(range(len(different)))
     return Section("Settings", folded=table, marked=marked)
 
 
-def _looks(runs: Sequence[RunData]) -> Iterator[tuple[RunData, Look]]:
-    return ((run, look_of(number, legend_label(run.name))) for number, run in enumerate(runs))
+def _flag_text(run: RunData, flag: str) -> str:
+    if flag not in run.config:
+        return NONE
+    return json.dumps(run.config[flag], ensure_ascii=False)
 
 
-def run_charts(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[Chart]:
-    """The charts in reading order; the metric function's and the critic's only where there is one. See `labels_of`."""
+def run_charts(runs: Runs, labels: Labels) -> list[Chart]:
+    """Charts in reading order; the metric function's and the critic's only where there is one. See `labels_of`."""
+    goals = goal_levels(runs, labels)
     # Title, y axis with the unit, and the keys of metrics.jsonl for training and held-out prompts.
-    kinds = [
+    charts = [
         (labels["scores"].capitalize(), "score", "objective/scores", "eval/scores"),
         ("KL to SFT per sequence", "KL (nats per response)", "objective/kl", "eval/kl"),
         ("Response length", "length (tokens)", "response/length", "eval/length"),
     ]
-    critic = ("Critic's explained variance", "part of variance (1 = all)", "val/explained_variance", "")
-    kinds += [critic] if any(critic[2] in row for run in runs for row in run.train) else []
+    if any("val/explained_variance" in run.train for run in runs):
+        charts.append(("Critic's explained variance", "part of variance (1 = all)", "val/explained_variance", ""))
     name, label = next(iter(labels.items()))
-    own = [] if name == "scores" else [(label.capitalize(), label, f"objective/{name}", f"eval/{name}")]
-    goals = goal_levels(runs, labels)
-    return [_chart(runs, *kind, goals) for kind in [*own, *kinds]]
+    if name != "scores":
+        charts.insert(0, (label.capitalize(), label, f"objective/{name}", f"eval/{name}"))
+    return [_chart(runs, *chart, goals) for chart in charts]
 
 
 def _chart(
-    runs: Sequence[RunData], title: str, axis: str, train_key: str, eval_key: str, goals: Mapping[str, float]
+    runs: Runs,
+    title: str,
+    axis: str,
+    train_key: str,
+    eval_key: str,
+    goals: Mapping[str, float],
 ) -> Chart:
     lines = []
-    for run, look in _looks(runs):
-        colour, updates = look["color"], [row["update"] for row in run.train]
-        numbers = [row.get(train_key, math.nan) for row in run.train]
-        lines.append(Curve(updates, numbers, {"color": colour, "alpha": 0.22, "linewidth": 0.8}))
-        lines.append(Curve(updates, smooth(numbers).tolist(), {"color": colour, "linewidth": 2}))
+    starts = set()
+    for number, run in enumerate(runs):
+        look = look_of(number, run.name)
+        colour = look["color"]
+        updates = run.train["update"].tolist()
+        numbers = column_of(run.train, train_key)
+        lines.append(
+            Curve(
+                updates,
+                numbers.tolist(),
+                {"color": colour, "alpha": 0.22, "linewidth": 0.8},
+            )
+        )
+        lines.append(
+            Curve(
+                updates,
+                smooth(numbers).tolist(),
+                {"color": colour, "linewidth": 2},
+            )
+        )
         if eval_key:
-            numbers = [row.get(eval_key, math.nan) for row in run.evals]
-            marks = {"color": colour, "linestyle": "none", "marker": look["marker"], "markersize": 7}
+            marks = {
+                "color": colour,
+                "linestyle": "none",
+                "marker": look["marker"],
+                "markersize": 7,
+            }
             marks |= {"markeredgecolor": "white", "zorder": 3}
-            lines.append(Curve([row["update"] for row in run.evals], numbers, marks))
-    starts = {run.first.row.get(eval_key, math.nan) for run in runs}
+            lines.append(
+                Curve(
+                    run.evals["update"].tolist(),
+                    column_of(run.evals, eval_key).tolist(),
+                    marks,
+                )
+            )
+            starts.add(run.first.row.get(eval_key, math.nan))
     levels = [(level, SFT_LOOK) for level in sorted(filter(math.isfinite, starts))]
-    levels += [(goals[train_key], GOAL_LOOK)] if train_key in goals else []
+    if train_key in goals:
+        levels.append((goals[train_key], GOAL_LOOK))
     return Chart(title, "optimiser updates", axis, lines, levels, scale="whole")
 
 
-def goal_levels(runs: Sequence[RunData], labels: Mapping[str, str]) -> dict[str, float]:
-    """Key of metrics.jsonl → where the first run ends, which the others are to reach; none for a single run."""
+def goal_levels(runs: Runs, labels: Labels) -> dict[str, float]:
+    """Levels at which the first run ends, by key of metrics.jsonl, for the others to reach; empty for a single run."""
     if len(runs) < 2:
         return {}
-    return {f"objective/{name}": level for name, level in levels_of(runs[0], list(judges_of(labels))).items()}
+    levels = levels_of(runs[0], list(judges_of(labels)))
+    return {f"objective/{name}": level for name, level in levels.items()}
 
 
-def smooth(values: Sequence[float]) -> np.ndarray:
-    """(N,) float64: centred moving mean over SMOOTHED_PART of the values (N,), cut off at both ends.
+def smooth(values: Sequence[float] | Numbers) -> Numbers:
+    """(N,): centred moving mean over SMOOTHED_PART of the values (N,), cut off at both ends.
 
     NaN values are left out; NaN where the window holds no number.
     """
     numbers = np.asarray(values, dtype=np.float64)
     half = max(1, round(len(numbers) * SMOOTHED_PART / 2))
-    windows = [numbers[max(0, i - half) : i + half + 1] for i in range(len(numbers))]
-    finite = [window[np.isfinite(window)] for window in windows]
-    return np.array([window.mean() if window.size else math.nan for window in finite])
+    means = np.full(len(numbers), math.nan)
+    for index in range(len(numbers)):
+        window = numbers[max(0, index - half) : index + half + 1]
+        finite = window[np.isfinite(window)]
+        if finite.size:
+            means[index] = finite.mean()
+    return means
 
 
-def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> bytes:
-    """All charts and one legend in one PNG of 1800 × 1080 pixels."""
+def draw_all(
+    runs: Runs,
+    labels: Labels,
+    title: str,
+) -> bytes:
+    """Draw all charts and one legend, as PNG of 1800 × 1080 pixels."""
+    legend: list[Look] = []
+    for number, run in enumerate(runs):
+        legend.append(
+            {
+                **look_of(number, legend_label(run.name)),
+                "linewidth": 2,
+                "markeredgecolor": "white",
+            }
+        )
+    if len(runs) > 1:
+        legend.append({**GOAL_LOOK, "label": f"where {runs[0].name} ends"})
     grey = {"color": "#888888", "linewidth": 2}
-    looks: list[Look] = [{**look, "linewidth": 2, "markeredgecolor": "white"} for _, look in _looks(runs)]
-    looks += [{**GOAL_LOOK, "label": f"where {runs[0].name} ends"}] if len(runs) > 1 else []
-    looks += [
+    legend += [
         {**SFT_LOOK, "label": "SFT, before the first update"},
         {**grey, "label": "each update, training prompts", "linewidth": 0.8, "alpha": 0.5},
         {**grey, "label": "the same, smoothed"},
         {**grey, "label": "evaluation, held-out prompts", "linestyle": "none", "marker": "o"},
     ]
-    return draw_charts(run_charts(runs, labels), (15, 9), columns=3, title=title, legend=looks)
+    return draw_charts(
+        run_charts(runs, labels),
+        (15, 9),
+        columns=3,
+        title=title,
+        legend=legend,
+    )
 
 
 @dataclass(frozen=True)
 class PolicyPoint:
-    """What a policy is measured to be on the held-out prompts; one number per prompt in each list."""
+    """Measurements of a policy on the held-out prompts; one number per prompt in each list."""
 
     gold: list[float]
     score: list[float]
@@ -208,43 +310,76 @@ class PolicyPoint:
 
 @dataclass(frozen=True)
 class Learner:
-    """A way to learn, and where it came to."""
+    """A learning method and its results."""
 
     name: str
-    points: list[PolicyPoint]  # on the way, in order; the last one is its end
+    points: list[PolicyPoint]  # of its policies in the order of training; the last one is the result
     seconds: float | None = None  # of training; None where there was none
     bound: bool = False  # the KL is an upper bound, not measured
 
 
 def learner_table(learners: Sequence[Learner], as_page: bool = False) -> str:
-    """Where each ends: a table for a terminal, or as Markdown for a page."""
+    """Results of each learner: a table for a terminal, or as Markdown for a page."""
     rows = []
     for learner in learners:
         end = learner.points[-1]
-        kl = mean_interval(end.kl).text(1) if any(end.kl) else "0"
-        cells = [learner.name, mean_interval(end.gold).text(), mean_interval(end.score).text(2)]
-        cells += [f"≤ {end.kl[0]:.1f}" if learner.bound else kl, mean_interval(end.tokens).text(1)]
-        rows.append([*cells, NONE if learner.seconds is None else f"{learner.seconds:.0f}"])
+        if learner.bound:
+            kl = f"≤ {end.kl[0]:.1f}"
+        else:
+            kl = mean_interval(end.kl).text(1) if any(end.kl) else "0"
+        gold = mean_interval(end.gold).text()
+        score = mean_interval(end.score).text(2)
+        length = mean_interval(end.tokens).text(1)
+        seconds = NONE if learner.seconds is None else f"{learner.seconds:.0f}"
+        rows.append([learner.name, gold, score, kl, length, seconds])
     return (markdown_table if as_page else text_table)(HEADERS, rows)
 
 
 def draw_learners(learners: Sequence[Learner], file: Path) -> None:
-    """Gold score against KL, each learner a line through its points with 95 % intervals of the gold score."""
+    """Draw gold score against KL, each learner a line through its points with 95 % intervals of the gold score."""
     start = mean_interval(learners[0].points[0].gold)
     lines = []
     for number, learner in enumerate(learners[1:]):
         kl = [fmean(point.kl) for point in learner.points]
         gold = [mean_interval(point.gold) for point in learner.points]
         label = f"{learner.name} (its KL: an upper bound)" if learner.bound else learner.name
-        lines.append(Curve([0.0, *kl], [start, *gold], look_of(number, label)))
-    level: Look = {"color": GREY, "linestyle": "--", "linewidth": 1, "label": learners[0].name}
-    axes = ("What the gold score costs in KL", "KL to SFT (nats per response)", "gold score (mean, 95 %)")
-    chart = Chart(*axes, lines, [(start.value, level)], legend="below")
-    write_file(file, draw_charts([chart], (8, 6), dpi=150))
+        lines.append(
+            Curve(
+                [0.0, *kl],
+                [start, *gold],
+                look_of(number, label),
+            )
+        )
+    level: Look = {
+        "color": GREY,
+        "linestyle": "--",
+        "linewidth": 1,
+        "label": learners[0].name,
+    }
+    chart = Chart(
+        "What the gold score costs in KL",
+        "KL to SFT (nats per response)",
+        "gold score (mean, 95 %)",
+        lines,
+        levels=[(start.value, level)],
+        legend="below",
+    )
+    write_file(
+        file,
+        draw_charts(
+            [chart],
+            (8, 6),
+            dpi=150,
+        ),
+    )
 
 
-def write_page(folder: Path, title: str, parts: Mapping[str, str]) -> Path:
-    """Writes README.md of a folder: a title, and a heading with its text for each part."""
+def write_page(
+    folder: Path,
+    title: str,
+    parts: Mapping[str, str],
+) -> Path:
+    """Write README.md of a folder: a title, and a heading with its text for each part."""
     body = "".join(f"\n## {heading}\n\n{text.rstrip()}\n" for heading, text in parts.items())
     page = folder / "README.md"
     write_file(page, f"# {title}\n{body}")

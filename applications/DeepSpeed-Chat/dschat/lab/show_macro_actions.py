@@ -39,21 +39,23 @@ def run(options: MacroActionsOptions) -> str:
     """Cuts and shows."""
     shown = cut_all(options)
     for number, item in enumerate(shown, start=1):
-        print(_terminal(item, number, len(shown), sys.stdout.isatty() or options.colour))
-    if options.html is None:
+        print(_terminal(item, number, len(shown), sys.stdout.isatty() or options.panels.colour))
+    if options.panels.html is None:
         return ""
-    write_page(options.html, shown, options.model)
-    return f"page: {options.html}"
+    write_page(options.panels.html, shown, options.panels.model)
+    return f"page: {options.panels.html}"
 
 
 def cut_all(options: MacroActionsOptions) -> list[Shown]:
     """Every response under every condition; raises UserError where a flag, file, model or parser cannot be used."""
-    titled = [pair for condition in options.termination_condition for pair in _titled_flags(condition, options)]
+    titled = [pair for condition in options.panels.termination_condition for pair in _titled_flags(condition, options)]
     for _, flags in titled:
         flags.check_termination()
     texts = _texts(options)
-    tokenizer = load_tokenizer(options.model, "--model")
-    conditions = [TerminationCondition(flags, tokenizer, tokenizer.eos_token_id, options.seed) for _, flags in titled]
+    tokenizer = load_tokenizer(options.panels.model, "--model")
+    conditions = [
+        TerminationCondition(flags, tokenizer, tokenizer.eos_token_id, options.panels.seed) for _, flags in titled
+    ]
     trajectory = _trajectory(options, texts, tokenizer)
     rows = trajectory.rollout.response_rows()
     pieces = [token_texts(row, tokenizer) for row in rows]
@@ -82,7 +84,7 @@ def _titled_flags(condition: str, options: MacroActionsOptions) -> list[tuple[st
     """The title and the flags of each panel: `fixed` once per length, `parsing` once per parser."""
     common = {"termination_condition": condition, **options.values_of(condition)}
     if condition == "fixed":
-        panels = [common | {"ngram": length} for length in options.ngram]
+        panels = [common | {"ngram": length} for length in options.panels.ngram]
     elif condition == "parsing":
         panels = [common | parser for parser in _parsers(options)]
     else:
@@ -96,21 +98,21 @@ def _titled_flags(condition: str, options: MacroActionsOptions) -> list[tuple[st
 
 def _parsers(options: MacroActionsOptions) -> list[dict[str, str | None]]:
     """The flags of each parser: its name and its model, of which - is the default."""
-    models = options.parser_model or ["-"] * len(options.parser)
-    if len(models) != len(options.parser):
+    models = options.panels.parser_model or ["-"] * len(options.panels.parser)
+    if len(models) != len(options.panels.parser):
         raise UserError(
-            f"--parser_model: give one for each of {len(options.parser)} parsers; - is a parser's default."
+            f"--parser_model: give one for each of {len(options.panels.parser)} parsers; - is a parser's default."
         )
-    pairs = zip(options.parser, models, strict=True)
+    pairs = zip(options.panels.parser, models, strict=True)
     return [{"parser": name, "parser_model": None if model == "-" else model} for name, model in pairs]
 
 
 def _texts(options: MacroActionsOptions) -> list[tuple[str, str]]:
     """(prompt, response) of what is to be shown."""
-    if options.jsonl is None:
-        return [(options.prompt, text) for text in options.text or []]
-    found = read_responses(options.jsonl, "--jsonl")
-    return [(item.prompt, item.response) for item in found[: options.limit or None]]
+    if options.panels.jsonl is None:
+        return [(options.panels.prompt, text) for text in options.panels.text or []]
+    found = read_responses(options.panels.jsonl, "--jsonl")
+    return [(item.prompt, item.response) for item in found[: options.panels.limit or None]]
 
 
 def _trajectory(
@@ -125,7 +127,7 @@ def _trajectory(
     rollout = Rollout(ids, attention, mask, torch.arange(len(ids)), torch.ones(len(ids)).bool())
     blank = torch.zeros(mask.shape)
     reads_them = any(
-        termination_of(termination_condition=name).reads_logprobs for name in options.termination_condition
+        termination_of(termination_condition=name).reads_logprobs for name in options.panels.termination_condition
     )
     logprobs = _logprobs(options, rollout, tokenizer) if reads_them else blank
     return Trajectory(rollout, logprobs, logprobs, blank, torch.zeros(len(ids)))
@@ -136,11 +138,11 @@ def _logprobs(options: MacroActionsOptions, rollout: Rollout, tokenizer: PreTrai
     width = rollout.response_mask.shape[1]
     if not bool(rollout.attention_mask[:, rollout.prompt_width - 1].all()):
         raise UserError("--prompt: the condition needs log-probs, and this tokenizer has no BOS token: give a prompt.")
-    policy, parts = PolicyModel(load_causal_lm(options.model, "--model", torch.float32, tokenizer)).eval(), []
+    policy, parts = PolicyModel(load_causal_lm(options.panels.model, "--model", torch.float32, tokenizer)).eval(), []
     with torch.no_grad():
         for row in range(len(rollout.input_ids)):
             part = select_rows(rollout, torch.tensor([row]))
-            parts.append(policy(part.input_ids, part.attention_mask, width, options.temperature)[0])
+            parts.append(policy(part.input_ids, part.attention_mask, width, options.panels.temperature)[0])
     return torch.where(rollout.response_mask, torch.cat(parts), 0.0)
 
 

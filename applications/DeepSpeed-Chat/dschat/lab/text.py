@@ -7,7 +7,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -28,8 +28,7 @@ from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
-from dschat.lab.evaluations import write_text_report
-from dschat.lab.generate_options import TRAINING_SEED, TextOptions, model_name
+from dschat.lab.generate_options import TRAINING_SEED, TextFlags, TextOptions, TokenSamplerFlags, model_name
 from dschat.lab.policy import ACTOR, FLAGS_FILE, STEP, Compute, SamplingPolicy, load_policy, locate_policy
 from dschat.lab.prompts import Selection, digest_of, shuffled
 from dschat.lab.runner import (
@@ -42,7 +41,7 @@ from dschat.lab.runner import (
     run_batches,
     settings_of,
 )
-from dschat.lab.text_metrics import policy_result, reward_result, rouge, without_nan
+from dschat.lab.text_metrics import policy_result, reward_result, rouge, without_nan, write_text_report
 from dschat.models.limits import check_length
 from dschat.models.load import load_scalar
 from dschat.models.lora import adapter_alone
@@ -56,11 +55,27 @@ logger = logging.getLogger(__name__)
 ROWS = "rows.jsonl"
 # Flags that the rows depend on.
 RECORDED = (
-    *("data", "split", "seed", "num_samples", "no_rouge", "all_tokens", "max_seq_len", "max_new_tokens"),
-    *("max_prompt_len", "end_of_conversation_token", "batch_size", "rollout_engine", "prompt_key", "chosen_key"),
-    *("rejected_key", "response_key", "messages_key", "apply_chat_template"),
+    "data",
+    "split",
+    "seed",
+    "num_samples",
+    "no_rouge",
+    "all_tokens",
+    "max_seq_len",
+    "max_new_tokens",
+    "max_prompt_len",
+    "end_of_conversation_token",
+    "batch_size",
+    "rollout_engine",
+    "prompt_key",
+    "chosen_key",
+    "rejected_key",
+    "response_key",
+    "messages_key",
+    "apply_chat_template",
 )
 LONGEST = "the longest text (--max_seq_len cuts it)"
+GREEDY = TokenSamplerFlags(top_k=0, top_p=1.0)
 
 E = TypeVar("E", SFTExample, PairExample)
 Kind = Literal["policy", "reward"]
@@ -68,89 +83,133 @@ Kind = Literal["policy", "reward"]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to be measured."""
+    """A model to be measured.
 
-    kind: Kind  # what it is
-    name: str  # in table and rows
-    path: str  # folder or hub id
-    flag: str  # that named it
-    update: int | None = None  # optimiser updates it had; None if that is not known
+    Attributes:
+        kind: policy or reward model.
+        name: in table and rows.
+        path: folder or hub id.
+        flag: that named it.
+        update: optimiser updates it had; None if that is unknown.
+    """
+
+    kind: Kind
+    name: str
+    path: str
+    flag: str
+    update: int | None = None
 
 
 def run_text(options: TextOptions) -> str:
-    """Measures every model on every text; writes rows and report into `options.output`, and returns the tables.
+    """Measure every model on every text; writes rows and report into --output, and returns the tables.
 
-    Raises UserError for bad models or data, a finished report, or an interrupted run with other settings.
+    Raises:
+        UserError: bad models or data, a finished report, or an interrupted run with other settings.
     """
-    subjects, where = subjects_of(options), Compute.chosen(options)
-    options = replace(options, seed=split_seed(options))
-    path = options.output / ROWS
-    if path.exists() and not options.overwrite:
+    subjects = subjects_of(options.text)
+    where = Compute.chosen(options.compute, options.hardware.gpu)
+    options = options.changed(seed=split_seed(options.text))
+    output = options.text.output
+    path = output / ROWS
+    overwrite = options.result.overwrite
+    if path.exists() and not overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
-    go_on_with_date(path, options.overwrite)
+    go_on_with_date(path, overwrite)
     rows = _rows(options)
-    settings = settings_of(options, RECORDED) | where.settings
-    settings |= {"data": f"{options.data} (rows {digest_of(rows)})", SETTING: template_date()}
-    settings |= {"models": [f"{each.name}: {folder_stamp(each.path)}" for each in subjects]}
 
     def conclude(entries: list[Entry]) -> Concluded:
-        written: dict[str, list[dict[str, Any]]] = {each.name: [] for each in subjects}
-        updates = {each.name: each.update for each in subjects}
-        for entry in entries:
-            name = entry["model"]
-            written[name].append({"model": name, "update": updates[name]} | entry["row"])
-        for each in subjects:
-            say_not_finite(each, written[each.name])
-        policies = [policy_result(written[each.name]) for each in subjects if each.kind == "policy"]
-        rewards = [reward_result(written[each.name]) for each in subjects if each.kind == "reward"]
-        table = write_text_report(policies, rewards, options.output)
-        rows = [without_nan(row) for of_model in written.values() for row in of_model]
-        return rows, f"{table}\n\n{path}, and beside it report.md, .json and .png"
+        table, row_lists = _write_report(subjects, entries, output)
+        written_rows: list[dict[str, Any]] = []
+        for rows_of_model in row_lists:
+            written_rows += map(without_nan, rows_of_model)
+        return written_rows, f"{table}\n\n{path}, and beside it report.md, .json and .png"
 
-    part_of = {"policy": _policy_part, "reward": _reward_part}
-    parts = (part_of[each.kind](each, rows, options, where) for each in subjects)
-    return run_batches(path, settings, options.overwrite, parts, conclude)
+    settings = settings_of(options, RECORDED) | where.settings
+    settings["data"] = f"{options.text.data} (rows {digest_of(rows)})"
+    settings[SETTING] = template_date()
+    settings["models"] = [f"{subject.name}: {folder_stamp(subject.path)}" for subject in subjects]
+    make_part = {"policy": _policy_part, "reward": _reward_part}
+    parts = (make_part[subject.kind](subject, rows, options, where) for subject in subjects)
+    return run_batches(path, settings, overwrite, parts, conclude)
+
+
+def _write_report(
+    subjects: Sequence[Subject], entries: list[Entry], output: Path
+) -> tuple[str, list[list[dict[str, Any]]]]:
+    """Write the report; returns its tables, and the rows of each model."""
+    rows_of: dict[str, list[dict[str, Any]]] = {subject.name: [] for subject in subjects}
+    updates = {subject.name: subject.update for subject in subjects}
+    for entry in entries:
+        name = entry["model"]
+        rows_of[name].append({"model": name, "update": updates[name]} | entry["row"])
+
+    policies = []
+    rewards = []
+    for subject in subjects:
+        rows = rows_of[subject.name]
+        warn_not_finite(subject, rows)
+        if subject.kind == "policy":
+            policies.append(policy_result(rows))
+        else:
+            rewards.append(reward_result(rows))
+    return write_text_report(policies, rewards, output), list(rows_of.values())
 
 
 def _rows(options: TextOptions) -> list[Row]:
     """The rows of the split, in a fixed random order where not all are taken."""
-    held_out, folder = options.split == "eval", open_prepared(options.data)
+    data = options.text.data
+    num_samples = options.prompts.num_samples
+    held_out = options.text.split == "eval"
+    folder = open_prepared(data)
     if folder is None:
-        source = load_source(options.data, options.keys, options.seed)
+        source = load_source(data, options.columns, options.text.seed)
         rows = source.eval if held_out else source.train
-        num_rows = source.num_rows[0] if source.num_rows[1] is None or not held_out else source.num_rows[1]
-        taken = len(rows) if options.num_samples is None else min(len(rows), options.num_samples)
-        logger.info("%s: %d of %d rows", options.data, taken, num_rows)
+        num_train, num_eval = source.num_rows
+        total = num_eval if held_out and num_eval is not None else num_train
+        taken = len(rows) if num_samples is None else min(len(rows), num_samples)
+        logger.info("%s: %d of %d rows", data, taken, total)
     else:
         rows = prepared_rows(folder, held_out)
     if not rows:
-        raise UserError(f"--data {options.data}: the split {options.split} has no rows.")
-    if options.num_samples is None or options.num_samples >= len(rows):
+        raise UserError(f"--data {data}: the split {options.text.split} has no rows.")
+    if num_samples is None or num_samples >= len(rows):
         return rows
-    return [rows[number] for number in shuffled(len(rows))[: options.num_samples]]
+    return [rows[number] for number in shuffled(len(rows))[:num_samples]]
 
 
-def _policy_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
+def _policy_part(
+    subject: Subject,
+    rows: list[Row],
+    options: TextOptions,
+    where: Compute,
+) -> RunPart:
+    """The work of measuring a policy."""
     path = locate_policy(subject.path)
-    tokenizer = load_tokenizer(path, subject.flag, end_token=options.end_of_conversation_token)
+    tokenizer = load_tokenizer(path, subject.flag, end_token=options.text.end_of_conversation_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, sft_examples)
     check_length(path, subject.flag, max(map(len, texts.values())), LONGEST)
-    answers = not options.no_rouge
+    answers = not options.text.no_rouge
 
     def prepare() -> BatchFunction:
         with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}"):
-            policy = load_policy(path, tokenizer, options, 0.0, where)
+            policy = load_policy(path, tokenizer, options.generation, GREEDY, 0.0, where)
         if answers:
             policy.check_lengths(selection.longest)
-        return selection.of_batch(partial(read_and_answer, policy, texts, options.all_tokens, answers))
+        return selection.of_batch(partial(read_and_answer, policy, texts, options.text.all_tokens, answers))
 
-    drawn = options.max_new_tokens if answers else 0
-    lengths = [max(len(texts[prompt.index]), len(prompt) + drawn) for prompt in selection.examples]
-    return _part(subject, selection.batches(options.batch_size, lengths), prepare)
+    response_length = options.generation.max_new_tokens if answers else 0
+    lengths = [max(len(texts[prompt.index]), len(prompt) + response_length) for prompt in selection.examples]
+    return _part(subject, selection.batches(options.generation.batch_size, lengths), prepare)
 
 
-def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where: Compute) -> RunPart:
-    tokenizer = load_tokenizer(subject.path, subject.flag, end_token=options.end_of_conversation_token)
+def _reward_part(
+    subject: Subject,
+    rows: list[Row],
+    options: TextOptions,
+    where: Compute,
+) -> RunPart:
+    """The work of measuring a reward model."""
+    tokenizer = load_tokenizer(subject.path, subject.flag, end_token=options.text.end_of_conversation_token)
     selection, texts = choose_texts(subject, rows, tokenizer, options, pair_examples)
     check_length(subject.path, subject.flag, max(map(len, texts.values())), LONGEST)
 
@@ -162,33 +221,38 @@ def _reward_part(subject: Subject, rows: list[Row], options: TextOptions, where:
         return selection.of_batch(partial(score_pairs, model, texts, tokenizer.pad_token_id))
 
     lengths = [max(len(texts[prompt.index]), len(prompt)) for prompt in selection.examples]
-    return _part(subject, selection.batches(options.batch_size, lengths), prepare)
+    return _part(subject, selection.batches(options.generation.batch_size, lengths), prepare)
 
 
-def _part(subject: Subject, batches: list[list[int]], prepare: Callable[[], BatchFunction]) -> RunPart:
+def _part(
+    subject: Subject,
+    batches: list[list[int]],
+    prepare: Callable[[], BatchFunction],
+) -> RunPart:
     return RunPart(batches=batches, prepare=prepare, shown=shown, columns={"model": subject.name}, title=subject.name)
 
 
-def subjects_of(options: TextOptions) -> list[Subject]:
+def subjects_of(flags: TextFlags) -> list[Subject]:
     """The models, in the order of the flags, a run's by updates. Raises UserError where two share a name."""
-    found = [Subject("policy", model_name(path), path, "--model") for path in options.model]
-    found += [Subject("reward", model_name(path), path, "--reward_model") for path in options.reward_model]
-    found += run_models(options.checkpoints) if options.checkpoints else []
-    ((name, count),) = Counter(each.name for each in found).most_common(1)
+    subjects = [Subject("policy", model_name(path), path, "--model") for path in flags.model]
+    subjects += [Subject("reward", model_name(path), path, "--reward_model") for path in flags.reward_model]
+    if flags.checkpoints:
+        subjects += run_models(flags.checkpoints)
+    ((name, count),) = Counter(subject.name for subject in subjects).most_common(1)
     if count > 1:
         raise UserError(f"Two of the models are called {name}: rename a folder, or measure them one by one.")
-    return found
+    return subjects
 
 
-def split_seed(options: TextOptions) -> int:
+def split_seed(flags: TextFlags) -> int:
     """The seed that splits the data: --seed, else the seed of the run in --checkpoints, else training's default.
 
     Raises:
         UserError: the run's flags hold no seed.
     """
-    folder = options.checkpoints
-    if options.seed is not None:
-        return options.seed
+    folder = flags.checkpoints
+    if flags.seed is not None:
+        return flags.seed
     if folder is None:
         return TRAINING_SEED
     seed = read_object(folder / FLAGS_FILE).get("seed")
@@ -201,32 +265,37 @@ def split_seed(options: TextOptions) -> int:
 
 
 def run_models(folder: Path) -> list[Subject]:
-    """The models that a run has kept, by updates; the final one last.
+    """The models that a run has saved, by updates; the final one last.
 
     Raises:
-        UserError: there is no run, or it has kept no models yet.
+        UserError: there is no run, or it has saved no models yet.
     """
     try:
         record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"--checkpoints {folder}: no run of ours, its run.json cannot be read: {error}.") from error
     kind: Kind = "reward" if record.get("step") == "reward" else "policy"
-    last = record.get("batches", {}).get("total_updates")
-    places = {int(m[1]): place for place in (folder / "models").glob("*") if (m := STEP.fullmatch(place.name))}
-    found = [
-        Subject(kind, f"step-{update}", str(_model_in(place)), "--checkpoints", update)
-        for update, place in sorted(places.items())
-    ]
+    total_updates = record.get("batches", {}).get("total_updates")
+
+    folder_by_update: dict[int, Path] = {}
+    for model_folder in (folder / "models").glob("*"):
+        match = STEP.fullmatch(model_folder.name)
+        if match:
+            folder_by_update[int(match[1])] = model_folder
+    subjects: list[Subject] = []
+    for update, model_folder in sorted(folder_by_update.items()):
+        subjects.append(Subject(kind, f"step-{update}", str(_model_in(model_folder)), "--checkpoints", update))
+
     final = _model_in(folder)
     if (final / "config.json").is_file() or adapter_alone(str(final)) is not None:
-        found = [each for each in found if each.update != last]
-        found.append(Subject(kind, "final", str(final), "--checkpoints", last))
-    if not found:
+        subjects = [subject for subject in subjects if subject.update != total_updates]
+        subjects.append(Subject(kind, "final", str(final), "--checkpoints", total_updates))
+    if not subjects:
         raise UserError(
             f"--checkpoints {folder}: the run has kept no models yet. With --save_models 50, training keeps them "
             "after every 50 updates."
         )
-    return found
+    return subjects
 
 
 def _model_in(folder: Path) -> Path:
@@ -240,17 +309,21 @@ def choose_texts(
     options: TextOptions,
     encode: Callable[..., tuple[list[E], Counter[str]]],
 ) -> tuple[Selection, dict[int, E]]:
-    """The prompts, and by their `index` the token ids that training makes of their rows with `encode`.
+    """The prompts, and by their `index` the examples that training makes of their rows with `encode`.
 
-    What is left out is counted and said. Raises UserError if nothing is left.
+    Rows that are left out are counted and reported.
+
+    Raises:
+        UserError: nothing is left.
     """
-    warn_of_plain_prompts(rows, tokenizer, options.apply_chat_template)
-    limit, end_id = options.max_prompt_len or sys.maxsize, end_token_id(tokenizer, options.end_of_conversation_token)
+    warn_of_plain_prompts(rows, tokenizer, options.columns.apply_chat_template)
+    limit = options.prompts.max_prompt_len or sys.maxsize
+    end_id = end_token_id(tokenizer, options.text.end_of_conversation_token)
     prompts, dropped = prompt_examples(rows, tokenizer, limit, held_out=True)
     texts: dict[int, E] = {}
     for prompt in prompts:
-        made, reasons = encode([prompt.row], tokenizer, options.max_seq_len, end_id, held_out=True)
-        texts.update((prompt.index, text) for text in made)
+        examples, reasons = encode([prompt.row], tokenizer, options.text.max_seq_len, end_id, held_out=True)
+        texts.update((prompt.index, example) for example in examples)
         dropped += reasons
     if not texts:
         raise UserError(
@@ -271,65 +344,93 @@ def read_and_answer(
     answers: bool,
     prompts: list[PromptExample],
 ) -> list[Entry]:
-    """The loss of each text in nats, summed over its tokens; and, if wanted, the greedy response and its ROUGE."""
-    model = PolicyModel(policy.causal_lm, all_rows=True)  # as step 1's evaluation
-    examples = [texts[prompt.index] for prompt in prompts]
-    batch = collate_sft(examples, policy.tokenizer.pad_token_id, all_tokens)
+    """The loss of each text in nats, summed over its tokens; with `answers` also the greedy response and its ROUGE."""
+    # Losses, computed as step 1's evaluation does.
+    model = PolicyModel(policy.causal_lm, all_rows=True)
+    batch = collate_sft([texts[prompt.index] for prompt in prompts], policy.tokenizer.pad_token_id, all_tokens)
     batch = {name: x.to(policy.causal_lm.device) for name, x in batch.items()}
     mask = batch["response_mask"]
     logprobs, _ = model(batch["input_ids"], batch["attention_mask"], mask.shape[1], with_entropy=False)
-    losses, counts = -torch.where(mask, logprobs, 0.0).double().sum(1), mask.sum(1)
-    drawn = policy.respond(prompts)[0] if answers else None
+    losses = -torch.where(mask, logprobs, 0.0).double().sum(1)
+    counts = mask.sum(1)
+
+    # Greedy responses, compared with the data's.
+    responses = policy.respond(prompts)[0] if answers else None
     references = response_texts(policy.tokenizer, [prompt.row for prompt in prompts], "chosen")
-    entries = []
-    for place, (prompt, reference) in enumerate(zip(prompts, references, strict=True)):
-        written = prompt.columns | {"reference": reference}
-        written |= {"loss_sum": float(losses[place]), "loss_tokens": int(counts[place])}
-        if drawn is not None:
-            answer = drawn[place]
-            written |= {"response": answer.text, "response_tokens": answer.tokens, "finished": answer.finished}
-            written |= rouge(answer.text, reference)
-        entries.append({"number": prompt.index, "row": written})
+    entries: list[Entry] = []
+    for number, prompt in enumerate(prompts):
+        reference = references[number]
+        row = prompt.columns | {"reference": reference}
+        row["loss_sum"] = float(losses[number])
+        row["loss_tokens"] = int(counts[number])
+        if responses is not None:
+            response = responses[number]
+            row["response"] = response.text
+            row["response_tokens"] = response.tokens
+            row["finished"] = response.finished
+            row |= rouge(response.text, reference)
+        entries.append({"number": prompt.index, "row": row})
     return entries
 
 
 @torch.no_grad()
 def score_pairs(
-    model: ScalarModel, texts: Mapping[int, PairExample], pad_id: int, prompts: list[PromptExample]
+    model: ScalarModel,
+    texts: Mapping[int, PairExample],
+    pad_id: int,
+    prompts: list[PromptExample],
 ) -> list[Entry]:
     """The reward model's score of both responses of each pair, at its last token."""
     tokens = collate_pairs([texts[prompt.index] for prompt in prompts], pad_id)
     tokens = {name: x.to(model.inner.device) for name, x in tokens.items()}
     chosen, rejected = last_scores(model(**tokens), tokens["attention_mask"]).chunk(2)
-    entries = []
-    for prompt, better, worse in zip(prompts, chosen.tolist(), rejected.tolist(), strict=True):
-        written = prompt.columns
-        written["chosen"] = message_text(prompt.row.reply("chosen") or {})
-        written["rejected"] = message_text(prompt.row.reply("rejected") or {})
-        written |= {"chosen_score": better, "rejected_score": worse}
-        entries.append({"number": prompt.index, "row": written})
+    entries: list[Entry] = []
+    for prompt, chosen_score, rejected_score in zip(prompts, chosen.tolist(), rejected.tolist(), strict=True):
+        row = prompt.columns
+        row["chosen"] = message_text(prompt.row.reply("chosen") or {})
+        row["rejected"] = message_text(prompt.row.reply("rejected") or {})
+        row["chosen_score"] = chosen_score
+        row["rejected_score"] = rejected_score
+        entries.append({"number": prompt.index, "row": row})
     return entries
 
 
 def shown(entries: list[Entry]) -> Mapping[str, str]:
-    """The means so far, beside the progress."""
+    """Means so far, for the progress bar."""
     rows = [entry["row"] for entry in entries]
     if "chosen_score" in rows[0]:
-        return {"accuracy": f"{fmean(row['chosen_score'] > row['rejected_score'] for row in rows):.1%}"}
-    loss = sum(row["loss_sum"] for row in rows) / sum(row["loss_tokens"] for row in rows)
-    means = {"loss": f"{loss:.3f}"}
-    return means | ({"rougeL": f"{fmean(row['rougeL'] for row in rows):.3f}"} if "rougeL" in rows[0] else {})
+        accuracy = fmean(row["chosen_score"] > row["rejected_score"] for row in rows)
+        return {"accuracy": f"{accuracy:.1%}"}
+    loss_sum = sum(row["loss_sum"] for row in rows)
+    num_tokens = sum(row["loss_tokens"] for row in rows)
+    means = {"loss": f"{loss_sum / num_tokens:.3f}"}
+    if "rougeL" in rows[0]:
+        rouge_l = fmean(row["rougeL"] for row in rows)
+        means["rougeL"] = f"{rouge_l:.3f}"
+    return means
 
 
-def say_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Warns of texts whose loss or scores are no finite numbers: the means are none, then."""
-    names, what, more = ["loss_sum"], "the loss", ""
+def warn_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Warn of texts whose loss or scores are not finite; then neither is the mean."""
+    names = ["loss_sum"]
+    quantity = "the loss"
+    consequence = ""
     if subject.kind == "reward":
-        names, what, more = ["chosen_score", "rejected_score"], "a score", ", and such pairs count as ranked wrong"
-    count = sum(not all(math.isfinite(row[name]) for name in names) for row in rows)
+        names = ["chosen_score", "rejected_score"]
+        quantity = "a score"
+        consequence = ", and such pairs count as ranked wrong"
+
+    count = 0
+    for row in rows:
+        if not all(math.isfinite(row[name]) for name in names):
+            count += 1
     if count:
         logger.warning(
             "%s: %s of %d of %d texts is not finite, so the mean loss is no number%s. Compute in --dtype bf16 or fp32;"
             " if it stays so, the model is damaged.",
-            *(subject.name, what, count, len(rows), more),
+            subject.name,
+            quantity,
+            count,
+            len(rows),
+            consequence,
         )

@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of single texts → the numbers of a model: perplexity, ROUGE, loss and accuracy."""
+"""The report on text metrics: perplexity and ROUGE of policies, loss and accuracy of reward models."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dschat.base.statistics import MeanInterval, Rate, bounded_interval, wilson
+import pandas as pd
+
+from dschat.base.pictures import short
+from dschat.base.statistics import MeanInterval, bounded_interval, wilson
+from dschat.lab.chart import Chart, Curve, draw_charts, look_of
+from dschat.lab.page import NAME, OUTPUT, Report, Table, write_report
+from dschat.lab.table import result_table
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
 
-NAMES = ("rouge1", "rouge2", "rougeL")
+ROUGES = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+MAX_EXPONENT = 700.0  # exp of more overflows
+REMARK = "[ ] holds 95 %, over texts: a percentile bootstrap; of accuracies, Wilson's interval."
+
 Row = Mapping[str, Any]  # of a result file
+Result = dict[str, Any]
 
 
 def rouge(response: str, reference: str) -> dict[str, float]:
@@ -21,75 +31,93 @@ def rouge(response: str, reference: str) -> dict[str, float]:
 
     Words are runs of a–z and 0–9 in lower case, without stemming, so that texts in other scripts share none.
     """
-    return {name: score.fmeasure for name, score in _scorer().score(reference, response).items()}
+    scores = _scorer().score(reference, response)
+    return {name: score.fmeasure for name, score in scores.items()}
 
 
 @cache
 def _scorer() -> "RougeScorer":
-    from rouge_score.rouge_scorer import RougeScorer  # with it comes nltk
+    from rouge_score.rouge_scorer import RougeScorer  # imports nltk
 
-    return RougeScorer(list(NAMES), use_stemmer=False)
-
-
-@dataclass(frozen=True)
-class PolicyResult:
-    """What a policy makes of a split; the intervals are of 95 %, over texts."""
-
-    model: str
-    update: int | None  # optimiser updates it had; None if that is not known
-    rows: int  # texts
-    tokens: int  # that the loss is a mean over
-    loss: MeanInterval  # nats per token; without an interval where a text's loss is not finite
-    rouge: dict[str, MeanInterval]  # name → mean over texts; empty where no responses were drawn
-    length: float | None  # mean of the drawn responses, in tokens; None likewise
-
-    @property
-    def perplexity(self) -> MeanInterval:
-        """exp of the loss and of its interval's ends."""
-        low, high = (None if end is None else math.exp(min(end, 700.0)) for end in (self.loss.low, self.loss.high))
-        return MeanInterval(math.exp(min(self.loss.value, 700.0)), low, high)
+    return RougeScorer(list(ROUGES), use_stemmer=False)
 
 
-@dataclass(frozen=True)
-class RewardResult:
-    """What a reward model makes of a split: the mean of −log σ(chosen − rejected), and the share ranked right."""
+def policy_result(rows: Sequence[Row]) -> Result:
+    """Metrics of one policy on a split.
 
-    model: str
-    update: int | None
-    rows: int
-    loss: MeanInterval
-    accuracy: Rate
+    Args:
+        rows: at least one, with `model`, `update`, `loss_sum` (nats) and `loss_tokens`; where responses were sampled
+            also with `response_tokens`, rouge1, rouge2 and rougeL.
 
-
-def policy_result(rows: Sequence[Row]) -> PolicyResult:
-    """Numbers of one policy; of rows, at least one, with `model`, `update`, `loss_sum` (nats) and `loss_tokens`.
-
-    And where responses were drawn with `response_tokens`, rouge1, rouge2 and rougeL.
+    Returns:
+        `model`, `update` (None where unknown), number of `rows`, `tokens` that the loss is a mean over, `loss` (nats
+        per token), `rouge` (name → mean) and `length` (mean tokens of a response; None without responses), and
+        `perplexity`. Intervals are of 95 % over texts; there is none where a loss is not finite.
     """
-    sums = [(float(row["loss_sum"]), int(row["loss_tokens"])) for row in rows]
-    total, tokens = (sum(column) for column in zip(*sums, strict=True))
-    loss = bounded_interval(sums) if math.isfinite(total) else MeanInterval(total / tokens)
-    drawn = "rouge1" in rows[0]
-    return PolicyResult(
-        model=rows[0]["model"],
-        update=rows[0]["update"],
-        rows=len(rows),
-        tokens=int(tokens),
-        loss=loss,
-        rouge={name: bounded_interval([(row[name], 1) for row in rows]) for name in NAMES} if drawn else {},
-        length=sum(row["response_tokens"] for row in rows) / len(rows) if drawn else None,
+    table = pd.DataFrame(rows)
+    loss_sums = [float(loss_sum) for loss_sum in table["loss_sum"]]
+    loss_tokens = [int(tokens) for tokens in table["loss_tokens"]]
+    token_count = sum(loss_tokens)
+    total = sum(loss_sums)
+    if math.isfinite(total):
+        loss = bounded_interval(loss_sums, loss_tokens)
+    else:
+        loss = MeanInterval(total / token_count)
+    rouges = {}
+    length = None
+    if "rouge1" in table:
+        ones = [1] * len(table)
+        rouges = {name: bounded_interval(table[name], ones) for name in ROUGES}
+        length = sum(table["response_tokens"]) / len(table)
+    return {
+        "model": rows[0]["model"],
+        "update": rows[0]["update"],
+        "rows": len(table),
+        "tokens": token_count,
+        "loss": loss,
+        "rouge": rouges,
+        "length": length,
+        "perplexity": _perplexity(loss),
+    }
+
+
+def _perplexity(loss: MeanInterval) -> MeanInterval:
+    """exp of a loss in nats per token and of its interval's ends."""
+    low = None if loss.low is None else math.exp(min(loss.low, MAX_EXPONENT))
+    high = None if loss.high is None else math.exp(min(loss.high, MAX_EXPONENT))
+    return MeanInterval(
+        math.exp(min(loss.value, MAX_EXPONENT)),
+        low,
+        high,
     )
 
 
-def reward_result(rows: Sequence[Row]) -> RewardResult:
-    """Numbers of one reward model; of rows, at least one, with `model`, `update`, `chosen_score`, `rejected_score`."""
-    margins = [row["chosen_score"] - row["rejected_score"] for row in rows]
+def reward_result(rows: Sequence[Row]) -> Result:
+    """Metrics of one reward model on a split.
+
+    Args:
+        rows: at least one, with `model`, `update`, `chosen_score` and `rejected_score`.
+
+    Returns:
+        `model`, `update`, number of `rows`, `loss`: mean of −log σ(chosen − rejected), and `accuracy`: share of pairs
+        whose chosen response has the higher score.
+    """
+    table = pd.DataFrame(rows)
+    margins = [float(margin) for margin in table["chosen_score"] - table["rejected_score"]]
+    losses = [_softplus(-margin) for margin in margins]
+    total = sum(losses)
+    if math.isfinite(total):
+        loss = bounded_interval(losses, [1] * len(losses))
+    else:
+        loss = MeanInterval(total / len(losses))
     accuracy = wilson(sum(margin > 0 for margin in margins), len(margins))
-    assert accuracy is not None
-    losses = [(_softplus(-margin), 1) for margin in margins]
-    total = sum(loss for loss, _ in losses)
-    loss = bounded_interval(losses) if math.isfinite(total) else MeanInterval(total / len(losses))
-    return RewardResult(rows[0]["model"], rows[0]["update"], len(rows), loss, accuracy)
+    return {
+        "model": rows[0]["model"],
+        "update": rows[0]["update"],
+        "rows": len(table),
+        "loss": loss,
+        "accuracy": accuracy,
+    }
 
 
 def _softplus(number: float) -> float:
@@ -98,9 +126,128 @@ def _softplus(number: float) -> float:
 
 
 def without_nan(value: Any) -> Any:
-    """What JSON can hold: numbers that are not finite are None."""
+    """Value that JSON can hold: numbers that are not finite become None, intervals objects of their fields."""
+    if isinstance(value, MeanInterval):
+        return without_nan(vars(value))
     if isinstance(value, Mapping):
         return {name: without_nan(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_text_report(
+    policies: Sequence[Result],
+    rewards: Sequence[Result],
+    folder: Path,
+) -> str:
+    """Write report.md, report.json and report.png; returns the tables. Raises UserError where it cannot.
+
+    Args:
+        policies: results of policies in the order of the table.
+        rewards: results of reward models; not empty where `policies` is.
+        folder: of the report.
+    """
+    tables = []
+    if policies:
+        tables.append(_policy_table(result_table(policies)))
+    if rewards:
+        tables.append(_reward_table(result_table(rewards)))
+    content = without_nan({"policies": policies, "reward_models": rewards})
+    picture = draw_texts(policies, rewards)
+    return write_report(
+        folder,
+        NAME,
+        content,
+        Report("", tables, remarks=[REMARK]),
+        picture,
+        OUTPUT,
+    ).rstrip("\n")
+
+
+def _policy_table(policies: pd.DataFrame) -> Table:
+    columns: dict[str, list[object]] = {
+        "texts": policies["rows"].tolist(),
+        "tokens": policies["tokens"].tolist(),
+        "loss": [loss.text(4) for loss in policies["loss"]],
+        "perplexity": [perplexity.text(2) for perplexity in policies["perplexity"]],
+    }
+    if policies["rouge"].map(len).any():
+        for name, label in ROUGES.items():
+            columns[label] = [rouges[name] for rouges in policies["rouge"]]
+        columns["length"] = [f"{length:.1f}" for length in policies["length"]]
+    return _model_table("policy", policies, columns)
+
+
+def _reward_table(rewards: pd.DataFrame) -> Table:
+    columns: dict[str, list[object]] = {
+        "pairs": rewards["rows"].tolist(),
+        "loss": [loss.text(4) for loss in rewards["loss"]],
+        "accuracy, %": rewards["accuracy"].tolist(),
+    }
+    return _model_table("reward model", rewards, columns)
+
+
+def _model_table(
+    kind: str,
+    results: pd.DataFrame,
+    columns: Mapping[str, list[object]],
+) -> Table:
+    """Table with the models' names before the columns, and with updates where they are known of any model."""
+    all_columns: dict[str, list[object]] = {kind: results["model"].tolist()}
+    if results["update"].notna().any():
+        all_columns["updates"] = results["update"].tolist()
+    all_columns |= columns
+    rows = zip(*all_columns.values(), strict=True)
+    return Table(list(all_columns), list(rows))
+
+
+def draw_texts(
+    policies: Sequence[Result],
+    rewards: Sequence[Result],
+) -> bytes:
+    """Draw perplexity and ROUGE of policies, loss and accuracy of reward models, a chart each, as PNG."""
+    charts = []
+    if policies:
+        perplexity = {"": [result["perplexity"] for result in policies]}
+        charts.append(_chart_of_models("Perplexity", "exp(nats per token)", policies, perplexity))
+    if policies and policies[0]["rouge"]:
+        scores = {}
+        for name, label in ROUGES.items():
+            scores[label] = [result["rouge"][name] for result in policies]
+        charts.append(_chart_of_models("ROUGE against the data's responses", "F1", policies, scores))
+    if rewards:
+        losses = [result["loss"] for result in rewards]
+        rates = [result["accuracy"].per_cent for result in rewards]
+        charts.append(_chart_of_models("Loss of the reward model", "nats per pair", rewards, {"": losses}))
+        charts.append(_chart_of_models("Accuracy of the reward model", "%", rewards, {"": rates}))
+    return draw_charts(charts, (5.2 * len(charts), 4.2))
+
+
+def _chart_of_models(
+    title: str,
+    unit: str,
+    results: Sequence[Result],
+    estimates: Mapping[str, Sequence[MeanInterval]],
+) -> Chart:
+    """Lines over updates where they are known of all models, else points at the models' names."""
+    over_updates = all(result["update"] is not None for result in results)
+    ticks: dict[float, str] = {}
+    if not over_updates:
+        ticks = {index: short(result["model"]) for index, result in enumerate(results)}
+    x = [result["update"] for result in results] if over_updates else list(ticks)
+    lines = []
+    for number, (label, values) in enumerate(estimates.items()):
+        look = look_of(number, label)
+        if not over_updates:
+            look = {**look, "linestyle": "none"}
+        lines.append(Curve(x, values, look))
+    return Chart(
+        title,
+        "optimiser updates" if over_updates else "",
+        f"{unit}, 95 % interval over texts",
+        lines,
+        ticks=ticks,
+        scale="linear" if over_updates else "names",
+        legend="inside" if len(lines) > 1 else "",
+    )

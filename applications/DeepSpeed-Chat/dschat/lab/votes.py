@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report counts: votes, sorted into sections, one per pair of models and data set."""
+"""Votes of judges, people and reward models as a table, sorted into sections: a pair of models on a data set."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import pandas as pd
 
 from dschat.base.errors import UserError
-from dschat.base.jsonl import read_rows
+from dschat.base.jsonl import iterate_rows, read_rows
 from dschat.base.statistics import score_verdict
 from dschat.lab.responses import (
     FILE,
     KINDS,
     VERDICTS,
-    Kind,
     Response,
     Side,
     Verdict,
@@ -27,171 +29,174 @@ from dschat.lab.responses import (
     read_pairs,
     read_responses,
 )
+from dschat.lab.table import object_column
 
 REWARD_MODEL = "reward model"
+TEXTS = ["prompt", "response_a", "response_b"]
+# Columns that identify a judged item: equal texts are told apart by their occurrence in a file.
+ITEM = [*TEXTS, "occurrence"]
+RATER = ["kind", "rater", "model_a", "model_b"]
+COMPARISON = [*TEXTS, "verdict", *RATER, "dataset"]
+SIDES: dict[Side, Side] = {"A": "B", "B": "A"}
 
-Showing = tuple[Side, Verdict]  # whose response was shown first, and the verdict in this order
-
-
-class JudgedItem(NamedTuple):
-    """What is compared: the responses of two models to a prompt. Equal texts count by their occurrence in a file."""
-
-    prompt: str
-    response_a: str
-    response_b: str
-    occurrence: int = 0
+Order = tuple[Side, Verdict]  # the model whose response was shown first, and the verdict in this order
 
 
 @dataclass(frozen=True)
-class Vote:
-    """A verdict on an item."""
+class VoteSection:
+    """Votes on one pair of models on one data set."""
 
-    item: JudgedItem
-    verdict: Verdict
-    kind: Kind
-    rater: str  # name of the judge model or person
-    models: tuple[str, str]  # names of the first and the second
-    dataset: str  # its name, or empty
-    file: Path  # where it was read
-    showings: tuple[Showing, ...] = ()  # the orders behind the verdict; empty where the row does not tell
-    rewards: tuple[float, float] | None = None  # the reward model's scores of both responses, where they are known
-    aspects: Mapping[str, Verdict] = field(default_factory=dict)  # criterion → verdict, where the judge gave one
-    turned: bool = False  # whether the models stand here the other way round than in the file
-
-    def mirrored(self) -> "Vote":
-        """The same vote with the models exchanged."""
-        sides: dict[Side, Side] = {"A": "B", "B": "A"}
-        return replace(
-            self,
-            item=self.item._replace(response_a=self.item.response_b, response_b=self.item.response_a),
-            verdict=mirrored(self.verdict),
-            models=(self.models[1], self.models[0]),
-            showings=tuple((sides[first], mirrored(verdict)) for first, verdict in self.showings),
-            rewards=None if self.rewards is None else (self.rewards[1], self.rewards[0]),
-            aspects={name: mirrored(verdict) for name, verdict in self.aspects.items()},
-            turned=not self.turned,
-        )
+    models: tuple[str, str]  # names of the first and the second model
+    dataset: str  # empty where no file names it
+    votes: pd.DataFrame  # see `read_votes`; one per rater and item: judges, then people, then the reward model
 
 
-def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
-    """Reads files of verdicts and of responses, told apart by their columns; one given twice counts once.
+def read_votes(files: Sequence[Path], margin: float) -> pd.DataFrame:
+    """Read files of verdicts and of scored responses, told apart by their columns; a repeated file counts once.
 
-    The votes of judges and people come first, in the order of the files; then the reward model's on each two files of
-    responses to the same prompts. Rewards that differ by no more than the margin are a tie. Raises UserError for a bad
-    file, and for files of responses that do not fit together or lack rewards.
+    Verdicts of judges and people come first, in the order of the files; then the reward model's on each two files of
+    responses to the same prompts.
+
+    Args:
+        files: at least one.
+        margin: rewards that differ by no more than this are a tie.
+
+    Returns:
+        One vote per row. `prompt`, `response_a`, `response_b` and `occurrence` identify the item; `kind`, `rater`,
+        `model_a` and `model_b` the rater. `verdict` is in terms of the models; `orders` is a tuple of `Order`, empty
+        where the file does not record them; `aspects` maps a criterion to its verdict. `reward_a` and `reward_b` are
+        NaN where they are not known. `dataset` may be empty, `file` is where the vote was read, and `turned` says
+        whether the models have been exchanged since.
+
+    Raises:
+        UserError: a file is malformed, or files of responses have no rewards or no partner with the same prompts.
     """
-    votes: list[Vote] = []
-    responses: list[Path] = []
+    tables: list[pd.DataFrame] = []
+    response_files: list[Path] = []
     for file in {file.resolve(): file for file in files}.values():
-        origin, row = read_rows(file, FILE)[0]
+        origin, row = next(iterate_rows(file, FILE))
         if "verdict" in row:
-            votes += _verdicts(file)
+            tables.append(_read_verdicts(file))
         elif "response" in row:
-            responses.append(file)
+            response_files.append(file)
         else:
             raise UserError(
                 f"{origin}: neither a verdict (columns prompt, response_a, response_b, verdict, kind) nor a response "
                 f"(prompt, response, reward); its columns are {', '.join(map(repr, row)) or 'none'}."
             )
-    return votes + _scored(responses, margin)
+    if response_files:
+        tables.append(_compare_rewards(response_files, margin))
+    return pd.concat(tables, ignore_index=True)
 
 
-def reward_vote(
-    item: JudgedItem, rewards: tuple[float, float], models: tuple[str, str], file: Path, margin: float
-) -> Vote:
-    """The reward model's vote on an item."""
-    verdict = score_verdict(*rewards, margin)
-    return Vote(item, verdict, "reward", REWARD_MODEL, models, dataset="", file=file, rewards=rewards)
-
-
-def _verdicts(file: Path) -> list[Vote]:
-    occurred: Counter[Any] = Counter()
-    votes = []
+def _read_verdicts(file: Path) -> pd.DataFrame:
+    rows = []
     for origin, row in read_rows(file, FILE):
-        one = comparison_of(row, origin)
-        texts, who = (one.prompt, one.response_a, one.response_b), (one.kind, one.rater, (one.model_a, one.model_b))
-        a, b = number_of(row, "reward_a", origin), number_of(row, "reward_b", origin)
-        vote = Vote(
-            JudgedItem(*texts, occurred[texts, who]),
-            one.verdict,
-            *who,
-            dataset=one.dataset,
-            file=file,
-            showings=_showings(row, one.verdict, origin),
-            rewards=None if a is None or b is None else (a, b),
-            aspects=_aspects(row, origin),
-        )
-        occurred[texts, who] += 1
-        votes.append(vote)
+        comparison = comparison_of(row, origin)
+        columns = {name: getattr(comparison, name) for name in COMPARISON}
+        reward_a = number_of(row, "reward_a", origin)
+        reward_b = number_of(row, "reward_b", origin)
+        columns["orders"] = _orders_of(row, comparison.verdict, origin)
+        columns["aspects"] = _aspects_of(row, origin)
+        columns["reward_a"] = math.nan if reward_a is None else reward_a
+        columns["reward_b"] = math.nan if reward_b is None else reward_b
+        rows.append(columns)
+    votes = pd.DataFrame(rows)
+    votes["occurrence"] = votes.groupby([*TEXTS, *RATER]).cumcount()
+    votes["file"] = file
+    votes["turned"] = False
     return votes
 
 
-def _showings(row: Mapping[str, Any], verdict: Verdict, origin: str) -> tuple[Showing, ...]:
-    """Judges write a list of orders, people the model that was shown first."""
+def _orders_of(
+    row: Mapping[str, Any],
+    verdict: Verdict,
+    origin: str,
+) -> tuple[Order, ...]:
+    """Orders in which the responses were shown: judges write a list of them, people the model shown first."""
     orders = row.get("orders")
+    if orders is None and row.get("first") in SIDES:
+        return ((row["first"], verdict),)
     if orders is None:
-        return ((row["first"], verdict),) if row.get("first") in ("A", "B") else ()
-    if not isinstance(orders, list) or not all(
-        isinstance(order, dict) and order.get("first") in ("A", "B") and order.get("verdict") in VERDICTS
-        for order in orders
-    ):
-        form = f"a list of objects with first (A or B) and verdict ({', '.join(VERDICTS)})"
-        raise UserError(f"{origin}: orders must be {form}; correct or remove the column.")
+        return ()
+    problem = f"{origin}: orders must be a list of objects with first (A or B) and verdict ({', '.join(VERDICTS)})"
+    if not isinstance(orders, list):
+        raise UserError(f"{problem}; correct or remove the column.")
+    for order in orders:
+        if not isinstance(order, dict) or order.get("first") not in SIDES or order.get("verdict") not in VERDICTS:
+            raise UserError(f"{problem}; correct or remove the column.")
     return tuple((order["first"], order["verdict"]) for order in orders)
 
 
-def _aspects(row: Mapping[str, Any], origin: str) -> dict[str, Verdict]:
+def _aspects_of(
+    row: Mapping[str, Any],
+    origin: str,
+) -> dict[str, Verdict]:
     aspects = row.get("aspects") or {}
     if not isinstance(aspects, dict) or not all(verdict in VERDICTS for verdict in aspects.values()):
         raise UserError(f"{origin}: aspects must be an object of verdicts ({', '.join(VERDICTS)}); correct the row.")
     return aspects
 
 
-def _scored(files: Sequence[Path], margin: float) -> list[Vote]:
-    """The reward model's votes on each two files with the same prompts, of different models.
+def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
+    """Votes of the reward model on each two files with the same prompts, of different models.
 
-    An item counts once for two models, also where a sample of their files is given beside the whole ones.
+    An item counts once for two models, also where a sample of their files is given beside the complete ones.
     """
     names = dict(zip(files, model_names(files), strict=True))
-    prompts = {file: Counter(response.prompt for response in read_responses(file, FILE)) for file in files}
-    models = list(dict.fromkeys(names.values()))
-    couples = [
-        (one, other)
-        for one, other in combinations(sorted(files, key=lambda file: models.index(names[file])), 2)
-        if names[one] != names[other] and prompts[one] == prompts[other]
-    ]
+    tables = []
+    for file_a, file_b in _comparable_files(files, names):
+        rows = []
+        for pair in read_pairs(file_a, FILE, file_b, FILE):
+            texts = (pair.prompt, pair.a.response, pair.b.response)
+            rows.append((*texts, _reward_of(pair.a), _reward_of(pair.b)))
+        items = pd.DataFrame(rows, columns=[*TEXTS, "reward_a", "reward_b"])
+        items["occurrence"] = items.groupby(TEXTS).cumcount()
+        items["file"] = file_a
+        models = (names[file_a], names[file_b])
+        tables.append(_reward_votes(items, models, margin))
+    return pd.concat(tables).drop_duplicates([*ITEM, "model_a", "model_b"])
+
+
+def _comparable_files(
+    files: Sequence[Path],
+    names: Mapping[Path, str],
+) -> list[tuple[Path, Path]]:
+    """Pairs of files of different models with the same prompts; raises UserError for a file without a partner."""
+    prompts: dict[Path, Counter[str]] = {}
     for file in files:
-        if not any(file in couple for couple in couples):
+        prompts[file] = Counter(response.prompt for response in read_responses(file, FILE))
+    models = list(dict.fromkeys(names.values()))
+    by_model = sorted(files, key=lambda file: models.index(names[file]))
+    pairs = []
+    for first, second in combinations(by_model, 2):
+        if names[first] != names[second] and prompts[first] == prompts[second]:
+            pairs.append((first, second))
+    for file in files:
+        if not any(file in pair for pair in pairs):
             others = [other for other in files if names[other] != names[file]]
-            remedy = "Give one, sampled with the same command and seed"
             raise UserError(
                 f"{FILE} {file}: no file of another model answers the same prompts{_closest(file, others, prompts)}."
-                f" {remedy}."
+                " Give one, sampled with the same command and seed."
             )
-    votes: dict[tuple[tuple[str, str], JudgedItem], Vote] = {}
-    for first, second in couples:
-        both = (names[first], names[second])
-        occurred: Counter[tuple[str, str, str]] = Counter()
-        for pair in read_pairs(first, FILE, second, FILE):
-            texts = (pair.prompt, pair.a.response, pair.b.response)
-            item = JudgedItem(*texts, occurred[texts])
-            occurred[texts] += 1
-            rewards = (_reward(pair.a), _reward(pair.b))
-            votes.setdefault((both, item), reward_vote(item, rewards, both, first, margin))
-    return list(votes.values())
+    return pairs
 
 
-def _closest(file: Path, others: Sequence[Path], prompts: Mapping[Path, Counter[str]]) -> str:
-    """Which of the other files has most of a file's prompts, and how many; empty where there is no other."""
+def _closest(
+    file: Path,
+    others: Sequence[Path],
+    prompts: Mapping[Path, Counter[str]],
+) -> str:
+    """Which other file shares most of a file's prompts, and how many, for a message; empty where there is none."""
     if not others:
         return ""
     shared = {other: (prompts[file] & prompts[other]).total() for other in others}
     closest = max(others, key=shared.__getitem__)
-    own, theirs = prompts[file].total(), prompts[closest].total()
-    return f": of its {own} rows {closest}, which has {theirs}, shares {shared[closest]}"
+    row_count = prompts[file].total()
+    return f": of its {row_count} rows {closest}, which has {prompts[closest].total()}, shares {shared[closest]}"
 
 
-def _reward(response: Response) -> float:
+def _reward_of(response: Response) -> float:
     if response.reward is None:
         raise UserError(
             f"{response.origin}: no reward to compare by; score the responses: `dschat generate`"
@@ -200,85 +205,176 @@ def _reward(response: Response) -> float:
     return response.reward
 
 
-@dataclass(frozen=True)
-class VoteSection:
-    """The votes on one pair of models on one data set, all with the models in the same order."""
+def _reward_votes(
+    items: pd.DataFrame,
+    models: tuple[str, str],
+    margin: float,
+) -> pd.DataFrame:
+    """Votes of the reward model on items with the columns ITEM, `reward_a`, `reward_b` and `file`."""
+    votes = items.copy()
+    rewards = zip(votes["reward_a"], votes["reward_b"], strict=True)
+    votes["verdict"] = [score_verdict(reward_a, reward_b, margin) for reward_a, reward_b in rewards]
+    votes["kind"] = "reward"
+    votes["rater"] = REWARD_MODEL
+    votes["model_a"], votes["model_b"] = models
+    votes["dataset"] = ""
+    votes["orders"] = object_column(votes, [()] * len(votes))
+    votes["aspects"] = object_column(votes, [{}] * len(votes))
+    votes["turned"] = False
+    return votes
 
-    models: tuple[str, str]  # names of the first and the second
-    dataset: str  # its name, or empty
-    votes: dict[str, list[Vote]]  # rater → one per item; judges first, then people, then the reward model
 
+def sections_of(
+    votes: pd.DataFrame,
+    margin: float,
+    dataset: str = "",
+) -> list[VoteSection]:
+    """Sort votes into sections by the names of models and data set.
 
-def sections_of(votes: Sequence[Vote], margin: float, dataset: str = "") -> list[VoteSection]:
-    """Sorts votes into sections by the names of models and data set.
+    The first vote of a section decides which model comes first; votes on the models in the other order are exchanged.
+    Where the reward model has no vote in a section, the rewards beside verdicts are compared.
 
-    The first vote of a section decides which model comes first; votes on the same models in the other order are turned
-    round. Votes that name no data set belong to `dataset`, or to the one that other votes on the same models name; a
-    UserError is raised where there are several. Where the reward model has no vote in a section, the rewards beside
-    verdicts are taken; those that differ by no more than the margin are a tie.
+    Args:
+        votes: as from `read_votes`.
+        margin: rewards that differ by no more than this are a tie.
+        dataset: of votes that name none; where it is empty, the one that other votes on the same models name.
+
+    Raises:
+        UserError: votes name no data set, and others on the same models name several.
     """
-    named: dict[frozenset[str], list[str]] = defaultdict(list)
-    for vote in votes:
-        if vote.dataset and vote.dataset not in named[frozenset(vote.models)]:
-            named[frozenset(vote.models)].append(vote.dataset)
-    sections: dict[tuple[frozenset[str], str], list[Vote]] = defaultdict(list)
-    for vote in votes:
-        models = frozenset(vote.models)
-        home = vote.dataset or dataset or "".join(named[models][:1])
-        if not vote.dataset and not dataset and len(named[models]) > 1:
-            raise UserError(
-                f"{FILE} {vote.file}: it names no data set, and other files compare {' and '.join(vote.models)} on "
-                f"{' and '.join(named[models])}. Say with --dataset which of these it belongs to."
+    votes = votes.copy()
+    models = zip(votes["model_a"], votes["model_b"], strict=True)
+    votes["models"] = object_column(votes, [frozenset(names) for names in models])
+    votes["dataset"] = _datasets_of(votes, dataset)
+    sections = []
+    for (_, name), section in votes.groupby(["models", "dataset"], sort=False):
+        sections.append(
+            _section(
+                str(name),
+                section.drop(columns="models"),
+                margin,
             )
-        sections[models, home].append(vote)
-    return [_section(home, given, margin) for (_, home), given in sections.items()]
-
-
-def _section(dataset: str, votes: Sequence[Vote], margin: float) -> VoteSection:
-    models = votes[0].models
-    oriented = [vote if vote.models == models else vote.mirrored() for vote in votes]
-    if not any(vote.kind == "reward" for vote in oriented):
-        scored = {vote.item: (vote.rewards, vote.file) for vote in oriented if vote.rewards is not None}
-        oriented += [reward_vote(item, pair, models, file, margin) for item, (pair, file) in scored.items()]
-    raters: dict[str, list[Vote]] = defaultdict(list)
-    for vote in sorted(oriented, key=lambda vote: KINDS.index(vote.kind)):
-        name = " ".join(vote.rater.split())
-        raters[name if vote.kind == "reward" or name == vote.kind else f"{vote.kind} {name}"].append(vote)
-    parts = [part for rater, given in raters.items() for part in _by_file(rater, given)]
-    return VoteSection(models, dataset, {rater: _one_per_item(given) for rater, given in parts})
-
-
-def _by_file(rater: str, votes: list[Vote]) -> list[tuple[str, list[Vote]]]:
-    """A rater's votes; by file, with its name in the rater's, where files hold verdicts on the same item and order.
-
-    These are two people of one name, or a judge asked twice; counted together they would pass for more items.
-    """
-    asked = {(vote.item, vote.turned) for vote in votes}
-    if len(asked) == len(votes):
-        return [(rater, votes)]
-    stems = {vote.file: vote.file.stem for vote in votes}
-    unique = len(set(stems.values())) == len(stems)
-    files: dict[str, list[Vote]] = defaultdict(list)
-    for vote in votes:
-        files[vote.file.stem if unique else str(vote.file)].append(vote)
-    return [(f"{rater} ({name})", given) for name, given in files.items()]
-
-
-def _one_per_item(votes: Sequence[Vote]) -> list[Vote]:
-    """Joins a rater's votes on an item, given in files of opposite order of the models, as a judge's two orders."""
-    items: dict[JudgedItem, list[Vote]] = defaultdict(list)
-    for vote in votes:
-        items[vote.item].append(vote)
-    return [
-        replace(
-            given[0],
-            verdict=combined([vote.verdict for vote in given]),
-            showings=tuple(shown for vote in given for shown in vote.showings),
-            aspects={
-                name: combined([vote.aspects[name] for vote in given])
-                for name in given[0].aspects
-                if all(name in vote.aspects for vote in given)
-            },
         )
-        for given in items.values()
-    ]
+    return sections
+
+
+def _datasets_of(votes: pd.DataFrame, dataset: str) -> list[str]:
+    """(N,) name of each vote's data set, see `sections_of`."""
+    named: dict[frozenset[str], list[str]] = defaultdict(list)
+    for models, name in zip(votes["models"], votes["dataset"], strict=True):
+        if name and name not in named[models]:
+            named[models].append(name)
+    datasets = []
+    for vote in votes[["models", "model_a", "model_b", "dataset", "file"]].itertuples():
+        candidates = named[vote.models]
+        if not vote.dataset and not dataset and len(candidates) > 1:
+            raise UserError(
+                f"{FILE} {vote.file}: it names no data set, and other files compare {vote.model_a} and {vote.model_b} "
+                f"on {' and '.join(candidates)}. Say with --dataset which of these it belongs to."
+            )
+        datasets.append(vote.dataset or dataset or "".join(candidates[:1]))
+    return datasets
+
+
+def _section(
+    dataset: str,
+    votes: pd.DataFrame,
+    margin: float,
+) -> VoteSection:
+    models = (votes["model_a"].iloc[0], votes["model_b"].iloc[0])
+    same_order = votes["model_a"] == models[0]
+    exchanged = exchange_models(votes[~same_order])
+    votes = pd.concat([votes[same_order], exchanged]).sort_index()
+
+    if not (votes["kind"] == "reward").any():
+        scored = votes.dropna(subset=["reward_a", "reward_b"])
+        if len(scored):
+            by_item = scored.groupby(ITEM, sort=False)[["reward_a", "reward_b", "file"]]
+            rewards = by_item.last().reset_index()
+            votes = pd.concat(
+                [
+                    votes,
+                    _reward_votes(
+                        rewards,
+                        models,
+                        margin,
+                    ),
+                ],
+                ignore_index=True,
+            )
+
+    votes = votes.sort_values(
+        "kind",
+        key=lambda kinds: kinds.map(KINDS.index),
+        kind="stable",
+    )
+    votes["item"] = votes.groupby(ITEM, sort=False).ngroup()
+    raters = zip(votes["kind"], votes["rater"], strict=True)
+    votes["rater"] = [_rater_name(kind, rater) for kind, rater in raters]
+    merged = []
+    for _, votes_of_rater in votes.groupby("rater", sort=False):
+        named = _split_by_file(votes_of_rater)
+        for _, votes_of_file in named.groupby("rater", sort=False):
+            merged.append(_merge_orders(votes_of_file))
+    return VoteSection(models, dataset, pd.concat(merged, ignore_index=True))
+
+
+def exchange_models(votes: pd.DataFrame) -> pd.DataFrame:
+    """Votes with the first and the second model exchanged."""
+    swapped = {}
+    for name in ("response", "model", "reward"):
+        swapped[f"{name}_a"] = f"{name}_b"
+        swapped[f"{name}_b"] = f"{name}_a"
+    exchanged = votes.rename(columns=swapped)
+    exchanged["verdict"] = [mirrored(verdict) for verdict in votes["verdict"]]
+    exchanged["orders"] = votes["orders"].map(_exchange_order)
+    exchanged["aspects"] = votes["aspects"].map(_exchange_aspects)
+    exchanged["turned"] = ~votes["turned"]
+    return exchanged
+
+
+def _exchange_order(orders: tuple[Order, ...]) -> tuple[Order, ...]:
+    return tuple((SIDES[first], mirrored(verdict)) for first, verdict in orders)
+
+
+def _exchange_aspects(aspects: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    return {name: mirrored(verdict) for name, verdict in aspects.items()}
+
+
+def _rater_name(kind: str, rater: str) -> str:
+    """How tables call a rater."""
+    name = " ".join(rater.split())
+    return name if kind in ("reward", name) else f"{kind} {name}"
+
+
+def _split_by_file(votes: pd.DataFrame) -> pd.DataFrame:
+    """A rater's votes, with the file in the rater's name where files hold verdicts on the same item and order.
+
+    These are two people of one name, or a judge that was asked twice; counted together they would pass for more items.
+    """
+    if not votes.duplicated(["item", "turned"]).any():
+        return votes
+    files = votes["file"].drop_duplicates()
+    stems_are_unique = files.map(lambda file: file.stem).is_unique
+    labels = votes["file"].map(lambda file: file.stem if stems_are_unique else str(file))
+    return votes.assign(rater=votes["rater"] + " (" + labels + ")")
+
+
+def _merge_orders(votes: pd.DataFrame) -> pd.DataFrame:
+    """One vote per item: verdicts of one rater in files of opposite model order count as a judge's two orders."""
+    if votes["item"].is_unique:
+        return votes
+    votes_by_item: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for vote in votes.to_dict("records"):
+        votes_by_item[vote["item"]].append(vote)
+    merged = []
+    for same_item in votes_by_item.values():
+        aspects = {}
+        for name in same_item[0]["aspects"]:
+            if all(name in vote["aspects"] for vote in same_item):
+                aspects[name] = combined([vote["aspects"][name] for vote in same_item])
+        vote = same_item[0] | {"aspects": aspects}
+        vote["verdict"] = combined([vote["verdict"] for vote in same_item])
+        vote["orders"] = sum((vote["orders"] for vote in same_item), ())
+        merged.append(vote)
+    return pd.DataFrame(merged)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from transformers import masking_utils
 
-# Families that read positions, but do not tell the function that makes their masks, which would see where texts begin.
+# Families that take position ids but build their attention masks without them, so packed sequences need a mask.
 OWN_MASK = ("opt", "falcon")
 
 
 def position_ids(backbone: nn.Module, attention_mask: Tensor) -> dict[str, Tensor]:
-    """{"position_ids": (B, T) long} of a mask (B, T) bool, for a backbone that takes them; {} for ALiBi models, which
-    derive their own.
+    """Position ids (B, T) long for a mask (B, T) bool, as keyword arguments of a backbone; {} if it takes none.
+
+    ALiBi models derive their positions themselves.
     """
     if "position_ids" not in inspect.signature(backbone.forward).parameters:
         return {}
@@ -24,35 +25,45 @@ def position_ids(backbone: nn.Module, attention_mask: Tensor) -> dict[str, Tenso
 
 
 def reads_positions(model: Any) -> bool:
-    """Whether a Hugging Face model can be told where texts begin; ALiBi and recurrent families cannot."""
+    """Whether a Hugging Face model takes position ids, which separate packed sequences; ALiBi models do not."""
     backbone = getattr(model, model.base_model_prefix)
     return "position_ids" in inspect.signature(backbone.forward).parameters
 
 
 def packed_inputs(model: Any, position_ids: Tensor) -> dict[str, Tensor]:
-    """What a backbone is given so that the texts of a row do not see each other; `position_ids` (B, T) long are 0
-    where a text begins.
+    """Keyword arguments of a backbone that keep the packed sequences of a row from attending to each other.
 
-    For a family that does not find the texts by them, also attention_mask (B, 1, T, T), added to the attention's
-    logits.
+    Args:
+        model: a Hugging Face model with a head.
+        position_ids: (B, T) long, 0 where a sequence begins.
+
+    Returns:
+        The position ids; for families in OWN_MASK also an additive attention_mask (B, 1, T, T).
     """
     if model.config.model_type not in OWN_MASK:
         return {"position_ids": position_ids}
-    text = (position_ids == 0).cumsum(1)
-    sees = (text[:, :, None] == text[:, None, :]).tril()[:, None]
+    sequence_index = (position_ids == 0).cumsum(1)
+    is_visible = (sequence_index[:, :, None] == sequence_index[:, None, :]).tril()[:, None]
     dtype = next(model.parameters()).dtype
-    mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(~sees, torch.finfo(dtype).min)
+    mask = torch.zeros(is_visible.shape, dtype=dtype, device=is_visible.device)
+    mask = mask.masked_fill(~is_visible, torch.finfo(dtype).min)
     return {"position_ids": position_ids, "attention_mask": mask}
 
 
 def last_hidden_state(
-    model: Any, input_ids: Tensor, attention_mask: Tensor | None, packed_positions: Tensor | None = None
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    packed_positions: Tensor | None = None,
 ) -> Tensor:
-    """(B, T, H) of a Hugging Face model with a head, padding included.
+    """Hidden states before the head, (B, T, H), padding included.
 
-    `attention_mask` (B, T) is True on real tokens; None where every row begins in the first column: a causal model
-    never looks at padding behind a token, and without a mask attention is at its fastest. `packed_positions` (B, T)
-    long, 0 where a text begins, are of rows that hold several; without a mask.
+    Args:
+        model: a Hugging Face model with a head.
+        input_ids: (B, T) long.
+        attention_mask: (B, T) bool, True on real tokens. None if every row begins in the first column: a causal model
+            never attends to padding after a token, and attention without a mask is the fastest.
+        packed_positions: (B, T) long, 0 where a sequence begins, for rows that pack several; then without a mask.
     """
     backbone = getattr(model, model.base_model_prefix)
     if packed_positions is not None:
@@ -61,18 +72,21 @@ def last_hidden_state(
     if attention_mask is None:
         with _rows_are_single_texts():
             return backbone(input_ids=input_ids, use_cache=False).last_hidden_state
-    positions = position_ids(backbone, attention_mask)
-    return backbone(
-        input_ids=input_ids, attention_mask=attention_mask.long(), use_cache=False, **positions
-    ).last_hidden_state
+    outputs = backbone(
+        input_ids=input_ids,
+        attention_mask=attention_mask.long(),
+        use_cache=False,
+        **position_ids(backbone, attention_mask),
+    )
+    return outputs.last_hidden_state
 
 
 @contextmanager
 def _rows_are_single_texts() -> Iterator[None]:
-    """Without a mask, transformers would wait for the device to find out whether several texts share a row."""
-    find = masking_utils.find_packed_sequence_indices
+    """Keeps transformers from looking for packed sequences, for which the host would wait for the device."""
+    original = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = find
+        masking_utils.find_packed_sequence_indices = original

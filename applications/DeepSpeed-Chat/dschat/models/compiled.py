@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.compile for a model's decoder layers, each by itself (``--compile``).
+"""torch.compile for a model's decoder layers, one layer at a time (``--compile``).
 
 The layers of a model share their code, so one compiled graph serves all of them, and compiling takes seconds, not
-minutes. Sizes are dynamic: micro-batches of any number of rows (from two on) and any width share a graph; a single row
-has one of its own. A model's training passes, its passes without gradients and its decoding steps have a graph each.
+minutes. Sizes are dynamic: micro-batches of two or more rows and any width share a graph; a single row has its own.
+Training passes, passes without gradients and decoding steps each have a graph.
 
-Where the compiler refuses a model, that is said once, and its layers run as they are.
+If the compiler fails on a model, a warning is logged once and the layers run eagerly from then on.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from dschat.base.cache_home import cache_home
-from dschat.models.layers import layers_of
-from dschat.models.side_by_side import Backend, common_layout, lay_side_by_side, merging
+from dschat.models.layers import find_layers
+from dschat.models.side_by_side import Backend, common_layout, lay_side_by_side, merging_backend, plain_linear_problem
 
 logger = logging.getLogger(__name__)
 
-# Graphs of one function. All layers of all models count together: training, scoring and decoding, with a mask and
-# without, one row and several.
+# Maximum number of graphs per function. All layers of all models count together: training, scoring and decoding, with
+# and without a mask, one row and several.
 RECOMPILE_LIMIT = 64
-CODE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+CODE_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 BACKEND = "inductor"
 EAGER_LOWERING = "force_non_lazy_backward_lowering"
 P = ParamSpec("P")
@@ -42,73 +42,102 @@ R = TypeVar("R")
 class Compiler:
     """The compiler of one model's layers."""
 
-    def __init__(self, model_type: str, backend: str = BACKEND, warns: bool = True) -> None:
-        """`warns`: a refusal is said; one process of several is enough for that."""
+    def __init__(
+        self,
+        model_type: str,
+        backend: str = BACKEND,
+        warns: bool = True,
+    ) -> None:
+        """`warns`: log a warning if compilation fails; one process of several is enough."""
         self._model_type = model_type
         self._warns = warns
         self.backend = backend
+        self.layers: list[nn.Module] = []  # the model's decoder layers, set by `compile_layers`
         self.refusal: str | None = None  # why the model's layers are not compiled
+        self.merge_refusal: str | None = None  # why decoding steps do not merge linear layers, set by `may_merge`
         self._is_paused = False
-        self._merged_layout: tuple[int, ...] | None = None  # of the weights that merged layers were compiled for
+        self._merged_layout: tuple[int, ...] | None = None  # weight layout that merged layers were compiled for
 
     @property
     def words(self) -> str:
-        """Whether the layers are compiled, for the run's record."""
-        return "compiled" if self.refusal is None else f"not compiled: {self.refusal}"
+        """Whether the layers are compiled, and their linear layers merged while sampling, for the run's record."""
+        if self.refusal is not None:
+            return f"not compiled: {self.refusal}"
+        if self.merge_refusal is not None:
+            return f"compiled; linear layers are not merged in decoding steps: {self.merge_refusal}"
+        return "compiled"
 
-    def refuse(self, why: str) -> None:
-        """Leaves the model's layers as they are from now on, and says so once."""
-        if self.refusal is None and self._warns:
-            message = "--compile: the layers of %s are not compiled from now on: %s"
-            logger.warning(message, self._model_type, why)
-        self.refusal = self.refusal or why
+    def refuse(self, reason: str) -> None:
+        """Runs the model's layers eagerly from now on, and logs the reason once."""
+        if self.refusal is not None:
+            return
+        self.refusal = reason
+        if self._warns:
+            logger.warning(
+                "--compile: the layers of %s are not compiled from now on: %s", self._model_type, self.refusal
+            )
 
     @property
     def is_active(self) -> bool:
-        """Whether functions run compiled now."""
+        """Whether functions currently run compiled."""
         return self.refusal is None and not self._is_paused
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, everything runs as it is.
+        """Runs everything inside eagerly.
 
-        For dispatch modes: torch.compile leaves a function alone for good once it was called under one.
+        Needed under dispatch modes: torch.compile never compiles a function that was once called under one.
         """
-        before = self._is_paused
+        was_paused = self._is_paused
         self._is_paused = True
         try:
             yield
         finally:
-            self._is_paused = before
+            self._is_paused = was_paused
 
-    def compile(self, function: Callable[P, R], backend: Backend | str | None = None) -> Compiled[P, R]:
-        """A function that is compiled, with sizes that may change, when it is first called."""
+    def compile(
+        self,
+        function: Callable[P, R],
+        backend: Backend | str | None = None,
+    ) -> Compiled[P, R]:
+        """Wraps a function so that it is compiled on its first call, with dynamic sizes."""
         return Compiled(self, function, backend or self.backend)
 
-    def may_merge(self, layers: Sequence[nn.Module]) -> bool:
-        """Whether merged linear layers would read the right memory.
+    def may_merge(self) -> bool:
+        """Whether decoding steps may compute linear layers of one input as one product, see `side_by_side`.
 
-        The weights of all layers must lie as they did when the first step was compiled.
+        The compiled graph reads all layers' weights at the offsets that the first step was compiled for. `words` gives
+        the reason if it may not.
         """
-        layout = common_layout(layers)
+        layout = common_layout(self.layers)
         if self._merged_layout is None:
             self._merged_layout = layout
-        return layout is not None and layout == self._merged_layout
+        self.merge_refusal = plain_linear_problem()
+        if layout is None:
+            self.merge_refusal = "the weights of a layer do not lie side by side in memory"
+        elif layout != self._merged_layout:
+            self.merge_refusal = "the weights have moved in memory since the first step was compiled"
+        return self.merge_refusal is None
 
     @cached_property
     def merging_backend(self) -> Backend:
         """A backend that computes linear layers of one input as one matrix product; see `side_by_side`."""
-        return merging(torch._dynamo.lookup_backend(self.backend))
+        return merging_backend(torch._dynamo.lookup_backend(self.backend))
 
 
 class Compiled(Generic[P, R]):
-    """A function that runs compiled until its compiler refuses the model.
+    """A function that runs compiled until compilation fails anywhere in its model.
 
     Gradient checkpointing calls a function again in the backward pass and expects the same tensors to be saved. The
-    second call therefore runs as the first did, though the compiler may have refused another layer in between.
+    second call therefore runs as the first did, even if compilation of another layer failed in between.
     """
 
-    def __init__(self, compiler: Compiler, function: Callable[P, R], backend: Backend | str) -> None:
+    def __init__(
+        self,
+        compiler: Compiler,
+        function: Callable[P, R],
+        backend: Backend | str,
+    ) -> None:
         self._compiler = compiler
         self._function = function
         self._compiled = torch.compile(function, dynamic=True, backend=backend)
@@ -137,9 +166,14 @@ def is_recomputing() -> bool:
 
 
 class CompiledLayer:
-    """What a layer's call does: it stands in the place that `nn.Module.compile` uses."""
+    """Replaces a layer's call, through the attribute that `nn.Module.compile` sets."""
 
-    def __init__(self, compiler: Compiler, layer: nn.Module, index: int) -> None:
+    def __init__(
+        self,
+        compiler: Compiler,
+        layer: nn.Module,
+        index: int,
+    ) -> None:
         self.compiler = compiler
         self._layer = layer
         self._index = index
@@ -147,11 +181,12 @@ class CompiledLayer:
         self._merged_step = compiler.compile(layer._call_impl, compiler.merging_backend)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
-        if cache is None:
+        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+        if not caches:
             return self._call(*args, **kwargs)
-        # A graph of the whole cache would hold for one layer only: the layer's number would be in it. In a decoding
-        # step of fixed shapes our own cache hands every layer its part.
+        # A graph over the whole cache would contain the layer's index and serve that layer alone. In a decoding step
+        # of fixed shapes, our own cache gives every layer its part instead.
+        cache = caches[0]
         step_layers: Sequence[object] | None = getattr(cache, "step_layers", None)
         if step_layers is None:
             return self._layer._call_impl(*args, **kwargs)
@@ -162,36 +197,40 @@ class CompiledLayer:
         return step(*args, **kwargs)
 
 
-def compile_layers(model: PreTrainedModel, backend: str = BACKEND, warns: bool = True) -> Compiler:
-    """Has a model's decoder layers compiled, each when it is first called.
+def compile_layers(
+    model: PreTrainedModel,
+    backend: str = BACKEND,
+    warns: bool = True,
+) -> Compiler:
+    """Has a model's decoder layers compiled, each on its first call.
 
-    Passes without a cache of keys and values are compiled, and decoding steps of fixed shapes; with any other cache,
-    layers run as they are.
+    Passes without a key-value cache and decoding steps of fixed shapes run compiled; with any other cache, layers run
+    eagerly.
 
     Args:
         model: a Hugging Face model with a head.
         backend: of torch.compile.
-        warns: whether this process says that a model cannot be compiled.
+        warns: whether this process logs that a model cannot be compiled.
     """
     prepare_compiler()
     compiler = Compiler(model.config.model_type, backend, warns)
-    count = int(model.config.get_text_config().num_hidden_layers)
-    parent, layers = layers_of(getattr(model, model.base_model_prefix), count)
-    if parent is None or layers is None:
+    decoder = find_layers(model)
+    if decoder is None:
         compiler.refuse(f"it is not known where a {type(model).__name__} keeps its layers")
         return compiler
-    lay_side_by_side(layers)
-    for index, layer in enumerate(layers):
+    compiler.layers = list(decoder.layers)
+    lay_side_by_side(compiler.layers)
+    for index, layer in enumerate(compiler.layers):
         layer._compiled_call_impl = CompiledLayer(compiler, layer, index)
-    for module in parent.children():
-        # Beside the layers stand the last norm and what turns positions into angles: many small kernels.
-        if module is not layers and not isinstance(module, (nn.Embedding, nn.Linear, nn.Dropout)):
+    for module in decoder.parent.children():
+        # The last norm and the rotary embedding launch many small kernels.
+        if module is not decoder.layers and not isinstance(module, (nn.Embedding, nn.Linear, nn.Dropout)):
             module._compiled_call_impl = compiler.compile(module._call_impl)
     return compiler
 
 
 def compiler_of(model: PreTrainedModel) -> Compiler | None:
-    """The compiler of a model's layers; None where they run as they are."""
+    """The compiler of a model's layers; None if they run eagerly."""
     for module in model.modules():
         call = module._compiled_call_impl
         if isinstance(call, CompiledLayer):
@@ -199,14 +238,9 @@ def compiler_of(model: PreTrainedModel) -> Compiler | None:
     return None
 
 
-def compiled_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """A model's compiled layers."""
-    return [module for module in model.modules() if isinstance(module._compiled_call_impl, CompiledLayer)]
-
-
 @contextmanager
 def uncompiled(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, a model's layers run as they are."""
+    """Runs a model's layers eagerly inside."""
     compiler = compiler_of(model)
     if compiler is None:
         yield
@@ -216,25 +250,25 @@ def uncompiled(model: PreTrainedModel) -> Iterator[None]:
 
 
 def prepare_compiler() -> None:
-    """Settings of torch.compile for this process."""
+    """Configures torch.compile for this process."""
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILE_LIMIT)
-    dynamo.fail_on_recompile_limit_hit = True  # in place of running as it is in silence
-    # Two sizes that are equal when a graph is made need not be so later.
+    dynamo.fail_on_recompile_limit_hit = True  # by default torch would run the function eagerly without a word
+    # Sizes that are equal when a graph is traced may differ later.
     torch.fx.experimental._config.use_duck_shape = False
-    # The backward pass is compiled with the forward pass, so that what fails fails before anything is computed.
-    # torch 2.8 compiles it at the first backward pass; what fails there ends the run.
+    # Compile the backward pass together with the forward pass, so that a failure comes before anything is computed.
+    # torch 2.8 compiles it at the first backward pass, where a failure ends the run.
     if hasattr(torch._functorch.config, EAGER_LOWERING):
         setattr(torch._functorch.config, EAGER_LOWERING, True)
-    if CODE_VARIABLE not in os.environ:
+    if CODE_CACHE_VARIABLE not in os.environ:
         folder = cache_home() / "compiled"
-        with suppress(OSError):  # torch then takes a temporary folder
+        with suppress(OSError):  # torch then uses a temporary folder
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK | os.X_OK):
-                os.environ[CODE_VARIABLE] = str(folder)
+                os.environ[CODE_CACHE_VARIABLE] = str(folder)
 
 
 def reason_of(error: Exception) -> str:
-    """The lines of a compiler's message that say which part of it failed, and why."""
+    """The first lines of a compiler's message: which part of it failed, and why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2]) or type(error).__name__

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trainers, scores and checkpoints need of a model under an engine; `dschat.engine` fulfils it."""
+"""Protocols of models under an engine, for trainers, scores and checkpoints; `dschat.engine` implements them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -32,14 +32,14 @@ class ScalarForward(Protocol):
 
 
 class PolicyEngine(PolicyForward, Protocol):
-    """A policy that is not trained: the reference."""
+    """A policy that is not trained, the reference."""
 
     @property
     def module(self) -> PolicyModel: ...
 
 
 class ModelEngine(Protocol):
-    """A model under an engine, trained or not: its modes and its weights. DeepSpeed's own method names."""
+    """A model under an engine, trained or frozen; method names are DeepSpeed's."""
 
     @property
     def module(self) -> PolicyModel | ScalarModel: ...
@@ -51,23 +51,27 @@ class ModelEngine(Protocol):
         """Inference mode."""
 
     def rehearsing(self) -> AbstractContextManager[None]:
-        """Inside, passes, `backward` and `step` take the memory that training takes, and leave nothing behind.
+        """Inside, passes, `backward` and `step` use the memory that training uses, but change nothing.
 
-        That is the memory of activations and gradients and of what the first update adds: Adam's moments and the sums
-        of gradients. Every rank must enter it, before the first update since the start of the process.
+        That is the memory of activations, gradients, and Adam's moments and gradient sums, which the first update
+        allocates. Every rank must enter it, before the first update since the start of the process.
         """
 
-    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of every weight, one at a time, on this rank's device, valid until the next is asked
-        for.
+    def whole_weights(
+        self,
+        instead: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yields name and whole tensor of every weight, on this rank's device and valid until the next one.
 
-        `instead` holds `Trained.parts` of other values, to be put together in the place of these weights. Every rank
-        must call it, and go through all of it.
+        Every rank must exhaust the iterator.
+
+        Args:
+            instead: this rank's `Trained.parts` of other values, which replace the weights of these names.
         """
 
 
 class Scalar(ScalarForward, ModelEngine, Protocol):
-    """A scalar model that is not trained: the reward model."""
+    """A scalar model that is not trained, the reward model."""
 
     @property
     def module(self) -> ScalarModel: ...
@@ -77,28 +81,28 @@ class Trained(ModelEngine, Protocol):
     """A model with its optimiser and schedule."""
 
     grad_norm: float  # of the last update, before clipping
-    # DeepSpeed left the last update out though nothing is wrong: fp16's loss scale was too large.
-    skipped: bool
-    # What was not finite in the last update, which was left out: "losses" or "gradients" of this process, or "gradient
-    # norms" over all; None where it was applied.
+    skipped: bool  # the last update was skipped because fp16's loss scale was too large, which is ordinary
+    # What was not finite in the last update, which was skipped: "losses" or "gradients" of this process, or "gradient
+    # norms" over all; None if the update was applied.
     nonfinite: str | None
 
     @property
     def layers(self) -> str:
-        """How decoder layers are computed: eager, compiled, or why they are not compiled although they were to be."""
+        """How decoder layers are computed: "eager", "compiled", or why they are not compiled despite --compile."""
 
     @property
     def learning_rate(self) -> float:
-        """That of the next update."""
+        """The learning rate of the next update."""
 
     def check_reduction(self) -> None:
-        """Has the next update compare the gradients that the engine holds with those that processes computed, before
-        it is applied; later ones, too, for parameters whose gradient was zero. Every rank must call it; `step` raises
-        UserError where they differ.
+        """Makes the next updates compare the engine's gradients with those that the processes computed.
+
+        The comparison is made in `step`, which raises UserError if they differ; parameters with zero gradients are
+        compared again in later updates. Every rank must call it.
         """
 
     def begin_update(self, micro_batches: int) -> None:
-        """Says how many micro-batches the next update has on every rank, where the flags do not say it."""
+        """Sets the number of micro-batches of the next update, if it does not follow from the flags."""
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of one micro-batch's share of the update's loss (0-d)."""
@@ -110,12 +114,12 @@ class Trained(ModelEngine, Protocol):
         """Writes weights, optimiser and schedule into a folder. Every rank must call it."""
 
     def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
-        """Restores what `save_checkpoint` wrote; by way of `scratch` if on other ranks. Every rank must call it."""
+        """Restores a checkpoint, by way of `scratch` if another number of ranks wrote it. Every rank must call it."""
 
     def parts(self) -> dict[str, Tensor]:
-        """By name, this rank's part of every weight that trains: flat, in the same memory. Nothing is gathered.
+        """This rank's part of every trained weight by name: a flat view, nothing is gathered.
 
-        Together the parts of all ranks are the weight, in their order; see `dschat.run.distributed.own_part`.
+        Concatenated over ranks, the parts are the weight; see `dschat.run.distributed.own_part`.
         """
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a model is trained, and whether its activations are kept."""
+"""Which parameters of a model are trained, and whether its activations are recomputed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,17 +8,18 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dschat.base.errors import UserError
-from dschat.models.layers import layers_of
+from dschat.models.layers import find_layers
 from dschat.models.lora import add_lora
+from dschat.models.parameters import whole_shape
 
 
 @dataclass(frozen=True)
 class Finetuning:
-    """What of a model is trained."""
+    """Which parameters of a model are trained."""
 
-    last_layer: bool = False  # the output layer alone
-    rank: int = 0  # of LoRA adapters, which are then trained alone, with a score head; 0 = none
-    # Of the adapters; see `add_lora`.
+    last_layer: bool = False  # train the output layer alone
+    rank: int = 0  # of LoRA adapters; then only they and a score head are trained; 0: no adapters
+    # Options of the adapters, see `add_lora`.
     targets: tuple[str, ...] | None = None
     alpha: int | None = None
     dropout: float = 0.0
@@ -27,11 +28,17 @@ class Finetuning:
 EVERYTHING = Finetuning()
 
 
-def choose_trained(model: Any, what: Finetuning, base: str) -> None:
-    """Freezes what is not trained of a causal LM or classifier, whose weights may be sharded, and adds what is to be.
+def choose_trained(
+    model: Any,
+    what: Finetuning,
+    base: str,
+) -> None:
+    """Adds adapters to a causal LM or classifier if asked for, and freezes what is not trained.
 
-    An adapter's config records `base`, the model's path. Raises UserError: no layer matches the targets, or there is
-    no output layer.
+    The weights may be sharded. An adapter's config records `base`, the model's path.
+
+    Raises:
+        UserError: no layer matches the targets, or there is no output layer.
     """
     if what.rank:
         add_lora(model, what.rank, what.targets, base, what.alpha, what.dropout)
@@ -45,38 +52,45 @@ def choose_trained(model: Any, what: Finetuning, base: str) -> None:
         head.requires_grad_(True)
 
 
-def train_top_layers(model: PreTrainedModel, count: int, flag: str) -> None:
-    """Freezes everything but the last layers of a causal LM, at least one, and the norm behind them.
+def train_top_layers(
+    model: PreTrainedModel,
+    count: int,
+    flag: str,
+) -> None:
+    """Freezes everything but the last `count` ≥ 1 layers of a causal LM and the norm after them.
 
-    Embeddings and output head stay as they are, tied or not; weights may be sharded. Raises UserError where the model
-    has fewer layers, or none that can be told.
+    Embeddings and output head are frozen, tied or not; the weights may be sharded.
+
+    Raises:
+        UserError: the model has fewer layers, or its layers cannot be identified.
     """
-    total = int(model.config.get_text_config().num_hidden_layers)
-    parent, layers = layers_of(getattr(model, model.base_model_prefix), total)
-    if parent is None or layers is None:
+    decoder = find_layers(model)
+    if decoder is None:
         raise UserError(
             f"{flag}: it is not known where a {type(model).__name__} keeps its layers; leave the flag out, or use "
             "--lora_dim."
         )
-    if count > total:
-        raise UserError(f"{flag} {count}: the model has {total} layers; give at most that, or 0 for everything.")
+    layer_count = len(decoder.layers)
+    if count > layer_count:
+        raise UserError(f"{flag} {count}: the model has {layer_count} layers; give at most that, or 0 for everything.")
     model.requires_grad_(False)
-    for layer in list(layers)[-count:]:
+    for layer in list(decoder.layers)[-count:]:
         layer.requires_grad_(True)
-    for name, module in parent.named_children():
-        # Beside the layers stand embeddings, whose weights are matrices, and norms.
-        vectors = all(len(getattr(p, "ds_shape", p.shape)) == 1 for p in module.parameters())
-        if module is not layers and vectors and "emb" not in name:
+    for name, module in decoder.parent.named_children():
+        # Besides the layers, the parent has norms, and embeddings, whose weights are matrices.
+        is_norm = all(len(whole_shape(parameter)) == 1 for parameter in module.parameters())
+        if module is not decoder.layers and is_norm and "emb" not in name:
             module.requires_grad_(True)
 
 
 def enable_gradient_checkpointing(model: Any, every: int = 1) -> None:
-    """Has a Hugging Face model recompute its layers' activations in the backward pass; it acts in training mode.
+    """Has a Hugging Face model recompute its layers' activations in the backward pass, in training mode.
 
-    Of `every` so many layers the first is recomputed, the others keep their activations; 1 = all are recomputed. This
-    is what `every_n_layers` means in transformers 5.23, and does not need that version.
+    The first of every `every` layers is recomputed, the others keep their activations; 1 recomputes all. This is
+    `every_n_layers` of transformers 5.23, and does not need that version.
 
-    Raises UserError where a family's layers cannot be recomputed one by one.
+    Raises:
+        UserError: the family's layers cannot be recomputed one by one.
     """
     kwargs = {"use_reentrant": False}
     if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.23

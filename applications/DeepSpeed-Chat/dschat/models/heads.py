@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output layers whose numbers stay float32, of models in bf16 or fp16; how a new score head starts; and a score head's
-learnable factor, the gain.
+"""Output layers: float32 outputs for models in bf16 or fp16, initialisation of score heads, and their learnable gain.
 
-A score of 20 in bf16 stands for anything from 19.94 to 20.06, and so does a logit. The weights stay what they are; the
-products are added up and kept in float32.
+A score or logit of 20 in bf16 represents anything from 19.94 to 20.06. The weights keep their dtype; the products are
+accumulated and returned in float32.
 
-The gain goes into the head's weights when the model is saved. There is no learnable offset beside it: it cancels in
-every difference of scores, so that pairs do not teach it, and Hugging Face's score heads have no bias that could hold
-it.
+The gain is folded into the head's weights when the model is saved. There is no learnable offset: it cancels in every
+difference of scores, so preference pairs do not train it, and Hugging Face's score heads have no bias to store it.
 """
 
 from __future__ import annotations
@@ -20,22 +18,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-HEAD, GAIN = "score.", "score.gain"  # names in a Hugging Face classifier
+# Names in a Hugging Face classifier.
+HEAD = "score."
+GAIN = "score.gain"
 
 
 def zero_head(head: nn.Linear) -> None:
-    """Sets a head to zero: a critic's first values are then 0, whatever the model computes."""
+    """Sets a head to zero, so that a critic's first values are 0."""
     for parameter in head.parameters():
         nn.init.zeros_(parameter)
 
 
 def draw_head(head: nn.Linear, seed: int) -> None:
-    """Draws a reward model's head of width H from N(0, 1 / (H + 1)), and sets its bias to 0.
+    """Initialises a reward model's head of width H from N(0, 1 / (H + 1)), and its bias with 0.
 
-    Hidden states leave the last norm with about unit variance in every dimension, so the first scores are of order 1,
-    and the gradient reaches the layers below from the first update on. From a head of zeros both must first grow,
-    which takes hundreds of updates at the rates of large models. The draw is the same on every process, in every dtype
-    (up to its rounding) and on every device.
+    Hidden states have about unit variance after the last norm, so the first scores are of order 1, and gradients reach
+    the layers below from the first update on. Starting from zeros, both must first grow, which takes hundreds of
+    updates at the learning rates of large models. The values are the same on every process and device, and in every
+    dtype up to rounding.
 
     Source: Stiennon et al. 2020, appendix B.1; Huang et al. 2024, "The N+ Implementation Details of RLHF with PPO".
     """
@@ -48,15 +48,13 @@ def draw_head(head: nn.Linear, seed: int) -> None:
 
 
 def keep_float32(head: nn.Module | None) -> None:
-    """Makes an ordinary linear layer give float32; its parameters, and their names, stay. Other kinds of layers are
-    left alone.
-    """
+    """Makes an ordinary linear layer return float32, in place, with the same parameter names; other layers stay."""
     if type(head) is nn.Linear:
         head.__class__ = Float32Linear
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer that gives float32, whatever its parameters are."""
+    """A linear layer that returns float32, whatever the dtype of its parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, H) → (…, V) float32."""
@@ -70,7 +68,11 @@ class _Product(torch.autograd.Function):
     """x (N, H) times the transposed weight (V, H), both in half precision → (N, V) float32."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         if x.is_cuda:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
@@ -80,12 +82,15 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grads[0].to(x.dtype)
-        of_x, of_weight = ctx.needs_input_grad  # a frozen head's would be as large as the head, for every chunk
-        return grad @ weight if of_x else None, grad.t() @ x if of_weight else None
+        needs_x_grad, needs_weight_grad = ctx.needs_input_grad
+        x_grad = grad @ weight if needs_x_grad else None
+        # A weight gradient is as large as the head, for every chunk of rows.
+        weight_grad = grad.t() @ x if needs_weight_grad else None
+        return x_grad, weight_grad
 
 
 class GainedLinear(Float32Linear):
-    """A linear layer in float32 times one learnable number, 1 at the start."""
+    """A linear layer in float32 whose output is multiplied by a learnable number, initially 1."""
 
     gain: nn.Parameter  # (1,)
 
@@ -95,22 +100,25 @@ class GainedLinear(Float32Linear):
 
 
 def add_gain(head: nn.Linear) -> None:
-    """Gives a score head its factor; the head is changed in place."""
+    """Adds a gain to a score head, in place."""
     head.__class__ = GainedLinear
     head.gain = nn.Parameter(torch.ones(1, dtype=head.weight.dtype, device=head.weight.device))
 
 
 def folded(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Weights of a plain classifier, one at a time: those of its head times the factor, which comes after them;
-    without one, they stay as they are.
+    """Folds a head's gain into the weights of its head, as a plain classifier has them.
+
+    Args:
+        weights: name and tensor, one at a time; the gain comes after the head's other weights, or is missing.
     """
-    waiting: dict[str, Tensor] = {}
+    head_weights: dict[str, Tensor] = {}
     for name, tensor in weights:
         if name == GAIN:
-            yield from ((own, (x.float() * tensor.float()).to(x.dtype)) for own, x in waiting.items())
-            waiting.clear()
+            for head_name, weight in head_weights.items():
+                yield head_name, (weight.float() * tensor.float()).to(weight.dtype)
+            head_weights.clear()
         elif name.startswith(HEAD):
-            waiting[name] = tensor.clone()
+            head_weights[name] = tensor.clone()
         else:
             yield name, tensor
-    yield from waiting.items()
+    yield from head_weights.items()

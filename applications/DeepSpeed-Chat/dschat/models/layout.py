@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -14,27 +15,27 @@ from torch import Tensor
 from macro_actions.types import Rollout
 
 Integers = npt.NDArray[np.int64]
-# Of the buffers of keys and values while prompts wait for slots, so that live rows move back to the first columns only
-# now and then.
+# Spare columns of the key-value buffers while prompts wait for slots, so that live rows are moved back to the first
+# columns only now and then.
 SPARE_COLUMNS = 64
-SAMPLING_BUFFERS = 4  # float32: logits of the model, at a temperature, truncated, and their softmax
-COLUMN_STEP = 256  # the columns that a decoding step of fixed shapes reads are a multiple of it
-PREFILL_TOKENS = 8192  # of a forward pass over prompts: as much as keeps a GPU busy
-SEARCHED = 256  # rows among which the best cuts are searched; the search takes their number cubed
-PADDING = 0.05  # largest share of it in groups that are cut by tokens
-WITHOUT_GRADIENT = 4  # times what a training pass holds: no activations wait for a backward pass
+SAMPLING_BUFFERS = 4  # float32 tensors of the logits' size: raw, divided by the temperature, truncated, their softmax
+COLUMN_STEP = 256  # a decoding step of fixed shapes reads a multiple of this many columns
+PREFILL_TOKENS = 8192  # per forward pass over prompts: enough to keep a GPU busy
+SEARCHED = 256  # rows among which the best cuts are searched; the search takes cubic time
+PADDING = 0.05  # maximum share of padding in groups that are cut by tokens
+WITHOUT_GRADIENT = 4  # size of a pass without gradients, relative to a training pass: it keeps no activations
 
 
 @dataclass(frozen=True)
 class PassSize:
-    """What one forward pass on one process may hold."""
+    """Maximum size of one forward pass on one process."""
 
     rows: int
-    tokens: int | None = None  # padding included; None: as many as that many rows of the longest length
+    tokens: int | None = None  # padding included; None: as many as `rows` rows of the maximum length
 
     @property
     def without_gradient(self) -> PassSize:
-        """The same for a pass that no backward pass follows; by rows alone no other."""
+        """Size of a pass that no backward pass follows; unchanged if passes are limited by rows alone."""
         if self.tokens is None:
             return self
         return PassSize(WITHOUT_GRADIENT * self.rows, WITHOUT_GRADIENT * self.tokens)
@@ -42,81 +43,115 @@ class PassSize:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of each row of a rollout, known to the host; B rows."""
+    """Token counts of the B rows of a rollout, in host memory."""
 
     prompts: Integers  # (B,)
     responses: Integers  # (B,)
 
     @classmethod
     def of(cls, rollout: Rollout) -> Lengths:
-        """Reads them from the device, once."""
+        """Reads the lengths from the device, in one transfer."""
         responses = rollout.response_mask.sum(1)
-        both = torch.stack([rollout.attention_mask.sum(1) - responses, responses]).cpu().numpy()
-        return cls(both[0], both[1])
+        prompts = rollout.attention_mask.sum(1) - responses
+        prompt_lengths, response_lengths = torch.stack([prompts, responses]).cpu().numpy()
+        return cls(prompt_lengths, response_lengths)
 
     @property
     def totals(self) -> Integers:
-        """(B,): prompt and response."""
+        """Prompt plus response, (B,)."""
         return self.prompts + self.responses
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Some rows of a rollout for one forward pass, without an attention mask; b rows, N response tokens, T ≤ P+R."""
+    """Some rows of a rollout for one forward pass without attention mask; b rows, N response tokens, T ≤ P + R."""
 
-    input_ids: Tensor  # (b, T) long: prompt, response, then anything
-    targets: Tensor  # (N,) long: places of the response tokens in input_ids.flatten(), row by row
-    places: Tensor  # (N,) long: places of the same tokens in a (b, R') tensor, flattened
-    rows: Tensor  # (b,) long: the rows' numbers in the rollout
-    ends: Tensor  # (b,) long: the column of each row's last token
-    width: int  # R', the longest response here, 1 at least
+    input_ids: Tensor  # (b, T) long: prompt, response, then arbitrary ids
+    targets: Tensor  # (N,) long: indices of the response tokens in input_ids.flatten(), row by row
+    response_indices: Tensor  # (N,) long: indices of the same tokens in a flattened (b, R') tensor
+    rows: Tensor  # (b,) long: row numbers in the rollout
+    ends: Tensor  # (b,) long: column of each row's last token
+    width: int  # R', length of the longest response of these rows, at least 1
 
     def spread(self, x: Tensor) -> Tensor:
-        """Numbers of the response tokens (N,), differentiable, as (b, R'), 0 elsewhere."""
+        """Scatters numbers of response tokens (N,) into (b, R'), 0 elsewhere; differentiable."""
         flat = x.new_zeros(len(self.rows) * self.width)
-        return flat.index_copy(0, self.places, x).view(len(self.rows), self.width)
+        return flat.index_copy(0, self.response_indices, x).view(len(self.rows), self.width)
 
     def before(self, x: Tensor) -> Tensor:
-        """Of a scalar model's numbers at every token (b, T): that of the state before each response token, (b, R')."""
+        """Selects a scalar model's outputs (b, T) at the state before each response token: (b, R')."""
         return self.spread(x.flatten()[self.targets - 1])
 
     def at(self, x: Tensor) -> Tensor:
-        """Of a scalar model's numbers at every token (b, T): those at the response tokens, (b, R')."""
+        """Selects a scalar model's outputs (b, T) at each response token: (b, R')."""
         return self.spread(x.flatten()[self.targets])
 
     def last(self, x: Tensor) -> Tensor:
-        """Of a scalar model's numbers at every token (b, T): that at each row's last token, (b,)."""
+        """Selects a scalar model's outputs (b, T) at each row's last token: (b,)."""
         return x.gather(1, self.ends[:, None]).squeeze(1)
 
 
-def lay_out(rollout: Rollout, rows: Integers, lengths: Lengths) -> Layout:
-    """Lays out the rows of these numbers (b,), of B rows with these lengths; the host knows all indices, so that
-    nothing waits for the device.
+def lay_out(
+    rollout: Rollout,
+    rows: Integers,
+    lengths: Lengths,
+) -> Layout:
+    """Lays out some rows of a rollout; all indices are computed on the host, which never waits for the device.
+
+    Args:
+        rollout: B rows.
+        rows: (b,) row numbers.
+        lengths: of all B rows.
     """
-    prompts, responses = lengths.prompts[rows], lengths.responses[rows]
-    total, width = int((prompts + responses).max()), max(int(responses.max()), 1)
-    offset = np.concatenate([np.arange(count) for count in responses]) if len(rows) else np.zeros(0, np.int64)
-    row = np.repeat(np.arange(len(rows)), responses)
-    starts = rollout.prompt_width - prompts
-    indices = [rows, starts, prompts + responses - 1, row * total + prompts[row] + offset, row * width + offset]
+    prompts = lengths.prompts[rows]
+    responses = lengths.responses[rows]
+    totals = prompts + responses
+    columns = int(totals.max())
+    width = max(int(responses.max()), 1)
+
+    # For each response token, its row in this layout and its index in the response.
+    token_row = np.repeat(np.arange(len(rows)), responses)
+    first_token = np.cumsum(responses) - responses
+    token_index = np.arange(len(token_row)) - first_token[token_row]
+    indices = [
+        rows,
+        rollout.prompt_width - prompts,  # column of each row's first token
+        totals - 1,  # column of its last token, once shifted
+        token_row * columns + prompts[token_row] + token_index,
+        token_row * width + token_index,
+    ]
+
+    # One copy to the device.
     device = rollout.input_ids.device
     copied = to_device(np.concatenate(indices), device)
-    numbers, first, ends, targets, places = copied.split([len(index) for index in indices])
-    columns = first[:, None] + torch.arange(total, device=device)
-    columns = columns.clamp(max=rollout.input_ids.shape[1] - 1)
-    input_ids = rollout.input_ids[numbers].gather(1, columns)
-    return Layout(input_ids, targets, places, numbers, ends, width)
+    row_numbers, first_columns, ends, targets, response_indices = copied.split([len(index) for index in indices])
+
+    # Shift every row to the first column.
+    source_columns = first_columns[:, None] + torch.arange(columns, device=device)
+    source_columns = source_columns.clamp(max=rollout.input_ids.shape[1] - 1)
+    input_ids = rollout.input_ids[row_numbers].gather(1, source_columns)
+    return Layout(input_ids, targets, response_indices, row_numbers, ends, width)
 
 
-def group_by_length(lengths: Integers, size: PassSize, agree: Callable[[int], int] = int) -> list[Integers]:
-    """Row numbers of groups of similar length, the shortest first, so that as little as possible is padding.
+def group_by_length(
+    lengths: Integers,
+    size: PassSize,
+    agree: Callable[[int], int] = int,
+) -> list[Integers]:
+    """Groups rows of similar length with as little padding as possible, the shortest first.
 
-    By rows there are ⌈n / rows⌉ groups, none of them larger than that many rows of the longest length; of short rows
-    there may be more in one. By tokens there are as few as hold no more than that, rows included, and of which at most
-    `PADDING` is padding; a row that is longer has a group of its own.
+    Limited by rows, there are ⌈n / rows⌉ groups, each no larger in tokens than `size.rows` rows of the maximum length;
+    a group of short rows may have more rows. Limited by tokens, there are as few groups as fit both limits with a
+    share of padding of at most `PADDING`; a row longer than the limit forms its own group.
 
-    `lengths` (n,) are 1 at least. `agree`: the number of groups that this process needs by tokens → that of all, the
-    largest. Every process must have as many rows; it is asked once for each `SEARCHED` of them.
+    Args:
+        lengths: (n,), each at least 1. Every process must pass equally many.
+        size: limits of a group.
+        agree: maps the number of groups that this process needs to the maximum over all processes; called once for
+            every `SEARCHED` rows when limited by tokens.
+
+    Returns:
+        Row numbers of each group.
     """
     order = np.argsort(lengths, kind="stable")
     step = SEARCHED if size.tokens is not None else max(1, SEARCHED // size.rows) * size.rows
@@ -131,23 +166,35 @@ def group_by_length(lengths: Integers, size: PassSize, agree: Callable[[int], in
             count = agree(len(cuts))
             if count > len(cuts):
                 cuts = _best_cuts(lengths[rows], size.tokens, size.rows, count, PADDING)
-        groups += [rows[begin:end] for begin, end in cuts]
+        for begin, end in cuts:
+            groups.append(rows[begin:end])
     return groups
 
 
-def _best_cuts(ordered: Integers, budget: int, most: int, count: int, padding: float = 1.0) -> list[tuple[int, int]]:
-    """Begin and end of groups of rows in the order of their lengths, their areas together the smallest.
+def _best_cuts(
+    ordered: Integers,
+    budget: int,
+    max_rows: int,
+    count: int,
+    padding: float = 1.0,
+) -> list[tuple[int, int]]:
+    """Cuts rows, sorted by length, into groups with the smallest total area, by dynamic programming.
 
-    A group's area, at most `budget`, is the number of its rows, at most `most`, times the longest of them. There are
-    `count` groups, or more until at most that share of their areas is `padding`.
+    The area of a group is its number of rows (at most `max_rows`) times its longest row, at most `budget`. There are
+    `count` groups, or more until at most the share `padding` of the total area is padding.
+
+    Returns:
+        Begin and end of each group.
     """
     n = len(ordered)
-    first = np.arange(n + 1)
-    number = (first[None, :] - first[:, None])[:, 1:]  # of rows i … j, at [i, j]
-    area = number * ordered.astype(np.int64)
-    allowed = (number == 1) | (number > 1) & (number <= most) & (area <= budget)
-    area = np.where(allowed, area, np.inf)
-    cost = np.full(n + 1, np.inf)  # the least area of the first so many rows in the groups so far
+    positions = np.arange(n + 1)
+    row_counts = (positions[None, :] - positions[:, None])[:, 1:]  # of the group of rows i … j, at [i, j]
+    area = row_counts * ordered.astype(np.int64)
+    fits = (row_counts > 1) & (row_counts <= max_rows) & (area <= budget)
+    area = np.where((row_counts == 1) | fits, area, np.inf)
+
+    # cost[i]: smallest area of the first i rows in the groups so far.
+    cost = np.full(n + 1, np.inf)
     cost[0] = 0
     cuts: list[Integers] = []
     while len(cuts) < count or cost[n] * (1 - padding) > ordered.sum():
@@ -155,21 +202,29 @@ def _best_cuts(ordered: Integers, budget: int, most: int, count: int, padding: f
         best = candidates.argmin(0)
         cuts.append(np.concatenate([[0], best]))
         cost = np.concatenate([[np.inf], candidates[best, np.arange(n)]])
-    ends = [n]
+
+    # Follow the best cuts back from the last row.
+    bounds = [n]
     for cut in reversed(cuts):
-        ends.append(int(cut[ends[-1]]))
-    ends.reverse()
-    return list(zip(ends, ends[1:], strict=False))
+        bounds.append(int(cut[bounds[-1]]))
+    bounds.reverse()
+    return list(pairwise(bounds))
 
 
-def layouts(rollout: Rollout, size: PassSize, agree: Callable[[int], int] = int) -> Iterator[Layout]:
-    """All rows of a rollout for forward passes of a size; see `group_by_length`."""
+def layouts(
+    rollout: Rollout,
+    size: PassSize,
+    agree: Callable[[int], int] = int,
+) -> Iterator[Layout]:
+    """Lays out all rows of a rollout for forward passes of a size; see `group_by_length`."""
     lengths = Lengths.of(rollout)
     for rows in group_by_length(lengths.totals, size, agree):
         yield lay_out(rollout, rows, lengths)
 
 
 def to_device(numbers: Integers, device: torch.device) -> Tensor:
-    """A copy that the host does not wait for."""
+    """Copies numbers to a device without making the host wait."""
     tensor = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a text a model can read, asked before anything is loaded."""
+"""The maximum sequence length of a model, from its config, before any weights are loaded."""
 
 import logging
 from typing import Any
@@ -13,8 +13,8 @@ from dschat.models.load import open_config
 
 logger = logging.getLogger(__name__)
 
-POSITIONS = ("wpe", "position_embeddings", "embed_positions")  # what tables of positions are called
-# Families with a table of another kind → the field of their configs that says how long it is.
+POSITIONS = ("wpe", "position_embeddings", "embed_positions")  # names of position tables
+# Families with another kind of table → the config field with its length.
 OTHER_TABLES = {
     "codegen": "n_positions",
     "ctrl": "n_positions",
@@ -25,26 +25,28 @@ OTHER_TABLES = {
 
 
 def position_limit(model: Any) -> int | None:
-    """Longest input in tokens of a model that looks positions up in a table; None where it computes them."""
+    """Maximum input length in tokens of a model with a table of positions; None if it computes positions."""
     if model.config.model_type in OTHER_TABLES:
         return int(getattr(model.config, OTHER_TABLES[model.config.model_type]))
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITIONS:
-            first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa begins behind its pad
+            first_position = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa: after its pad id
             declared = getattr(model.config, "max_position_embeddings", module.num_embeddings)
-            return min(module.num_embeddings - first, declared)
+            return min(module.num_embeddings - first_position, declared)
     return None
 
 
 def trained_length(config: PreTrainedConfig) -> int | None:
-    """The longest text that a model was made for, in tokens; None where its config does not tell."""
+    """The sequence length that a model was trained for, in tokens; None if its config does not say."""
     declared: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return declared
 
 
 def open_decoder_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
-    """The config of a model to train or to score with. Raises UserError where there is none, or it is an
-    encoder-decoder (T5, BART, …), which is named.
+    """Opens the config of a model to train or to score with.
+
+    Raises:
+        UserError: there is none, or it is that of an encoder-decoder (T5, BART, …).
     """
     config = open_config(path, flag, **options)
     if config.is_encoder_decoder:
@@ -55,11 +57,22 @@ def open_decoder_config(path: str, flag: str, **options: Any) -> PreTrainedConfi
     return config
 
 
-def check_length(path: str, flag: str, tokens: int, what: str) -> None:
-    """Compares the longest text of a run, in tokens, with what a model can read, before its weights are loaded.
+def check_length(
+    path: str,
+    flag: str,
+    tokens: int,
+    what: str,
+) -> None:
+    """Compares the longest sequence of a run with a model's limit, before its weights are loaded.
 
-    A table of positions ends somewhere: UserError. Where positions are computed, a longer text than in the model's own
-    training works, but not well: that is a warning. The message says `what` flags decide the length.
+    A sequence longer than a table of positions raises UserError. If positions are computed, sequences longer than the
+    model was trained for work badly, which is a warning.
+
+    Args:
+        path: of the model.
+        flag: that gave the path.
+        tokens: length of the longest sequence.
+        what: flags that determine the length, for the message.
     """
     config = open_decoder_config(path, flag)
     with torch.device("meta"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening Hugging Face models. Weights that a folder lacks are an error, not new numbers; its code is never run.
+"""Opens Hugging Face models. Missing weights are an error, never random numbers; a folder's code is never run.
 
-A `path` is a folder or hub id; the command-line `flag` that named it stands in messages. A folder with a LoRA adapter
-and no whole model (--no_merge_lora) opens as its base with the adapter merged in.
+A `path` is a folder or hub id; messages name the command-line `flag` that gave it. A folder with a LoRA adapter and no
+whole model (--no_merge_lora) opens as its base with the adapter merged.
 """
 
 import logging
@@ -18,6 +18,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
@@ -45,11 +46,11 @@ from dschat.models.vocabulary import id_count, mask_missing_ids, require_rows
 
 logger = logging.getLogger(__name__)
 
-HEAD = "score.weight"  # of a sequence classifier
-LM_HEADS = ("lm_head.weight", "lm_head.bias", "embed_out.weight")  # what a causal LM's weights bring to a classifier
-# Families that see tokens to come, unless their configs say that they are decoders.
+SCORE_HEAD = "score.weight"  # of a sequence classifier
+LM_HEADS = ("lm_head.weight", "lm_head.bias", "embed_out.weight")  # weights of a causal LM that a classifier lacks
+# Families that attend in both directions unless their configs say that they are decoders.
 BOTH_DIRECTIONS = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation", "xlnet"}
-MOST_NAMED = 8  # weights named in a message
+MAX_NAMED = 8  # weights named in a message
 
 
 def load_causal_lm(
@@ -62,15 +63,21 @@ def load_causal_lm(
     own_ends: Collection[int] = (),
     all_rows: bool = False,
 ) -> Any:
-    """Opens a causal LM without dropout, its embeddings large enough for the run's tokenizer.
+    """Opens a causal LM without dropout, with embeddings large enough for the run's tokenizer.
 
-    Ids that the tokenizer lacks have no probability, see `dschat.models.vocabulary`; with `all_rows` they stay in the
-    softmax.
+    Args:
+        path: folder or hub id.
+        flag: that gave the path.
+        dtype: of the weights.
+        tokenizer: of the run.
+        end_id: id of --end_of_conversation_token, added to the generation config's end tokens.
+        opening: attention implementation and placement of the weights.
+        own_ends: the model's own end tokens, see `dschat.models.tokenizer.own_end_ids`; also added.
+        all_rows: keep ids that the tokenizer lacks in the softmax; otherwise they have no probability, see
+            `dschat.models.vocabulary`.
 
-    The generation config keeps what ends a response beside EOS: `end_id` (--end_of_conversation_token) and the model's
-    own, see `dschat.models.tokenizer.own_end_ids`.
-
-    Raises UserError: there is no such model, it lacks weights, is a reward model, or sees tokens to come.
+    Raises:
+        UserError: there is no such model, it lacks weights, is a reward model, or attends in both directions.
     """
     config = open_config(path, flag)
     if reads_both_ways(config):
@@ -78,12 +85,12 @@ def load_causal_lm(
             f"{flag} {path}: a {config.model_type} model is no causal LM, it reads in both directions. Use "
             "a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, OPT, …)."
         )
-    scoring = [name for name in config.architectures or () if name.endswith("ForSequenceClassification")]
-    if scoring:
-        raise UserError(
-            f"{flag} {path}: a {scoring[0]} is a reward model or critic, which gives scores and writes no"
-            " text. Give a causal LM, such as the output of step 1."
-        )
+    for architecture in config.architectures or ():
+        if architecture.endswith("ForSequenceClassification"):
+            raise UserError(
+                f"{flag} {path}: a {architecture} is a reward model or critic, which gives scores and writes no"
+                " text. Give a causal LM, such as the output of step 1."
+            )
     weights, adapters = base_of(path, flag)
     if any(map(has_score_head, adapters)):
         raise UserError(
@@ -97,26 +104,37 @@ def load_causal_lm(
         merge_adapter(model, adapter, f"{flag} {path}", weights, opening.placement)
     if not all_rows:
         mask_missing_ids(model, tokenizer)
-    generation = model.generation_config
+    _set_generation_ids(model.generation_config, tokenizer, [end_id, *own_ends])
+    return model
+
+
+def _set_generation_ids(
+    generation: GenerationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: Collection[int | None],
+) -> None:
+    """Sets the special ids of a generation config; `end_ids` end a response in addition to EOS, unless they pad."""
     _set_special_ids(generation, tokenizer)
-    known = (tokenizer.eos_token_id, tokenizer.pad_token_id, None)  # an end by padding could not be seen
-    if others := [one for one in dict.fromkeys([end_id, *own_ends]) if one not in known]:
-        generation.eos_token_id = [tokenizer.eos_token_id, *others]
+    further_ids: list[int] = []
+    for end_id in dict.fromkeys(end_ids):
+        if end_id is not None and end_id not in (tokenizer.eos_token_id, tokenizer.pad_token_id):
+            further_ids.append(end_id)
+    if further_ids:
+        generation.eos_token_id = [tokenizer.eos_token_id, *further_ids]
     try:
         generation.validate(strict=True)
     except ValueError:  # sampling values without do_sample, which transformers refuses to save
         generation.do_sample = True
-    return model
 
 
 def reads_both_ways(config: PreTrainedConfig) -> bool:
-    """Whether a model sees tokens to come, as BERT and T5 do."""
+    """Whether a model attends to later tokens, as BERT and T5 do."""
     masked = config.model_type in BOTH_DIRECTIONS and not getattr(config, "is_decoder", False)
     return bool(config.is_encoder_decoder) or masked
 
 
 def warn_without_classifier(path: str) -> None:
-    """Says in step 1 what will not work in step 2: a reward model of a family without sequence classifiers."""
+    """Warns in step 1 if step 2 cannot train a reward model, because the family has no sequence classifier."""
     config = open_config(path, "--model_name_or_path")
     if not _has_classifier(config):
         logger.warning(
@@ -141,16 +159,23 @@ def load_scalar(
     may_grow: bool = True,
     head_seed: int | None = None,
 ) -> Any:
-    """Opens a sequence classifier with one label; from a causal LM the head is new, if it `may_be_new`.
+    """Opens a sequence classifier with one label, also from a causal LM.
 
-    A new head is drawn with `head_seed` (a reward model's, see `heads.draw_head`), or zero without one (a critic's).
+    Args:
+        path: folder or hub id.
+        flag: that gave the path.
+        dtype: of the weights.
+        tokenizer: of the run.
+        may_be_new: accept a causal LM, whose score head is then new.
+        for_this_run: accept a family without sequence classifier in transformers, and make one: a critic, which is
+            never opened elsewhere.
+        opening: attention implementation and placement of the weights.
+        may_grow: add rows to the embeddings for ids of the tokenizer that they lack; only if it `may_be_new`.
+        head_seed: initialises a new head randomly, see `heads.draw_head` (reward model); zeros without it (critic).
 
-    `for_this_run` accepts a family of which transformers knows no sequence classifier, and makes one: a critic, which
-    nobody opens elsewhere. `may_grow`: the embeddings get rows for ids of the tokenizer that they lack; a model that
-    `may_be_new` only.
-
-    Raises UserError: there is no such model, it lacks weights, or it has no ``score`` head with one output, or none
-    that was trained; its embeddings have too few rows.
+    Raises:
+        UserError: there is no such model; it lacks weights; it has no ``score`` head with one output, or no trained
+            one; its embeddings have too few rows.
     """
     config = open_config(path, flag, num_labels=1)
     auto_class: Any = AutoModelForSequenceClassification
@@ -171,16 +196,15 @@ def load_scalar(
             f"{flag} {path}: a {type(model).__name__} has no `score` layer with one output, which the reward model "
             "and the critic need. Use a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, …)."
         )
-    is_trained_beside = any(map(has_score_head, adapters))
-    lacks_head = HEAD in loading["missing_keys"]
-    _check_weights(weights, flag, loading, (HEAD, "score.bias"), LM_HEADS if lacks_head else ())
-    new = lacks_head and not is_trained_beside
-    if new and not may_be_new:
-        raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
-    if new:
+    adapter_has_head = any(map(has_score_head, adapters))
+    lacks_head = SCORE_HEAD in loading["missing_keys"]
+    _check_weights(weights, flag, loading, (SCORE_HEAD, "score.bias"), LM_HEADS if lacks_head else ())
+    if lacks_head and adapter_has_head:
+        zero_head(head)  # `merge_adapter` replaces it
+    elif lacks_head:
+        if not may_be_new:
+            raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
         start_head(head, head_seed, f"{flag} {path}")
-    elif lacks_head:  # the adapter brings a trained one
-        zero_head(head)
     _fit(model, tokenizer, opening.placement, f"{flag} {path}")
     drop_eos_as_pad(model.config)
     for adapter in adapters:
@@ -188,30 +212,42 @@ def load_scalar(
     return model
 
 
-def start_head(head: nn.Linear, seed: int | None, where: str) -> None:
-    """Starts a new head, drawn with `seed` or at zero without one, and logs which."""
+def start_head(
+    head: nn.Linear,
+    seed: int | None,
+    where: str,
+) -> None:
+    """Initialises a new head, randomly with `seed` or with zeros without one, and logs which."""
     if seed is None:
         logger.info("%s: a new score head, starting at zero", where)
         zero_head(head)
     else:
-        logger.info("%s: a new score head, drawn from N(0, 1 / %d)", where, head.in_features + 1)
+        logger.info("%s: a new score head, initialised from N(0, 1 / %d)", where, head.in_features + 1)
         draw_head(head, seed)
 
 
 def drop_eos_as_pad(config: PreTrainedConfig) -> None:
-    """Lets a classifier have no pad token rather than EOS: the forward of transformers looks for the last token that
-    is not padding, which is to be EOS. Without one it reads texts one at a time, and refuses a padded batch.
+    """Removes a classifier's pad token if it is EOS.
+
+    The forward of transformers scores the last token that is not padding, which is to be EOS. Without a pad token it
+    scores sequences one at a time, and refuses a padded batch.
     """
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    if config.pad_token_id in ends:
+    end_ids = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    if config.pad_token_id in end_ids:
         config.pad_token_id = None
 
 
-def load_classifier(path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Opens any sequence classifier with one trained label as it is, for scoring; the tokenizer is its own.
+def load_classifier(
+    path: str,
+    flag: str,
+    dtype: torch.dtype,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Any:
+    """Opens any sequence classifier with one trained label for scoring, with its own tokenizer.
 
-    Raises UserError: there is no such model, it has several labels, it lacks weights, or no head that was trained; its
-    embeddings have fewer rows than the tokenizer has ids.
+    Raises:
+        UserError: there is no such model; it has several labels, lacks weights or has no trained head; its embeddings
+            have fewer rows than the tokenizer has ids.
     """
     if adapter_alone(path) is not None:
         model = load_scalar(path, flag, dtype, tokenizer, may_be_new=False)
@@ -231,17 +267,23 @@ def load_classifier(path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrai
     return model
 
 
-def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
-    """One message for a model or tokenizer that cannot be opened, local or on the hub."""
-    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+def explain_missing(
+    what: str,
+    path: str,
+    flag: str,
+    error: Exception,
+) -> str:
+    """The message for a model or tokenizer that cannot be opened, local or on the hub."""
+    error_lines = str(error).strip().splitlines()
+    first_line = error_lines[0] if error_lines else type(error).__name__
     if "trust_remote_code" in str(error):
         return f"{flag} {path}: its {what} needs Python code of its own (auto_map), which is never run. Give another."
     if remedy := gguf_remedy(path):
         return f"{flag} {path}: {remedy}"
     looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
     if Path(path).is_dir():
-        below = [str(config.parent) for config in sorted(Path(path).glob("*/config.json"))]
-        hint = f" Did you mean {' or '.join(below)}?" if below else ""
+        subfolders = [str(config.parent) for config in sorted(Path(path).glob("*/config.json"))]
+        hint = f" Did you mean {' or '.join(subfolders)}?" if subfolders else ""
         return f"{flag} {path}: this folder holds no {what} that transformers can open: {first_line}{hint}"
     if Path(path).is_file():
         return f"{flag} {path}: a file, and no folder. Give the folder that holds the model's config.json."
@@ -255,16 +297,23 @@ def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
 
 
 def gguf_remedy(path: str) -> str | None:
-    """What to do with a GGUF file, a folder of such files or a repository of them; None of any other path."""
-    place = Path(path)
-    files = sorted(place.glob("*.gguf")) if place.is_dir() else [place] if place.suffix.lower() == ".gguf" else []
-    if not files and not (not place.exists() and "gguf" in place.name.lower()):
+    """What to do with a GGUF file, or a folder or repository of such files; None for any other path."""
+    location = Path(path)
+    if location.is_dir() and any(location.glob("*.gguf")):
+        folder = str(location)
+        file_name = sorted(location.glob("*.gguf"))[0].name
+    elif not location.is_dir() and location.suffix.lower() == ".gguf":
+        folder = str(location.parent)
+        file_name = location.name
+    elif not location.exists() and "gguf" in location.name.lower():
+        folder = str(location)
+        file_name = "FILE.gguf"
+    else:
         return None
-    folder, name = (place, "FILE.gguf") if not files else (files[0].parent, files[0].name)
     return (
-        "GGUF weights, which are quantised for inference and cannot be trained or scored with as they are. Prefer the "
+        "GGUF weights, which are quantised for inference and can neither be trained nor score as they are. Prefer the "
         "original model (safetensors). Or convert them, with the package gguf installed: model = "
-        f"AutoModelForCausalLM.from_pretrained({str(folder)!r}, gguf_file={name!r}, dtype=torch.float32); build a "
+        f"AutoModelForCausalLM.from_pretrained({folder!r}, gguf_file={file_name!r}, dtype=torch.float32); build a "
         "second model by AutoModelForCausalLM.from_config(model.config), give it model.state_dict() by "
         "load_state_dict, and save_pretrained(FOLDER) both that model and the tokenizer, which AutoTokenizer opens "
         "with the same gguf_file. Then give FOLDER."
@@ -272,7 +321,7 @@ def gguf_remedy(path: str) -> str | None:
 
 
 def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
-    """The model's config, dropout off; of an adapter alone, its base's."""
+    """The config of a model, or of an adapter's base, with dropout off."""
     base, _ = base_of(path, flag)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(base, trust_remote_code=False, **options)
@@ -290,17 +339,24 @@ def _from_pretrained(
     config: PreTrainedConfig,
     opening: Opening = PLAIN,
 ) -> tuple[Any, dict[str, Collection[str]]]:
-    """The model and what transformers says of its weights (missing_keys, …); of an adapter alone, the base."""
+    """Opens a model, or an adapter's base; also returns transformers' loading info (missing_keys, …)."""
     attention = opening.attention
     weights, adapters = base_of(path, flag)
     if adapters:
         logger.info("%s %s: a LoRA adapter, which is merged into %s", flag, path, weights)
     check_attention(attention, dtype)
-    options = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
-    options["attn_implementation"] = implementation(attention, config)
     try:
-        with opening.placement.load_sharded() as where:
-            model, loading = auto_class.from_pretrained(weights, trust_remote_code=False, **options, **where)
+        with opening.placement.load_sharded() as placement_options:
+            model, loading = auto_class.from_pretrained(
+                weights,
+                trust_remote_code=False,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                attn_implementation=implementation(attention, config),
+                **placement_options,
+            )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         missing = explain_missing("model", weights, named_base(path, flag), error)
         raise UserError(explain_refusal(attention, path, error) or missing) from error
@@ -312,8 +368,9 @@ def _from_pretrained(
         ) from error
     say_what_is_used(attention, model.config.get_text_config()._attn_implementation, path)
     for module in model.modules():
-        if any("jitter" in name for name in vars(module)):  # a router of experts, random in training mode
-            module.register_forward_pre_hook(_evaluate)
+        is_random_router = any("jitter" in name for name in vars(module))  # of experts, in training mode
+        if is_random_router:
+            module.register_forward_pre_hook(_use_evaluation_mode)
     model.name_or_path = path
     return model, loading
 
@@ -325,9 +382,9 @@ def _check_weights(
     may_lack: Collection[str] = (),
     may_hold: Collection[str] = (),
 ) -> None:
-    """Weights that a folder lacks are an error, those that the model has no place for a warning.
+    """Raises UserError if a folder lacks weights, and warns if it has weights that the model does not use.
 
-    transformers would fill what is missing with random numbers and pass over the rest.
+    transformers would initialise missing weights randomly and ignore the others.
     """
     missing = sorted(set(loading["missing_keys"]) - set(may_lack))
     if missing:
@@ -342,22 +399,37 @@ def _check_weights(
         )
 
 
-def _fit(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement, where: str) -> None:
-    """Room for tokens that were added, of which more than one to pad with is a warning; special ids in the config."""
-    embeddings, needed = model.get_input_embeddings(), id_count(tokenizer)
-    if needed > embeddings.num_embeddings:
-        if needed > embeddings.num_embeddings + 1:
-            _warn_of_growth(where, embeddings.num_embeddings, needed)
-        heads = [head for head in (model.get_output_embeddings(),) if head is not None]
-        with placement.whole(model, embeddings, *heads):
-            model.resize_token_embeddings(needed)
+def _fit(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    placement: Placement,
+    where: str,
+) -> None:
+    """Enlarges embeddings for the tokenizer's ids, places the remaining weights, and sets the config's special ids.
+
+    More than one added row is a warning: one may be a pad token.
+    """
+    embeddings = model.get_input_embeddings()
+    row_count = embeddings.num_embeddings
+    needed_rows = id_count(tokenizer)
+    if needed_rows > row_count:
+        if needed_rows > row_count + 1:
+            _warn_of_growth(where, row_count, needed_rows)
+        head = model.get_output_embeddings()
+        resized = [embeddings] if head is None else [embeddings, head]
+        with placement.whole(model, *resized):
+            model.resize_token_embeddings(needed_rows)
     placement.finalise(model)
     _set_special_ids(model.config, tokenizer)
     model.config.use_cache = True
 
 
-@lru_cache  # actor and reference, critic and reward model are one folder
-def _warn_of_growth(where: str, rows: int, tokens: int) -> None:
+@lru_cache  # once for actor and reference, which share a folder
+def _warn_of_growth(
+    where: str,
+    rows: int,
+    tokens: int,
+) -> None:
     logger.warning(
         "%s: the model has embeddings of %d tokens, its tokenizer knows %d: %d untrained rows are added. If you did"
         " not add these tokens yourself, the folder's tokenizer is another model's: give it its own.",
@@ -366,22 +438,23 @@ def _warn_of_growth(where: str, rows: int, tokens: int) -> None:
 
 
 def _named(names: list[str]) -> str:
-    return ", ".join([*names[:MOST_NAMED], *["…"] * (len(names) > MOST_NAMED)])
+    shown = ", ".join(names[:MAX_NAMED])
+    return f"{shown}, …" if len(names) > MAX_NAMED else shown
 
 
 def classifier_class(config: PreTrainedConfig) -> Any:
-    """The sequence classifier of a family; one made as transformers makes its own where transformers has none."""
+    """The sequence classifier class of a family; if transformers has none, one that is built like its others."""
     if _has_classifier(config):
         return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
     causal_lm: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    family = next(cls for cls in causal_lm.__mro__ if cls.__name__.endswith("PreTrainedModel"))
+    base_class = next(cls for cls in causal_lm.__mro__ if cls.__name__.endswith("PreTrainedModel"))
     name = causal_lm.__name__.replace("ForCausalLM", "ForSequenceClassification")
     members = {"base_model_prefix": causal_lm.base_model_prefix}
-    return type(name, (GenericForSequenceClassification, family), members)
+    return type(name, (GenericForSequenceClassification, base_class), members)
 
 
 def _disable_dropout(config: PreTrainedConfig) -> None:
-    """Sets every dropout probability of a config to 0: rollout and update must see the same function."""
+    """Sets every dropout probability of a config to 0: rollout and update must compute the same function."""
     for name, value in vars(config).items():
         if isinstance(value, PreTrainedConfig):
             _disable_dropout(value)
@@ -389,9 +462,9 @@ def _disable_dropout(config: PreTrainedConfig) -> None:
             setattr(config, name, 0.0)
 
 
-def _evaluate(router: nn.Module, inputs: object) -> None:
-    """As in evaluation mode. A noise of 0 would be another model: PhiMoE's has a part in that mode, too."""
-    router.training = False  # not that of the layers inside
+def _use_evaluation_mode(router: nn.Module, inputs: object) -> None:
+    """Switches a router, but not its layers, to evaluation mode; a noise of 0 would change PhiMoE's routing."""
+    router.training = False
 
 
 def _set_special_ids(config: Any, tokenizer: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model is opened: its dtype, which attention computes (``--attn_implementation``), where its weights go."""
+"""How a model is opened: its dtype, its attention (``--attn_implementation``) and the placement of its weights."""
 
 import logging
 from collections.abc import Iterator
@@ -18,24 +18,30 @@ from dschat.base.errors import UserError
 logger = logging.getLogger(__name__)
 
 FLAG = "--attn_implementation"
-AUTO, SDPA, EAGER, FLEX = "auto", "sdpa", "eager", "flex_attention"
-FLASH_2, FLASH_3 = "flash_attention_2", "flash_attention_3"
-PLAIN_ATTENTION = (AUTO, SDPA, EAGER)  # what every model and device can compute
-# Words of the messages in which transformers refuses an attention.
+AUTO = "auto"
+SDPA = "sdpa"
+EAGER = "eager"
+FLEX = "flex_attention"
+FLASH_2 = "flash_attention_2"
+FLASH_3 = "flash_attention_3"
+PLAIN_ATTENTION = (AUTO, SDPA, EAGER)  # supported by every model and device
+# Words in the messages with which transformers refuses an attention.
 REFUSALS = ("flash", "flex", "attn_implementation", "attention implementation", "kernels")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """The dtype called fp32, bf16 or fp16; without a name bf16 on a GPU and fp32 on a CPU."""
-    return DTYPES[name or ("bf16" if device.type == "cuda" else "fp32")]
+    """The dtype called fp32, bf16 or fp16; by default bf16 on a GPU and fp32 on a CPU."""
+    if name is None:
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return DTYPES[name]
 
 
 def check_attention(wanted: str, dtype: torch.dtype) -> None:
-    """Raises UserError where an attention needs a GPU, a dtype or a package that is not there.
+    """Raises UserError if an attention needs a GPU, another dtype or a package that is not installed.
 
-    Whether the GPU is one that the kernel is made for, transformers finds out when it loads the kernel.
+    Whether the kernel supports the GPU is checked by transformers when it loads the kernel.
     """
     if wanted in PLAIN_ATTENTION:
         return
@@ -51,9 +57,9 @@ def check_attention(wanted: str, dtype: torch.dtype) -> None:
 
 
 def missing_package(wanted: str) -> str | None:
-    """The package that an attention needs and that is not installed; None where there is none.
+    """The package that an attention needs but that is not installed; None if there is none.
 
-    With the package kernels, transformers fetches flash attention from the hub.
+    With the package kernels, transformers downloads flash attention from the hub.
     """
     if wanted == FLEX or is_kernels_available():
         return None
@@ -65,21 +71,26 @@ def missing_package(wanted: str) -> str | None:
 
 
 def implementation(wanted: str, config: PreTrainedConfig) -> str | None:
-    """What to ask transformers for: None lets it take sdpa where a family has it, and otherwise eager.
+    """The value of attn_implementation for transformers; None selects sdpa if the family has it, else eager.
 
-    Gemma-2 caps its attention's logits, which sdpa cannot do; where a config has such a cap, eager is used. An
-    attention that is named otherwise is used as it is: flex_attention and flash attention have such caps.
+    Gemma-2 caps attention logits, which sdpa cannot do, so auto and sdpa become eager. flex_attention and flash
+    attention support caps.
     """
     if wanted not in (AUTO, SDPA):
         return wanted
-    return None if getattr(config.get_text_config(), "attn_logit_softcapping", None) is None else EAGER
+    has_cap = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    return EAGER if has_cap else None
 
 
-def explain_refusal(wanted: str, path: str, error: Exception) -> str | None:
-    """A message where transformers refuses an attention that was named; None for any other error.
+def explain_refusal(
+    wanted: str,
+    path: str,
+    error: Exception,
+) -> str | None:
+    """A message if transformers refused an attention that was asked for; None for any other error.
 
-    It does so where a model's family does not have the attention, the GPU is not one that the kernel is made for, or
-    the kernel cannot be fetched from the hub.
+    It does so if the family does not support the attention, the kernel does not support the GPU, or the kernel cannot
+    be downloaded from the hub.
     """
     reason = str(error).strip()
     is_refusal = isinstance(error, ValueError | ImportError) and any(word in reason.lower() for word in REFUSALS)
@@ -90,10 +101,9 @@ def explain_refusal(wanted: str, path: str, error: Exception) -> str | None:
 
 @contextmanager
 def attention_by(name: str, config: PreTrainedConfig) -> Iterator[None]:
-    """Inside, a model with this config computes attention by the function that transformers has under this name.
+    """Inside, a model with this config uses the attention function that is registered in transformers by this name.
 
-    Models that compute their attention by code of their own (``_supports_attention_backend`` is False) are not
-    affected.
+    Models with their own attention code (``_supports_attention_backend`` is False) are not affected.
     """
     before = config._attn_implementation
     config._attn_implementation = name
@@ -104,8 +114,12 @@ def attention_by(name: str, config: PreTrainedConfig) -> Iterator[None]:
 
 
 @cache
-def say_what_is_used(wanted: str, used: str, path: str) -> None:
-    """Says once that a model computes its attention otherwise than wanted."""
+def say_what_is_used(
+    wanted: str,
+    used: str,
+    path: str,
+) -> None:
+    """Warns once that a model uses another attention than the one asked for."""
     if wanted in (AUTO, used):
         return
     reason = "does not do what this model needs" if wanted == SDPA else "is not installed here"
@@ -113,13 +127,13 @@ def say_what_is_used(wanted: str, used: str, path: str) -> None:
 
 
 class Placement(Protocol):
-    """Takes the weights of a model as they are loaded. Every rank must call its methods."""
+    """Places the weights of a model while it is loaded. Every rank must call the methods."""
 
     def load_sharded(self) -> AbstractContextManager[dict[str, Any]]:
-        """Inside, each weight that is loaded goes where it belongs, one by one; yields options of from_pretrained."""
+        """Inside, each weight is placed as soon as it is loaded; yields options of from_pretrained."""
 
     def whole(self, model: nn.Module, *modules: nn.Module) -> AbstractContextManager[None]:
-        """Inside, these modules' weights are whole, and may be changed or replaced; only the main process's count."""
+        """Inside, these modules' weights are whole and may be changed; the main process's values are kept."""
 
     def finalise(self, model: nn.Module) -> None:
         """Places the weights that did not come from a file."""
@@ -127,30 +141,30 @@ class Placement(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """Whole weights on one device, read straight into its memory."""
+    """Places whole weights on one device, loaded directly into its memory."""
 
     device: torch.device = torch.device("cpu")
 
     @contextmanager
     def load_sharded(self) -> Iterator[dict[str, Any]]:
-        """transformers reads onto a CPU unless it is told another device."""
+        """Loads onto the device; transformers needs no option for the CPU."""
         yield {} if self.device.type == "cpu" else {"device_map": {"": self.device}}
 
     @contextmanager
     def whole(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
-        """They always are."""
+        """Does nothing: all weights are whole."""
         yield
 
     def finalise(self, model: nn.Module) -> None:
-        """There is one place."""
+        """Does nothing: new weights are on the device already."""
 
 
 @dataclass(frozen=True)
 class Opening:
     """How a model is opened."""
 
-    placement: Placement = Whole()  # where its weights go
-    attention: str = SDPA  # a value of ``--attn_implementation``
+    placement: Placement = Whole()
+    attention: str = SDPA  # value of ``--attn_implementation``
 
 
 PLAIN = Opening()

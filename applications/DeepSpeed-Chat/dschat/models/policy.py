@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A causal LM whose forward gives log-probabilities of the response, never the full logits."""
+"""A causal LM whose forward returns log-probabilities of the response, never the full logits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from macro_actions.logprobs import Head, LogitKernels, token_logprobs
 
 
 class PolicyModel(nn.Module):
-    """Actor or reference. ``inner`` is the Hugging Face causal LM, which is what gets saved.
+    """Actor or reference. ``inner`` is the Hugging Face causal LM, which is saved.
 
-    All computation goes through ``forward`` (or generation), so that DeepSpeed's hooks see every use of a parameter.
+    All computation goes through ``forward`` or generation, so that DeepSpeed's hooks see every use of a parameter.
     """
 
     def __init__(self, causal_lm: Any, all_rows: bool = False) -> None:
-        """`all_rows`: ids that the tokenizer lacks stay in the softmax, as in step 1."""
+        """`all_rows`: keep token ids that the tokenizer lacks in the softmax, as in step 1."""
         super().__init__()
         self.inner: Any = causal_lm
         self._all_rows = all_rows
@@ -37,11 +37,11 @@ class PolicyModel(nn.Module):
 
     @property
     def output_head(self) -> nn.Module | None:
-        """The layer that is applied chunk by chunk, so unequally often on ranks whose responses differ in length."""
+        """The output layer, applied chunk by chunk: ranks with different response lengths use it unequally often."""
         return self.inner.get_output_embeddings()
 
     def compile_with(self, compiler: Compiler) -> None:
-        """Has the passes over logits compiled, as the decoder layers are."""
+        """Compiles the passes over logits with the compiler of the decoder layers."""
         plain = LogitKernels()
         self.kernels = LogitKernels(compiler.compile(plain.softmax), compiler.compile(plain.gradient))
 
@@ -55,38 +55,53 @@ class PolicyModel(nn.Module):
         smoothing: float = 0.0,
         position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs of some tokens, and their entropies without gradient: (N,) or (B, R), float32.
+        """Log-probs of some tokens, and their entropies without gradient.
 
-        `input_ids` (B, T) long; `attention_mask` (B, T) bool, True on real tokens, None where every row begins in the
-        first column, so that no token comes after padding. `targets` (N,) long are the places of the tokens in
-        ``input_ids.flatten()``, none in a first column; or R for the last R columns of every row. The temperature
-        divides the logits; for `smoothing` see `macro_actions.logprobs.Head`. `position_ids` (B, T) long, 0 where a
-        text begins, are of rows that hold several.
+        Args:
+            input_ids: (B, T) long.
+            attention_mask: (B, T) bool, True on real tokens. None if every row begins in the first column.
+            targets: (N,) long, indices of the tokens in ``input_ids.flatten()``, none in a first column; or R for the
+                last R columns of every row.
+            temperature: divides the logits.
+            with_entropy: whether to compute entropies; otherwise their tensor is empty.
+            smoothing: see `macro_actions.logprobs.Head`.
+            position_ids: (B, T) long, 0 where a sequence begins, for rows that pack several.
 
-        Meaningless where nothing is attended. Without the entropy, its tensor is empty. Ids that the tokenizer lacks
-        have no probability, see `dschat.models.vocabulary`.
+        Returns:
+            Log-probs and entropies, (N,) or (B, R) float32; meaningless where nothing is attended. Token ids that the
+            tokenizer lacks have no probability, see `dschat.models.vocabulary`.
         """
         states = last_hidden_state(self.inner, input_ids, attention_mask, position_ids)
         shape: tuple[int, ...] = (-1,)
         if isinstance(targets, int):
             shape = (len(input_ids), targets)
-            places = torch.arange(input_ids.numel(), device=input_ids.device).view_as(input_ids)
-            targets = places[:, places.shape[1] - targets :].flatten()
-        backbone = self.inner.base_model_prefix
-        parameters = [p for name, m in self.inner.named_children() if name != backbone for p in m.parameters()]
+            indices = torch.arange(input_ids.numel(), device=input_ids.device).view_as(input_ids)
+            targets = indices[:, indices.shape[1] - targets :].flatten()
         missing = None if self._all_rows else missing_ids_of(self.inner)
-        head = Head(self.to_logits, parameters, self.vocab_size, temperature, smoothing, missing, self.kernels)
-        chosen = input_ids.flatten()[targets]
-        logprobs, entropy = token_logprobs(states.flatten(0, 1)[targets - 1], chosen, head, with_entropy)
-        return logprobs.view(shape), entropy.view(shape) if with_entropy else entropy
+        head = Head(
+            self.to_logits, self._head_parameters(), self.vocab_size, temperature, smoothing, missing, self.kernels
+        )
+        target_ids = input_ids.flatten()[targets]
+        previous_states = states.flatten(0, 1)[targets - 1]
+        logprobs, entropy = token_logprobs(previous_states, target_ids, head, with_entropy)
+        if with_entropy:
+            entropy = entropy.view(shape)
+        return logprobs.view(shape), entropy
+
+    def _head_parameters(self) -> list[nn.Parameter]:
+        """All parameters outside the backbone."""
+        parameters: list[nn.Parameter] = []
+        for name, module in self.inner.named_children():
+            if name != self.inner.base_model_prefix:
+                parameters.extend(module.parameters())
+        return parameters
 
 
 def logits_function(causal_lm: Any) -> Callable[[Tensor], Tensor]:
-    """Hidden states (N, H) → logits (N, V) exactly as the model's own forward does it: head, soft-capping, scaling and
-    all.
+    """A function from hidden states (N, H) to logits (N, V), with the model's own head, soft-capping and scaling.
 
-    The result runs the forward method of a shallow copy of the model whose backbone hands its input through. The copy
-    shares the head with the original and owns nothing.
+    It calls the forward method of a shallow copy of the model whose backbone returns its input. The copy shares the
+    head with the original.
     """
     head = copy.copy(causal_lm)
     head._modules = {**causal_lm._modules, causal_lm.base_model_prefix: _PassThrough()}
@@ -100,11 +115,11 @@ def logits_function(causal_lm: Any) -> Callable[[Tensor], Tensor]:
 
 
 class _PassThrough(nn.Module):
-    """Stands where the backbone was: returns what it is given."""
+    """Replaces the backbone: returns its input."""
 
     @property
     def decoder(self) -> _PassThrough:
-        """OPT calls its backbone's decoder."""
+        """The attribute of its backbone that OPT calls."""
         return self
 
     def forward(self, *args: object, inputs_embeds: Tensor, **kwargs: object) -> _States:
@@ -112,7 +127,7 @@ class _PassThrough(nn.Module):
 
 
 class _States(BaseModelOutputWithPast):
-    """A backbone's output with nothing but the states: whatever else a model's forward asks for is None."""
+    """A backbone's output with hidden states alone; every other attribute is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing Hugging Face folders from a stream of whole weights, file by file, without touching the live model."""
+"""Writes Hugging Face folders from a stream of whole weights, file by file; the live model is not changed."""
 
 import copy
 import json
@@ -20,19 +20,27 @@ from dschat.models.lora import is_adapter, lora_config, merged, save_adapter
 
 logger = logging.getLogger(__name__)
 
-FILE_SIZE = 5 * 10**9  # bytes of weights in one file, as much as is held in main memory
+FILE_SIZE = 5 * 10**9  # bytes of weights per file; one file is held in main memory
 Weights = Iterable[tuple[str, Tensor]]
 
 
 def save_model(
-    model: Any, weights: Weights, tokenizer: Any, folder: Path, merge: bool = True, file_size: int = FILE_SIZE
+    model: Any,
+    weights: Weights,
+    tokenizer: Any,
+    folder: Path,
+    merge: bool = True,
+    file_size: int = FILE_SIZE,
 ) -> None:
-    """Writes an ordinary Hugging Face folder: safetensors, tokenizer and, for a causal LM, the generation config.
+    """Writes an ordinary Hugging Face folder: safetensors, configs, tokenizer.
 
-    The model may be sharded: only its class, configs and data type are used. `weights` are whole, names as in
-    ``model``, shared ones once; read once, one at a time. With LoRA, its adapter goes into ``folder/adapter``, and
-    with `merge` the merged model into ``folder``. A file holds `file_size` bytes of weights, unless one weight alone
-    is larger.
+    Args:
+        model: may be sharded; only its class, configs and dtype are used.
+        weights: whole weights by their names in the model, shared ones once; read once, one at a time.
+        tokenizer: saved with the model.
+        folder: created if it does not exist. With LoRA, the adapter goes into ``folder/adapter``.
+        merge: with LoRA, also write the merged model.
+        file_size: maximum bytes of weights per file, unless a single weight is larger.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
@@ -41,27 +49,35 @@ def save_model(
         _save_plain(model, weights, folder, file_size)
         return
     adapter: dict[str, Tensor] = {}
-    noted = _noting_adapter(weights, adapter)
+    weights = _collect_adapter(weights, adapter)
     if merge:
-        _save_plain(model, merged(model, noted), folder, file_size)
+        _save_plain(model, merged(model, weights), folder, file_size)
     else:
-        for _ in noted:
+        for _ in weights:
             pass
         if hasattr(model, "generation_config"):
-            model.generation_config.save_pretrained(folder)  # what ends a response
+            model.generation_config.save_pretrained(folder)  # it has the ids that end a response
     save_adapter(model, adapter, folder / "adapter")
 
 
-def _noting_adapter(weights: Weights, adapter: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Hands weights on, and copies those of the adapter."""
+def _collect_adapter(
+    weights: Weights,
+    adapter: dict[str, Tensor],
+) -> Iterator[tuple[str, Tensor]]:
+    """Passes weights on, and copies those of the adapter into `adapter`."""
     for name, tensor in weights:
         if is_adapter(name):
             adapter[name] = _copied(tensor)
         yield name, tensor
 
 
-def _save_plain(model: Any, weights: Weights, folder: Path, file_size: int) -> None:
-    """Writes the configs by a model without weights of the same class, then the weights."""
+def _save_plain(
+    model: Any,
+    weights: Weights,
+    folder: Path,
+    file_size: int,
+) -> None:
+    """Writes the configs, using a model of the same class without weights, then the weights."""
     config = copy.deepcopy(model.config)
     config.use_cache = True  # gradient checkpointing turns it off
     with torch.device("meta"):
@@ -69,64 +85,74 @@ def _save_plain(model: Any, weights: Weights, folder: Path, file_size: int) -> N
     if hasattr(model, "generation_config"):
         plain.generation_config = model.generation_config
     plain.save_pretrained(folder, state_dict={})
-    total = plain.num_parameters()
-    _write_files(as_published(plain, weights), folder, file_size, {"total_parameters": total})
+    _write_files(as_published(plain, weights), folder, file_size, {"total_parameters": plain.num_parameters()})
 
 
 def as_published(model: Any, weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    """Names and shapes that the family's folders have where transformers holds weights otherwise, such as experts.
+    """Converts weights to the names and shapes of the family's published folders, which differ for experts, say.
 
-    The model may be sharded, and have adapters. `weights` are whole, by their names without adapters, one at a time.
+    Args:
+        model: may be sharded and have adapters.
+        weights: whole weights by their names without adapters, one at a time.
     """
     with torch.device("meta"):
         plain = type(model)(copy.deepcopy(model.config))
     conversions = get_model_conversion_mapping(plain, add_legacy=False)
     plain._weight_conversions = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
-    left_out = set(plain._keys_to_ignore_on_save or ())
-    kept = ((name, tensor) for name, tensor in weights if name not in left_out)
     converters = [entry for entry in plain._weight_conversions if isinstance(entry, WeightConverter)]
-    if any(len(converter.target_patterns) > 1 for converter in converters):
+    can_convert = all(len(converter.target_patterns) == 1 for converter in converters)
+    if not can_convert:
         logger.warning("weights of %s keep the names that they have in transformers", type(plain).__name__)
-        yield from kept
-        return
-    for name, tensor in kept:
-        yield from revert_weight_conversion(plain, {name: tensor}).items()
+    ignored_names = set(plain._keys_to_ignore_on_save or ())
+    for name, tensor in weights:
+        if name in ignored_names:
+            continue
+        if can_convert:
+            yield from revert_weight_conversion(plain, {name: tensor}).items()
+        else:
+            yield name, tensor
 
 
-def _write_files(weights: Weights, folder: Path, file_size: int, metadata: dict[str, int]) -> None:
-    """model.safetensors; or, where there is more than one file, model-00001-of-00002.safetensors … and their index."""
-    names: list[list[str]] = []  # by file
-    held: dict[str, Tensor] = {}
-    total = size = 0
+def _write_files(
+    weights: Weights,
+    folder: Path,
+    file_size: int,
+    metadata: dict[str, int],
+) -> None:
+    """Writes model.safetensors; or, if it needs several files, model-00001-of-00002.safetensors … and their index."""
+    names_by_file: list[list[str]] = []
+    buffered: dict[str, Tensor] = {}
+    buffered_size = 0
+    total_size = 0
 
-    def write() -> None:
-        save_file(held, folder / _numbered(len(names)), metadata={"format": "pt"})
-        names.append(list(held))
-        held.clear()
+    def unfinished(number: int) -> Path:
+        """The name of a file until the number of files is known."""
+        return folder / f"model-{number + 1:05d}.safetensors"
+
+    def write_buffered() -> None:
+        save_file(buffered, unfinished(len(names_by_file)), metadata={"format": "pt"})
+        names_by_file.append(list(buffered))
+        buffered.clear()
 
     for name, tensor in weights:
-        if held and size + tensor.nbytes > file_size:
-            write()
-            size = 0
-        held[name] = _copied(tensor)
-        size += tensor.nbytes
-        total += tensor.nbytes
-    write()
-    if len(names) == 1:
-        put(folder / _numbered(0), folder / "model.safetensors")
+        if buffered and buffered_size + tensor.nbytes > file_size:
+            write_buffered()
+            buffered_size = 0
+        buffered[name] = _copied(tensor)
+        buffered_size += tensor.nbytes
+        total_size += tensor.nbytes
+    write_buffered()
+    if len(names_by_file) == 1:
+        put(unfinished(0), folder / "model.safetensors")
         return
-    where: dict[str, str] = {}
-    for number, inside in enumerate(names):
-        file = f"model-{number + 1:05d}-of-{len(names):05d}.safetensors"
-        put(folder / _numbered(number), folder / file)
-        where |= dict.fromkeys(inside, file)
-    index = {"metadata": metadata | {"total_size": total}, "weight_map": where}
+
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(names_by_file):
+        file = f"model-{number + 1:05d}-of-{len(names_by_file):05d}.safetensors"
+        put(unfinished(number), folder / file)
+        weight_map |= dict.fromkeys(names, file)
+    index = {"metadata": metadata | {"total_size": total_size}, "weight_map": weight_map}
     write_file(folder / "model.safetensors.index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
-
-
-def _numbered(number: int) -> str:
-    """A file's name for as long as it is not known how many there are."""
-    return f"model-{number + 1:05d}.safetensors"
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sequence classifier with one label whose forward gives a number at every position: reward model and critic."""
+"""A sequence classifier with one label whose forward returns a number at every position: reward model and critic."""
 
 import logging
 from typing import Any
@@ -14,13 +14,13 @@ from macro_actions.masked import last_true
 
 logger = logging.getLogger(__name__)
 
-KEY = "reward_loss"  # in config.json
+LOSS_KEY = "reward_loss"  # in config.json
 
 
 class ScalarModel(nn.Module):
-    """Reward model or critic. ``inner`` is the Hugging Face classifier, which is what gets saved."""
+    """Reward model or critic. ``inner`` is the Hugging Face classifier, which is saved."""
 
-    output_head = None  # the score layer sees all positions at once
+    output_head = None  # no layer is applied chunk by chunk, as a policy's output layer is
 
     def __init__(self, classifier: Any) -> None:
         super().__init__()
@@ -28,13 +28,17 @@ class ScalarModel(nn.Module):
         keep_float32(classifier.score)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """The head's output at every position, which has seen that token: (B, T) float32, meaningless where nothing is
-        attended.
+        """The head's output at every position, after that position's token was read.
 
-        `input_ids` (B, T) long are padded on either side; `attention_mask` (B, T) bool is True on real tokens, None
-        where every row begins in the first column.
+        Args:
+            input_ids: (B, T) long, padded on either side.
+            attention_mask: (B, T) bool, True on real tokens. None if every row begins in the first column.
+
+        Returns:
+            (B, T) float32, meaningless where nothing is attended.
         """
-        return self.inner.score(last_hidden_state(self.inner, input_ids, attention_mask)).squeeze(-1).float()
+        states = last_hidden_state(self.inner, input_ids, attention_mask)
+        return self.inner.score(states).squeeze(-1).float()
 
 
 def last_scores(numbers: Tensor, attention_mask: Tensor) -> Tensor:
@@ -43,18 +47,18 @@ def last_scores(numbers: Tensor, attention_mask: Tensor) -> Tensor:
 
 
 def note_reward_loss(model: Any, loss: str) -> None:
-    """Writes the name of a loss into a classifier's config; nothing where it is `end` and always was."""
-    if loss != "end" or hasattr(model.config, KEY):
-        setattr(model.config, KEY, loss)
+    """Records a training loss in a classifier's config; the default `end` only to replace another one."""
+    if loss != "end" or hasattr(model.config, LOSS_KEY):
+        setattr(model.config, LOSS_KEY, loss)
 
 
 def warn_of_reward_loss(config: PreTrainedConfig, name: str) -> None:
-    """Warns before scores are read at last tokens of a model that was trained elsewhere."""
-    loss = getattr(config, KEY, None)
+    """Warns that a model's scores at last tokens are meaningless because its training loss did not use them."""
+    loss = getattr(config, LOSS_KEY, None)
     if loss in ("last_token", "average"):
         logger.warning(
-            "%s was trained with --reward_loss %s, which leaves the number at the last token as it was; the scores"
-            " here are that number. Train it with end or per_sample.",
+            "%s was trained with --reward_loss %s, which does not train the number at the last token; the scores"
+            " here are that number. Train it with --reward_loss end or per_sample.",
             name,
             loss,
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The date that chat templates read: one for a whole run, on every process and again on resume.
+"""The date in chat templates: the same for a whole run, on every process and after a resume.
 
 Some templates write today's date into every conversation with the function `strftime_now` (Llama 3.2, Granite). Here
-it is the midnight at which the day of RUN_VARIABLE begins. That variable is set by whoever starts a run; worker
-processes inherit it. Without it, the date is that of DATE_VARIABLE, which users set, or today's.
+that function returns midnight of the date in RUN_VARIABLE, which is set when a run starts and inherited by worker
+processes. Without it, the date is that of DATE_VARIABLE, which users set, or today.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ if TYPE_CHECKING:
 
 DATE_VARIABLE = "MA_RLHF_DATE"
 RUN_VARIABLE = "MA_RLHF_RUN_DATE"
-CLOCK = "strftime_now"  # what templates call
+CLOCK = "strftime_now"  # the function that templates call
 SETTING = "template-date"  # among the settings of a journal
 
 
 class TemplateClock(datetime):
-    """The clock that `strftime_now` reads in place of the system's."""
+    """Replaces the system's clock in `strftime_now`."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Self:
-        """The beginning of the day of `template_date`."""
+        """Midnight of `template_date`."""
         return cls.fromisoformat(template_date()).replace(tzinfo=tz)
 
 
 def fix_template_clock() -> None:
-    """Makes `strftime_now` of chat templates read `TemplateClock`."""
+    """Makes `strftime_now` in chat templates read `TemplateClock`."""
     from transformers.utils import chat_template_utils
 
     vars(chat_template_utils)["datetime"] = TemplateClock
 
 
 def template_date() -> str:
-    """The date that chat templates read, as in 2026-11-26; the first call of a process decides."""
+    """The date in chat templates, as in 2026-11-26; fixed by the first call in a process."""
     chosen = os.environ.get(RUN_VARIABLE)
     return begin_date() if chosen is None else chosen
 
 
 def begin_date(earlier: str | None = None) -> str:
-    """Decides on the date of a run, for this process and those that it starts; returns it.
+    """Fixes the date of a run, for this process and those that it starts; returns it.
 
     Args:
-        earlier: date of the run that goes on; None = the run is new.
+        earlier: date of the run that is resumed; None for a new run.
 
     Raises:
-        UserError: $MA_RLHF_DATE is no date.
+        UserError: $MA_RLHF_DATE is not a date.
     """
-    wanted = os.environ.get(DATE_VARIABLE)
-    chosen = earlier or wanted or date.today().isoformat()
+    user_date = os.environ.get(DATE_VARIABLE)
+    chosen = earlier or user_date or date.today().isoformat()
     try:
         date.fromisoformat(chosen)
     except ValueError as error:
@@ -66,17 +66,17 @@ def begin_date(earlier: str | None = None) -> str:
 
 
 def reads_clock(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer's chat template, or one of several, asks for the date."""
+    """Whether the tokenizer's chat template, or one of several, writes the date."""
     return tokenizer.chat_template is not None and CLOCK in json.dumps(tokenizer.chat_template)
 
 
 def date_read_by(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The date on which the texts of the tokenizer's chat template depend; None where they depend on none."""
+    """The date that the tokenizer's chat template writes; None if it writes none."""
     return template_date() if reads_clock(tokenizer) else None
 
 
 def date_note(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """What somebody should know of a template that reads the clock; None for other templates."""
+    """A note for users about a template that writes the date; None for other templates."""
     if not reads_clock(tokenizer):
         return None
     return (

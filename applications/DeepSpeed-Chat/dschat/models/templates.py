@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates: the one place that renders messages as text."""
+"""Renders messages as text with chat templates; nothing else in the package does."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ def apply_template(
     add_generation_prompt: bool,
     arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """Messages as the tokenizer's chat template writes them.
+    """Renders messages with the tokenizer's chat template.
 
-    Templates differ in what they expect of tool calls: most take the arguments as an object and a message without
-    `content`, some add them to texts. A template that raises an error for the first form gets the second one.
+    Templates expect tool calls in one of two forms: most take arguments as an object and a message without `content`,
+    some expect texts. The second form is tried if a template raises an error for the first.
 
     Args:
         tokenizer: with a chat template.
-        messages: with all their fields; the template reads those that it knows.
-        add_generation_prompt: whether the text ends where the assistant's next message begins.
+        messages: with all their fields; the template uses those that it knows.
+        add_generation_prompt: end the text with the beginning of the assistant's next message.
         arguments: further variables of the template, for instance `tools`.
 
     Raises:
-        TemplateRefusal: the template raised an error for both forms; it is the error of the first one.
+        TemplateRefusal: the template raised an error for both forms; this is the error for the first.
     """
     fix_template_clock()
     conversation = [dict(message) for message in messages]
     try:
-        return _applied(tokenizer, conversation, add_generation_prompt, arguments or {})
+        return _render(tokenizer, conversation, add_generation_prompt, arguments or {})
     except TemplateRefusal as refusal:
         as_texts = [_with_texts(message) for message in conversation]
         if as_texts == conversation:
             raise
         try:
-            return _applied(tokenizer, as_texts, add_generation_prompt, arguments or {})
+            return _render(tokenizer, as_texts, add_generation_prompt, arguments or {})
         except TemplateRefusal:
             raise refusal from None
 
 
-def _applied(
+def _render(
     tokenizer: PreTrainedTokenizerBase,
     conversation: list[dict[str, Any]],
     add_generation_prompt: bool,
@@ -66,14 +66,14 @@ def _applied(
         text = tokenizer.apply_chat_template(
             conversation, add_generation_prompt=add_generation_prompt, tokenize=False, **arguments
         )
-    # A template is a program: beside its own errors it raises those of the Python expressions in it.
+    # A template is a program, and raises the errors of the Python expressions in it.
     except (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise TemplateRefusal(str(error)) from error
     return str(text)
 
 
 def _with_texts(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with a content, and the arguments of its tool calls as JSON text."""
+    """The message with a content, and with the arguments of its tool calls as JSON text."""
     if "tool_calls" not in message:
         return message
     return {"content": "", **message, "tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
@@ -95,10 +95,14 @@ def render_messages(
     origin: str,
     arguments: Mapping[str, Any] | None = None,
 ) -> str:
-    """As `apply_template`; errors name the row.
+    """Renders the messages of a data row, see `apply_template`; errors name the row.
 
     Args:
-        origin: where the messages are from: "file.jsonl:12".
+        tokenizer: of the model.
+        messages: of the row.
+        add_generation_prompt: end the text with the beginning of the assistant's next message.
+        origin: file and line of the row, as in "file.jsonl:12".
+        arguments: further variables of the template.
 
     Raises:
         UserError: the tokenizer has no chat template, or the template raised an error.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a small random Gemma and a byte-level BPE tokenizer trained on given texts: real files for demos and tests."""
+"""Makes a small random Gemma and trains a byte-level BPE tokenizer: real model files for demos and tests."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import GemmaForCausalLM, PreTrainedTokenizerFast
 
-PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+PAD = "<pad>"
+BOS = "<bos>"
+EOS = "<eos>"
 MAX_POSITIONS = 512
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 768) -> "PreTrainedTokenizerFast":
-    """Trains a byte-level BPE tokenizer with so many ids in all, at least 259: three special tokens and 256 bytes,
-    else ValueError.
+    """Trains a byte-level BPE tokenizer.
 
-    The ids 0 `<pad>`, 1 `<bos>`, 2 `<eos>`; `<bos>` is put in front if special tokens are wanted.
+    Ids 0, 1 and 2 are `<pad>`, `<bos>` and `<eos>`; `<bos>` is prepended if special tokens are added.
+
+    Raises:
+        ValueError: `vocab_size` is less than 259, three special tokens and 256 bytes.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -53,10 +57,18 @@ def make_gemma(
     intermediate_size: int | None = None,
     heads: int = 4,
 ) -> "GemmaForCausalLM":
-    """Makes a random Gemma for a tokenizer, in float32; the global random state is left as it was.
+    """Makes a random float32 Gemma for a tokenizer, without changing the global random state.
 
-    `intermediate_size` is that of the MLP, 2 x hidden_size by default. Raises ValueError where the heads do not divide
-    the width into even parts.
+    Args:
+        tokenizer: with the vocabulary and special ids.
+        seed: of the weights.
+        hidden_size: a multiple of 2 × heads.
+        layers: number of decoder layers.
+        intermediate_size: of the MLP; None means 2 × hidden_size.
+        heads: attention heads, which are also the key-value heads.
+
+    Raises:
+        ValueError: the hidden size is not a multiple of 2 × heads.
     """
     import torch
     from transformers import GemmaConfig, GemmaForCausalLM
@@ -91,9 +103,7 @@ def make_model(
     vocab_size: int = 768,
     chat_template: str | None = None,
 ) -> Path:
-    """Saves a random Gemma with a tokenizer trained on `texts` as an ordinary Hugging Face folder, made if absent;
-    returns it.
-    """
+    """Saves a random Gemma and a tokenizer trained on `texts` as a Hugging Face folder, and returns the folder."""
     folder = Path(folder)
     tokenizer = train_tokenizer(texts, vocab_size)
     tokenizer.chat_template = chat_template

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer, its pad and end tokens decided once for the whole run."""
+"""Opens tokenizers and chooses their pad and end tokens, once for the whole run."""
 
 import logging
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from dschat.models.vocabulary import id_count
 
 logger = logging.getLogger(__name__)
 
-# Tokens that common vocabularies hold in reserve; any of them can pad without changing what the model knows.
+# Reserved tokens of common vocabularies, which can pad without changing what the model has learnt.
 RESERVED_PAD_TOKENS = (
     "<pad>",
     "[PAD]",
@@ -26,33 +26,46 @@ RESERVED_PAD_TOKENS = (
     "<|extra_0|>",
 )
 ADDED_PAD = "<pad>"
-# A dialogue whose texts no chat template writes by itself.
+# A dialogue with contents that no chat template writes by itself.
 PROBE = [{"role": "user", "content": "QZXU"}, {"role": "assistant", "content": "QZXA"}]
 
 
 def open_tokenizer(path: str, flag: str) -> Any:
-    """Opens a tokenizer, folder or hub id, as it is; that of an adapter alone may lie with its base.
+    """Opens the tokenizer of a folder or hub id unchanged; for an adapter alone, it may be its base's.
 
-    Raises UserError where there is none, which names the flag.
+    Raises:
+        UserError: there is none; the message names the flag.
     """
-    place = file_place(path, "tokenizer_config.json", flag)
+    tokenizer_path = file_place(path, "tokenizer_config.json", flag)
     try:
-        return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(explain_missing("tokenizer", place, named_base(path, flag), error)) from error
+        raise UserError(explain_missing("tokenizer", tokenizer_path, named_base(path, flag), error)) from error
 
 
-def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token: str | None = None) -> Any:
-    """Opens the tokenizer at ``path`` and makes sure that it can pad, in every step by the same rule.
+def load_tokenizer(
+    path: str,
+    flag: str,
+    for_classifier: bool = False,
+    end_token: str | None = None,
+) -> Any:
+    """Opens the tokenizer at ``path`` and makes sure that it can pad, by the same rule in every step.
 
-    A pad token of its own that ends no turn is left alone. Where there is none, or it is eos, what the chat template
-    ends turns with, or `end_token`, the first of these is chosen: a token that the vocabulary holds in reserve, the
-    unknown token, another special token that neither ends nor writes turns. Where there is none of them, eos pads:
-    masks tell padding from ends. But the classifier that a step saves (`for_classifier`) needs a pad token of its own,
-    since transformers reads its score at the last token that is not padding: then ``<pad>`` is added, unless the
-    vocabulary has holes, and the model may lack a row for it.
+    An existing pad token that ends no turn is kept. If there is none, or it is EOS, `end_token` or a token with which
+    the chat template ends turns, the first of these is chosen: a reserved token of the vocabulary, the unknown token,
+    another special token that neither ends nor writes turns. If there is none of them, EOS pads, since masks tell
+    padding from ends. Only a classifier that a step saves needs a pad token other than EOS, because transformers
+    scores the last token that is not padding; then ``<pad>`` is added, unless the vocabulary has holes, and the model
+    may lack a row for it.
 
-    `end_token` is --end_of_conversation_token, which cannot pad. Raises UserError: nothing to load, or no eos token.
+    Args:
+        path: folder or hub id.
+        flag: that gave the path.
+        for_classifier: the tokenizer will be saved with a classifier.
+        end_token: --end_of_conversation_token, which cannot pad.
+
+    Raises:
+        UserError: there is no tokenizer, or it has no EOS token.
     """
     tokenizer = open_tokenizer(path, flag)
     if tokenizer.eos_token_id is None:
@@ -60,29 +73,31 @@ def load_tokenizer(path: str, flag: str, for_classifier: bool = False, end_token
             f"{flag} {path}: the tokenizer has no eos token, so responses could never end. Set `eos_token` in its "
             "tokenizer_config.json to a token of its vocabulary."
         )
-    end_ids = {*own_end_ids(path)}
     reason = _no_padding(tokenizer, end_token)
-    if reason is not None:
-        token = _unused_token(tokenizer, end_ids, end_token)
-        if token is not None:
-            tokenizer.pad_token = token
-            logger.info("%s %s: %s: %s pads", flag, path, reason, token)
-        elif for_classifier and id_count(tokenizer) == len(tokenizer):  # else it would get another token's id
-            tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
-            logger.warning(
-                "%s %s: %s, and there is none in reserve: %s is added, with the id %d",
-                *(flag, path, reason, ADDED_PAD, tokenizer.pad_token_id),
-            )
-        else:
-            tokenizer.pad_token = tokenizer.eos_token
-            logger.info("%s %s: %s: %s pads", flag, path, reason, tokenizer.eos_token)
+    if reason is None:
+        return tokenizer
+    unused_token = _unused_token(tokenizer, set(own_end_ids(path)), end_token)
+    has_holes = id_count(tokenizer) != len(tokenizer)  # an added token would get another token's id
+    if unused_token is None and for_classifier and not has_holes:
+        tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
+        logger.warning(
+            "%s %s: %s, and no reserved token: %s is added, with the id %d",
+            flag,
+            path,
+            reason,
+            ADDED_PAD,
+            tokenizer.pad_token_id,
+        )
+        return tokenizer
+    tokenizer.pad_token = unused_token or tokenizer.eos_token
+    logger.info("%s %s: %s: %s pads", flag, path, reason, tokenizer.pad_token)
     return tokenizer
 
 
 def _no_padding(tokenizer: Any, end_token: str | None) -> str | None:
-    """Why a tokenizer's own pad token cannot pad; None where it can.
+    """Why a tokenizer's own pad token cannot pad; None if it can.
 
-    One that the generation config names as an end token, beside EOS, still pads: Qwen's does, and ends no turn.
+    A further end token of the generation config may pad: Qwen's does, and ends no turn.
     """
     pad = tokenizer.pad_token
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -93,7 +108,7 @@ def _no_padding(tokenizer: Any, end_token: str | None) -> str | None:
 
 
 def _ends_turns(tokenizer: Any, token: str) -> bool:
-    """Whether the chat template writes a token behind an assistant's turn; anywhere, if it refuses a dialogue."""
+    """Whether the chat template writes a token after an assistant's turn; or anywhere, if it refuses a dialogue."""
     template = str(tokenizer.chat_template or "")
     if not template:
         return False
@@ -105,8 +120,10 @@ def _ends_turns(tokenizer: Any, token: str) -> bool:
 
 
 def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:
-    """Id of the token that ends a response: eos, or the one given by ``--end_of_conversation_token``. Raises UserError
-    where the given text is not a single token, or pads.
+    """The id of the token that ends a response: EOS, or that of ``--end_of_conversation_token``.
+
+    Raises:
+        UserError: the flag's text is not a single token, or is the pad or BOS token.
     """
     if end_of_conversation_token is None:
         return tokenizer.eos_token_id
@@ -125,7 +142,7 @@ def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:
 
 
 def own_end_ids(path: str) -> list[int]:
-    """The end tokens of the checkpoint's generation config: a chat model may have several, also beside EOS."""
+    """The end tokens of a model's generation config; a chat model may have several besides EOS."""
     try:
         return end_ids_of(GenerationConfig.from_pretrained(file_place(path, "generation_config.json", "")))
     except (OSError, ValueError):
@@ -134,14 +151,21 @@ def own_end_ids(path: str) -> list[int]:
 
 def end_ids_of(generation: GenerationConfig) -> list[int]:
     """The ids that end a response."""
-    end = generation.eos_token_id
-    return [] if end is None else [end] if isinstance(end, int) else list(end)
+    end_ids = generation.eos_token_id
+    if end_ids is None:
+        return []
+    return [end_ids] if isinstance(end_ids, int) else list(end_ids)
 
 
-def require_same_tokenizer(first: Any, second: Any, first_flag: str, second_flag: str) -> None:
-    """Raises UserError unless the critic's tokenizer gives the actor's ids: vocabulary, bos and eos.
+def require_same_tokenizer(
+    first: Any,
+    second: Any,
+    first_flag: str,
+    second_flag: str,
+) -> None:
+    """Raises UserError unless the critic's tokenizer has the actor's vocabulary, BOS and EOS.
 
-    What they pad with may differ, since the critic reads masks.
+    Pad tokens may differ, since the critic reads masks.
     """
     if not same_ids(first, second):
         raise UserError(
@@ -153,42 +177,49 @@ def require_same_tokenizer(first: Any, second: Any, first_flag: str, second_flag
 
 
 def same_ids(first: Any, second: Any) -> bool:
-    """Whether two tokenizers mean the same by every id; what they pad with is not read, and may be one's alone."""
-    vocabularies = [dict(tokenizer.get_vocab()) for tokenizer in (first, second)]
-    for tokenizer, own, other in ((first, *vocabularies), (second, *vocabularies[::-1])):
-        if tokenizer.pad_token is not None and tokenizer.pad_token not in other:
-            own.pop(tokenizer.pad_token, None)
-    special = ("bos_token_id", "eos_token_id")
-    return vocabularies[0] == vocabularies[1] and all(getattr(first, n) == getattr(second, n) for n in special)
+    """Whether two tokenizers agree on every id; a pad token may exist in one of them only."""
+    first_vocabulary = dict(first.get_vocab())
+    second_vocabulary = dict(second.get_vocab())
+    if first.pad_token is not None and first.pad_token not in second_vocabulary:
+        first_vocabulary.pop(first.pad_token, None)
+    if second.pad_token is not None and second.pad_token not in first_vocabulary:
+        second_vocabulary.pop(second.pad_token, None)
+    if first.bos_token_id != second.bos_token_id or first.eos_token_id != second.eos_token_id:
+        return False
+    return first_vocabulary == second_vocabulary
 
 
-def _unused_token(tokenizer: Any, end_ids: Collection[int], end_token: str | None) -> str | None:
-    """A token of the vocabulary that can pad; None where there is none. See `load_tokenizer`."""
+def _unused_token(
+    tokenizer: Any,
+    end_ids: Collection[int],
+    end_token: str | None,
+) -> str | None:
+    """A token of the vocabulary that can pad; None if there is none. See `load_tokenizer`."""
     vocabulary = tokenizer.get_vocab()
     excluded = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token, end_token}
-    excluded |= {token for token, number in vocabulary.items() if number in end_ids}
+    excluded |= {token for token, token_id in vocabulary.items() if token_id in end_ids}
     for token in (*RESERVED_PAD_TOKENS, tokenizer.unk_token):
         if token in vocabulary and token not in excluded and not _ends_turns(tokenizer, token):
             return str(token)
-    # The last ones: the first special tokens are those that write turns. The very last may be a token that was added
-    # as this one's pad, which `tokenizer_fingerprint` leaves out.
+    # Otherwise the last special token: the first ones write turns. The very last may have been added as a pad token by
+    # `load_tokenizer`, and `tokenizer_fingerprint` ignores it.
     specials = {token for token in tokenizer.all_special_tokens if token in vocabulary}
     specials |= {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     template = str(tokenizer.chat_template or "")
-    ordered = sorted(specials - excluded, key=lambda token: -vocabulary[token])
-    last = max(vocabulary.values())
-    for token in ordered:
-        if token not in template and vocabulary[token] != last:
+    last_id = max(vocabulary.values())
+    for token in sorted(specials - excluded, key=lambda token: -vocabulary[token]):
+        if token not in template and vocabulary[token] != last_id:
             return token
     return None
 
 
 def token_texts(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text that each token adds to the response; together they are the decoded response, special tokens shown.
+    """The text that each token adds to a response, with special tokens; joined, they are the decoded response.
 
-    A token that ends inside a character (bytes of an emoji) adds nothing until the one that completes it.
+    A token that ends inside a character (bytes of an emoji) adds "", and the one that completes it adds the character.
     """
-    texts, done = [], ""
+    texts: list[str] = []
+    done = ""
     for end in range(1, len(ids) + 1):
         text = str(tokenizer.decode(ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False))
         if text.endswith("�") and end < len(ids):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenizer's ids beside the rows of a model's embeddings, of which there may be more, or fewer.
+"""Token ids for which a tokenizer has no token, or a model no row in its embeddings.
 
 Published models often have more rows than their tokenizers have ids (Qwen2.5-7B: 152,064 rows, 151,665 ids), and a
-vocabulary may have holes. An id without a token can be neither decoded nor read by a scorer with fewer rows. So such
-ids are missing from the policy's distribution: their logits are −inf wherever a model that `mask_missing_ids` has seen
-computes logits or log-probs, so that the others add up to 1.
+vocabulary may have holes. An id without a token can neither be decoded nor be scored by a model with fewer rows. So
+`mask_missing_ids` removes these ids from a policy's distribution: their logits are −inf, and the probabilities of the
+others add up to 1.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 
-_BUFFER = "missing_ids"  # of a causal LM; it is not saved
+_BUFFER = "missing_ids"  # buffer of a causal LM, not saved
 
 
 def id_count(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The number of rows that embeddings need: the highest id + 1, which is more than ``len(tokenizer)`` where the
-    vocabulary has holes.
-    """
+    """The number of rows that embeddings need: the highest id + 1; more than ``len(tokenizer)`` if there are holes."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -39,9 +37,9 @@ def missing_ids(tokenizer: PreTrainedTokenizerBase, rows: int) -> list[int]:
 
 
 def mask_missing_ids(causal_lm: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Takes the ids that a tokenizer lacks out of a causal LM's distribution: its forward gives them logits of −inf.
+    """Removes the ids that a tokenizer lacks from a causal LM's distribution: its forward sets their logits to −inf.
 
-    A model whose ids all have tokens stays as it is. Log-probs are computed without the model's own forward, and read
+    A model without such ids is not changed. Log-probs are computed without the model's own forward and use
     `missing_ids_of`.
     """
     missing = missing_ids(tokenizer, row_count(causal_lm.config))
@@ -53,17 +51,21 @@ def mask_missing_ids(causal_lm: Any, tokenizer: PreTrainedTokenizerBase) -> None
 
 
 class HasBuffers(Protocol):
-    """A module, as far as its buffers are asked for."""
+    """A module with buffers."""
 
     def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]: ...
 
 
 def missing_ids_of(causal_lm: HasBuffers) -> Tensor | None:
-    """(K,) long: the ids that `mask_missing_ids` has found missing; None where there are none."""
+    """The ids that `mask_missing_ids` removed, (K,) long; None if there are none."""
     return dict(causal_lm.named_buffers(recurse=False)).get(_BUFFER)
 
 
-def _mask_logits(causal_lm: nn.Module, inputs: object, output: Any) -> Any:
+def _mask_logits(
+    causal_lm: nn.Module,
+    inputs: object,
+    output: Any,
+) -> Any:
     missing = missing_ids_of(causal_lm)
     assert missing is not None  # the hook comes with the buffer
     logits = output.logits
@@ -75,14 +77,18 @@ def _mask_logits(causal_lm: nn.Module, inputs: object, output: Any) -> Any:
 
 
 def lacks_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether embeddings have no row for some of a tokenizer's ids."""
+    """Whether embeddings lack a row for one of a tokenizer's ids."""
     return id_count(tokenizer) > row_count(config)
 
 
-def require_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Raises UserError where a scorer has fewer rows than the tokenizer of the texts that it reads has ids.
+def require_rows(
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+) -> None:
+    """Raises UserError if a scorer lacks rows for ids of the tokenizer whose texts it reads.
 
-    `name` is its flag and path.
+    `name` is the scorer's flag and path.
     """
     if lacks_rows(config, tokenizer):
         raise UserError(
@@ -92,10 +98,14 @@ def require_rows(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, n
         )
 
 
-def require_no_growth(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Raises UserError where an adapter would be saved alone (--no_merge_lora) over embeddings that must grow.
+def require_no_growth(
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+) -> None:
+    """Raises UserError if an adapter would be saved alone (--no_merge_lora) while embeddings must grow.
 
-    The rows that are added would be in no file. `name` is the flag and path of the base.
+    The added rows would not be in any file. `name` is the flag and path of the base.
     """
     if lacks_rows(config, tokenizer):
         raise UserError(

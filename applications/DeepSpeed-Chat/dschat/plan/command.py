@@ -41,7 +41,7 @@ SHIM = re.compile(r"-m dschat (\S+) --config (\S+)")  # the command of a trainin
 
 def run(options: PlanOptions) -> int:
     """Prints plans; returns the exit status."""
-    flags = list(options.rest)
+    flags = list(options.other_words)
     name = flags.pop(0) if flags and not flags[0].startswith("-") else None
     if name is None and options.config and Path(options.config).suffix in (".yaml", ".yml"):
         raise UserError(f"--config {options.config}: here that is a model; for a settings file: dschat plan FILE.")

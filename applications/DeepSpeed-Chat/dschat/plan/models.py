@@ -294,7 +294,7 @@ class RoleBuilder:
             kind=kind,
             dtype=self.dtype,
             attention=self.config.engine.attn_implementation,
-            finetuning=Finetuning(*self.config.finetuning.options(rank)),
+            finetuning=Finetuning(**self.config.finetuning.arguments(rank)),
             top_layers=top_layers,
         )
         # In half precision, stage 1 replaces DeepSpeed's stage 0.

@@ -30,7 +30,7 @@ from dschat.models.finetuning import (
     enable_gradient_checkpointing,
     train_top_layers,
 )
-from dschat.models.layers import layers_of
+from dschat.models.layers import find_layers
 from dschat.models.layout import SAMPLING_BUFFERS
 from dschat.models.limits import position_limit
 from dschat.models.opening import PLAIN_ATTENTION, SDPA, implementation
@@ -307,9 +307,8 @@ def _hidden_states(model: Any, rows: int, tokens: int) -> Tensor:
 
 def _count_compiled(model: Any, alive: AliveBytes) -> None:
     """Counts only a share of the tensors that a decoder's layers create from now on; their outputs count in full."""
-    backbone = getattr(model, model.base_model_prefix, model)
-    _, module_list = layers_of(backbone, int(model.config.get_text_config().num_hidden_layers))
-    layers: Iterable[Any] = module_list or ()
+    decoder = find_layers(model)
+    layers: Iterable[Any] = () if decoder is None else decoder.layers
     for layer in layers:
         layer.forward = _counted(layer.forward, alive)
         checkpoint = getattr(layer, "_gradient_checkpointing_func", None)

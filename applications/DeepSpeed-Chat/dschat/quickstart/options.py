@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dschat.settings.common import EngineFlags, OptimisationFlags, OutputFlags
-from dschat.settings.flags import AT_LEAST_1, check_values, flag, like
-from dschat.settings.processes import LaunchFlags
+from dschat.settings.common import SEED, OptimisationFlags
+from dschat.settings.flags import AT_LEAST_1, check_values, default_of, flag
 
 
 @dataclass(kw_only=True)
 class ExampleFlags:
     """Flags of every example."""
 
-    output_dir: Path = like(OutputFlags, "output_dir", Path("runs"), "folder of everything made")
     small: bool = flag("a few updates only: shows that every part runs", False)
-    seed: int = like(OptimisationFlags, "seed", help="of data, model and training")
+    seed: int = flag("of data, model and training", default_of(OptimisationFlags, "seed"), SEED)
 
     def __post_init__(self) -> None:
         """Raises UserError, which names the flag."""
@@ -30,9 +28,9 @@ class QuickstartOptions(ExampleFlags):
     Runs the same commands as any training, as processes of their own, on a synthetic corpus and a small Gemma.
     """
 
-    output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/quickstart"))
-    num_gpus: Literal[1, 2, 4, 8] = like(LaunchFlags, "num_gpus", 1, "processes, each on a GPU or CPU")
-    zero_stage: Literal[0, 1, 2, 3] = like(EngineFlags, "zero_stage", help="ZeRO stage of every model")
+    output_dir: Path = flag("folder of everything made", Path("runs/quickstart"))
+    num_gpus: Literal[1, 2, 4, 8] = flag("processes, each on a GPU or CPU", 1, environment="NUM_GPUS")
+    zero_stage: Literal[0, 1, 2, 3] = flag("ZeRO stage of every model", 0)
     jobs: int = flag("runs of step 3 at a time, where each is one process", 2, AT_LEAST_1)
 
 
@@ -40,4 +38,4 @@ class QuickstartOptions(ExampleFlags):
 class ProgramsOptions(ExampleFlags):
     """Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5."""
 
-    output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/programs"))
+    output_dir: Path = flag("folder of everything made", Path("runs/programs"))

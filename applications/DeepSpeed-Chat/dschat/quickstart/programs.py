@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.base.atomic import write_file
-from dschat.lab.evaluations import pass_table
-from dschat.lab.pass_at_k import ALL, pass_rates
+from dschat.lab.pass_at_k import ALL, pass_rates, pass_table
 from dschat.lab.runs import build_report
 from dschat.quickstart.inputs import COMMON, make_folder, supervised_flags
 from dschat.quickstart.options import ProgramsOptions
@@ -58,10 +57,10 @@ def run(options: ProgramsOptions) -> str:
     table = pass_table(rates)
     write_file(folder / "pass-at-k.txt", f"{table}\n")
     notes = ["Score: the published reward of programs, from what becomes of them on their tests."]
-    for row in rates:
-        if row.difficulty == ALL:
-            shares = ", ".join(f"pass@{k} {rate.text()} %" for k, rate in row.rates.items() if rate is not None)
-            notes.append(f"{names[row.model]}, {row.problems} held-out problems, five programs each: {shares}.")
+    for row in rates.to_dict("records"):
+        if row["difficulty"] == ALL:
+            shares = f"pass@1 {row['pass@1'].text()} %, pass@5 {row['pass@5'].text()} %"
+            notes.append(f"{names[row['model']]}, {row['problems']} held-out problems, five programs each: {shares}.")
     runs = {name: folder / run_folder for name, (run_folder, _) in RUNS.items()}
     summary = build_report(runs, folder, title="Programs: PPO and MA-PPO with rewards by execution", notes=notes)
     seconds = f"{time.perf_counter() - start_time:.0f} s in all"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of one new token per row, which reads each key and value once."""
+"""Attention for decoding, one new token per row, that reads each key and value once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,20 @@ class Attention(Protocol):
         scaling: float | None = None,
         **options: object,
     ) -> tuple[Tensor, Tensor | None]:
-        """Query (rows, heads, tokens, width), key and value (rows, groups, columns, width) → (rows, tokens, …)."""
+        """Computes attention.
+
+        Args:
+            module: the attention layer.
+            query: (rows, heads, tokens, width).
+            key: (rows, groups, columns, width).
+            value: like `key`.
+            attention_mask: added to the logits.
+            scaling: of the logits.
+            options: of the implementation.
+
+        Returns:
+            (rows, tokens, heads, width), and the weights or None.
+        """
 
 
 def attend_by_products(
@@ -47,16 +60,18 @@ def attend_by_products(
 ) -> tuple[Tensor, None]:
     """Attention of one token per row by two matrix products over each group of query heads.
 
-    Fused kernels give a row and head one block of the GPU each, which leaves most of it idle where a row has one
-    token; matrix products spread over the columns as well.
+    Fused kernels use one thread block per row and head, which leaves most of a GPU idle when a row has one token;
+    matrix products spread over the columns as well.
 
     Args:
+        module: the attention layer; not used.
         query: (rows, heads, 1, width).
         key, value: (rows, groups, columns, width).
         attention_mask: (rows, 1, 1, columns), added to the logits.
-        scaling: of the logits; 1 / √width where it is None.
+        scaling: of the logits; 1 / √width if None.
         softcap: logits are capped at ±softcap, as in Gemma 2.
         s_aux: (heads,) logits of an additional column without a value, as in gpt-oss.
+        options: not used.
 
     Returns:
         (rows, 1, heads, width) in the query's dtype, and no weights.
@@ -81,22 +96,24 @@ ALL_ATTENTION_FUNCTIONS.register(ONE_TOKEN, attend_by_products)
 
 
 def one_token_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Inside, a model computes attention by `attend_by_products`, unless it does so by code of its own.
+    """Inside, a model computes attention by `attend_by_products`, unless its attention cannot be exchanged.
 
-    Its passes must be of one token per row, with prepared additive masks.
+    Its forward passes must have one token per row, and prepared additive masks.
     """
-    return attention_by(ONE_TOKEN, model.config) if model._supports_attention_backend else nullcontext()
+    if not model._supports_attention_backend:
+        return nullcontext()
+    return attention_by(ONE_TOKEN, model.config)
 
 
 @contextmanager
 def grouped_heads() -> Iterator[None]:
-    """Inside, sdpa copies no keys and values in decoding.
+    """Inside, transformers' sdpa attention does not copy keys and values in decoding.
 
-    With a mask, a transformers without `pack_gqa` repeats every key and value for each query head of its group. The
-    query heads of a group can stand in the place of a sequence instead: one token's (rows, heads, 1, width) is
-    (rows, groups, heads of a group, width), and all of them see the same columns.
+    With a mask, a transformers without `pack_gqa` repeats every key and value for each query head of its group.
+    Instead, the query heads of a group can take the sequence dimension: one token's (rows, heads, 1, width) becomes
+    (rows, groups, heads per group, width), and all heads of a group see the same columns.
     """
-    if hasattr(sdpa_attention, "pack_gqa"):  # transformers does it
+    if hasattr(sdpa_attention, "pack_gqa"):  # transformers does it itself
         yield
         return
     ALL_ATTENTION_FUNCTIONS["sdpa"] = without_copies(ALL_ATTENTION_FUNCTIONS["sdpa"])
@@ -107,7 +124,7 @@ def grouped_heads() -> Iterator[None]:
 
 
 def without_copies(attention: Attention) -> Attention:
-    """transformers' function for sdpa, where a step of decoding reads keys and values as they are."""
+    """Wraps transformers' sdpa function so that a decoding step reads keys and values without repeating them."""
 
     def attend(
         module: nn.Module,
@@ -118,12 +135,28 @@ def without_copies(attention: Attention) -> Attention:
         scaling: float | None = None,
         **options: object,
     ) -> tuple[Tensor, Tensor | None]:
-        (rows, heads, tokens, width), groups = query.shape, key.shape[1]
-        by_group = attention_mask is not None and attention_mask.shape[1] == 1 and options.get("position_bias") is None
-        if tokens > 1 or heads == groups or not by_group:
-            return attention(module, query, key, value, attention_mask, scaling=scaling, **options)
+        rows, heads, tokens, width = query.shape
+        groups = key.shape[1]
+        shares_mask = attention_mask is not None and attention_mask.shape[1] == 1  # between heads
+        has_bias = options.get("position_bias") is not None
+        if tokens > 1 or heads == groups or not shares_mask or has_bias:
+            return attention(
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                scaling=scaling,
+                **options,
+            )
         packed = query.reshape(rows, groups, heads // groups, width)
-        seen = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attention_mask, scale=scaling)
-        return seen.reshape(rows, 1, heads, value.shape[-1]), None
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            packed,
+            key,
+            value,
+            attention_mask,
+            scale=scaling,
+        )
+        return attended.reshape(rows, 1, heads, value.shape[-1]), None
 
     return attend

@@ -3,15 +3,15 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.data.dialogues import Dialogue, encode_states
+from dschat.data.dialogues import Dialogue, encode_states, state
 from dschat.data.encoding import decode_response, reply_contents
-from dschat.rollouts.engine import Draw
+from dschat.rollouts.engine import ResponseSampler
 from dschat.rollouts.sampling import Sampling, row_seed
 
 OUTGROWN = "the dialogue outgrew the policy"
@@ -20,31 +20,55 @@ SILENT = "the user asked nothing more, or could not read so long a dialogue"
 
 @dataclass(frozen=True)
 class AssistantTurn:
-    """What the policy drew in one turn."""
+    """A reply of the policy in one turn."""
 
-    state_ids: list[int]  # what it answered
-    ids: list[int]  # drawn, the end token included
-    text: str  # without special tokens, and without what the chat template puts around a content
-    finished: bool  # whether it ended by itself; else it was cut
+    state_ids: list[int]  # the prompt: the dialogue before the reply
+    ids: list[int]  # of the reply, the end token included
+    text: str  # without special tokens, and without what the chat template puts around a message's content
+    finished: bool  # whether it ended with an end token; else it was cut
 
 
-@dataclass(frozen=True)
+@dataclass
 class DialogueRollout:
     """A dialogue as far as it went."""
 
-    messages: Dialogue  # what both said, ends with a reply; empty where even the first turn got none
-    # Those that were drawn, by turn; turns that were there before the rollout are missing.
-    replies: dict[int, AssistantTurn]
-    ended: str = ""  # why it has fewer turns than it should, OUTGROWN or SILENT; empty where it has all of them
+    messages: Dialogue  # of both sides, ends with a reply; empty if even the first turn got none
+    # Sampled replies by turn; turns that were there before the rollout are missing.
+    replies: dict[int, AssistantTurn] = field(default_factory=dict)
+    ended: str = ""  # why it has fewer turns than it should, OUTGROWN or SILENT; empty if it has all of them
+
+
+@dataclass(frozen=True)
+class SampledPair:
+    """Two dialogues with the same messages up to the user's message of one turn."""
+
+    turn: int  # the first turn that differs, from 0
+    first: DialogueRollout
+    second: DialogueRollout | None  # None if the first ended early
+
+    @property
+    def replies(self) -> tuple[AssistantTurn, AssistantTurn]:
+        """The replies of the first turn that differs."""
+        assert self.second is not None
+        return self.first.replies[self.turn], self.second.replies[self.turn]
+
+    @property
+    def ended(self) -> str:
+        """Why a dialogue of the pair has fewer turns than it should; empty if both are complete."""
+        return self.first.ended if self.second is None else self.second.ended
 
 
 class Assistant(Protocol):
-    """Answers whole batches of dialogues."""
+    """Answers batches of dialogues."""
 
-    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> Sequence[AssistantTurn | None]:
-        """One reply to each state, which ends with a user's message; None where it is too long to be answered.
+    def __call__(
+        self,
+        states: Sequence[Dialogue],
+        seeds: Sequence[int],
+    ) -> Sequence[AssistantTurn | None]:
+        """Replies to states, each of which ends with a user's message.
 
-        A row's seed alone decides its draws.
+        A reply is None if its state is too long to be answered. A row's seed alone decides its random numbers.
         """
 
 
@@ -52,102 +76,191 @@ class User(Protocol):
     """Writes the user's messages."""
 
     def __call__(
-        self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
+        self,
+        dialogues: Sequence[Dialogue],
+        numbers: Sequence[int],
+        seeds: Sequence[int],
     ) -> Sequence[str | None]:
-        """The next message of each dialogue, which ends with a reply; None or nothing ends the dialogue.
+        """Writes the next message of dialogues, each of which ends with a reply.
 
-        `numbers` say which dialogues of the batch these are; the seeds are of the draws, where there are any.
+        Args:
+            dialogues: the messages so far.
+            numbers: of these dialogues in the batch.
+            seeds: one per dialogue, for users that sample.
+
+        Returns:
+            The messages; None or an empty one ends the dialogue.
         """
 
 
 class UserFromData:
-    """Says what the user of the data said, whatever the assistant answers."""
+    """Repeats the user's messages of the data, whatever the assistant answers."""
 
     def __init__(self, dialogues: Sequence[Dialogue]) -> None:
         self._dialogues = dialogues
 
-    def __call__(self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        pairs = zip(dialogues, numbers, strict=True)
-        return [self._dialogues[number][len(dialogue)]["content"] for dialogue, number in pairs]
+    def __call__(
+        self,
+        dialogues: Sequence[Dialogue],
+        numbers: Sequence[int],
+        seeds: Sequence[int],
+    ) -> list[str]:
+        """See `User`."""
+        messages = []
+        for dialogue, number in zip(dialogues, numbers, strict=True):
+            messages.append(self._dialogues[number][len(dialogue)]["content"])
+        return messages
 
 
 class PolicyAssistant:
-    """A policy whose weights are ready for drawing."""
+    """A policy whose weights are ready for sampling."""
 
     def __init__(
         self,
-        draw: Draw,
+        sampler: ResponseSampler,
         tokenizer: PreTrainedTokenizerBase,
         sampling: Sampling,
-        most: int | None,
+        max_tokens: int | None,
         may_end: bool = False,
     ) -> None:
-        """Takes how to draw: an engine's session, the policy's tokenizer with a chat template, and a sampling whose
-        end ids hold the template's end of turn.
+        """Stores what to sample with.
 
-        `most` is how many tokens the policy reads, state and reply together; None = no limit. `may_end`: a state that
-        leaves no room for a reply ends its dialogue; otherwise it is an error.
+        Args:
+            sampler: of an engine's session.
+            tokenizer: the policy's, with a chat template.
+            sampling: its end ids include the template's end of turn.
+            max_tokens: longest state and reply together that the policy reads; None = no limit.
+            may_end: a state that leaves no room for a reply ends its dialogue; otherwise it is an error.
         """
-        self._draw, self._tokenizer, self._sampling, self._most = draw, tokenizer, sampling, most
+        self._sampler = sampler
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._max_tokens = max_tokens
         self._may_end = may_end
 
-    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> Sequence[AssistantTurn | None]:
-        """See `Assistant`. Raises UserError where a state leaves no room for a reply, unless that may end it."""
+    def __call__(
+        self,
+        states: Sequence[Dialogue],
+        seeds: Sequence[int],
+    ) -> Sequence[AssistantTurn | None]:
+        """See `Assistant`. Raises UserError if a state leaves no room for a reply, unless that may end it."""
         prompts = encode_states(self._tokenizer, states, "a rollout")
-        room = sys.maxsize if self._most is None else self._most - self._sampling.max_new_tokens
-        fitting = [n for n, prompt in enumerate(prompts) if len(prompt) <= room]
+        max_prompt = sys.maxsize if self._max_tokens is None else self._max_tokens - self._sampling.max_new_tokens
+        fitting = [n for n, prompt in enumerate(prompts) if len(prompt) <= max_prompt]
         if len(fitting) < len(prompts) and not self._may_end:
             longest = max(map(len, prompts))
             raise UserError(
                 f"a dialogue has come to {longest} tokens, and with a reply of up to {self._sampling.max_new_tokens} "
-                f"the policy would read more than its {self._most}: use fewer turns or shorter replies."
+                f"the policy would read more than its {self._max_tokens}: use fewer turns or shorter replies."
             )
         replies: list[AssistantTurn | None] = [None] * len(prompts)
-        if fitting:
-            rollout = self._draw([prompts[n] for n in fitting], self._sampling, [seeds[n] for n in fitting]).rollout
-            finished = rollout.finished.tolist()
-            drawn = list(zip(rollout.response_rows(), finished, strict=True))
-            texts = [decode_response(self._tokenizer, ids[:-1] if end else ids) for ids, end in drawn]
-            contents = reply_contents(self._tokenizer, texts)
-            for n, (ids, end), content in zip(fitting, drawn, contents, strict=True):
-                replies[n] = AssistantTurn(prompts[n], ids, content, end)
+        if not fitting:
+            return replies
+
+        fitting_prompts = [prompts[n] for n in fitting]
+        fitting_seeds = [seeds[n] for n in fitting]
+        rollout = self._sampler(fitting_prompts, self._sampling, fitting_seeds).rollout
+        responses = rollout.response_rows()
+        finished = rollout.finished.tolist()
+        texts = []
+        for ids, has_end in zip(responses, finished, strict=True):
+            texts.append(decode_response(self._tokenizer, ids[:-1] if has_end else ids))
+        contents = reply_contents(self._tokenizer, texts)
+        for n, ids, content, has_end in zip(
+            fitting,
+            responses,
+            contents,
+            finished,
+            strict=True,
+        ):
+            replies[n] = AssistantTurn(prompts[n], ids, content, has_end)
         return replies
 
 
 def roll_out(
-    starts: Sequence[Dialogue], turns: Sequence[int], assistant: Assistant, user: User, seeds: Sequence[int]
+    starts: Sequence[Dialogue],
+    turns: Sequence[int],
+    assistant: Assistant,
+    user: User,
+    seeds: Sequence[int],
 ) -> list[DialogueRollout]:
-    """Goes on with B dialogues until each has so many turns, or ends before: see `DialogueRollout.ended`.
+    """Continues B dialogues until each has its number of turns, or ends before; see `DialogueRollout.ended`.
 
-    Every turn is drawn for all dialogues that still go on at once. A dialogue's draws follow from its seed and the
-    turn's number alone. `starts` have at least one message; one that has its replies already, (B,) at least 1, is left
-    as it is.
+    Every turn is sampled for all unfinished dialogues at once. A dialogue's random numbers follow from its seed and
+    the turn's number alone.
+
+    Args:
+        starts: dialogues with at least one message.
+        turns: replies that each shall have, at least 1; a dialogue that has them already is left as it is.
+        assistant: writes the replies.
+        user: writes the user's messages.
+        seeds: one per dialogue.
     """
-    messages: list[Dialogue] = [list(start) for start in starts]
-    replies: list[dict[int, AssistantTurn]] = [{} for _ in starts]
-    ended = ["" for _ in starts]
+    dialogues = [DialogueRollout(list(start)) for start in starts]
+
+    def turn_seeds(numbers: Sequence[int]) -> list[int]:
+        return [row_seed(seeds[n], len(dialogues[n].messages)) for n in numbers]
+
     while True:
-        going = [n for n, reason in enumerate(ended) if not reason]
-        asked = [n for n in going if len(messages[n]) % 2 == 0 and len(messages[n]) < 2 * turns[n]]
-        if asked:
-            questions = user([messages[n] for n in asked], asked, [_turn_seed(seeds[n], messages[n]) for n in asked])
-            for n, question in zip(asked, questions, strict=True):
+        going_on = [n for n, dialogue in enumerate(dialogues) if not dialogue.ended]
+
+        # The user's turn: an even number of messages, and replies still missing.
+        users_turn = []
+        for n in going_on:
+            length = len(dialogues[n].messages)
+            if length % 2 == 0 and length < 2 * turns[n]:
+                users_turn.append(n)
+        if users_turn:
+            messages = [dialogues[n].messages for n in users_turn]
+            questions = user(messages, users_turn, turn_seeds(users_turn))
+            for n, question in zip(users_turn, questions, strict=True):
                 if question:
-                    messages[n].append({"role": "user", "content": question})
+                    dialogues[n].messages.append({"role": "user", "content": question})
                 else:
-                    ended[n] = SILENT
-        answered = [n for n in going if len(messages[n]) % 2 == 1]
-        if not answered:
-            return [DialogueRollout(*parts) for parts in zip(messages, replies, ended, strict=True)]
-        drawn = assistant([messages[n] for n in answered], [_turn_seed(seeds[n], messages[n]) for n in answered])
-        for n, reply in zip(answered, drawn, strict=True):
+                    dialogues[n].ended = SILENT
+
+        # The assistant's turn: the last message is the user's.
+        assistants_turn = [n for n in going_on if len(dialogues[n].messages) % 2 == 1]
+        if not assistants_turn:
+            return dialogues
+        states = [dialogues[n].messages for n in assistants_turn]
+        replies = assistant(states, turn_seeds(assistants_turn))
+        for n, reply in zip(assistants_turn, replies, strict=True):
+            dialogue = dialogues[n]
             if reply is None:
-                ended[n] = OUTGROWN
-                messages[n].pop()
+                dialogue.ended = OUTGROWN
+                dialogue.messages.pop()
             else:
-                replies[n][len(messages[n]) // 2] = reply
-                messages[n].append({"role": "assistant", "content": reply.text})
+                dialogue.replies[len(dialogue.messages) // 2] = reply
+                dialogue.messages.append({"role": "assistant", "content": reply.text})
 
 
-def _turn_seed(seed: int, messages: Dialogue) -> int:
-    return row_seed(seed, len(messages))
+def roll_out_pairs(
+    starts: Sequence[Dialogue],
+    num_turns: Sequence[int],
+    branch_turns: Sequence[int],
+    assistant: Assistant,
+    user: User,
+    first_seeds: Sequence[int],
+    second_seeds: Sequence[int],
+) -> list[SampledPair]:
+    """Each dialogue twice: from its start, and again from the user's message of one of its turns on.
+
+    Args:
+        starts: B dialogues, see `roll_out`.
+        num_turns: of each dialogue.
+        branch_turns: the turn of each from which on it is sampled again, from 0.
+        assistant: answers.
+        user: writes the user's messages.
+        first_seeds: of each first dialogue.
+        second_seeds: of each second dialogue.
+    """
+    first = roll_out(starts, num_turns, assistant, user, first_seeds)
+    complete = [number for number, dialogue in enumerate(first) if not dialogue.ended]
+    second: dict[int, DialogueRollout] = {}
+    if complete:
+        branches = [state(first[number].messages, branch_turns[number]) for number in complete]
+        turns = [num_turns[number] for number in complete]
+        seeds = [second_seeds[number] for number in complete]
+        second = dict(zip(complete, roll_out(branches, turns, assistant, user, seeds), strict=True))
+    return [SampledPair(branch_turns[number], first[number], second.get(number)) for number in range(len(first))]

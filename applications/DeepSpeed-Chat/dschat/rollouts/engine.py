@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What draws responses, whichever way it computes them, and how its ids become a Rollout."""
+"""The interface of rollout engines, which sample responses, and how sampled ids become a Rollout."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -18,17 +18,17 @@ from macro_actions.types import Rollout
 
 @dataclass(frozen=True)
 class Generation:
-    """Responses as an engine drew them."""
+    """Responses as an engine sampled them."""
 
-    rollout: Rollout  # rows in the order of the prompts; prompt_index counts them
-    # (B, R) float32, 0 off the response: log-probs of the drawn tokens under the whole softmax(logits / temperature),
-    # as the drawing pass computed them; None where the engine does not know them.
+    rollout: Rollout  # rows in the order of the prompts, which prompt_index counts
+    # (B, R) float32, 0 outside the response: log-probs of the sampled tokens under softmax(logits / temperature) of
+    # the whole vocabulary, from the sampling pass; None if the engine does not report them.
     logprobs: Tensor | None
-    bad_rows: Tensor  # (B,) bool: some logits were not finite; such a row is of no use
+    bad_rows: Tensor  # (B,) bool: some logits were not finite, and the row must not be used
 
 
-class Draw(Protocol):
-    """Draws one response to each prompt."""
+class ResponseSampler(Protocol):
+    """Samples one response to each prompt."""
 
     def __call__(
         self,
@@ -38,43 +38,52 @@ class Draw(Protocol):
         *,
         limits: Sequence[int] | None = None,
     ) -> Generation:
-        """B prompts as ids without padding, a seed for each, which alone decides its draws → B responses.
+        """Samples B responses.
 
-        `limits` are the most tokens of each response, where that is fewer than the sampling's.
+        Args:
+            prompts: B lists of ids, without padding.
+            sampling: how to sample.
+            seeds: one per prompt; it alone decides the random numbers of its response.
+            limits: optional per-response token limits; each overrides `max_new_tokens` when smaller.
         """
 
 
 class RolloutEngine(Protocol):
-    """Draws responses from the actor as it is now."""
+    """Samples responses from the actor with its current weights."""
 
-    def session(self, actor: TrainedPolicy) -> AbstractContextManager[Draw]:
-        """Makes the actor's weights ready for drawing, once for all draws inside. Every rank must enter it."""
+    def session(self, actor: TrainedPolicy) -> AbstractContextManager[ResponseSampler]:
+        """Prepares the actor's weights once for all sampling inside. Every rank must enter it."""
 
 
 class Pending(Protocol):
-    """Responses that are being drawn."""
+    """Responses that are being sampled in the background."""
 
-    def finish(self, actor: TrainedPolicy) -> Generation:
-        """Waits for them. Every rank must call it."""
+    def finish(self) -> Generation:
+        """Waits for the responses. Every rank must call it."""
 
     def settle(self) -> Generation | None:
-        """Waits for them whatever signals come; None where they cannot be finished now. Every rank must call it."""
+        """Waits for the responses despite signals; None if they cannot be finished. Every rank must call it."""
 
 
 @runtime_checkable
 class AheadEngine(RolloutEngine, Protocol):
-    """A rollout engine that draws while the models train, elsewhere, and keeps its weights between sessions."""
+    """A rollout engine on other machines, which samples while the models train and keeps its weights."""
 
-    def session_again(self, actor: TrainedPolicy) -> AbstractContextManager[Draw]:
-        """A session with the weights of the last one, which the actor still has: they are not sent again."""
+    def session_again(self, actor: TrainedPolicy) -> AbstractContextManager[ResponseSampler]:
+        """A session for an actor that has not changed since the last one: its weights are not sent again."""
 
-    def begin(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Pending:
-        """As `Draw`, with the weights of the last session. Does not wait."""
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+    ) -> Pending:
+        """Like a `ResponseSampler`, with the weights of the last session, but does not wait for the responses."""
 
 
 @dataclass
 class PolicySampler:
-    """What draws responses with a policy that trains, and how."""
+    """A policy that is being trained, and how to sample from it."""
 
     policy: TrainedPolicy
     tokenizer: PreTrainedTokenizerBase
@@ -83,31 +92,43 @@ class PolicySampler:
     engine: RolloutEngine
 
 
-def pad_prompts(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """B prompts → input_ids (B, P) long and attention_mask (B, P) bool, padded on the left to the longest."""
+def pad_prompts(
+    prompts: Sequence[Sequence[int]],
+    pad_id: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Pads B prompts on the left to the longest: input_ids (B, P) long and attention_mask (B, P) bool."""
     ids, mask = pad(prompts, pad_id, "left")
     return ids.to(device), mask.to(device)
 
 
 def assemble(
-    prompts: tuple[Tensor, Tensor], tokens: Tensor, sampling: Sampling, limits: Sequence[int] | None = None
+    prompts: tuple[Tensor, Tensor],
+    tokens: Tensor,
+    sampling: Sampling,
+    limits: Sequence[int] | None = None,
 ) -> Rollout:
-    """A rollout of what was drawn, each row cut behind its first end token, or at its limit.
+    """Makes a rollout from sampled ids; each row ends after its first end token, or at its limit.
 
-    `prompts` are input_ids (B, P) and attention_mask (B, P), padded on the left; `tokens` (B, T) long are drawn ids,
-    of which anything may follow an end token or the limit.
+    Args:
+        prompts: input_ids and attention_mask of shape (B, P), padded on the left.
+        tokens: sampled ids (B, T) long; anything may follow an end token or the limit.
+        sampling: has the end tokens and the padding.
+        limits: optional per-response token limits.
     """
     ended = torch.isin(tokens, torch.tensor(sampling.end_ids, device=tokens.device))
     within = torch.ones_like(ended)
     if limits is not None:
-        most = torch.tensor(limits, device=tokens.device)
-        within = torch.arange(tokens.shape[1], device=tokens.device) < most[:, None]
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        within = columns < torch.tensor(limits, device=tokens.device)[:, None]
         ended &= within
     mask = within & ((ended.cumsum(1) - ended.long()) == 0)
+
     width = int(mask.sum(1).max())
-    mask, tokens = mask[:, :width], tokens[:, :width]
+    mask = mask[:, :width]
+    responses = torch.where(mask, tokens[:, :width], sampling.pad_id)
     return Rollout(
-        input_ids=torch.cat([prompts[0], torch.where(mask, tokens, sampling.pad_id)], dim=1),
+        input_ids=torch.cat([prompts[0], responses], dim=1),
         attention_mask=torch.cat([prompts[1], mask], dim=1),
         response_mask=mask,
         prompt_index=torch.arange(len(tokens), device=tokens.device),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys, values and attention masks of the rows that are being sampled, in buffers that stay where they are.
 
-A buffer has a slot for each live row and a column for each token. All live rows write into one column at a time, which
-moves on with every step; a row begins at its own column, so that what lies left of it is its padding.
+A buffer has a slot for each live row and a column for each token. All live rows write into the same column, which
+moves on with every step. Each row begins at its own column; the columns to its left are its padding.
 """
 
 from __future__ import annotations
@@ -31,9 +31,20 @@ class Window:
     end: int = 0
     column: Tensor | None = None  # (1,) long: the one column of [start, end) that is written
 
-    def set(self, slots: slice[int, int], low: int, start: int, end: int, column: Tensor | None = None) -> None:
-        """Says what the next forward pass uses."""
-        self.first, self.last, self.low, self.start, self.end = slots.start, slots.stop, low, start, end
+    def set(
+        self,
+        slots: slice[int, int],
+        low: int,
+        start: int,
+        end: int,
+        column: Tensor | None = None,
+    ) -> None:
+        """Sets what the next forward pass uses."""
+        self.first = slots.start
+        self.last = slots.stop
+        self.low = low
+        self.start = start
+        self.end = end
         self.column = column
 
 
@@ -43,30 +54,51 @@ class SlotLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, slots: int, columns: int, span: int | None, window: Window) -> None:
-        """Takes the sizes of the buffers, and the window of the forward pass that is under way.
+    def __init__(
+        self,
+        slots: int,
+        columns: int,
+        span: int | None,
+        window: Window,
+    ) -> None:
+        """Stores the sizes; the first forward pass allocates the buffers.
 
-        `span`: tokens that a token sees, itself included, in a sliding-window layer; None: all.
+        Args:
+            slots: number of slots.
+            columns: number of columns.
+            span: in a sliding-window layer, tokens that a token sees, itself included; None: all.
+            window: of the current forward pass.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.span, self.is_sliding = span, span is not None
-        self._shape, self._window = (slots, columns), window
+        self.span = span
+        self.is_sliding = span is not None
+        self._slots = slots
+        self._columns = columns
+        self._window = window
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Makes the buffers, with zeros: what is masked must not be NaN."""
-        (slots, columns), states = self._shape, (key_states, value_states)
-        self.keys, self.values = (x.new_zeros(slots, x.shape[1], columns, x.shape[3]) for x in states)
+        """Allocates the buffers, with zeros: masked columns must not be NaN."""
+        self.keys = self._zeros_like(key_states)
+        self.values = self._zeros_like(value_states)
         self.is_initialized = True
 
+    def _zeros_like(self, states: Tensor) -> Tensor:
+        return states.new_zeros(self._slots, states.shape[1], self._columns, states.shape[3])
+
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Writes new columns, and returns views of what these tokens see."""
+        """Writes new columns, and returns views of the columns that these tokens see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self._window
         rows = slice(window.first, window.last)
-        new, seen = slice(window.start, window.end), slice(self.low, window.end)
+        new = slice(window.start, window.end)
+        seen = slice(self.low, window.end)
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             if window.column is None:
                 buffer[rows, :, new] = states
@@ -78,8 +110,12 @@ class SlotLayer(CacheLayerMixin):
     def low(self) -> int:
         """The first column that is read."""
         window = self._window
-        low = window.low if self.span is None else max(window.low, window.start - self.span + 1)
-        return low if window.column is None else low - low % ALIGNED["cuda"]
+        low = window.low
+        if self.span is not None:
+            low = max(low, window.start - self.span + 1)
+        if window.column is not None:
+            low -= low % ALIGNED["cuda"]
+        return low
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of columns that are read, counted from column 0."""
@@ -91,26 +127,35 @@ class SlotLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         """Columns of the buffers."""
-        return self._shape[1]
+        return self._columns
 
 
 class StepLayer:
-    """One layer's keys and values in a decoding step of fixed shapes: all that a compiled layer reads of the cache.
+    """One layer's keys and values in a decoding step of fixed shapes, for compiled layers.
 
-    A compiled graph holds for all tensors of the same kind, but only for the numbers and objects that it has seen.
-    So there are no slots, columns and layer numbers here: the views begin where the step reads.
+    A compiled graph is valid for all tensors of the same kind, but only for the numbers and objects that it was traced
+    with. So this object holds no slots, columns or layer numbers: the views begin where the step reads.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        column: Tensor,
+    ) -> None:
         """Takes the views (rows, heads, columns, width) that the step reads, and the column (1,) that it writes."""
         self._keys = keys
         self._values = values
         self._column = column
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Writes one column; returns what the new token sees, which the mask narrows down."""
+        """Writes one column; returns the columns that the new token may see, subject to the mask."""
         self._keys.index_copy_(2, self._column, key_states)
         self._values.index_copy_(2, self._column, value_states)
         return self._keys, self._values
@@ -122,61 +167,93 @@ class SlotCache(Cache):
     step_layers: list[StepLayer] | None = None  # for compiled layers, inside `layer_by_layer`
     merges_linears = False  # whether compiled layers may compute linear layers of one input as one
 
-    def __init__(self, config: PreTrainedConfig, slots: int, columns: int) -> None:
-        """Makes no buffers yet: a layer's first keys and values decide their types and widths."""
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        slots: int,
+        columns: int,
+    ) -> None:
+        """Allocates no buffers yet: a layer's first keys and values decide their types and widths."""
         self.window = Window()
-        kinds = get_layer_types_and_kwargs(config)[0]
-        spans = [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
-        self.slot_layers = [SlotLayer(slots, columns, span, self.window) for span in spans]
+        self.slot_layers: list[SlotLayer] = []
+        for layer_type in get_layer_types_and_kwargs(config)[0]:
+            span = config.sliding_window if layer_type == "sliding_attention" else None
+            self.slot_layers.append(SlotLayer(slots, columns, span, self.window))
         super().__init__(layers=list(self.slot_layers))
 
-    def move(self, source: Tensor, target: Tensor, columns: slice[int, int]) -> None:
+    def move(
+        self,
+        source: Tensor,
+        target: Tensor,
+        columns: slice[int, int],
+    ) -> None:
         """Copies columns of some slots (n,) into other slots (n,)."""
         for buffer in self._buffers():
             buffer[target, :, columns] = buffer[source, :, columns]
 
-    def shift(self, slots: int, columns: slice[int, int], distance: int) -> None:
+    def shift(
+        self,
+        slots: int,
+        columns: slice[int, int],
+        distance: int,
+    ) -> None:
         """Moves columns of the first slots to the left."""
         for buffer in self._buffers():
             moved = buffer[:slots, :, columns].clone()
             buffer[:slots, :, columns.start - distance : columns.stop - distance] = moved
 
-    def clear(self, slots: slice[int, int], columns: slice[int, int]) -> None:
+    def clear(
+        self,
+        slots: slice[int, int],
+        columns: slice[int, int],
+    ) -> None:
         for buffer in self._buffers():
             buffer[slots, :, columns] = 0
 
     @contextmanager
     def layer_by_layer(self) -> Iterator[None]:
-        """Inside, compiled layers get their parts of the step that the window describes, one `StepLayer` each."""
+        """Inside, each compiled layer gets a `StepLayer` with the part of its buffers that the window describes."""
         window = self.window
         assert window.column is not None
         rows = slice(window.first, window.last)
-        column_from = {low: window.column - low for low in {layer.low for layer in self.slot_layers}}
+        column_by_low: dict[int, Tensor] = {}  # the written column, counted from the first one that is read
         self.step_layers = []
         for layer in self.slot_layers:
-            seen = slice(layer.low, window.end)
-            # Without .data, a graph would hold for buffers of the same size only: it looks at what a view is of.
-            keys = layer.keys[rows, :, seen].data
-            values = layer.values[rows, :, seen].data
-            self.step_layers.append(StepLayer(keys, values, column_from[layer.low]))
+            low = layer.low
+            if low not in column_by_low:
+                column_by_low[low] = window.column - low
+            # Without .data, a graph would be valid for buffers of one size only: it depends on what a view is of.
+            keys = layer.keys[rows, :, low : window.end].data
+            values = layer.values[rows, :, low : window.end].data
+            self.step_layers.append(StepLayer(keys, values, column_by_low[low]))
         try:
             yield
         finally:
             self.step_layers = None
 
     def _buffers(self) -> list[Tensor]:
-        return [buffer for layer in self.slot_layers for buffer in (layer.keys, layer.values)]
+        buffers = []
+        for layer in self.slot_layers:
+            buffers += [layer.keys, layer.values]
+        return buffers
 
 
 class StepMasks:
-    """Which columns of its slot a row's next token sees: those from the row's first token on."""
+    """Attention masks of a step: a row's next token sees the columns from the row's first token on."""
 
-    def __init__(self, config: PreTrainedConfig, cache: SlotCache, is_additive: bool = True) -> None:
-        """Takes the language model's config, which decides the form of masks: with ``layer_types`` there is one for
-        each type.
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        cache: SlotCache,
+        is_additive: bool = True,
+    ) -> None:
+        """Stores what decides the form of the masks.
 
-        `is_additive`: masks are added to the attention's logits; otherwise they are True where a column is seen, as
-        flash attention reads them.
+        Args:
+            config: of the language model; with ``layer_types`` there is a mask for each type.
+            cache: whose window the masks are for.
+            is_additive: masks are added to the attention's logits; otherwise they are True where a column is seen, as
+                flash attention reads them.
         """
         self._cache = cache
         self._is_additive = is_additive
@@ -184,9 +261,10 @@ class StepMasks:
         self._mask = torch.empty(0)
 
     def update(self, first: Tensor) -> None:
-        """Takes the column (n,) of each live row's first token; to be called whenever rows or their columns change."""
+        """Sets the column (n,) of each live row's first token; to be called whenever rows or their columns change."""
         keys = self._cache.slot_layers[0].keys
-        seen = torch.arange(keys.shape[2], device=keys.device) >= first[:, None]
+        columns = torch.arange(keys.shape[2], device=keys.device)
+        seen = columns >= first[:, None]
         self._mask = self._additive(seen) if self._is_additive else seen
 
     def of_step(self) -> Tensor | dict[str, Tensor]:
@@ -195,29 +273,41 @@ class StepMasks:
             return self._columns_from(self._cache.window.low)
         return self._by_type(lambda layer: self._columns_from(layer.low))
 
-    def of_static_step(self, first: Tensor, column: Tensor) -> Tensor | dict[str, Tensor]:
-        """The same where the device alone knows the `column` (1,) long that is written, in every step anew; `first`
-        (n,) long is the column of each row's first token.
+    def of_static_step(
+        self,
+        first: Tensor,
+        column: Tensor,
+    ) -> Tensor | dict[str, Tensor]:
+        """The model's ``attention_mask`` for a step of fixed shapes.
+
+        Args:
+            first: column of each row's first token, shape (n,), long.
+            column: the column that is written, shape (1,), long; only the device knows its value.
         """
         columns = torch.arange(self._cache.window.end, device=first.device)
         seen = (columns >= first[:, None]) & (columns <= column)
 
         def seen_by(layer: SlotLayer) -> Tensor:
-            within = seen if layer.span is None else seen & (columns > column - layer.span)
-            return self._additive(within[:, layer.low :])
+            in_span = seen if layer.span is None else seen & (columns > column - layer.span)
+            return self._additive(in_span[:, layer.low :])
 
         return self._by_type(seen_by)
 
-    def _by_type(self, mask_of: Callable[[SlotLayer], Tensor]) -> Tensor | dict[str, Tensor]:
+    def _by_type(
+        self,
+        mask_of: Callable[[SlotLayer], Tensor],
+    ) -> Tensor | dict[str, Tensor]:
         layers = self._cache.slot_layers
         if self._types is None:
             return mask_of(layers[0])
-        return {name: mask_of(layer) for name, layer in dict(zip(self._types, layers, strict=True)).items()}
+        layer_by_type = dict(zip(self._types, layers, strict=True))
+        return {name: mask_of(layer) for name, layer in layer_by_type.items()}
 
     def _additive(self, seen: Tensor) -> Tensor:
-        """(n, 1, 1, columns), to be added to the attention's logits."""
+        """A mask (n, 1, 1, columns) to add to the attention's logits, from `seen` (n, columns) bool."""
         dtype = self._cache.slot_layers[0].keys.dtype
-        return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None]
+        mask = torch.where(seen, 0.0, torch.finfo(dtype).min)
+        return mask.to(dtype)[:, None, None]
 
     def _columns_from(self, low: int) -> Tensor:
         seen = self._mask[..., low : self._cache.window.end]
@@ -225,5 +315,6 @@ class StepMasks:
         if aligned is None:
             return seen
         width = seen.shape[-1]
-        place = seen.new_empty(*seen.shape[:-1], math.ceil(width / aligned) * aligned)
-        return place[..., :width].copy_(seen)
+        aligned_width = math.ceil(width / aligned) * aligned
+        buffer = seen.new_empty(*seen.shape[:-1], aligned_width)
+        return buffer[..., :width].copy_(seen)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoding step of fixed shapes, which CUDA graphs can replay.
 
-The live rows are computed with as many others as fill up a bucket of rows; they see the columns from 0 on up to the
-next multiple of COLUMN_STEP, of which a mask shows those of their row. What changes from step to step is in tensors
-that stay where they are, so that one step of a bucket is the same list of kernels on the same addresses as the next.
+The number of rows is rounded up to a bucket. Rows read the columns from 0 to the next multiple of COLUMN_STEP, and a
+mask hides those that are not theirs. Everything that changes from step to step is in tensors with fixed addresses, so
+that each step of a bucket launches the same kernels on the same addresses.
 """
 
 from __future__ import annotations
@@ -22,34 +22,42 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from dschat.models.compiled import compiled_layers
 from dschat.models.layout import COLUMN_STEP
 from dschat.models.opening import PLAIN_ATTENTION
 from dschat.rollouts.attention import one_token_attention
-from dschat.rollouts.decoder import Capacity, Decoder, Sample
+from dschat.rollouts.decoder import Capacity, Decoder, SampleTokens
 from dschat.rollouts.sampling import Sampling, TokenSampler
 from dschat.run.distributed import is_main
 
 logger = logging.getLogger(__name__)
 
-ROW_STEP = 8  # the rows of a step are a multiple of it, from twice as many on; fewer rows are a power of two
+ROW_STEP = 8  # more rows than this are rounded up to a multiple of it, fewer to a power of two
 # Operators whose result's shape or value the host must know.
-WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
-WAITING |= {"bincount", "repeat_interleave"}
+SYNCING_OPERATORS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "equal",
+    "bincount",
+    "repeat_interleave",
+}
 
 
 class Operator(Protocol):
-    """One of PyTorch's, as a dispatch mode meets it."""
+    """An operator of PyTorch as a dispatch mode receives it."""
 
     def __call__(self, *args: object, **kwargs: object) -> object: ...
 
 
 class HostSyncs(TorchDispatchMode):
-    """Notes operators for which the host waits for the device, and which a graph therefore cannot hold."""
+    """Records operators for which the host waits for the device, and which a graph therefore cannot contain."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[str] = []
+        self.operators: list[str] = []
 
     def __torch_dispatch__(
         self,
@@ -60,26 +68,33 @@ class HostSyncs(TorchDispatchMode):
     ) -> object:
         result = func(*args, **(kwargs or {}))
         name = str(func).split(".")[1]  # aten.copy_.default
-        if name in WAITING or _indexes_by_mask(name, args) or _crosses_devices(name, args, result):
-            self.found.append(name)
+        if name in SYNCING_OPERATORS or _indexes_by_mask(name, args) or _crosses_devices(name, args, result):
+            self.operators.append(name)
         return result
 
 
-def host_syncs(step: Callable[[], None], device: torch.device) -> set[str]:
-    """Runs a step; the operators for which the host waits for the device.
+def host_syncs(
+    step: Callable[[], None],
+    device: torch.device,
+) -> set[str]:
+    """Runs a step and returns the operators for which the host waited for the device.
 
-    On a GPU PyTorch also warns of those inside of operators, as where experts of a mixture are counted on the host.
+    On a GPU, PyTorch also warns of waits inside an operator, for instance where a mixture's experts are counted on the
+    host.
     """
-    with HostSyncs() as syncs, warnings.catch_warnings(record=True) as warned, _told_of_waiting(device):
+    with HostSyncs() as syncs, warnings.catch_warnings(record=True) as caught, _sync_warnings(device):
         warnings.simplefilter("always")
         step()
-    inside = any("synchronizing CUDA operation" in str(warning.message) for warning in warned)
-    return {*syncs.found, *(["something inside of an operator"] if inside and not syncs.found else [])}
+    if syncs.operators:
+        return set(syncs.operators)
+    if any("synchronizing CUDA operation" in str(warning.message) for warning in caught):
+        return {"something inside of an operator"}
+    return set()
 
 
 @contextmanager
-def _told_of_waiting(device: torch.device) -> Iterator[None]:
-    """Inside, PyTorch warns where the host waits for a GPU."""
+def _sync_warnings(device: torch.device) -> Iterator[None]:
+    """Inside, PyTorch warns whenever the host waits for a GPU."""
     if device.type != "cuda":
         yield
         return
@@ -92,181 +107,228 @@ def _told_of_waiting(device: torch.device) -> Iterator[None]:
 
 
 def _indexes_by_mask(name: str, args: Sequence[object]) -> bool:
-    """Whether True in a mask says what is meant: as many numbers as there are."""
+    """Whether an operator indexes with a mask: the size of its result is the number of True in it."""
     if name not in ("index", "index_put", "index_put_"):
         return False
     indices = cast("Sequence[Tensor | None]", args[1])
     return any(index is not None and index.dtype == torch.bool for index in indices)
 
 
-def _crosses_devices(name: str, args: Sequence[object], result: object) -> bool:
+def _crosses_devices(
+    name: str,
+    args: Sequence[object],
+    result: object,
+) -> bool:
     if name not in ("_to_copy", "copy_"):
         return False
-    places = {tensor.device.type for tensor in (*args[:2], result) if isinstance(tensor, Tensor)}
-    return len(places) > 1
+    tensors = [item for item in (*args[:2], result) if isinstance(item, Tensor)]
+    return len({tensor.device.type for tensor in tensors}) > 1
 
 
-class LateCopy:
-    """A copy of a device's tensor that the host asks for now and reads later, so that the device has gone on."""
+class DeferredCopy:
+    """A copy of a device's tensor that the host requests now and reads later, while the device goes on."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, cuda = tensor, tensor.device.type == "cuda"
-        self._copy = torch.empty_like(tensor, device="cpu", pin_memory=cuda)
-        self._done = torch.cuda.Event() if cuda else None
+        on_gpu = tensor.device.type == "cuda"
+        self._tensor = tensor
+        self._copy = torch.empty_like(tensor, device="cpu", pin_memory=on_gpu)
+        self._done = torch.cuda.Event() if on_gpu else None
 
-    def ask(self) -> None:
-        """The tensor as it will be when the device has done what it was given so far."""
+    def request(self) -> None:
+        """Copies the tensor once the device has done its work so far."""
         self._copy.copy_(self._tensor, non_blocking=True)
         if self._done is not None:
             self._done.record()
 
     def read(self) -> list[bool]:
-        """What was asked for last."""
+        """The copy that was requested last."""
         if self._done is not None:
             self._done.synchronize()
         return self._copy.tolist()
 
 
 class StaticDecoder(Decoder):
-    """A decoder for many rollouts, as long as the model's weights stay where they are."""
+    """A decoder for many rollouts, as long as the model's weights keep their addresses."""
 
     def __init__(self, causal_lm: PreTrainedModel, capacity: Capacity) -> None:
-        super().__init__(causal_lm, replace(capacity, columns=round_up(capacity.columns, COLUMN_STEP)))
+        columns = round_up(capacity.columns, COLUMN_STEP)
+        super().__init__(causal_lm, replace(capacity, columns=columns))
         self._addresses = addresses_of(causal_lm)
-        self._column = torch.zeros(1, dtype=torch.long, device=self._device)  # that was filled last
-        self._steps: dict[tuple[Sampling, int, int], Callable[[], None]] = {}
+        self._column = torch.zeros(
+            1,
+            dtype=torch.long,
+            device=self._device,
+        )  # the one that was filled last
+        self._steps: dict[tuple[Sampling, int, int], Callable[[], None]] = {}  # by sampling, rows and columns
         on_gpu = self._device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self._stream = torch.cuda.Stream(self._device) if on_gpu else None
-        self._late = LateCopy(self.ended)
-        self._sample: Sample = TokenSampler.__call__
+        self._ended_copy = DeferredCopy(self.ended)
+        self._token_sampler: SampleTokens = TokenSampler.__call__
         if self._compiler is not None:
-            self._sample = self._compiler.compile(self._sample)
-            self.cache.merges_linears = self._compiler.may_merge(compiled_layers(causal_lm))
+            self._token_sampler = self._compiler.compile(self._token_sampler)
+            self.cache.merges_linears = self._compiler.may_merge()
         self.refusal: str | None = None  # why the model's step cannot be captured
         if causal_lm.config._attn_implementation not in PLAIN_ATTENTION and not causal_lm._supports_attention_backend:
             self._refuse("its attention may read the rows' lengths on the host")
 
     def serves(self, causal_lm: PreTrainedModel, capacity: Capacity) -> bool:
-        """Whether it can draw from a model as it is now."""
+        """Whether it can sample from a model in its current state."""
         return self._model is causal_lm and self.is_valid() and self.capacity.holds(capacity)
 
     def is_valid(self) -> bool:
-        """Whether the model's weights are where they were, which its graphs read."""
+        """Whether the model's weights still have the addresses that the graphs read."""
         return self._addresses == addresses_of(self._model)
 
     @property
     def launches(self) -> str:
-        """How steps are launched, in words."""
+        """How steps are launched, for run.json and the log."""
         if self.refusal is not None:
             return f"launched one by one: {self.refusal}"
         return "of fixed shapes" if self._pool is None else "CUDA graphs"
 
     def rows_changed(self, live: int, end: int) -> None:
         super().rows_changed(live, end)
-        for state in (self.drawn, self.position, self.first):
+        for state in (self.sampled, self.position, self.first):
             state[live:] = 0
         self.number[live:] = self.capacity.prompts
         self._column.fill_(end - 1)
-        self._late.ask()
+        self._ended_copy.request()
 
-    def step(self, live: int, low: int, end: int) -> None:
+    def step(
+        self,
+        live: int,
+        low: int,
+        end: int,
+    ) -> None:
         if self.refusal is not None:
             super().step(live, low, end)
             return
-        rows = min(rows_of_step(live), self._used)
-        key = (self._sampling, rows, round_up(end + 1, COLUMN_STEP))
+        rows = min(rows_of_step(live), self._used_slots)
+        columns = round_up(end + 1, COLUMN_STEP)
+        key = (self._sampling, rows, columns)
         if key in self._steps:
             self._steps[key]()
             return
-        step = partial(self._static_step, *key[1:])
-        self._look_at(step)
+        step = partial(self._static_step, rows, columns)
+        self._check_capturable(step)
         if self.refusal is not None:
             super().step(live, low, end)
             return
         step()  # compiles, which must not happen while a graph is captured
-        self._keep(key, step)
-
-    def _look_at(self, step: Callable[[], None]) -> None:
-        """Refuses to capture steps in which the host waits for the device. Nothing is drawn yet.
-
-        The step runs uncompiled and is then taken back: what it has written of tokens, keys and values is written
-        again by the next step, so that a run that goes on from a checkpoint draws what it would have drawn.
-        """
-        states = (self._column, self.position, self.id, self.ended, self.drawn)
-        before = [state.clone() for state in states]
-        with self._uncompiled():
-            waited_for = host_syncs(step, self._device)
-        for state, value in zip(states, before, strict=True):
-            state.copy_(value)
-        if waited_for:
-            self._refuse(f"the host waits for {', '.join(sorted(waited_for))}")
-
-    def _keep(self, key: tuple[Sampling, int, int], step: Callable[[], None]) -> None:
-        """Keeps what replays a step, unless such steps cannot be captured."""
         captured = step if self._pool is None else self._capture(step)
         if captured is not None:
             self._steps[key] = captured
 
+    def _check_capturable(self, step: Callable[[], None]) -> None:
+        """Refuses to capture steps in which the host waits for the device.
+
+        The step runs uncompiled and is then undone: the next step writes the same tokens, keys and values again, so
+        that a run that goes on from a checkpoint samples what it would have sampled.
+        """
+        states = (self._column, self.position, self.id, self.ended, self.sampled)
+        before = [state.clone() for state in states]
+        with self._uncompiled():
+            syncs = host_syncs(step, self._device)
+        for state, value in zip(states, before, strict=True):
+            state.copy_(value)
+        if syncs:
+            self._refuse(f"the host waits for {', '.join(sorted(syncs))}")
+
     def ended_slots(self, live: int) -> list[bool]:
-        """Which of the first slots' rows had ended when this was called last, or the rows changed."""
-        ended = self._late.read()[:live]
-        self._late.ask()
+        """Which of the first `live` slots had ended at the last call, or when the rows changed last."""
+        ended = self._ended_copy.read()[:live]
+        self._ended_copy.request()
         return ended
 
-    def move(self, sources: Sequence[int], targets: Sequence[int], columns: slice[int, int]) -> None:
-        """See `Decoder`; all columns move, since a step reads them all."""
+    def move(
+        self,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        columns: slice[int, int],
+    ) -> None:
+        """See `Decoder.move`; copies all columns, since a step reads them all."""
         super().move(sources, targets, slice(0, self.capacity.columns))
 
-    def _clear(self, rows: slice[int, int], low: int, start: int) -> None:
+    def _clear(
+        self,
+        rows: slice[int, int],
+        low: int,
+        start: int,
+    ) -> None:
         if self.cache.is_initialized:
             super()._clear(rows, 0, self.capacity.columns)
 
     def _static_step(self, rows: int, columns: int) -> None:
-        """Draws the next token of the first rows, which see columns [0, columns) as far as their mask shows them."""
+        """Samples the next token of the first rows, which read columns [0, columns) and see those of their mask."""
         slots = slice(0, rows)
         self._column += 1
         self.position[slots] += 1
-        self.cache.window.set(slots, low=0, start=columns - COLUMN_STEP, end=columns, column=self._column)
+        start = columns - COLUMN_STEP
+        self.cache.window.set(
+            slots,
+            low=0,
+            start=start,
+            end=columns,
+            column=self._column,
+        )
         mask = self._masks.of_static_step(self.first[slots], self._column)
+        input_ids = self.id[slots, None].data
+        positions = self.position[slots, None].data
         with one_token_attention(self._model), self.cache.layer_by_layer():
-            logits = self._forward(slots, self.id[slots, None].data, self.position[slots, None].data, mask)
-        self._draw(slots, logits, self._sample)
+            logits = self._forward(slots, input_ids, positions, mask)
+        self._sample_tokens(slots, logits, self._token_sampler)
 
-    def _capture(self, step: Callable[[], None]) -> Callable[[], None] | None:
-        """A graph's `replay`; None where there can be none."""
+    def _capture(
+        self,
+        step: Callable[[], None],
+    ) -> Callable[[], None] | None:
+        """Captures a step as a CUDA graph; returns its `replay`, or None if it cannot be captured."""
         assert self._pool is not None
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        graph = torch.cuda.CUDAGraph()
+        stream_before = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph,
+                self._pool,
+                self._stream,
+                capture_error_mode="thread_local",
+            ):
                 step()
         except RuntimeError as error:
-            # What torch.cuda.graph leaves behind when it fails: its stream, and an allocator that is still recording.
-            torch.cuda.set_stream(before)
+            # When torch.cuda.graph fails it leaves its stream set, and the allocator recording.
+            torch.cuda.set_stream(stream_before)
             with suppress(RuntimeError):
-                torch._C._cuda_endAllocateToPool(before.device_index, self._pool)
+                torch._C._cuda_endAllocateToPool(stream_before.device_index, self._pool)
             self._refuse(str(error).splitlines()[0])
             return None
         return graph.replay
 
-    def _refuse(self, why: str) -> None:
-        self.refusal = why
+    def _refuse(self, reason: str) -> None:
+        """Launches steps one by one from now on."""
+        self.refusal = reason
         self._steps.clear()
         if is_main():
-            told = "decoding steps of %s cannot be captured as CUDA graphs: %s. They are launched one by one."
-            logger.warning(told, self._model.config.model_type, why)
+            logger.warning(
+                "decoding steps of %s cannot be captured as CUDA graphs: %s. They are launched one by one.",
+                self._model.config.model_type,
+                reason,
+            )
 
 
 def addresses_of(model: nn.Module) -> tuple[int, ...]:
-    """Where the weights and buffers lie."""
-    return tuple(tensor.data_ptr() for tensor in itertools.chain(model.parameters(), model.buffers()))
+    """Addresses of the weights and buffers."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return tuple(tensor.data_ptr() for tensor in tensors)
 
 
 def rows_of_step(live: int) -> int:
-    """The bucket of so many rows: 2, 4, 8, 16, 24, 32, …; a graph of one row alone would be compiled anew."""
-    return round_up(live, ROW_STEP) if live > ROW_STEP else max(2, 1 << (live - 1).bit_length())
+    """Rounds a number of rows up to its bucket: 2, 4, 8, 16, 24, 32, …; a graph of 1 row would be compiled anew."""
+    if live > ROW_STEP:
+        return round_up(live, ROW_STEP)
+    return max(2, 1 << (live - 1).bit_length())
 
 
 def round_up(number: int, step: int) -> int:
-    """The next multiple of step."""
+    """The smallest multiple of `step` that is not below `number`."""
     return -(-number // step) * step

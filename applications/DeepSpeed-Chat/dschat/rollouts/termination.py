@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of the termination conditions: Trajectory → where its macro actions end.
 
-`dschat.settings.conditions` has a row for each, with its flags.
+`dschat.settings.conditions` lists the conditions with their flags.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from constituent_treelib.parsing import Backend
 
 FLAG = "--termination_condition"
-LINE = re.compile(r"[^\n]*\n+|[^\n]+")  # with the blank lines behind it
+LINE = re.compile(r"[^\n]*\n+|[^\n]+")  # with the blank lines after it
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Ends:
     """Where the macro actions of a rollout end."""
 
     ends: Tensor  # (B, R) bool: True on the last token of each
-    totals: Mapping[str, float] = field(default_factory=dict)  # what the parser reports: metric → sum over the rows
+    totals: Mapping[str, float] = field(default_factory=dict)  # of the parser: metric → sum over the rows
 
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a condition may need of a run."""
+    """The parts of a run that conditions may need."""
 
     tokenizer: PreTrainedTokenizerBase  # the policy's
     end_id: int  # ends a response beside EOS (--end_of_conversation_token)
@@ -66,28 +66,34 @@ class RunParts:
 
 
 class FindEnds(Protocol):
-    """A condition that is ready: called once per rollout."""
+    """A termination condition with its parameters; called once per rollout."""
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        """Where the macro actions of every response end, in a pass over the data set."""
+        """Finds where the macro actions of every response end; `epoch` counts passes over the data set."""
 
 
 class TerminationCondition:
     """The termination condition of a run: called once per rollout."""
 
-    def __init__(self, flags: TerminationFlags, tokenizer: PreTrainedTokenizerBase, end_id: int, seed: int) -> None:
-        """Loads what the condition needs.
+    def __init__(
+        self,
+        flags: TerminationFlags,
+        tokenizer: PreTrainedTokenizerBase,
+        end_id: int,
+        seed: int,
+    ) -> None:
+        """Makes the condition, and loads its function or parser.
 
         Args:
             flags: --termination_condition and its parameters, checked.
-            tokenizer: the policy's; also handed to a user's own function.
+            tokenizer: the policy's; also passed to a user's function.
             end_id: ends a response beside EOS (--end_of_conversation_token).
             seed: the run's, for `randomized`.
 
         Raises:
             UserError: a user's function cannot be imported, or the parser cannot be loaded.
         """
-        self._isolates = flags.isolate_last_token
+        self._isolates_last_token = flags.isolate_last_token
         condition = flags.condition
         self._find: FindEnds
         if condition is None:
@@ -99,23 +105,22 @@ class TerminationCondition:
     @property
     def parser(self) -> dict[str, str]:
         """Name and version of the parser; empty for other conditions than parsing."""
-        found: dict[str, str] = getattr(self._find, "parser", {})
-        return found
+        return self._find.parser if isinstance(self._find, Parsing) else {}
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
         """Finds where the macro actions of every response end.
 
         Args:
             trajectory: this rank's; a scored rollout is enough unless the condition reads the policy's log-probs.
-            epoch: pass over the data set; `randomized` draws anew in each.
+            epoch: pass over the data set; `randomized` shuffles anew in each.
 
         Raises:
             UserError: a user's function fails or returns something else than (B, R) bool.
         """
-        found = self._find(trajectory, epoch)
-        if not self._isolates:
-            return found
-        return replace(found, ends=isolate_last_token(found.ends, trajectory.response_mask))
+        result = self._find(trajectory, epoch)
+        if not self._isolates_last_token:
+            return result
+        return replace(result, ends=isolate_last_token(result.ends, trajectory.response_mask))
 
 
 def fixed(flags: FixedFlags, run: RunParts) -> FindEnds:
@@ -151,7 +156,7 @@ def surprise(flags: SurpriseFlags, run: RunParts) -> FindEnds:
     """Macro actions that begin at tokens which were unlikely under the policy."""
 
     def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        assert isinstance(trajectory, Trajectory)  # the caller asked
+        assert isinstance(trajectory, Trajectory)  # `TerminationFlags.reads_policy` asks for one
         mask = trajectory.response_mask
         return Ends(macro.surprise(mask, trajectory.logprobs, flags.surprise_probability, flags.surprise_count))
 
@@ -159,24 +164,28 @@ def surprise(flags: SurpriseFlags, run: RunParts) -> FindEnds:
 
 
 class Parsing:
-    """Macro actions that are constituents of a parse; every rank parses its own rows with a parser of its own."""
+    """Macro actions that are constituents of a parse. Every rank parses its own rows."""
 
     def __init__(self, flags: ParsingFlags, run: RunParts) -> None:
-        """Loads the parser. Raises UserError where it cannot be loaded."""
+        """Loads the parser. Raises UserError if it cannot be loaded."""
         backend = load_backend(flags.parser, flags.parser_model, flags.parser_device)
         self._parse = ParsingCondition(run.tokenizer, backend, flags.parsing_cutoff, {run.end_id})
         self.parser = {"name": backend.name, "version": backend.version}
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        """Where constituents end, and how many sentences were parsed."""
+        """Finds where constituents end, and counts the sentences that were parsed."""
         parsed = self._parse(trajectory.rollout.response_rows())
-        totals = {f"parsing/{name}": getattr(parsed.counts, name) for name in ("sentences", "parsed", "fell_back")}
-        totals["parsing/seconds"] = parsed.seconds
+        totals = {
+            "parsing/sentences": parsed.counts.sentences,
+            "parsing/parsed": parsed.counts.parsed,
+            "parsing/fell_back": parsed.counts.fell_back,
+            "parsing/seconds": parsed.seconds,
+        }
         return Ends(ends_from_lengths(parsed.lengths, trajectory.response_mask), totals)
 
 
 def sentences(flags: NoFlags, run: RunParts) -> FindEnds:
-    """Each sentence is a macro action. Raises UserError where the package that splits them is missing."""
+    """Each sentence is a macro action. Raises UserError if the package that splits sentences is missing."""
     if find_spec("constituent_treelib") is None:
         raise UserError(
             f"{FLAG} sentence: the package constituent_treelib is not installed. Run `cd Constituent-Treelib"
@@ -201,16 +210,18 @@ class UserCondition:
     """Calls ``f(trajectory, tokenizer)`` and checks the ends that it returns."""
 
     def __init__(self, spec: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Imports the function. Raises UserError where it cannot be imported."""
-        self._function, self._spec, self._tokenizer = load_function(spec, FLAG), spec, tokenizer
+        """Imports the function. Raises UserError if it cannot be imported."""
+        self._function = load_function(spec, FLAG)
+        self._spec = spec
+        self._tokenizer = tokenizer
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        """Where macro actions end.
+        """Finds where macro actions end.
 
         Raises:
             UserError: the function fails, or returns something else.
         """
-        assert isinstance(trajectory, Trajectory)  # the caller asked
+        assert isinstance(trajectory, Trajectory)  # `TerminationFlags.reads_policy` asks for one
         ends = call_function(self._function, FLAG, trajectory, self._tokenizer)
         mask = trajectory.response_mask
         if not isinstance(ends, Tensor) or ends.dtype != torch.bool or ends.shape != mask.shape:
@@ -223,51 +234,66 @@ class UserCondition:
 
 
 def sentence_ends(text: str) -> list[int]:
-    """The character after the last one of every sentence: after . ! or ? before blanks, and at every line break."""
+    """End positions of the sentences: after . ! or ? before blanks, and at every line break."""
     from constituent_treelib.chunker import sentence_spans
 
     return [end for _, end in sentence_spans(text)]
 
 
 def line_ends(text: str) -> list[int]:
-    """The character after the line break, or breaks, of every line."""
+    """End positions of the lines, after their line breaks."""
     return [line.end() for line in LINE.finditer(text)]
 
 
 class UnitCondition:
-    """Cuts responses where units of their texts end."""
+    """Cuts responses at the ends of units of their texts, such as sentences."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, ends: Callable[[str], list[int]], end_ids: Collection[int] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        ends: Callable[[str], list[int]],
+        end_ids: Collection[int] = (),
     ) -> None:
-        """Reads the tokenizer once.
+        """Prepares the reader of tokens.
 
         Args:
-            ends: text → ends of its units in characters, in order.
+            tokenizer: the policy's.
+            ends: text → end positions of its units in characters, in order.
             end_ids: ids that end a response beside the tokenizer's special ones.
         """
-        self._read, self._ends = TokenReader(tokenizer), ends
-        self._ending = frozenset(self._read.special_ids) | frozenset(end_ids)
+        self._reader = TokenReader(tokenizer)
+        self._ends = ends
+        self._end_ids = frozenset(self._reader.special_ids) | frozenset(end_ids)
 
-    def __call__(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Per response, of which the ids are given without padding, the lengths of its macro actions in tokens."""
+    def __call__(
+        self,
+        rows: Sequence[Sequence[int]],
+    ) -> list[list[int]]:
+        """Lengths in tokens of the macro actions of each response; `rows` are ids without padding."""
         return [self._lengths(row) for row in rows]
 
     def _lengths(self, row: Sequence[int]) -> list[int]:
-        """A token belongs to the unit of its first character; the special ones at the end are one more."""
-        trailing = len(list(takewhile(self._ending.__contains__, reversed(row))))
-        read = self._read(row[: len(row) - trailing])
-        ends = self._ends(read.text)[:-1]
-        counts = Counter(bisect_right(ends, start) for start, _ in read.spans)
-        return [counts[unit] for unit in sorted(counts)] + [trailing] * (trailing > 0)
+        """A token belongs to the unit of its first character; special tokens at the end are one more macro action."""
+        end_count = len(list(takewhile(self._end_ids.__contains__, reversed(row))))
+        tokens = self._reader(row[: len(row) - end_count])
+        ends = self._ends(tokens.text)[:-1]
+        token_counts = Counter(bisect_right(ends, start) for start, _ in tokens.spans)
+        lengths = [token_counts[unit] for unit in sorted(token_counts)]
+        if end_count:
+            lengths.append(end_count)
+        return lengths
 
 
-def load_backend(parser: str, model: str | None, device: str = "cpu") -> Backend:
-    """The parser of `--parser`.
+def load_backend(
+    parser: str,
+    model: str | None,
+    device: str = "cpu",
+) -> Backend:
+    """Loads the parser of `--parser`.
 
     Args:
         parser: name of a backend of constituent_treelib, or module.py:function, which returns one.
-        model: name or path of its model; each backend's own default if None.
+        model: name or path of its model; the backend's default if None.
         device: where a neural parser computes.
 
     Raises:
@@ -293,11 +319,11 @@ def load_backend(parser: str, model: str | None, device: str = "cpu") -> Backend
 
 
 def _check_backend(backend: Backend, parser: str) -> None:
-    """Raises UserError where a user's function returned something else."""
+    """Raises UserError if a user's function did not return a backend."""
     missing = [name for name in ("name", "version", "unit", "parse") if not hasattr(backend, name)]
     if missing or backend.unit not in ("sentence", "text"):
-        lacks = f"lacks {', '.join(missing)}" if missing else f"has the unit {backend.unit!r}"
+        fault = f"lacks {', '.join(missing)}" if missing else f"has the unit {backend.unit!r}"
         raise UserError(
             f"--parser {parser}: the function must return an object with name, version, unit (sentence or text) and "
-            f"parse(units); what it returned {lacks}."
+            f"parse(units); what it returned {fault}."
         )

@@ -6,17 +6,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function
 from dschat.data.dialogues import Dialogue
-from dschat.rollouts.chat_servers import Endpoint, Reply, ReplyCache, Unanswered, digest_of, open_client
+from dschat.rollouts.chat_servers import (
+    Endpoint,
+    FormRefused,
+    Reply,
+    ReplyCache,
+    Unanswered,
+    complete,
+    digest_of,
+    open_client,
+    with_retries,
+)
 from dschat.rollouts.dialogues import Assistant
-
-if TYPE_CHECKING:
-    import openai
 
 logger = logging.getLogger(__name__)
 
@@ -36,68 +44,104 @@ the message itself, and nothing else."""
 class Writer(Protocol):
     """Writes a text for each prompt."""
 
-    def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> Sequence[str | None]:
-        """Texts in the order of the prompts; None where there is none. The seeds are of the draws."""
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+    ) -> Sequence[str | None]:
+        """Texts in the order of the prompts, None where there is none; a seed per prompt decides the sampling."""
 
 
 class SimulatedUser:
-    """A model in the user's place: it is shown the dialogue and told what to do."""
+    """A model in the user's place, prompted with the dialogue and instructions."""
 
     def __init__(self, write: Writer) -> None:
         self._write = write
 
     def __call__(
-        self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
+        self,
+        dialogues: Sequence[Dialogue],
+        numbers: Sequence[int],
+        seeds: Sequence[int],
     ) -> list[str | None]:
+        """See `dschat.rollouts.dialogues.User`."""
         texts = self._write([simulator_prompt(dialogue) for dialogue in dialogues], seeds)
         return [question_of(text or "") or None for text in texts]
 
 
 def simulator_prompt(dialogue: Dialogue) -> str:
-    """What the model that plays the user is told."""
-    shown = "\n\n".join(f"### {message['role']}: {message['content']}" for message in dialogue)
-    return INSTRUCTIONS.replace("{dialogue}", shown)
+    """The prompt of the model that plays the user."""
+    messages = "\n\n".join(f"### {message['role']}: {message['content']}" for message in dialogue)
+    return INSTRUCTIONS.replace("{dialogue}", messages)
 
 
 def question_of(text: str) -> str:
-    """What the user says: all behind the last "Question:", or the whole text where there is none."""
+    """The user's message in a model's answer: what follows the last "Question:", or the whole text without one."""
     return text.rpartition(MARK)[2].strip()
 
 
-def says_something(reply: Reply) -> bool:
-    """Whether an answer holds a user's message: it was not cut off before, and says more than nothing."""
+def has_message(reply: Reply) -> bool:
+    """Whether an answer contains a user's message that is not empty and was not cut off before it."""
     return bool(question_of(reply.text)) and (MARK in reply.text or not reply.flaw)
 
 
 class ModelWriter:
-    """A model of our own, which answers prompts as an assistant."""
+    """A local model, which answers prompts as an assistant."""
 
     def __init__(self, assistant: Assistant) -> None:
         self._assistant = assistant
 
-    def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        replies = self._assistant([[{"role": "user", "content": prompt}] for prompt in prompts], seeds)
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+    ) -> list[str | None]:
+        """See `Writer`."""
+        dialogues: list[Dialogue] = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        replies = self._assistant(dialogues, seeds)
         return [None if reply is None else reply.text for reply in replies]
 
 
 class ServerWriter:
-    """A model on an OpenAI-compatible server. Answers are kept on the disk, so that none is asked for twice."""
+    """A model on an OpenAI-compatible server. Its answers are cached on disk, so that each is requested once."""
 
-    def __init__(self, endpoint: Endpoint, temperature: float, concurrency: int, cache: Path) -> None:
-        """Opens the client, for so many requests at the same time; nothing is sent. The folder `cache` keeps answers.
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        temperature: float,
+        concurrency: int,
+        cache: Path,
+    ) -> None:
+        """Opens the client; sends nothing.
 
-        Raises UserError: the openai library is missing, or the address is none.
+        Args:
+            endpoint: the server and its model.
+            temperature: of sampling.
+            concurrency: requests at the same time.
+            cache: folder for the answers.
+
+        Raises:
+            UserError: the openai library is missing, or the address is invalid.
         """
-        self._endpoint, self._temperature, self._concurrency = endpoint, temperature, concurrency
-        self._cache, self._answered = ReplyCache(cache, says_something), False
-        self._client = _client(endpoint)
+        self._endpoint = endpoint
+        self._temperature = temperature
+        self._concurrency = concurrency
+        self._cache = ReplyCache(cache, has_message)
+        self._has_answered = False
+        self._client = open_client(endpoint)
 
-    def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
-        """See `Writer`. Raises UserError where the server does not answer, whose tries are used up."""
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+    ) -> list[str | None]:
+        """See `Writer`. Raises UserError if the server does not answer in its number of tries."""
         with ThreadPoolExecutor(self._concurrency) as pool:
-            waiting = [pool.submit(self._ask, prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+            answers = []
+            for prompt, seed in zip(prompts, seeds, strict=True):
+                answers.append(pool.submit(self._ask, prompt, seed))
             try:
-                return [answer.result() for answer in waiting]
+                return [answer.result() for answer in answers]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -118,57 +162,60 @@ class ServerWriter:
             if reply is None:
                 return None
             self._cache.put(digest, reply)
-        self._answered = True
-        if says_something(reply):
+        self._has_answered = True
+        if has_message(reply):
             return reply.text
-        why = reply.flaw or reply.refusal or "the answer is empty"
-        logger.warning("%s: no message of a user: %s", endpoint.flags.url, why)
+        reason = reply.flaw or reply.refusal or "the answer is empty"
+        logger.warning("%s: no message of a user: %s", endpoint.flags.url, reason)
         return None
 
-    def _send(self, body: dict[str, object]) -> Reply | None:
-        """The server's answer; None where it refuses this text though it has answered others."""
-        from dschat.rollouts.chat_servers import FormRefused, complete
-
+    def _send(
+        self,
+        body: dict[str, object],
+    ) -> Reply | None:
+        """The server's answer; None if it refuses this text but has answered others."""
         flag = f"{self._endpoint.flags.url} {self._endpoint.base_url}"
         try:
-            return complete(self._client, self._endpoint, body)
+            send = partial(complete, self._client, self._endpoint, body)
+            return with_retries(send, self._endpoint.tries).reply
         except Unanswered as error:
             raise UserError(
-                f"{flag}: no answer in {self._endpoint.tries} tries: {error}. What is finished is kept: give the same "
-                "command again to go on."
+                f"{flag}: no answer in {self._endpoint.tries} tries: {error}. Finished dialogues are saved: give "
+                "the same command again to go on."
             ) from error
         except FormRefused as error:
-            if not self._answered:
+            if not self._has_answered:
                 raise UserError(f"{flag}: it refuses the request: {error}") from error
             logger.warning("%s refuses one dialogue: %s", flag, error)
             return None
 
 
-def _client(endpoint: Endpoint) -> openai.OpenAI:
-    try:
-        import openai
-    except ImportError as error:
-        raise UserError(f"{endpoint.flags.url} needs the openai library: pip install 'ma-rlhf[judge]'.") from error
-    # No proxy on the way to this machine.
-    return open_client(endpoint, openai.DefaultHttpxClient(trust_env=not endpoint.is_local))
-
-
 class FunctionUser:
-    """Somebody's own function: dialogues, each a list of messages → the user's next message of each."""
+    """A user's function: dialogues, each a list of messages → the next user message of each."""
 
-    def __init__(self, function: Callable[[list[Dialogue]], list[str]], flag: str) -> None:
-        self._function, self._flag = function, flag
+    def __init__(
+        self,
+        function: Callable[[list[Dialogue]], list[str]],
+        flag: str,
+    ) -> None:
+        self._function = function
+        self._flag = flag
 
     def __call__(
-        self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
+        self,
+        dialogues: Sequence[Dialogue],
+        numbers: Sequence[int],
+        seeds: Sequence[int],
     ) -> list[str | None]:
-        """See `dschat.rollouts.dialogues.User`. Raises UserError where the function fails or returns other things."""
-        given = [[dict(message) for message in dialogue] for dialogue in dialogues]
-        found: object = call_function(self._function, self._flag, given)
-        texts = found if isinstance(found, list | tuple) else [found]
+        """See `dschat.rollouts.dialogues.User`. Raises UserError if the function fails or returns something else."""
+        copies: list[Dialogue] = []
+        for dialogue in dialogues:
+            copies.append([dict(message) for message in dialogue])
+        result: object = call_function(self._function, self._flag, copies)
+        texts = result if isinstance(result, list | tuple) else [result]
         if len(texts) != len(dialogues) or not all(isinstance(text, str) for text in texts):
             raise UserError(
                 f"{self._flag}: the function must return a list of texts, one for each of the {len(dialogues)} "
-                f"dialogues it gets; it returned {type(found).__name__} of {len(texts)}."
+                f"dialogues it gets; it returned {type(result).__name__} of {len(texts)}."
             )
         return [str(text).strip() or None for text in texts]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training checkpoints: everything that a run needs to go on exactly where it was.
+"""Training checkpoints: everything that a run needs to resume exactly.
 
     output_dir/                      the final models, by run/model_folders.py; run.json, train_config.json and
                                      metrics.jsonl by run/output.py
@@ -16,11 +16,11 @@ A checkpoint holds, and `Checkpoints.save` writes:
     state.json            counters and coefficients
     metrics.jsonl         the rows until then
     average-N.safetensors per rank: its parts of the moving average of --enable_ema
-    rank-N.safetensors    per rank: global random states, and the rollout that is in use
-    manifest.json         what the run is made of, and the size and SHA-256 of every file, its own too; written last
+    rank-N.safetensors    per rank: global random states, and the current rollout
+    manifest.json         identity of the run, and size and SHA-256 of every file and of itself; written last
 
-The folder is written beside its place and renamed. DeepSpeed's files are pickles: they are opened only after their
-hashes were found equal.
+The folder is written under another name and renamed. DeepSpeed's files are pickles: they are opened only after their
+hashes were verified.
 """
 
 import json
@@ -37,7 +37,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dschat.base.atomic import WRITING, flush, recover, remove, write_file
-from dschat.base.errors import UserError
+from dschat.base.errors import ServerLost, UserError
 from dschat.base.fingerprints import content_hash, file_hash
 from dschat.base.glossary import BEST
 from dschat.base.jsonl import read_object
@@ -52,13 +52,15 @@ from dschat.settings.common import CommonConfig
 
 logger = logging.getLogger(__name__)
 
-STATE, METRICS = "state.json", "metrics.jsonl"
+STATE = "state.json"
+METRICS = "metrics.jsonl"
+RANDOM_PREFIX = "random."  # of the names of random states in rank-N.safetensors
 LATEST = "latest"
 MANIFEST = "manifest.json"
 
 
 class File(NamedTuple):
-    """What a manifest says of a file."""
+    """Size and hash of a file, in a manifest."""
 
     size: int
     sha256: str
@@ -75,35 +77,49 @@ class Checkpoints:
         identity: Identity,
         average: dict[str, Tensor] | None = None,
     ) -> None:
-        """Takes what a checkpoint is made of: engines by name, as in "actor", and this rank's parts of the average."""
-        self._engines, self._config, self._run, self._identity = engines, config, run, identity
+        """Takes the content of checkpoints.
+
+        Args:
+            engines: of the trained models by name, as in "actor".
+            config: flags of the run.
+            run: its output folder.
+            identity: what a run that resumes must have in common.
+            average: this rank's parts of the moving average, with --enable_ema.
+        """
+        self._engines = engines
+        self._config = config
+        self._run = run
+        self._identity = identity
         self._average = average
-        self._place = Path(config.output.output_dir)
-        self._folder = self._place / "checkpoints"
-        self._last: Progress | None = None  # what was saved last
+        self._output_dir = Path(config.output.output_dir)
+        self._folder = self._output_dir / "checkpoints"
+        self._last: Progress | None = None  # the last that was saved or loaded
 
     @property
     def engines(self) -> Mapping[str, Trained]:
-        """What the run trains, by name."""
+        """The trained models by name."""
         return self._engines
 
     # -- writing
 
     def save(self, progress: Progress) -> None:
-        """Writes step-N for the progress's N updates, and removes checkpoints beyond --save_total_limit. Raises
-        UserError where it cannot be written; earlier checkpoints stay.
+        """Writes step-N after N updates, and removes checkpoints beyond --save_total_limit.
+
+        Raises:
+            UserError: it cannot be written; earlier checkpoints remain.
         """
         name = f"step-{progress.update}"
         try:
             with self._run.writing(self._folder):
-                barrier()  # the folder is there
-                inside = self._place / WRITING / name
-                self._write(inside, progress)
+                barrier()  # the main process has created the folder
+                self._write(self._output_dir / WRITING / name, progress)
         except (torch.OutOfMemoryError, torch.distributed.DistError):
             raise
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch's of a full disk are plain RuntimeErrors
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch raises RuntimeError for a full disk
+            earlier = self._newest_first()
+            remaining = f"The one before, {earlier[0]}, stays." if earlier else "There is no earlier one."
             raise UserError(
-                f"{self._folder / name} could not be written: {error}. {self._kept()} {self._config.full_disk_remedy}"
+                f"{self._folder / name} could not be written: {error}. {remaining} {self._config.full_disk_remedy}"
             ) from error
         barrier()
         self._last = progress
@@ -111,129 +127,151 @@ class Checkpoints:
             self._run.forget_earlier_run()
             self._remove_old()
 
-    def _write(self, inside: Path, progress: Progress) -> None:
-        inside.mkdir(exist_ok=True)
+    def _write(self, folder: Path, progress: Progress) -> None:
+        folder.mkdir(exist_ok=True)
         for name, engine in self._engines.items():
-            engine.save_checkpoint(inside / name)
-        states = {f"random.{name}": state for name, state in progress.random.items()}
+            engine.save_checkpoint(folder / name)
+        random_states = {f"{RANDOM_PREFIX}{name}": state for name, state in progress.random.items()}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in progress.tensors.items()}
-        save_file(states | tensors, inside / f"rank-{rank()}.safetensors")
+        save_file(random_states | tensors, folder / f"rank-{rank()}.safetensors")
         if self._average is not None:
             parts = {name: part.cpu().contiguous() for name, part in self._average.items()}
-            save_file(parts, inside / _average_file(rank()))
+            save_file(parts, folder / _average_file(rank()))
         if is_main():
             state = {"numbers": progress.numbers, "run": self._run.state_dict()}
-            (inside / STATE).write_text(json.dumps(state), encoding="utf-8")
-            (inside / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
+            (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
+            (folder / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
         barrier()
-        files = hash_together(inside)
+        files = hash_together(folder)
         if is_main():
             manifest: Json = {
                 "step": self._run.record.step,
                 "update": progress.update,
                 "world_size": world_size(),
                 "identity": self._identity,
-                "files": {file: found._asdict() for file, found in files.items()},
+                "files": {name: file._asdict() for name, file in files.items()},
             }
-            write_file(inside / MANIFEST, json.dumps(manifest | {"sha256": digest(manifest)}, indent=1))
+            write_file(folder / MANIFEST, json.dumps(manifest | {"sha256": digest(manifest)}, indent=1))
 
     def _remove_old(self) -> None:
         """Keeps the newest --save_total_limit checkpoints, and the one with the best evaluation.
 
-        Those with more updates than the run has now go, too: they are damaged, or the run went back before them.
+        Checkpoints with more updates than the run has are also removed: they are damaged, or the run resumed from an
+        earlier one.
         """
         assert self._last is not None
-        found, limit = self._newest_first(), self._config.output.save_total_limit
-        while _update_of(found[0]) > self._last.update:
-            logger.warning("removing %s: the run went on from an earlier checkpoint", found[0])
-            shutil.rmtree(found.pop(0))
+        folders = self._newest_first()
+        limit = self._config.output.save_total_limit
+        while _update_of(folders[0]) > self._last.update:
+            logger.warning("removing %s: the run went on from an earlier checkpoint", folders[0])
+            shutil.rmtree(folders.pop(0))
         if not limit:
             return
-        best = self._best({_update_of(folder) for folder in found})
-        for folder in found[limit:]:
+        best = self._best({_update_of(folder) for folder in folders})
+        for folder in folders[limit:]:
             if _update_of(folder) != best:
                 shutil.rmtree(folder)
 
     def _best(self, updates: set[int]) -> int | None:
-        """The update with the best evaluation, of some; None where none of them was evaluated."""
-        key, larger = BEST[self._run.record.step]
-        rows = self._run.metrics.rows()
-        marks = {int(row["update"] or 0): mark for row in rows if (mark := row.get(key)) is not None}
-        return max(updates & marks.keys(), key=lambda n: marks[n] if larger else -marks[n], default=None)
+        """The update among `updates` with the best evaluation; None if none was evaluated."""
+        name, larger_is_better = BEST[self._run.record.step]
+        values: dict[int, float] = {}
+        for row in self._run.metrics.rows():
+            value = row.get(name)
+            if value is not None:
+                values[int(row["update"] or 0)] = value if larger_is_better else -value
+        return max(updates & values.keys(), key=lambda update: values[update], default=None)
 
     @contextmanager
     def stopping(self, progress: Callable[[], Progress]) -> Iterator[None]:
-        """Inside, SIGTERM and Ctrl-C end the run where `raise_if_stopped` stands, after a checkpoint is written."""
+        """Inside, a checkpoint is written before the run ends by SIGTERM, Ctrl-C or a lost server.
+
+        Signals take effect where `raise_if_stopped` is called. `ServerLost` must be raised by every rank.
+        """
         with stop_signals():
             try:
                 yield
-            except Stopped:
-                now = progress()
-                if self._last is None or (now.update, now.numbers) != (self._last.update, self._last.numbers):
-                    self.save(now)
+            except (Stopped, ServerLost):
+                current = progress()
+                is_saved = self._last is not None and (
+                    current.update == self._last.update and current.numbers == self._last.numbers
+                )
+                if not is_saved:
+                    self.save(current)
                 raise
 
     # -- reading
 
     def load(self) -> Progress | None:
-        """Restores what --resume_from_checkpoint names; None without the flag, or where nothing was saved yet.
+        """Restores the checkpoint of --resume_from_checkpoint; None without the flag, or if nothing was saved yet.
 
-        Raises UserError where the checkpoint is damaged or belongs to another run; it lists the differences.
+        Raises:
+            UserError: the checkpoint is damaged, or belongs to another run; the message lists the differences.
         """
-        wanted = self._config.output.resume_from_checkpoint
-        if wanted is None:
+        requested = self._config.output.resume_from_checkpoint
+        if requested is None:
             return None
-        folder, manifest = self._choose(wanted)
+        folder, manifest = self._choose(requested)
         if folder is None:
             logger.info("%s: no checkpoint yet, the run starts from the beginning", self._folder)
             self._run.start_over()
             return None
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         self._check(folder, manifest, in_rollout="current" in state["numbers"])
-        resized = manifest["world_size"] != world_size()
+
+        # Models and optimisers.
+        saved_ranks = manifest["world_size"]
+        is_resized = saved_ranks != world_size()
         scratch = self._folder / ".resharded"
         for name, engine in self._engines.items():
-            engine.load_checkpoint(folder / name, scratch / name if resized else None)
-        barrier()  # nobody reads it any more
+            engine.load_checkpoint(folder / name, scratch / name if is_resized else None)
+        barrier()  # every rank has read the scratch folder
         if is_main():
             remove(scratch)
-        metrics = (folder / METRICS).read_text(encoding="utf-8")
-        tensors = load_file(folder / f"rank-{rank() % manifest['world_size']}.safetensors")
-        random = {name.removeprefix("random."): x for name, x in tensors.items() if name.startswith("random.")}
-        set_random_states(random)
         if self._average is not None:
-            _load_average(self._average, folder, manifest["world_size"])
+            _load_average(self._average, folder, saved_ranks)
+
+        # Random states and tensors of this rank.
+        random_states: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in load_file(folder / f"rank-{rank() % saved_ranks}.safetensors").items():
+            if name.startswith(RANDOM_PREFIX):
+                random_states[name.removeprefix(RANDOM_PREFIX)] = tensor
+            else:
+                tensors[name] = tensor
+        set_random_states(random_states)
+
+        metrics = (folder / METRICS).read_text(encoding="utf-8")
         self._run.load_state_dict(state["run"], metrics, manifest["update"])
-        own = {name: tensor for name, tensor in tensors.items() if not name.startswith("random.")}
         logger.info("going on from %s", folder)
-        self._last = Progress(manifest["update"], state["numbers"], random, own)
+        self._last = Progress(manifest["update"], state["numbers"], random_states, tensors)
         return self._last
 
-    def _choose(self, wanted: str) -> tuple[Path | None, Json]:
-        """The newest whole checkpoint, or the one that is named; None where there is none at all."""
+    def _choose(self, requested: str) -> tuple[Path | None, Json]:
+        """The newest intact checkpoint, or the one that was requested, and its manifest; None if there is none."""
         if is_main():
             recover(self._folder)
-        candidates = broadcast_object(self._newest_first() if wanted == LATEST else [Path(wanted)])
-        own = self._folder.resolve() in candidates[0].resolve().parents if candidates else True
-        if not own and broadcast_object((self._place / "run.json").exists()):
+        candidates = broadcast_object(self._newest_first() if requested == LATEST else [Path(requested)])
+        is_foreign = bool(candidates) and self._folder.resolve() not in candidates[0].resolve().parents
+        if is_foreign and broadcast_object((self._output_dir / "run.json").exists()):
             raise UserError(
-                f"--resume_from_checkpoint {wanted} is not of the run in --output_dir {self._place}, which would be "
-                "lost. Give that checkpoint's own --output_dir, or a new one."
+                f"--resume_from_checkpoint {requested} is not of the run in --output_dir {self._output_dir}, which "
+                "would be lost. Give that checkpoint's own --output_dir, or a new one."
             )
         problem = None
         for folder in candidates:
             manifest, problem = self._read(folder)
             if problem is None:
                 return folder, manifest
-            if wanted != LATEST:
-                others = [other for other in self._newest_first() if other.resolve() != folder.resolve()]
-                rest = f" Others are {', '.join(map(str, others))}." if others else ""
-                raise UserError(f"--resume_from_checkpoint {wanted}: {problem}.{rest}")
+            if requested != LATEST:
+                others = [str(other) for other in self._newest_first() if other.resolve() != folder.resolve()]
+                hint = f" Others are {', '.join(others)}." if others else ""
+                raise UserError(f"--resume_from_checkpoint {requested}: {problem}.{hint}")
             if is_main():
                 logger.warning("%s is not used: %s", folder, problem)
         if problem is not None:
             raise UserError(
-                f"--resume_from_checkpoint: no checkpoint in {self._folder} is whole; of {folder}: {problem}. Give "
+                f"--resume_from_checkpoint: no checkpoint in {self._folder} is intact; {folder}: {problem}. Give "
                 "another --output_dir, or --overwrite_output_dir alone to begin anew."
             )
         return None, {}
@@ -242,63 +280,77 @@ class Checkpoints:
         """A checkpoint's manifest, and what is wrong with the checkpoint; the same on every rank."""
         manifest = broadcast_object(read_manifest(folder) if is_main() else {})
         if not manifest:
-            return {}, f"it has no {MANIFEST} that can be read, so it is no checkpoint or was not written to its end"
+            return {}, f"it has no readable {MANIFEST}, so it is no checkpoint or was not written completely"
         if manifest.pop("sha256") != digest(manifest):
             return {}, f"its file {MANIFEST} is damaged"
-        files = {name: File(**found) for name, found in manifest["files"].items()}
-        found = hash_together(folder)
-        for name, expected in files.items():
-            if name not in found:
+        files = hash_together(folder)
+        for name, expected in manifest["files"].items():
+            if name not in files:
                 return {}, f"its file {name} is missing"
-            if found[name] != expected:
+            if files[name] != File(**expected):
                 return {}, f"its file {name} is damaged"
         if self._differences(manifest):
-            return manifest, None  # `_check` says so
+            return manifest, None  # `_check` raises
         problem = rows_problem(folder / METRICS, manifest["update"], self._run.plan.updates_per_rollout)
         return manifest, problem and f"its file {METRICS} is damaged: {problem}"
 
-    def _check(self, folder: Path, manifest: Json, in_rollout: bool) -> None:
-        size, here, found = manifest["world_size"], world_size(), self._differences(manifest)
-        if size != here and in_rollout:
-            found.append(f"it was written inside a rollout of {size} processes, here are {here}")
-        if size != here and any("/offloaded_tensors/" in name for name in manifest["files"]):
-            found.append(f"{size} processes offloaded their optimisers' states to NVMe in it, here are {here}")
-        if manifest["step"] != self._run.record.step:
-            found = [f"it is of the {manifest['step']} step"]
-        if found:
-            raise UserError(
-                f"--resume_from_checkpoint: {folder} is of another run: {'; '.join(found)}. Give the flags and files "
-                "of that run, or another --output_dir."
+    def _check(
+        self,
+        folder: Path,
+        manifest: Json,
+        in_rollout: bool,
+    ) -> None:
+        """Raises UserError if this run cannot resume from a checkpoint; `in_rollout`: it has the current rollout."""
+        saved_ranks = manifest["world_size"]
+        ranks = world_size()
+        problems = self._differences(manifest)
+        if saved_ranks != ranks and in_rollout:
+            problems.append(f"it was written inside a rollout of {saved_ranks} processes, here are {ranks}")
+        if saved_ranks != ranks and any("/offloaded_tensors/" in name for name in manifest["files"]):
+            problems.append(
+                f"{saved_ranks} processes offloaded their optimisers' states to NVMe in it, here are {ranks}"
             )
-        if size != here:
-            told = "%s was written by %d processes, now there are %d: the run goes on, but not to the last bit"
-            logger.warning(told, folder, size, here)
+        if manifest["step"] != self._run.record.step:
+            problems = [f"it is of the {manifest['step']} step"]
+        if problems:
+            raise UserError(
+                f"--resume_from_checkpoint: {folder} is of another run: {'; '.join(problems)}. Give the flags and "
+                "files of that run, or another --output_dir."
+            )
+        if saved_ranks != ranks:
+            logger.warning(
+                "%s was written by %d processes, now there are %d: the run goes on, but not to the last bit",
+                folder,
+                saved_ranks,
+                ranks,
+            )
 
     def _differences(self, manifest: Json) -> list[str]:
-        other_size = manifest["world_size"] != world_size()
-        return differences(manifest["identity"], self._identity, other_size)
+        is_resized = manifest["world_size"] != world_size()
+        return differences(manifest["identity"], self._identity, is_resized)
 
     def _newest_first(self) -> list[Path]:
         folders = [folder for folder in self._folder.glob("step-*") if folder.name[5:].isdigit()]
         return sorted(folders, key=_update_of, reverse=True)
-
-    def _kept(self) -> str:
-        found = self._newest_first()
-        return f"The one before, {found[0]}, stays." if found else "There is no earlier one."
 
 
 def _average_file(number: int) -> str:
     return f"average-{number}.safetensors"
 
 
-def _load_average(average: Mapping[str, Tensor], folder: Path, ranks: int) -> None:
-    resized = ranks != world_size()
-    with ExitStack() as opened:
-        numbers = range(ranks) if resized else [rank()]
-        files = [opened.enter_context(safe_open(folder / _average_file(n), "pt")) for n in numbers]
+def _load_average(
+    average: Mapping[str, Tensor],
+    folder: Path,
+    saved_ranks: int,
+) -> None:
+    """Copies this rank's parts of the moving average of a checkpoint into `average`."""
+    is_resized = saved_ranks != world_size()
+    with ExitStack() as stack:
+        needed_ranks = range(saved_ranks) if is_resized else [rank()]
+        files = [stack.enter_context(safe_open(folder / _average_file(number), "pt")) for number in needed_ranks]
         for name, part in average.items():
             flat = torch.cat([file.get_tensor(name) for file in files])
-            part.copy_(own_part(flat) if resized else flat)
+            part.copy_(own_part(flat) if is_resized else flat)
 
 
 def _update_of(folder: Path) -> int:
@@ -306,24 +358,27 @@ def _update_of(folder: Path) -> int:
 
 
 def read_manifest(folder: Path) -> Json:
-    """A checkpoint's manifest; {} where there is none that can be read."""
-    found = read_object(folder / MANIFEST)
-    return found if "sha256" in found else {}
+    """A checkpoint's manifest; {} if there is none, or it cannot be read."""
+    manifest = read_object(folder / MANIFEST)
+    return manifest if "sha256" in manifest else {}
 
 
 def digest(manifest: Json) -> str:
-    """SHA-256 of a manifest without its own."""
+    """SHA-256 of a manifest without its entry "sha256"."""
     return content_hash(json.dumps(manifest, sort_keys=True))
 
 
 def hash_together(folder: Path) -> dict[str, File]:
-    """Size and SHA-256 of every file below a folder but the manifest, each rank its share; and flushes them."""
+    """Flushes and hashes every file in a folder but the manifest, each rank a share; the same result on every rank."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     names = broadcast_object([name for name in names if name != MANIFEST])
-    own: dict[str, File] = {}
+    local_files: dict[str, File] = {}
     for name in names[rank() :: world_size()]:
-        with suppress(OSError):  # it counts as missing
+        with suppress(OSError):  # the file counts as missing
             flush(folder / name)
-            own[name] = File((folder / name).stat().st_size, file_hash(folder / name))
-    barrier()  # sizes differ: the time-out of other collectives shall not count
-    return {name: found for part in gather_objects(own) for name, found in part.items()}
+            local_files[name] = File((folder / name).stat().st_size, file_hash(folder / name))
+    barrier()  # file sizes differ, so ranks may wait beyond the time-out of other collectives
+    files: dict[str, File] = {}
+    for rank_files in gather_objects(local_files):
+        files |= rank_files
+    return files

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process may ask about its group without knowing DeepSpeed: rank, size, device, sums over ranks."""
+"""The process group without DeepSpeed: rank, size, device, sums and objects over ranks."""
 
+import itertools
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -13,7 +14,7 @@ T = TypeVar("T")
 
 
 def device() -> torch.device:
-    """Where this process computes: its GPU, or the CPU."""
+    """The device of this process: its GPU, or the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -35,7 +36,7 @@ def is_main() -> bool:
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """A new tensor: ``x`` added up over all ranks, the same everywhere."""
+    """The sum of ``x`` over all ranks as a new tensor, the same on every rank."""
     total = x.clone()
     if world_size() > 1:
         dist.all_reduce(total)
@@ -43,13 +44,13 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def own_part(flat: Tensor) -> Tensor:
-    """This rank's part of a flat tensor, as ZeRO 3 cuts it: N / ranks elements, rounded up; the last have fewer."""
+    """This rank's part of a flat tensor (N,) as ZeRO 3 cuts it: ⌈N / ranks⌉ elements, fewer on the last ranks."""
     size = -(-flat.numel() // world_size())
     return flat[rank() * size : (rank() + 1) * size]
 
 
 def put_together(part: Tensor, total: int) -> Tensor:
-    """The flat tensor of ``total`` elements of which ranks hold parts, see `own_part`; on this rank's device."""
+    """Gathers the flat tensor of ``total`` elements from all ranks' parts, see `own_part`, on this rank's device."""
     if world_size() == 1:
         return part.to(device())
     padded = torch.zeros(-(-total // world_size()), dtype=part.dtype, device=device())
@@ -59,40 +60,43 @@ def put_together(part: Tensor, total: int) -> Tensor:
     return whole[:total]
 
 
-_patient: dist.ProcessGroup | None = None  # for `barrier`
-_host: dist.ProcessGroup | None = None  # for what does not pass through the GPU
+_barrier_group: dist.ProcessGroup | None = None  # without time-out
+_host_group: dist.ProcessGroup | None = None  # for collectives that do not involve the GPU
 
 
 def make_host_groups(timeout: float) -> None:
-    """Makes the groups of `barrier`, which waits for as long as it takes (a rank may write a large model), and of
-    `largest_over_ranks` and `gather_on_host`, which wait for `timeout` seconds. Every rank must call it.
+    """Creates the process groups on the host. Every rank must call it.
+
+    `barrier` has no time-out, since a rank may be writing a large model. `largest_over_ranks` and `gather_on_host`
+    wait for at most `timeout` seconds.
     """
-    global _patient, _host
+    global _barrier_group, _host_group
     if world_size() > 1:
-        _patient = dist.new_group(backend="gloo", timeout=timedelta(days=365))
-        _host = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        _barrier_group = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+        _host_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
 
 def barrier() -> None:
-    """Waits for every rank, beyond the time-out of other collectives."""
+    """Waits for every rank, without the time-out of other collectives."""
     if world_size() > 1:
-        dist.barrier(group=_patient)
+        dist.barrier(group=_barrier_group)
 
 
 def neighbours(size: int) -> dist.ProcessGroup | None:
-    """The group of `size` successive ranks that this one is in, for `gather_objects`; of all ranks, or none for one.
+    """This rank's group of `size` successive ranks, for `gather_objects`; None if groups have one rank.
+
     Every rank must call it; `size` divides the number of ranks.
     """
     if size == 1 or world_size() == 1:
         return None
     starts = range(0, world_size(), size)
     groups = [dist.new_group(list(range(start, start + size)), backend="gloo") for start in starts]
-    own: dist.ProcessGroup = groups[rank() // size]
-    return own
+    local_group: dist.ProcessGroup = groups[rank() // size]
+    return local_group
 
 
 def gather_objects(item: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """What every rank passes, in the order of ranks, on every rank (of a group). Small picklable objects."""
+    """Small picklable objects of all ranks (of a group), in the order of ranks, on every rank."""
     if world_size() == 1:
         return [item]
     gathered = [item] * dist.get_world_size(group)
@@ -101,13 +105,14 @@ def gather_objects(item: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def gather_on_host(item: T) -> list[T]:
-    """`gather_objects` of what is not small: it does not pass through the GPU. Tensors must be on the host."""
-    return gather_objects(item, _host)
+    """Large objects of all ranks, like `gather_objects` but without the GPU; tensors must be on the host."""
+    return gather_objects(item, _host_group)
 
 
 def interleave_over_ranks(items: Sequence[T]) -> list[T]:
-    """What every rank passes, equally many items, one of each rank in turn, as examples are dealt to them."""
-    return [item for of_ranks in zip(*gather_on_host(items), strict=True) for item in of_ranks]
+    """Items of all ranks, equally many of each, one from each rank in turn, as examples are dealt to ranks."""
+    by_rank = gather_on_host(items)
+    return list(itertools.chain.from_iterable(zip(*by_rank, strict=True)))
 
 
 def broadcast_object(item: T) -> T:
@@ -115,17 +120,17 @@ def broadcast_object(item: T) -> T:
     return gather_objects(item)[0]
 
 
-def first_over_ranks(place: int | None) -> tuple[int, int] | None:
-    """The smallest of the places that ranks pass, and the lowest rank that passes it; None where no rank does."""
-    nowhere = -(1 << 62)
-    first = largest_over_ranks(nowhere if place is None else -(place * world_size() + rank()))
-    return None if first == nowhere else divmod(-first, world_size())
+def first_over_ranks(position: int | None) -> tuple[int, int] | None:
+    """The smallest position that a rank passes, and the lowest rank that passes it; None if all pass None."""
+    nothing = -(1 << 62)
+    largest = largest_over_ranks(nothing if position is None else -(position * world_size() + rank()))
+    return None if largest == nothing else divmod(-largest, world_size())
 
 
 def largest_over_ranks(number: int) -> int:
-    """The largest of every rank's number. It does not pass through the GPU, so that nothing waits for it."""
+    """The maximum of all ranks' numbers, computed on the host, so that the GPU does not wait."""
     if world_size() == 1:
         return number
     largest = torch.tensor(number)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=_host)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=_host_group)
     return int(largest)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `dschat env` prints."""
+"""Describes the installation and the machine, for `dschat env`."""
 
 import os
 import platform
@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 import psutil
 import torch
 
+from dschat.run.distributed import device
 from dschat.run.output import CHECKOUT, commit_of, new_record
 from dschat.settings.commands import EnvOptions
 
@@ -26,11 +27,11 @@ VARIABLES = (
     "VLLM_",
 )
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
-OTHERS = ("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio", "openai")
+OPTIONAL_PACKAGES = ("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio", "openai")
 
 
 def describe(options: EnvOptions) -> str:
-    """Versions, the machine, and variables that change what a run does; no values that could be secrets."""
+    """Lists versions, hardware and variables that affect runs, without values that could be secrets."""
     memory = psutil.virtual_memory()
     record = new_record("env", [], 0, 1)
     lines = {
@@ -45,36 +46,37 @@ def describe(options: EnvOptions) -> str:
         "NCCL": _nccl(),
         **_gpus(),
     }
-    known = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
-    public = {name: value for name, value in known.items() if not SECRET.search(name)}
-    return "\n".join(f"{name}: {value}" for name, value in (lines | public).items())
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(VARIABLES) and not SECRET.search(name):
+            lines[name] = value
+    return "\n".join(f"{name}: {value}" for name, value in lines.items())
 
 
 def _installed() -> dict[str, str]:
-    found = {}
-    for name in OTHERS:
+    versions: dict[str, str] = {}
+    for name in OPTIONAL_PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def _shared_memory() -> str:
-    """Of /dev/shm, which processes of one machine use."""
+    """Free space in /dev/shm, through which processes of one machine communicate."""
     if not os.path.isdir("/dev/shm"):
         return "none"
-    room = shutil.disk_usage("/dev/shm")
-    return f"{room.free / 1e9:.1f} of {room.total / 1e9:.1f} GB free"
+    usage = shutil.disk_usage("/dev/shm")
+    return f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free"
 
 
 def _nccl() -> str:
-    if not torch.cuda.is_available():
+    if device().type != "cuda":
         return "no"
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def _gpus() -> dict[str, str]:
-    found = {}
+    gpus: dict[str, str] = {}
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
-        found[f"GPU {number}"] = f"{torch.cuda.get_device_name(number)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
-    return found or {"GPUs": "none"}
+        gpus[f"GPU {number}"] = f"{torch.cuda.get_device_name(number)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+    return gpus or {"GPUs": "none"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics: weighted means over batches and ranks, the files they go to, and evaluations as lines on the terminal."""
+"""Metrics: weighted means over batches and ranks, metrics.jsonl, and lines about evaluations on the terminal."""
 
 from __future__ import annotations
 
@@ -20,55 +20,78 @@ from dschat.run.distributed import device, is_main, sum_over_ranks
 from dschat.run.trackers import Sample, Trackers
 
 EVALUATION = "eval/"
-STANDARD_ERROR = "_stderr"  # behind the name of a metric: its standard error
-ROWS = "rows"  # held-out rows of an evaluation
-FEW_ROWS = 30  # held-out rows below which an evaluation comes with a warning
+STANDARD_ERROR = "_stderr"  # suffix of a metric's name: its standard error
+ROWS = "rows"  # number of held-out rows of an evaluation
+FEW_ROWS = 30  # fewer held-out rows than this cause a warning
 
 Number = float | int | Tensor
 
 
 def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics with x_variance, the mean of squares less the square of the mean, in the place of each x_squared."""
-    found = dict(metrics)
-    for name in [name for name in metrics if name.endswith("_squared")]:
-        base = name.removesuffix("_squared")
-        found[f"{base}_variance"] = found.pop(name) - metrics[base] ** 2
-    return found
+    """Replaces each mean of squares, x_squared, by x_variance: the mean of squares minus the square of the mean."""
+    result: dict[str, float] = {}
+    variances: dict[str, float] = {}
+    for name, value in metrics.items():
+        if name.endswith("_squared"):
+            base = name.removesuffix("_squared")
+            variances[f"{base}_variance"] = value - metrics[base] ** 2
+        else:
+            result[name] = value
+    return result | variances
 
 
-def rows_problem(file: Path, update: int, per_rollout: int) -> str | None:
-    """What is wrong with a checkpoint's file of rows; None where each update, or each rollout's last one, has its row.
+def rows_problem(
+    file: Path,
+    update: int,
+    per_rollout: int,
+) -> str | None:
+    """Checks that a checkpoint's metrics.jsonl has one row per update, or per rollout; evaluation rows are ignored.
 
-    Rows of evaluations are passed over. `per_rollout` are the updates of a rollout in step 3; 0 in other steps.
+    Args:
+        file: of the checkpoint.
+        update: number of updates when it was written.
+        per_rollout: updates per rollout in step 3, whose last update has a row; 0 in other steps.
+
+    Returns:
+        What is wrong; None if nothing is.
     """
-    *lines, rest = file.read_bytes().split(b"\n")
+    *lines, incomplete_line = file.read_bytes().split(b"\n")
+    step = per_rollout or 1
+    updates: list[int] = []
     try:
-        rows = [json.loads(line) for line in lines]
-        trained = [row["update"] for row in rows if not any(name.startswith(EVALUATION) for name in row)]
-        step = per_rollout or 1
-        whole = trained == list(range(step, update + 1, step)) and not rest
+        for line in lines:
+            row = json.loads(line)
+            if not any(name.startswith(EVALUATION) for name in row):
+                updates.append(row["update"])
     except (ValueError, TypeError, KeyError, AttributeError):
         return "a line is no row of metrics"
-    return None if whole else f"it does not have each row until update {update} once"
+    if incomplete_line or updates != list(range(step, update + 1, step)):
+        return f"it does not have each row until update {update} once"
+    return None
 
 
 class Means:
-    """Weighted means, and sums, that are added up on the device and read once.
+    """Weighted means and sums that are accumulated on the device.
 
-    Adding never waits for the device; ``reduce`` adds up over ranks and reads, one synchronisation.
+    Adding never waits for the device; ``reduce`` sums over ranks and synchronises once.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Number] = {}
-        self._weights: dict[str, Number] = {}  # a metric without a weight is a sum
+        self._weights: dict[str, Number] = {}  # metrics without a weight are sums
 
-    def add(self, name: str, total: Number, weight: Number = 1) -> None:
+    def add(
+        self,
+        name: str,
+        total: Number,
+        weight: Number = 1,
+    ) -> None:
         """Adds ``total``, a sum over ``weight`` items, to the metric ``name``."""
         self.add_sum(name, total)
         self._weights[name] = self._weights.get(name, 0) + weight
 
     def add_sum(self, name: str, total: Number) -> None:
-        """Adds to a metric that is a sum over everything added on all ranks."""
+        """Adds ``total`` to the metric ``name``, a sum over all ranks."""
         total = total.detach() if isinstance(total, Tensor) else total
         self._sums[name] = self._sums.get(name, 0) + total
 
@@ -77,77 +100,110 @@ class Means:
             self.add_sum(name, total)
 
     def copy(self) -> Means:
-        """The same sums; adding to one leaves the other as it is."""
+        """An independent copy of the sums."""
         other = Means()
-        other._sums, other._weights = dict(self._sums), dict(self._weights)
+        other._sums = dict(self._sums)
+        other._weights = dict(self._weights)
         return other
 
     def state(self) -> tuple[dict[str, float], dict[str, Tensor]]:
-        """Plain numbers and tensors from which `from_state` makes the same sums on this rank."""
-        every = {f"{kind}.{name}": x for kind in ("sums", "weights") for name, x in getattr(self, f"_{kind}").items()}
-        tensors = {name: x for name, x in every.items() if isinstance(x, Tensor)}
-        return {name: x for name, x in every.items() if name not in tensors}, tensors
+        """This rank's sums as plain numbers and tensors, for `from_state`."""
+        numbers: dict[str, float] = {}
+        tensors: dict[str, Tensor] = {}
+        for kind, values in (("sums", self._sums), ("weights", self._weights)):
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    tensors[f"{kind}.{name}"] = value
+                else:
+                    numbers[f"{kind}.{name}"] = value
+        return numbers, tensors
 
     @classmethod
-    def from_state(cls, numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> Means:
+    def from_state(
+        cls,
+        numbers: Mapping[str, float],
+        tensors: Mapping[str, Tensor],
+    ) -> Means:
+        """Restores the sums of `state`, with tensors on this process's device."""
         means = cls()
-        given: dict[str, Number] = {**numbers, **tensors}
-        for name, x in given.items():
-            kind, _, metric = name.partition(".")
-            own: dict[str, Number] = getattr(means, f"_{kind}")
-            own[metric] = x.to(device()) if isinstance(x, Tensor) else x
+        state: dict[str, Number] = {**numbers, **tensors}
+        for key, value in state.items():
+            kind, _, name = key.partition(".")
+            values = means._sums if kind == "sums" else means._weights
+            values[name] = value.to(device()) if isinstance(value, Tensor) else value
         return means
 
     def reduce(self) -> dict[str, float]:
-        """Each metric over everything added on all ranks: its mean, 0 where the weight is 0; or its sum."""
+        """The value of each metric over all ranks: its sum, or its mean, which is 0 if the weight is 0."""
         if not self._sums:
             return {}
-        flat = [*self._sums.values(), *self._weights.values()]
-        stacked = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=device()).reshape(()) for x in flat])
-        numbers = sum_over_ranks(stacked).tolist()
-        metrics = dict(zip(self._sums, numbers, strict=False))
-        for name, weight in zip(self._weights, numbers[len(metrics) :], strict=True):
+        scalars: list[Tensor] = []
+        for value in (*self._sums.values(), *self._weights.values()):
+            scalars.append(torch.as_tensor(value, dtype=torch.float64, device=device()).reshape(()))
+        totals = sum_over_ranks(torch.stack(scalars)).tolist()
+        metrics = dict(zip(self._sums, totals, strict=False))
+        weights = totals[len(metrics) :]
+        for name, weight in zip(self._weights, weights, strict=True):
             metrics[name] = metrics[name] / weight if weight else 0.0
         return metrics
 
 
 class RowMeans:
-    """Weighted means over held-out rows of all ranks, each with its standard error."""
+    """Weighted means over the held-out rows of all ranks, with standard errors."""
 
     def __init__(self) -> None:
         self._means = Means()
-        self._with_error: list[str] = []
+        self._names: list[str] = []  # of metrics with a standard error
 
-    def add(self, name: str, totals: Tensor, weights: Tensor) -> None:
+    def add(
+        self,
+        name: str,
+        totals: Tensor,
+        weights: Tensor,
+    ) -> None:
         """Adds rows to the metric ``name``, which is Σ totals / Σ weights.
 
         Args:
             name: of the metric.
-            totals: (n,), each row's sum over what it counts, such as its tokens.
-            weights: (n,), how much each row counts; a row of weight 0 is left out, and its total is 0.
+            totals: (n,), each row's sum, over its tokens say.
+            weights: (n,), each row's weight, its number of tokens say. A row with weight 0 is ignored; its total is 0.
         """
-        if name not in self._with_error:
-            self._with_error.append(name)
-        x, w = totals.double(), weights.double()
+        if name not in self._names:
+            self._names.append(name)
+        x = totals.double()
+        w = weights.double()
         self._means.add(name, x.sum(), w.sum())
-        for moment, products in (("xx", x * x), ("xw", x * w), ("ww", w * w), ("w", w), ("n", w > 0)):
-            self._means.add_sum(f"{name} {moment}", products.sum())
+        self._means.add_sum(f"{name} xx", (x * x).sum())
+        self._means.add_sum(f"{name} xw", (x * w).sum())
+        self._means.add_sum(f"{name} ww", (w * w).sum())
+        self._means.add_sum(f"{name} w", w.sum())
+        self._means.add_sum(f"{name} n", (w > 0).sum())
 
-    def add_mean(self, name: str, total: Number, weight: Number = 1) -> None:
+    def add_mean(
+        self,
+        name: str,
+        total: Number,
+        weight: Number = 1,
+    ) -> None:
         """Adds to a mean without a standard error."""
         self._means.add(name, total, weight)
 
     def reduce(self) -> dict[str, float]:
-        """The means, and the standard error of each as <name>_stderr where at least two rows count.
+        """The means, and their standard errors as <name>_stderr if at least two rows count.
 
-        The error is that of a ratio of two sums over rows: with r = Σx / Σw it is √(n / (n − 1) · Σ(x − r w)²) / Σw,
-        which is s / √n where every weight is 1 (Cochran, Sampling Techniques, 1977, section 6.4).
+        The standard error is that of a ratio of two sums over rows. With r = Σx / Σw it is
+        √(n / (n − 1) · Σ(x − r w)²) / Σw, which is s / √n if every weight is 1 (Cochran, Sampling Techniques, 1977,
+        section 6.4).
         """
         sums = self._means.reduce()
         metrics = {name: value for name, value in sums.items() if " " not in name}
-        for name in self._with_error:
+        for name in self._names:
             ratio = metrics[name]
-            xx, xw, ww, w, n = (sums[f"{name} {moment}"] for moment in ("xx", "xw", "ww", "w", "n"))
+            xx = sums[f"{name} xx"]
+            xw = sums[f"{name} xw"]
+            ww = sums[f"{name} ww"]
+            w = sums[f"{name} w"]
+            n = sums[f"{name} n"]
             squares = max(xx - 2 * ratio * xw + ratio**2 * ww, 0.0)
             if n > 1 and math.isfinite(squares):
                 metrics[name + STANDARD_ERROR] = math.sqrt(n / (n - 1) * squares) / w
@@ -157,14 +213,23 @@ class RowMeans:
 class MetricsLog:
     """``metrics.jsonl``, one object per line, and trackers. Only the main process writes."""
 
-    def __init__(self, folder: Path, trackers: Trackers | None = None, keep: bool = False) -> None:
-        """Opens the file in a folder, and trackers, that show its rows as well. With `keep`, the rows of an earlier
-        run stay until `cut` says which of them do.
+    def __init__(
+        self,
+        folder: Path,
+        trackers: Trackers | None = None,
+        keep: bool = False,
+    ) -> None:
+        """Opens the file in a folder, and trackers.
+
+        Args:
+            folder: created if it does not exist.
+            trackers: which also show the rows.
+            keep: keep the rows of an earlier run until `cut` is called.
         """
         self._start = time.perf_counter()
         self._file: TextIO | None = None
         self._trackers = trackers or Trackers()
-        self._written: list[str] = []  # what the file should hold
+        self._written: list[str] = []  # expected content of the file
         if not is_main():
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,28 +238,36 @@ class MetricsLog:
             self._trackers.open([], None)
 
     def seconds(self) -> float:
-        """Since the beginning of the run."""
+        """Seconds since the beginning of the run."""
         return time.perf_counter() - self._start
 
     def text(self) -> str:
-        """Every row so far, as the file holds them; on the main process. UserError if it holds anything else."""
+        """The content of the file; on the main process. Raises UserError if anything else has changed it."""
         assert self._file is not None
         self._file.seek(0)
         text = self._file.read()
         self._file.seek(0, 2)
         if text != "".join(self._written):
-            remedy = "What was saved before is whole: go on from there with --resume_from_checkpoint."
+            remedy = "Earlier checkpoints are intact: resume from one with --resume_from_checkpoint."
             raise UserError(f"{self._file.name} is not what this run wrote: something else changed it. {remedy}")
         return text
 
     def rows(self) -> list[dict[str, float | None]]:
-        """Every row so far; on the main process."""
+        """All rows so far; on the main process."""
         return [json.loads(line) for line in self.text().splitlines()]
 
-    def cut(self, text: str, seconds: float, update: int) -> None:
-        """Goes on from a checkpoint: its rows, from `text`, stay, all others go, and trackers are told so.
+    def cut(
+        self,
+        text: str,
+        seconds: float,
+        update: int,
+    ) -> None:
+        """Resumes from a checkpoint: replaces the rows by those of the checkpoint, also in trackers.
 
-        `seconds` since the beginning of the run, and optimiser updates, are those until then.
+        Args:
+            text: content of the checkpoint's metrics.jsonl.
+            seconds: duration of the run until the checkpoint.
+            update: number of optimiser updates until the checkpoint.
         """
         self._start = time.perf_counter() - seconds
         self._written = [text]
@@ -202,31 +275,40 @@ class MetricsLog:
             return
         file = Path(self._file.name)
         self._file.close()
-        write_file(file, text)  # a run that has lost the folder goes on writing into the old file, which is nobody's
+        write_file(file, text)  # a new file: a run that has lost the folder goes on writing into the old one
         self._file = open(file, "a+", encoding="utf-8")
-        # An evaluation may follow its update's checkpoint: trackers show that update anew, with the rows that stay.
+        # An evaluation may follow the checkpoint of its update, so trackers show the rows of that update again.
         self._trackers.open(self.rows(), update)
 
-    def log(self, update: int, samples: int, metrics: Mapping[str, float]) -> None:
-        """Writes one row: so far optimiser updates and samples (prompts, pairs) of all ranks, and metrics by name.
+    def log(
+        self,
+        update: int,
+        samples: int,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Writes one row; a number that is not finite is written as null.
 
-        A number that is not finite is written as null.
+        Args:
+            update: optimiser updates so far.
+            samples: samples (prompts, pairs) of all ranks so far.
+            metrics: by name.
         """
         if self._file is None:
             return
         seconds = round(self.seconds(), 3)
         row: dict[str, float | None] = dict(zip(HEAD, (update, samples, seconds), strict=True))
-        row.update({k: (v if math.isfinite(v) else None) for k, v in metrics.items()})
+        for name, value in metrics.items():
+            row[name] = value if math.isfinite(value) else None
         self._written.append(json.dumps(row) + "\n")
         try:
             self._file.write(self._written[-1])
             self._file.flush()
-        except OSError as error:  # it does not say which file
+        except OSError as error:  # the original names no file
             raise OSError(error.errno, error.strerror, self._file.name) from error
         self._trackers.log(row)
 
     def show_samples(self, update: int, samples: Sequence[Sample]) -> None:
-        """Shows samples in the trackers, in tables."""
+        """Shows samples as tables in the trackers."""
         if self._file is not None:
             self._trackers.show(update, samples)
 
@@ -237,48 +319,59 @@ class MetricsLog:
             self._trackers.close()
 
 
-def evaluation_line(update: int, metrics: Mapping[str, float], before: Mapping[str, float]) -> str:
-    """An evaluation after so many updates in one line: its number of rows, and its metrics, as in metrics.jsonl, with
-    their standard errors and how far they have moved since the evaluation before, which is empty at the first.
+def evaluation_line(
+    update: int,
+    metrics: Mapping[str, float],
+    before: Mapping[str, float],
+) -> str:
+    """An evaluation in one line: number of rows, and metrics with standard errors and changes.
+
+    Args:
+        update: number of updates when it was made.
+        metrics: as in metrics.jsonl.
+        before: of the previous evaluation; empty at the first.
     """
-    named = [name for name in metrics if not name.endswith(STANDARD_ERROR) and name != EVALUATION + ROWS]
-    names = sorted(named, key=lambda name: _place(name.removeprefix(EVALUATION)))
-    parts = []
-    for name in names:
-        finite = name in before and math.isfinite(metrics[name] - before[name])
-        moved = f" ({_signed(metrics[name] - before[name])})" if finite else ""
-        error = metrics.get(name + STANDARD_ERROR)
-        with_error = "" if error is None else f" ± {error:.2g}"
-        parts.append(f"{name.removeprefix(EVALUATION).replace('_', ' ')} {_shown(metrics[name])}{with_error}{moved}")
-    rows = metrics.get(EVALUATION + ROWS)
-    on_rows = "" if rows is None else f", {rows:.0f} held-out rows"
+    names = [name for name in metrics if not name.endswith(STANDARD_ERROR) and name != EVALUATION + ROWS]
+    parts: list[str] = []
+    for name in sorted(names, key=_headline_order):
+        part = f"{name.removeprefix(EVALUATION).replace('_', ' ')} {_shown(metrics[name])}"
+        if name + STANDARD_ERROR in metrics:
+            part += f" ± {metrics[name + STANDARD_ERROR]:.2g}"
+        if name in before and math.isfinite(metrics[name] - before[name]):
+            part += f" ({_signed(metrics[name] - before[name])})"
+        parts.append(part)
+    row_count = metrics.get(EVALUATION + ROWS)
+    on_rows = "" if row_count is None else f", {row_count:.0f} held-out rows"
     return f"{after(update)}{on_rows}: {', '.join(parts)}"
 
 
 def few_rows_warning(metrics: Mapping[str, float]) -> str | None:
-    """What to say of an evaluation on few rows; None where they are enough."""
-    rows = metrics.get(EVALUATION + ROWS, math.inf)
-    if rows >= FEW_ROWS:
+    """A warning about an evaluation on few rows; None if there are enough."""
+    row_count = metrics.get(EVALUATION + ROWS, math.inf)
+    if row_count >= FEW_ROWS:
         return None
     return (
-        f"evaluations are on {rows:.0f} held-out rows: differences within two standard errors (±) mean nothing."
+        f"evaluations are on {row_count:.0f} held-out rows: differences within two standard errors (±) mean nothing."
         f" Give at least {FEW_ROWS} held-out rows: more data, or valid* files in the folder of --data_path."
     )
 
 
 def after(updates: int) -> str:
-    """When something was: "after 1 update", "after 12 updates"."""
+    """The words "after 1 update" or "after 12 updates"."""
     return f"after {updates} update{'' if updates == 1 else 's'}"
 
 
-def _place(name: str) -> int:
-    return HEADLINES.index(name) if name in HEADLINES else len(HEADLINES)
+def _headline_order(name: str) -> int:
+    headline = name.removeprefix(EVALUATION)
+    return HEADLINES.index(headline) if headline in HEADLINES else len(HEADLINES)
 
 
 def _shown(number: float) -> str:
-    """Four digits that count; none behind the point of large numbers."""
+    """Four significant digits; no decimals for large numbers."""
     return f"{number:.0f}" if 1000 <= abs(number) < 1e6 else f"{number:#.4g}"
 
 
 def _signed(number: float) -> str:
-    return ("+" if number >= 0 else "−") + (f"{abs(number):.2g}" if abs(number) < 100 else _shown(abs(number)))
+    sign = "+" if number >= 0 else "−"
+    size = abs(number)
+    return sign + (f"{size:.2g}" if size < 100 else _shown(size))

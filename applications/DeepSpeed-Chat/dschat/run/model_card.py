@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model card, README.md beside a saved model: metadata for the Hugging Face hub, an example, the settings."""
+"""The model card, README.md in a saved model's folder: metadata for the hub, an example, settings and metrics."""
 
 import logging
 import re
@@ -88,18 +88,18 @@ model = AutoPeftModelFor{kind}.from_pretrained({adapter!r}{options})  # puts the
 
 @dataclass(frozen=True)
 class CardModel:
-    """The model that a card is about."""
+    """The model that a card describes."""
 
     name: str
     role: str  # policy, policy (moving average), reward model or critic
-    base: str  # what it was trained from: a folder or a hub id
-    path: str  # what `from_pretrained` opens: a folder, or the repository that the run pushes to
+    base: str  # the model it was trained from: folder or hub id
+    path: str  # argument of `from_pretrained`: a folder, or the repository that the run pushes to
     has_template: bool = False  # whether its tokenizer has a chat template
     is_adapter: bool = False  # saved as a LoRA adapter alone (--no_merge_lora)
 
     @property
     def is_policy(self) -> bool:
-        """Whether it writes text; else it gives a number."""
+        """Whether it generates text; otherwise it returns a number."""
         return self.role.startswith("policy")
 
 
@@ -107,15 +107,20 @@ class CardModel:
 class CardSettings:
     """The flags of the run that made the model, by name."""
 
-    given: Mapping[str, object]  # those that are required, or differ from their defaults
-    defaults: Mapping[str, object]  # further ones that decide the model's numbers
+    given: Mapping[str, object]  # required flags, and those that differ from their defaults
+    defaults: Mapping[str, object]  # further flags that affect the model's weights
 
 
-def write_model_card(folder: Path, model: CardModel, settings: CardSettings, record: RunRecord) -> None:
+def write_model_card(
+    folder: Path,
+    model: CardModel,
+    settings: CardSettings,
+    record: RunRecord,
+) -> None:
     """Writes ``folder/README.md``: data, settings and metrics of the model saved there, and how to use it."""
     sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
     estimator = NEEDS[str(settings.given.get("advantage_estimator", "gae"))]
-    lines = "`{name}`: {train} training and {eval} held-out rows in this step's share"
+    source_line = "`{name}`: {train} training and {eval} held-out rows in this step's share"
     metrics, rows = _metric_lines(record.metrics)
     card = CARD.format(
         metadata=_metadata(model, sources),
@@ -124,7 +129,7 @@ def write_model_card(folder: Path, model: CardModel, settings: CardSettings, rec
         base=model.base,
         title=f"{estimator.title} (step 3)" if record.step == "ppo" else _TITLES[record.step],
         example=_example(model),
-        data=_listed(lines.format_map(source) for source in sources),
+        data=_listed(source_line.format_map(source) for source in sources),
         given=_listed(f"`--{flag}`: {value}" for flag, value in settings.given.items()),
         defaults=_listed(f"`--{flag}`: {value}" for flag, value in settings.defaults.items()),
         rows=rows,
@@ -137,9 +142,9 @@ def write_model_card(folder: Path, model: CardModel, settings: CardSettings, rec
 
 
 def hub_base(base: str) -> str | None:
-    """The model of the hub that a model was trained from: its id, or that of the card in its folder; None if unknown.
+    """The hub id of the model that a model was trained from, possibly from the card in its folder; None if unknown.
 
-    The hub refuses metadata whose `base_model` is the path of a folder.
+    The hub refuses metadata whose `base_model` is a folder's path.
     """
     folder = Path(base)
     if not folder.exists():
@@ -148,18 +153,18 @@ def hub_base(base: str) -> str | None:
         if part.startswith(SNAPSHOT):
             return part.removeprefix(SNAPSHOT).replace("--", "/")
     cards = [folder]
-    if read_object(folder.parent / "run.json"):  # a model of step 3 lies in its run's folder, which has a card too
+    if read_object(folder.parent / "run.json"):  # the folder of a step 3 run may have a card, too
         cards.append(folder.parent)
-    for owner in cards:
-        if (owner / "README.md").is_file():
-            return _base_in_card(owner / "README.md")
+    for card_folder in cards:
+        if (card_folder / "README.md").is_file():
+            return _base_in_card(card_folder / "README.md")
     return None
 
 
 def _base_in_card(card: Path) -> str | None:
-    """The hub id that a card names as its base; None without one, or where the card cannot be read.
+    """The hub id that a card names as its base model; None if there is none, or the card cannot be read.
 
-    Anybody may have written the card, so that its metadata may be no YAML, no mapping or no UTF-8.
+    Anybody may have written the card, so its metadata may be no YAML, no mapping or no UTF-8.
     """
     from huggingface_hub import ModelCard
 
@@ -190,7 +195,7 @@ def _metadata(model: CardModel, sources: Iterable[Mapping[str, object]]) -> str:
 
 
 def _example(model: CardModel) -> str:
-    """Python that opens the model and uses it once."""
+    """Python code that opens the model and uses it once."""
     if model.is_adapter:
         kind = "CausalLM" if model.is_policy else "SequenceClassification"
         options = "" if model.is_policy else ", num_labels=1"
@@ -202,8 +207,8 @@ def _example(model: CardModel) -> str:
 
 
 def _metric_lines(metrics: Mapping[str, float]) -> tuple[list[str], str]:
-    """Each metric with its standard error, and the number of held-out rows with a space behind it, if known."""
-    lines = []
+    """Lines with metrics and standard errors; and the number of held-out rows and a space, if it is recorded."""
+    lines: list[str] = []
     for name, value in metrics.items():
         if name.endswith(STANDARD_ERROR) or name == EVALUATION + ROWS:
             continue

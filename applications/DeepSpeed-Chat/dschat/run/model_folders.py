@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run saves: its models, each as a Hugging Face folder.
+"""Saves the models of a run, each as a Hugging Face folder.
 
     output_dir/                 the final models
     output_dir/models/step-N/   the models after N updates (--save_models)
 
-What else a run leaves behind stands in `checkpoint`. Steps 1 and 2 save their one model in that folder itself, step 3
-in actor/, critic/ and, with --enable_ema, actor_ema/. A model's folder holds safetensors, config.json, tokenizer,
-README.md (the model card) and run.json; with LoRA also adapter/. Folders and files are whole or not there: see
-`dschat.base.atomic`.
+Steps 1 and 2 save their model in that folder itself, step 3 in actor/, critic/ and, with --enable_ema, actor_ema/. A
+model's folder has safetensors, config.json, the tokenizer, README.md (the model card) and run.json; with LoRA also
+adapter/. Folders and files are complete or absent, see `dschat.base.atomic`. `dschat.run.checkpoint` lists what else a
+run writes.
 """
 
 import dataclasses
@@ -36,19 +36,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model of a run as it is saved."""
+    """A model of a run, and how it is saved."""
 
-    engine: Trained  # of the model
+    engine: Trained
     role: str  # policy, reward model or critic, for the card
-    base: str  # what it was trained from, for the card
+    base: str  # the model it was trained from, for the card
     subfolder: str = ""  # of the run's folder; empty for that folder itself
-    # Gives other whole weights than the engine's (a moving average), as `Trained.whole_weights` does.
+    # Yields other whole weights than the engine's (a moving average), like `Trained.whole_weights`.
     weights: Callable[[], Iterator[tuple[str, Tensor]]] | None = None
 
 
 @contextmanager
 def evaluation_after_saving(folder: str) -> Iterator[None]:
-    """Around the evaluation that ends a run: if it fails, says that the models are there."""
+    """Around the last evaluation of a run: if it fails, logs that the models are saved."""
     try:
         yield
     except Exception:
@@ -57,32 +57,39 @@ def evaluation_after_saving(folder: str) -> Iterator[None]:
 
 
 class ModelFolders:
-    """Writes the models of a run. Every rank must call its methods: weights in parts are gathered one by one."""
+    """Writes the models of a run. Every rank must call its methods, since partitioned weights are gathered."""
 
     def __init__(
-        self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, run: RunOutput
+        self,
+        models: Sequence[SavedModel],
+        tokenizer: PreTrainedTokenizerBase,
+        config: CommonConfig,
+        run: RunOutput,
     ) -> None:
-        """Takes what is saved, the tokenizer with each model, and what the cards say: flags, and the run's record."""
-        self._models, self._tokenizer, self._config, self._run = models, tokenizer, config, run
-        self._place = Path(config.output.output_dir)
+        """Takes the models, the tokenizer to save with each, and the flags and run for the model cards."""
+        self._models = models
+        self._tokenizer = tokenizer
+        self._config = config
+        self._run = run
+        self._output_dir = Path(config.output.output_dir)
 
     def save_final(self) -> None:
-        """Writes the models that the run ends with."""
-        self._save(self._place)
+        """Writes the final models."""
+        self._save(self._output_dir)
 
     def save_after(self, updates: int) -> None:
-        """Writes the models as they are after that many updates."""
-        self._save(self._place / "models" / f"step-{updates}")
+        """Writes the current models, after `updates` updates."""
+        self._save(self._output_dir / "models" / f"step-{updates}")
 
     def describe_final(self) -> None:
-        """Writes the final models' cards and run.json again, with metrics measured since."""
+        """Writes the final models' cards and run.json again, with later metrics."""
         self._run.record.finished = True
         if is_main():
             for model in self._models:
-                self._describe(model, self._place / model.subfolder)
+                self._describe(model, self._output_dir / model.subfolder)
 
     def _save(self, folder: Path) -> None:
-        """Raises UserError where they cannot be written; what was there stays."""
+        """Writes the models. Raises UserError if that fails; earlier files remain."""
         try:
             self._write(folder)
         except (OSError, SafetensorError) as error:
@@ -97,26 +104,32 @@ class ModelFolders:
 
     def _write(self, folder: Path) -> None:
         failure: Exception | None = None
-        with self._run.writing(folder) as beside:
+        with self._run.writing(folder) as temporary_folder:
             for model in self._models:
                 weights = model.engine.whole_weights() if model.weights is None else model.weights()
-                if beside is not None and failure is None:
+                if temporary_folder is not None and failure is None:
                     try:
-                        self._write_one(model, weights, beside / model.subfolder)
+                        self._write_model(model, weights, temporary_folder / model.subfolder)
                     except (OSError, SafetensorError) as error:
                         failure = error
-                for _ in weights:  # the others give their parts of these as well
+                for _ in weights:  # every rank must exhaust the iterator
                     pass
             if failure is not None:
                 raise failure
 
-    def _write_one(self, model: SavedModel, weights: Iterator[tuple[str, Tensor]], place: Path) -> None:
-        named = ((name.removeprefix("inner."), tensor) for name, tensor in weights)
-        save_model(model.engine.module.inner, named, self._tokenizer, place, self._config.finetuning.merge_lora)
-        self._describe(model, place)
+    def _write_model(
+        self,
+        model: SavedModel,
+        weights: Iterator[tuple[str, Tensor]],
+        folder: Path,
+    ) -> None:
+        inner_weights = ((name.removeprefix("inner."), tensor) for name, tensor in weights)
+        merge = self._config.finetuning.merge_lora
+        save_model(model.engine.module.inner, inner_weights, self._tokenizer, folder, merge)
+        self._describe(model, folder)
 
     def _describe(self, model: SavedModel, folder: Path) -> None:
-        """Writes a model's card and run.json. A card that fails is warned of and costs no model."""
+        """Writes a model's card and run.json. If the card fails, a warning is logged and the model is saved anyway."""
         try:
             write_model_card(folder, self._card_model(model), self._settings(), self._run.record)
         except Exception as error:
@@ -126,22 +139,26 @@ class ModelFolders:
     def _card_model(self, model: SavedModel) -> CardModel:
         is_pushed = self._config.tracking.push_to_hub is not None and model.subfolder in ("", "actor")
         return CardModel(
-            name=model.subfolder or self._place.resolve().name,
+            name=model.subfolder or self._output_dir.resolve().name,
             role=model.role,
             base=model.base,
-            path=str(self._config.tracking.push_to_hub) if is_pushed else str(self._place / model.subfolder),
+            path=str(self._config.tracking.push_to_hub) if is_pushed else str(self._output_dir / model.subfolder),
             has_template=bool(self._tokenizer.chat_template),
             is_adapter=not self._config.finetuning.merge_lora and lora_config(model.engine.module.inner) is not None,
         )
 
     def _settings(self) -> CardSettings:
-        """The required flags and those that differ from their defaults; further ones that decide the numbers."""
+        """The flags for the model card."""
         flags = flags_of(type(self._config))
         values = self._config.flat()
         required = {name: values[name] for name, flag in flags.items() if flag.default is dataclasses.MISSING}
-        plain = type(self._config)(**required).flat()
-        given = {name: value for name, value in values.items() if name in required or value != plain[name]}
-        free = flags_on_resume(type(self._config), FREE) - {"num_train_epochs"}
-        rest = values.keys() - given.keys() - free
-        defaults = {name: value for name, value in values.items() if name in rest and value is not None}
-        return CardSettings(given, defaults)
+        default_values = type(self._config)(**required).flat()
+        irrelevant = flags_on_resume(type(self._config), FREE) - {"num_train_epochs"}
+        changed: dict[str, object] = {}
+        defaults: dict[str, object] = {}
+        for name, value in values.items():
+            if name in required or value != default_values[name]:
+                changed[name] = value
+            elif name not in irrelevant and value is not None:
+                defaults[name] = value
+        return CardSettings(changed, defaults)

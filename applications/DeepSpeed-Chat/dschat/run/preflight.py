@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares all processes before anything is loaded, so that what would fail after minutes fails at once."""
+"""Compares all processes before anything is loaded, so that a run fails at once rather than after minutes."""
 
 import importlib.metadata
 import logging
@@ -26,28 +26,30 @@ from dschat.settings.common import CommonConfig
 
 logger = logging.getLogger(__name__)
 
-SEEN_WITHIN = 60.0  # seconds; NFS may remember for so long that a new folder was not there
+VISIBLE_WITHIN = 60.0  # seconds; NFS may cache for that long that a new folder does not exist
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "numpy")
 
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """What one process sees."""
+    """The state of one process."""
 
     rank: int
     host: str
     versions: tuple[tuple[str, str], ...]
     folder_problem: str | None  # why output_dir cannot be used
     free_memory: int  # bytes of main memory
-    needed_memory: int  # bytes of models and optimiser states that it holds in main memory
+    needed_memory: int  # bytes of models and optimiser states in main memory
     gpu_memory: int = 0  # bytes of its GPU
-    needed_gpu_memory: int = 0  # bytes of models and optimiser states that it holds there
-    drawing_memory: int = 0  # bytes of the whole actor, which it holds beside them while responses are drawn
+    needed_gpu_memory: int = 0  # bytes of models and optimiser states on the GPU
+    sampling_memory: int = 0  # further bytes on the GPU for the whole actor while responses are sampled
 
 
 def preflight(config: CommonConfig) -> None:
-    """Compares all processes: package versions, output_dir writable and shared, enough memory for the models. Raises
-    UserError on every rank, naming the rank that cannot go on.
+    """Checks on all processes: equal package versions, a writable and shared output_dir, enough memory for the models.
+
+    Raises:
+        UserError: on every rank; the message names the rank with the problem.
     """
     output_dir = Path(config.output.output_dir)
     problem = _folder_problem(output_dir)
@@ -63,18 +65,18 @@ def preflight(config: CommonConfig) -> None:
         needed_memory=needs.main,
         gpu_memory=total,
         needed_gpu_memory=needs.gpu,
-        drawing_memory=needs.drawing,
+        sampling_memory=needs.drawing,
     )
     check_reports(gather_objects(report), output_dir)
-    outside = broadcast_object(_outside_problem(config) if is_main() else None)
-    if outside is not None:
-        raise UserError(outside)
+    service_problem = broadcast_object(_service_problem(config) if is_main() else None)
+    if service_problem is not None:
+        raise UserError(service_problem)
     if needs.gpu and is_main():
         warn_of_gpu_memory(config, world_size(), free)
 
 
 def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
-    """Raises UserError at the first problem in the reports of all ranks, which are in order."""
+    """Raises UserError for the first problem in the reports of all ranks, in order of ranks."""
     first = reports[0]
     processes = Counter(report.host for report in reports)
     for report in reports:
@@ -91,28 +93,33 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
         if report.needed_memory > available:
             raise UserError(
                 f"{where} can use {available / 1e9:.1f} GB of main memory ({processes[report.host]} processes share "
-                f"the node), but the models and optimiser states that it keeps there take "
+                f"the node), but its models and optimiser states in main memory take "
                 f"{report.needed_memory / 1e9:.1f} GB. {_remedy(bool(report.gpu_memory))}"
             )
         if report.needed_gpu_memory > report.gpu_memory:
             raise UserError(
-                f"{where} has a GPU of {report.gpu_memory / 1e9:.1f} GB, but the models and optimiser states that it "
-                f"keeps there take {report.needed_gpu_memory / 1e9:.1f} GB. Add --zero_stage 3, --offload or "
+                f"{where} has a GPU of {report.gpu_memory / 1e9:.1f} GB, but its models and optimiser states on the "
+                f"GPU take {report.needed_gpu_memory / 1e9:.1f} GB. Add --zero_stage 3, --offload or "
                 "--lora_dim, or use more or larger GPUs; `dschat plan` shows what fits."
             )
-        if report.needed_gpu_memory + report.drawing_memory > report.gpu_memory:
+        if report.needed_gpu_memory + report.sampling_memory > report.gpu_memory:
             raise UserError(
-                f"{where} has a GPU of {report.gpu_memory / 1e9:.1f} GB, but holds "
-                f"{report.needed_gpu_memory / 1e9:.1f} GB of models and optimiser states and, while responses are "
-                f"drawn, the whole actor, which ZeRO 3 puts together: {report.drawing_memory / 1e9:.1f} GB. "
-                f"{_divided(report, len(reports))}"
+                f"{where} has a GPU of {report.gpu_memory / 1e9:.1f} GB, but needs "
+                f"{report.needed_gpu_memory / 1e9:.1f} GB for models and optimiser states and, while responses are "
+                f"sampled, {report.sampling_memory / 1e9:.1f} GB for the whole actor, which ZeRO 3 gathers. "
+                f"{_sampling_remedy(report, len(reports))}"
             )
 
 
-def _outside_problem(config: CommonConfig) -> str | None:
-    """Why W&B or the hub would refuse the run, as far as this machine can tell without asking them."""
-    problem = wandb_problem() if "wandb" in config.trackers else None
-    return problem or (config.tracking.push_to_hub and push_problem("--push_to_hub")) or None
+def _service_problem(config: CommonConfig) -> str | None:
+    """Why W&B or the hub would refuse the run, as far as this machine can tell without contacting them."""
+    if "wandb" in config.trackers:
+        problem = wandb_problem()
+        if problem is not None:
+            return problem
+    if config.tracking.push_to_hub:
+        return push_problem("--push_to_hub")
+    return None
 
 
 def _remedy(has_gpu: bool) -> str:
@@ -121,36 +128,36 @@ def _remedy(has_gpu: bool) -> str:
     return "Use fewer processes per node or --zero_stage 3, --dtype bf16, --lora_dim, a smaller model, or free memory."
 
 
-def _divided(report: ProcessReport, processes: int) -> str:
-    """The smallest number of processes of which each has room for its part of the actor."""
-    room = report.gpu_memory - report.needed_gpu_memory
-    enough = [k for k in range(2, processes + 1) if processes % k == 0 and report.drawing_memory <= k * room]
-    if not enough:
-        return "Use larger GPUs or a smaller model."
-    share = report.drawing_memory / enough[0] / 1e9
-    return (
-        f"Use larger GPUs or a smaller model or, in step 3, --rollout_engine vllm --vllm_tensor_parallel {enough[0]}, "
-        f"with which each GPU draws with {share:.1f} GB of it; `dschat plan` shows what fits."
-    )
+def _sampling_remedy(report: ProcessReport, processes: int) -> str:
+    """Suggests the smallest tensor parallelism with which each process has room for its part of the actor."""
+    free = report.gpu_memory - report.needed_gpu_memory
+    for parallel in range(2, processes + 1):
+        if processes % parallel == 0 and report.sampling_memory <= parallel * free:
+            share = report.sampling_memory / parallel / 1e9
+            return (
+                f"Use larger GPUs or a smaller model or, in step 3, --rollout_engine vllm --vllm_tensor_parallel "
+                f"{parallel}, with which each GPU samples with {share:.1f} GB of it; `dschat plan` shows what fits."
+            )
+    return "Use larger GPUs or a smaller model."
 
 
 def _folder_problem(output_dir: Path) -> str | None:
-    """Writes a mark on the main process and looks for it on all. A folder that is made for it is removed again."""
-    mark = broadcast_object(f".preflight-{uuid.uuid4().hex}")
+    """Creates a file on the main process and looks for it on all; a folder that is created for it is removed again."""
+    marker = broadcast_object(f".preflight-{uuid.uuid4().hex}")
     problem = None
-    made = missing_folders(output_dir)
+    created_folders = missing_folders(output_dir)
     if is_main():
         try:
             output_dir.mkdir(parents=True, exist_ok=True)
-            (output_dir / mark).touch()
+            (output_dir / marker).touch()
         except OSError as error:
             problem = f"cannot be written: {error}"
     main_problem = broadcast_object(problem)
     barrier()
-    if main_problem is None and not _is_seen(output_dir / mark):
+    if main_problem is None and not _is_visible(output_dir / marker):
         problem = (
-            "does not see the folder that rank 0 writes to, and would write its parts of checkpoints, also of the one "
-            "that a stopped run leaves, to another disk; the folder must lie on storage that all nodes share, and "
+            "does not see the folder that rank 0 writes to, and would write its parts of checkpoints, including the "
+            "one that a stopped run leaves, to another disk; the folder must be on storage that all nodes share, and "
             "--output_dir must be the same everywhere"
         )
     elif main_problem is None and not os.access(output_dir, os.W_OK):
@@ -158,21 +165,22 @@ def _folder_problem(output_dir: Path) -> str | None:
     barrier()
     if is_main():
         if main_problem is None:
-            (output_dir / mark).unlink()
-        remove_empty(made)
+            (output_dir / marker).unlink()
+        remove_empty(created_folders)
     return problem
 
 
-def _is_seen(file: Path) -> bool:
-    """Whether a file that was made on another node is there, now or soon."""
-    last = time.monotonic() + SEEN_WITHIN
+def _is_visible(file: Path) -> bool:
+    """Whether a file that another node created exists here, possibly after waiting."""
+    deadline = time.monotonic() + VISIBLE_WITHIN
     if not file.exists() and os.environ.get("LOCAL_RANK", "0") == "0":
         logger.warning(
-            "rank 0 writes to its --output_dir, of which nothing is seen in %s here: waiting up to %d s",
-            *(file.parent, SEEN_WITHIN),
+            "rank 0 writes to its --output_dir, but its file does not appear in %s here: waiting up to %d s",
+            file.parent,
+            VISIBLE_WITHIN,
         )
     while not file.exists():
-        if time.monotonic() >= last:
+        if time.monotonic() >= deadline:
             return False
         time.sleep(0.2)
     return True

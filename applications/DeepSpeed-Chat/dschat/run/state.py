@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run must know to go on where it was: counters, random states, and the seeds of what it draws itself."""
+"""The state of a run that a checkpoint stores: counters and random states; and seeds of separate random streams."""
 
 import random
 from dataclasses import dataclass, field
@@ -10,51 +10,54 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Json = dict[str, Any]  # type: ignore[explicit-any]  # an object that JSON can hold
+Json = dict[str, Any]  # type: ignore[explicit-any]  # a JSON object
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is, or an algorithm inside an iteration, beside models and optimisers."""
+    """The state of a run, or of an algorithm inside an iteration, apart from models and optimisers."""
 
-    update: int  # optimiser updates so far; an algorithm's are those of the iteration that is under way
+    update: int  # optimiser updates so far; an algorithm's are those of the current iteration
     numbers: Json  # counters and coefficients, the same on every rank
-    # The global random states of this rank, see `random_states`; of an algorithm between two iterations none.
+    # This rank's global random states, see `random_states`; empty for an algorithm between two iterations.
     random: dict[str, Tensor]
-    # Of this rank: a rollout that is in use, and sums over it.
+    # This rank's current rollout, and sums over it.
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
 def random_states() -> dict[str, Tensor]:
     """The global random states of Python, NumPy, torch on the CPU and torch on each GPU."""
     version, words, gauss = random.getstate()
-    numpy = np.random.get_state(legacy=False)
+    numpy_state = np.random.get_state(legacy=False)
+    generator = numpy_state["state"]
     states = {
         "python": torch.tensor([version, *words], dtype=torch.int64),
         "python_gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
-        "numpy": torch.tensor([*numpy["state"]["key"].tolist(), numpy["state"]["pos"], numpy["has_gauss"]]),
-        "numpy_gauss": torch.tensor([numpy["gauss"]], dtype=torch.float64),
+        "numpy": torch.tensor([*generator["key"].tolist(), generator["pos"], numpy_state["has_gauss"]]),
+        "numpy_gauss": torch.tensor([numpy_state["gauss"]], dtype=torch.float64),
         "torch": torch.get_rng_state(),
     }
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return states | {f"cuda{number}": state for number, state in enumerate(gpus)}
+    for number in range(torch.cuda.device_count()):
+        states[f"cuda{number}"] = torch.cuda.get_rng_state(number)
+    return states
 
 
 def set_random_states(states: dict[str, Tensor]) -> None:
-    """Sets what `random_states` gave; a GPU that is not there is passed over."""
+    """Restores the states of `random_states`; those of missing GPUs are ignored."""
     version, *words = states["python"].tolist()
-    random.setstate((version, tuple(words), next(iter(states["python_gauss"].tolist()), None)))
+    python_gauss = states["python_gauss"].tolist()
+    random.setstate((version, tuple(words), python_gauss[0] if python_gauss else None))
     *keys, position, has_gauss = states["numpy"].tolist()
     gauss = states["numpy_gauss"].item()
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(states["torch"])
-    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    for number in range(torch.cuda.device_count()):
         if f"cuda{number}" in states:
             torch.cuda.set_rng_state(states[f"cuda{number}"], number)
 
 
 class SeedKind(IntEnum):
-    """What a seed is for; each kind draws numbers of its own."""
+    """The purpose of a seed; each has its own random stream."""
 
     TRAINING = 0
     EVALUATION = 1
@@ -66,5 +69,5 @@ class SeedKind(IntEnum):
 
 
 def derive_seed(*parts: int) -> int:
-    """A 32-bit seed that depends on all parts."""
+    """A 32-bit seed that depends on every part."""
     return int(np.random.SeedSequence(parts).generate_state(1)[0])

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM and Ctrl-C: noted when they come, acted on where a run can stop without losing anything.
+"""SIGTERM and Ctrl-C: recorded when they arrive, handled where a run can stop without losing anything.
 
-dschat/launch.py hands the signal to the training processes. From the first self-check to the last evaluation
-(training/loop.py: Loop.fit) it is noted only. At every micro-batch (training/ppo/update.py) `raise_if_stopped` raises
-Stopped on all ranks; at every drawn token (rollouts/generate.py) `raise_if_stopped_here` does on one, inside
-`stopping_together`; vLLM draws its rollout to the end first. Checkpoints.stopping (run/checkpoint.py) saves where the
-run is, and run_main (dschat/main.py) says how to go on and returns the status. A rollout that was being drawn or
-scored is not saved: it is drawn again from the same seeds. One that was being trained on is, with the number of its
-finished updates, and the update that was cut is done again from its first micro-batch (training/iteration.py). The
-pass of the reference before training (training/reference.py) stops alike, with nothing to save. Everywhere else a
-signal ends the process at once.
+1. dschat/launch.py forwards the signal to the training processes.
+2. From the first self-check to the last evaluation (training/loop.py: Loop.fit), a process only records it.
+3. `raise_if_stopped` raises Stopped on all ranks at every micro-batch (training/ppo/update.py).
+   `raise_if_stopped_here` raises it on one rank at every sampled token (rollouts/generate.py), inside
+   `stopping_together`. vLLM finishes its rollout first.
+4. Checkpoints.stopping (run/checkpoint.py) saves a checkpoint.
+5. run_main (dschat/main.py) says how to resume, and returns the exit status.
+
+A rollout that was being sampled or scored is not saved: it is sampled again from the same seeds. A rollout that was
+being trained on is saved with the number of finished updates; the interrupted update starts again from its first
+micro-batch (training/iteration.py). The reference's pass before training (training/reference.py) stops in the same
+way, with nothing to save. Everywhere else a signal ends the process at once.
 """
 
 import signal
@@ -20,11 +23,11 @@ from types import FrameType
 from dschat.run.distributed import largest_over_ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_noted = 0  # the first signal that came, 0 without one
+_received = 0  # the first signal that arrived, or 0
 
 
 class Stopped(BaseException):
-    """A signal has asked the run to end; `status` is the exit status that belongs to it."""
+    """A signal asked the run to stop; `status` is the exit status for it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -33,38 +36,38 @@ class Stopped(BaseException):
 
 @contextmanager
 def stop_signals() -> Iterator[None]:
-    """Inside, the signals are noted only; a second Ctrl-C raises KeyboardInterrupt at once."""
-    global _noted
-    _noted = 0
-    before = {number: signal.signal(number, _note) for number in SIGNALS}
+    """Inside, signals are only recorded; a second Ctrl-C raises KeyboardInterrupt at once."""
+    global _received
+    _received = 0
+    previous_handlers = {number: signal.signal(number, _record) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 def raise_if_stopped() -> None:
-    """Raises Stopped on every rank once one has noted a signal. Every rank must call it equally often."""
-    number = largest_over_ranks(_noted)
+    """Raises Stopped on every rank if one has received a signal. Every rank must call it equally often."""
+    number = largest_over_ranks(_received)
     if number:
         raise Stopped(number)
 
 
 def is_stopping_here() -> bool:
-    """Whether this rank has noted a signal."""
-    return bool(_noted)
+    """Whether this rank has received a signal."""
+    return bool(_received)
 
 
 def raise_if_stopped_here() -> None:
     """Raises Stopped on this rank alone, inside `stopping_together`."""
-    if _noted:
-        raise Stopped(_noted)
+    if _received:
+        raise Stopped(_received)
 
 
 @contextmanager
 def stopping_together() -> Iterator[None]:
-    """Inside, ranks go different ways and may stop alone; at the end all of them do. Every rank must enter it."""
+    """Inside, a rank may stop alone; at the end all ranks stop if one did. Every rank must enter it."""
     try:
         yield
     except Stopped:
@@ -73,8 +76,8 @@ def stopping_together() -> Iterator[None]:
     raise_if_stopped()
 
 
-def _note(number: int, frame: FrameType | None) -> None:
-    global _noted
-    if number == signal.SIGINT == _noted:
+def _record(number: int, frame: FrameType | None) -> None:
+    global _received
+    if number == signal.SIGINT == _received:
         raise KeyboardInterrupt
-    _noted = _noted or number
+    _received = _received or number

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trackers: TensorBoard and W&B show the rows of metrics.jsonl, and samples. Used by the main process alone.
+"""Trackers: TensorBoard and W&B show the rows of metrics.jsonl, and samples. Only the main process uses them.
 
-They are guests: what goes wrong in one is said once, and the run goes on without it.
+If a tracker fails, a warning is logged once and the run goes on without it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHOWN_SAMPLES = 64  # of an evaluation; the file in samples/ holds all of them
-LISTS = ("tokens", "prompt_ids", "response_ids", "prompt_messages")  # columns of a sample that no table shows
+SHOWN_SAMPLES = 64  # per evaluation; the file in samples/ has all of them
+HIDDEN_COLUMNS = ("tokens", "prompt_ids", "response_ids", "prompt_messages")  # columns of samples not shown in tables
 
-Row = Mapping[str, float | None]  # of metrics.jsonl; None stands for a number that is not finite
+Row = Mapping[str, float | None]  # of metrics.jsonl; None is a number that is not finite
 Sample = Mapping[str, object]
 Cell = str | float | bool | None
 
 
 class Tracker(Protocol):
-    """Where rows go beside metrics.jsonl."""
+    """Shows the rows of metrics.jsonl."""
 
-    name: str  # as --report_to knows it
+    name: str  # value of --report_to
 
-    def open(self, kept: Sequence[Row], update: int | None) -> None:
-        """Begins, or goes on after so many updates, of which metrics.jsonl keeps these rows."""
+    def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
+        """Starts, or resumes after `update` updates, whose rows in metrics.jsonl are `earlier_rows`."""
 
     def log(self, row: Row) -> None:
         """Shows one row."""
@@ -46,11 +46,11 @@ class Tracker(Protocol):
         """Shows samples as a table."""
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes everything and ends."""
 
 
 class TensorBoard:
-    """A scalar for each metric, by update; samples as text."""
+    """Shows a scalar per metric, by update, and samples as text."""
 
     name = "tensorboard"
 
@@ -58,13 +58,13 @@ class TensorBoard:
         self._folder = folder
         self._board: SummaryWriter | None = None
 
-    def open(self, kept: Sequence[Row], update: int | None) -> None:
-        """Hides what an earlier part of the run wrote from that update on, and shows that update's rows anew."""
+    def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
+        """Hides what an earlier part of the run wrote from `update` on, and writes that update's rows again."""
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and optional
 
         is_new = not any(self._folder.glob("events.out.*"))
         self._board = SummaryWriter(str(self._folder), purge_step=update)
-        for row in kept:
+        for row in earlier_rows:
             if is_new or row["update"] == update:
                 self.log(row)
 
@@ -77,7 +77,8 @@ class TensorBoard:
     def show(self, update: int, samples: Sequence[Sample]) -> None:
         assert self._board is not None
         columns, cells = table_of(samples)
-        self._board.add_text("samples", markdown_table(columns, [list(map(_one_line, row)) for row in cells]), update)
+        lines = [list(map(_one_line, row)) for row in cells]
+        self._board.add_text("samples", markdown_table(columns, lines), update)
 
     def close(self) -> None:
         if self._board is not None:
@@ -85,22 +86,25 @@ class TensorBoard:
 
 
 class WandB:
-    """A W&B run, which goes on under its id. WANDB_PROJECT, WANDB_ENTITY, WANDB_NAME and WANDB_MODE are heeded."""
+    """Shows a W&B run, resumed by its id; respects WANDB_PROJECT, WANDB_ENTITY, WANDB_NAME and WANDB_MODE."""
 
     name = "wandb"
 
     def __init__(self, folder: Path, config: Mapping[str, object]) -> None:
-        """Takes the run's folder, where the client's files go into `wandb` unless WANDB_DIR is set, and its flags."""
-        self._folder, self._config = folder, config
-        self.run_id, self._goes_on = uuid.uuid4().hex[:12], False
+        """Takes the run's folder, where W&B writes into `wandb` unless WANDB_DIR is set, and the run's flags."""
+        self._folder = folder
+        self._config = config
+        self.run_id = uuid.uuid4().hex[:12]
+        self._is_resumed = False
         self._run: wandb.Run | None = None
 
     def resume(self, run_id: str) -> None:
-        """Takes up an earlier part's W&B run. To be called before `open`."""
-        self.run_id, self._goes_on = run_id, True
+        """Continues the W&B run of an earlier part of the run; call it before `open`."""
+        self.run_id = run_id
+        self._is_resumed = True
 
-    def open(self, kept: Sequence[Row], update: int | None) -> None:
-        """Rows of an earlier part of the run are there already, unless that part did not report to W&B."""
+    def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
+        """Starts or resumes the W&B run; one that is resumed has the rows of the earlier part already."""
         import wandb
 
         self._run = wandb.init(
@@ -112,13 +116,14 @@ class WandB:
             config=dict(self._config),
             settings=wandb.Settings(console="off", silent=True, disable_code=True, disable_git=True),
         )
-        # W&B refuses rows behind its own step counter, and a run that goes on from a checkpoint steps back.
+        # W&B refuses rows before its own step counter, but a run that resumes from a checkpoint steps back.
         self._run.define_metric("update")
         self._run.define_metric("*", step_metric="update")
         online = self._run.settings.mode == "online"
         logger.info("W&B: %s", self._run.url if online else f"offline, in {Path(self._run.dir).parent}")
-        for row in [] if self._goes_on else kept:
-            self.log(row)
+        if not self._is_resumed:
+            for row in earlier_rows:
+                self.log(row)
 
     def log(self, row: Row) -> None:
         assert self._run is not None
@@ -137,21 +142,21 @@ class WandB:
 
 
 class Trackers:
-    """All of a run's trackers; one that fails is left out from there on, after a warning."""
+    """All trackers of a run; one that fails is dropped after a warning."""
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)
 
-    def open(self, kept: Sequence[Row], update: int | None) -> None:
+    def open(self, earlier_rows: Sequence[Row], update: int | None) -> None:
         """See `Tracker.open`."""
-        self._each(lambda tracker: tracker.open(kept, update))
+        self._each(lambda tracker: tracker.open(earlier_rows, update))
 
     def log(self, row: Row) -> None:
         """See `Tracker.log`."""
         self._each(lambda tracker: tracker.log(row))
 
     def show(self, update: int, samples: Sequence[Sample]) -> None:
-        """See `Tracker.show`; the first few samples are shown."""
+        """See `Tracker.show`; shows at most SHOWN_SAMPLES samples."""
         if samples:
             self._each(lambda tracker: tracker.show(update, samples[:SHOWN_SAMPLES]))
 
@@ -165,20 +170,29 @@ class Trackers:
                 act(tracker)
             except Exception as error:
                 self._trackers.remove(tracker)
-                reason = f"{type(error).__name__}: {error}"
                 logger.warning(
-                    "--report_to %s: %s; the run goes on without it, metrics.jsonl is whole", tracker.name, reason
+                    "--report_to %s: %s: %s; the run goes on without it, metrics.jsonl is complete",
+                    tracker.name,
+                    type(error).__name__,
+                    error,
                 )
 
 
 def table_of(samples: Sequence[Sample]) -> tuple[list[str], list[list[Cell]]]:
-    """Columns and cells of samples, without their lists of tokens and messages."""
-    columns = [name for name in dict.fromkeys(name for sample in samples for name in sample) if name not in LISTS]
-    return columns, [[_cell(sample.get(name)) for name in columns] for sample in samples]
+    """Columns and cells of samples, without HIDDEN_COLUMNS."""
+    columns: list[str] = []
+    for sample in samples:
+        for name in sample:
+            if name not in columns and name not in HIDDEN_COLUMNS:
+                columns.append(name)
+    cells: list[list[Cell]] = []
+    for sample in samples:
+        cells.append([_cell(sample.get(name)) for name in columns])
+    return columns, cells
 
 
 def wandb_problem() -> str | None:
-    """Why W&B cannot be reported to; None where it can, or is told to stay offline."""
+    """Why W&B cannot be used; None if it can, or if it is set to offline."""
     import wandb
 
     if wandb.setup().settings.mode in ("offline", "disabled", "dryrun"):

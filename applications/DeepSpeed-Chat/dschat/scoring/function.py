@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores from a user's Python function, which reads texts or whole dialogues."""
+"""Scores from a user's Python function of texts or whole dialogues."""
 
 import inspect
 import logging
@@ -22,95 +22,120 @@ from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
 
-# Prompts, responses, rows and, with --segment_rewards, the texts of each response's macro actions → a number for each
-# response or, of these, a number for each of its macro actions.
-RewardFn = Callable[..., object]  # type: ignore[explicit-any]  # of three arguments or four
+# Takes prompts, responses, rows and, with --segment_rewards, the texts of each response's macro actions. Returns a
+# number for each response, or in the latter case a list with a number for each of its macro actions.
+RewardFn = Callable[..., object]  # type: ignore[explicit-any]  # three or four arguments
 DialogueFn = Callable[[list[Dialogue], list[dict[str, object]]], Tensor]
-WAITS = (1.0, 2.0, 4.0)  # seconds before each further call of --on_reward_error retry
+RETRY_WAITS = (1.0, 2.0, 4.0)  # seconds before each further call with --on_reward_error retry
 
 
 class FunctionScores:
-    """A :data:`RewardFn`; what it returns is checked."""
+    """Scores from a :data:`RewardFn`, whose result is checked."""
 
-    model: None = None  # no model, so that the self-check has nothing to compare
+    model: None = None  # the self-check has no model to compare
 
-    def __init__(self, function: RewardFn, flag: str, on_error: str = "stop") -> None:
+    def __init__(
+        self,
+        function: RewardFn,
+        flag: str,
+        on_error: str = "stop",
+    ) -> None:
         """Takes a function.
 
         Args:
             function: see `RewardFn`.
-            flag: that named it, for messages.
-            on_error: stop raises what went wrong. retry calls the function again, three times, first. skip calls it
-                with each response alone, and gives NaN to those at which it fails. With stop and retry a number that
-                is not finite is passed on in the end, since the trainer has a rule for it.
+            flag: that named the function, for messages.
+            on_error: "stop" raises UserError. "retry" first calls the function again, three times. "skip" calls it for
+                each response alone, and gives NaN to those for which it fails. With stop and retry, numbers that are
+                not finite are returned in the end, since the trainer has a rule for them.
         """
         self.name = getattr(function, "__name__", "function")
-        self._function, self._flag, self._on_error = function, flag, on_error
+        self._function = function
+        self._flag = flag
+        self._on_error = on_error
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
         if self._on_error == "retry":
             with stopping_together():
-                found = self._tried_again(texts)
+                numbers = self._numbers_with_retries(texts)
         elif self._on_error == "skip":
-            found = self._as_far_as_possible(texts)
+            numbers = self._numbers_one_by_one(texts)
         else:
-            found = self._numbers(texts)
-        return with_segments(found, texts, rollout.input_ids.device, f"{self._flag}: {self.name}")
+            numbers = self._numbers(texts)
+        return with_segments(numbers, texts, rollout.input_ids.device, f"{self._flag}: {self.name}")
 
-    def _tried_again(self, texts: ResponseTexts) -> list[Numbers]:
-        for wait in WAITS:
+    def _numbers_with_retries(self, texts: ResponseTexts) -> list[Numbers]:
+        for wait in RETRY_WAITS:
             try:
-                found = self._numbers(texts)
-                if all(map(is_finite, found)):
-                    return found
+                numbers = self._numbers(texts)
+                if all(map(is_finite, numbers)):
+                    return numbers
                 problem = f"{self._flag}: {self.name} returned numbers that are not finite"
             except UserError as error:
                 problem = str(error)
-            logger.warning("%s It is called again in %g s.", problem.rstrip(".") + ".", wait)
+            logger.warning("%s. It is called again in %g s.", problem.rstrip("."), wait)
             pause(wait)
         return self._numbers(texts)
 
-    def _as_far_as_possible(self, texts: ResponseTexts) -> list[Numbers]:
+    def _numbers_one_by_one(self, texts: ResponseTexts) -> list[Numbers]:
+        """Calls the function for all responses; if that fails, for each alone."""
         try:
-            found = self._numbers(texts)
+            return self._numbers(texts)
         except UserError as error:
             problem = str(error)
-            found = [self._one(texts, row) for row in range(len(texts.responses))]
-            failed = sum(not isinstance(number, Sequence) and math.isnan(number) for number in found)
-            alone = "%s. Called with each response alone, it fails at %d of %d."
-            logger.warning(alone, problem.rstrip("."), failed, len(found))
-        return found
-
-    def _one(self, texts: ResponseTexts, row: int) -> Numbers:
-        try:
-            (found,) = self._numbers(texts.alone(row))
-            return found
-        except UserError:
-            return math.nan
+        numbers: list[Numbers] = []
+        failures = 0
+        for row in range(len(texts.responses)):
+            try:
+                numbers += self._numbers(texts.alone(row))
+            except UserError:
+                numbers.append(math.nan)
+                failures += 1
+        logger.warning(
+            "%s. Called with each response alone, it fails at %d of %d.", problem.rstrip("."), failures, len(numbers)
+        )
+        return numbers
 
     def _numbers(self, texts: ResponseTexts) -> list[Numbers]:
-        """Of each response; None in a list is NaN."""
-        rows, name = [row.extra for row in texts.rows], f"{self._flag}: {self.name}"
-        segments = [] if texts.segments is None else [texts.segments.texts]
-        result = call_function(self._function, self._flag, texts.prompts, texts.responses, rows, *segments)
+        """The numbers of each response; None becomes NaN."""
+        name = f"{self._flag}: {self.name}"
+        result = _call(self._function, self._flag, texts)
         if texts.segments is not None:
-            result = _plain(result)
-        if texts.segments is None or not isinstance(result, list) or not any(isinstance(x, list) for x in result):
+            result = _to_lists(result)
+        has_lists = isinstance(result, list) and any(isinstance(numbers, list) for numbers in result)
+        if texts.segments is None or not isinstance(result, list) or not has_lists:
             return _checked(_with_nan(result), len(texts.responses), "response", name).tolist()
         if len(result) != len(texts.responses):
             raise UserError(f"{name} returned {len(result)} lists for {len(texts.responses)} responses.")
-        found: list[Numbers] = []
-        for row, (of_row, lengths) in enumerate(zip(result, texts.segments.lengths, strict=True)):
-            if isinstance(of_row, list):
-                of_response = f"{name}, response {row} of the call,"
-                found.append(_checked(_with_nan(of_row), len(lengths), "macro action", of_response).tolist())
+        numbers: list[Numbers] = []
+        for row, (row_result, lengths) in enumerate(zip(result, texts.segments.lengths, strict=True)):
+            if isinstance(row_result, list):
+                row_name = f"{name}, response {row} of the call,"
+                numbers.append(_checked(_with_nan(row_result), len(lengths), "macro action", row_name).tolist())
             else:
-                found += _checked(_with_nan([of_row]), 1, "response", name).tolist()
-        return found
+                numbers += _checked(_with_nan([row_result]), 1, "response", name).tolist()
+        return numbers
 
 
-def require_arguments(function: RewardFn, spec: str, flag: str, with_segments: bool) -> None:
-    """Raises UserError where a function, named by `spec` and `flag`, cannot be called with so many arguments."""
+def _call(
+    function: RewardFn,
+    flag: str,
+    texts: ResponseTexts,
+) -> object:
+    """Calls a function with texts, data rows and, if there are any, segments."""
+    arguments: list[object] = [texts.prompts, texts.responses, [row.extra for row in texts.rows]]
+    if texts.segments is not None:
+        arguments.append(texts.segments.texts)
+    return call_function(function, flag, *arguments)
+
+
+def require_arguments(
+    function: RewardFn,
+    spec: str,
+    flag: str,
+    with_segments: bool,
+) -> None:
+    """Raises UserError if the function of a flag does not take three arguments, or four with segments."""
     try:
         inspect.signature(function).bind(*range(4 if with_segments else 3))
     except TypeError as error:
@@ -127,15 +152,18 @@ def require_arguments(function: RewardFn, spec: str, flag: str, with_segments: b
         return
 
 
-def score_texts(function: RewardFn, flag: str, texts: ResponseTexts) -> Tensor:
-    """The function's numbers of finished responses, (B,) float32 on the CPU.
+def score_texts(
+    function: RewardFn,
+    flag: str,
+    texts: ResponseTexts,
+) -> Tensor:
+    """The function's numbers for finished responses, (B,) float32 on the CPU.
 
     Raises:
         UserError: the function fails, or does not return one finite number per response.
     """
     name = f"{flag}: {getattr(function, '__name__', 'function')}"
-    rows = [row.extra for row in texts.rows]
-    result = call_function(function, flag, texts.prompts, texts.responses, rows)
+    result = _call(function, flag, texts)
     scores = _checked(_with_nan(result), len(texts.responses), "response", name)
     for score, row in zip(scores.tolist(), texts.rows, strict=True):
         if not math.isfinite(score):
@@ -144,10 +172,11 @@ def score_texts(function: RewardFn, flag: str, texts: ResponseTexts) -> Tensor:
 
 
 class FunctionDialogueScores:
-    """A :data:`DialogueFn`; what it returns is checked."""
+    """Scores from a :data:`DialogueFn`, whose result is checked."""
 
     def __init__(self, function: DialogueFn, flag: str) -> None:
-        self._function, self._flag = function, flag
+        self._function = function
+        self._flag = flag
 
     def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
         result = call_function(self._function, self._flag, list(dialogues), [row.extra for row in rows])
@@ -155,20 +184,29 @@ class FunctionDialogueScores:
         return _checked(result, len(dialogues), "dialogue", f"{self._flag}: {name}")
 
 
-def _plain(result: object) -> object:
-    """Tensors, arrays and tuples as lists, those inside of a list too."""
+def _to_lists(result: object) -> object:
+    """Converts tensors, arrays and tuples to lists, at every level."""
     if isinstance(result, Tensor | np.ndarray):
         result = result.tolist()
-    return [_plain(one) for one in result] if isinstance(result, list | tuple) else result
+    if isinstance(result, list | tuple):
+        return [_to_lists(element) for element in result]
+    return result
 
 
 def _with_nan(result: object) -> object:
-    """A list with NaN in the place of None; anything else as it is."""
-    return [math.nan if number is None else number for number in result] if isinstance(result, list) else result
+    """Replaces None in a list by NaN; anything else is not changed."""
+    if isinstance(result, list):
+        return [math.nan if number is None else number for number in result]
+    return result
 
 
-def _checked(result: object, count: int, kind: str, name: str) -> Tensor:
-    """What a function returned, as (count,) float32 on the CPU; raises UserError where it is something else."""
+def _checked(
+    result: object,
+    count: int,
+    kind: str,
+    name: str,
+) -> Tensor:
+    """A function's result as (count,) float32 on the CPU; raises UserError if it is anything else."""
     try:
         scores = torch.as_tensor(result, dtype=torch.float32, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:

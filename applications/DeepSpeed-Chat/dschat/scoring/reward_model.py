@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores from a reward model, which reads the sampled ids or, with its own tokenizer, texts and whole dialogues."""
+"""Scores from a reward model, which reads sampled ids or, with its own tokenizer, texts or whole dialogues."""
 
 from __future__ import annotations
 
@@ -28,74 +28,96 @@ logger = logging.getLogger(__name__)
 class RewardModelScores:
     """The reward model's number at the last response token (the last prompt token of an empty response)."""
 
-    def __init__(self, model: Scalar, batch_size: int, max_tokens: int | None = None) -> None:
-        """Takes a model, and what a forward pass may hold: see `PassSize`."""
-        self.model, self._size = model, PassSize(batch_size, max_tokens)
+    def __init__(
+        self,
+        model: Scalar,
+        batch_size: int,
+        max_tokens: int | None = None,
+    ) -> None:
+        """Takes a model, and the size of a forward pass, see `PassSize`."""
+        self.model = model
+        self._size = PassSize(batch_size, max_tokens)
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
-        """With segments, those at the last token of each macro action."""
+        """The scores; with segments, also the numbers at the last token of each macro action."""
         scores = torch.zeros(len(rollout.input_ids), device=rollout.input_ids.device)
-        at_tokens = torch.zeros(rollout.response_mask.shape, device=scores.device)
-        for rows in layouts(rollout, self._size, largest_over_ranks):
-            numbers = self.model(rows.input_ids, None)
-            scores[rows.rows] = rows.last(numbers)
+        token_numbers = torch.zeros(rollout.response_mask.shape, device=scores.device)
+        for layout in layouts(rollout, self._size, largest_over_ranks):
+            outputs = self.model(layout.input_ids, None)
+            scores[layout.rows] = layout.last(outputs)
             if texts.segments is not None:
-                at_tokens[rows.rows, : rows.width] = rows.at(numbers)
+                token_numbers[layout.rows, : layout.width] = layout.at(outputs)
         if texts.segments is None:
             return scores
-        ends = [[end - 1 for end in accumulate(lengths)] for lengths in texts.segments.lengths]
-        found = [[of_row[end] for end in row] for of_row, row in zip(at_tokens.tolist(), ends, strict=True)]
-        return with_segments(found, texts, scores.device, "the reward model")
+        segment_numbers: list[list[float]] = []
+        for row_numbers, lengths in zip(token_numbers.tolist(), texts.segments.lengths, strict=True):
+            segment_numbers.append([row_numbers[end - 1] for end in accumulate(lengths)])
+        return with_segments(segment_numbers, texts, scores.device, "the reward model")
 
 
 class TextRewardScores:
-    """The number of a reward model with a tokenizer of its own, which reads the texts of prompts and responses."""
+    """The score of a reward model with its own tokenizer, which reads the texts of prompts and responses."""
 
     model: None = None  # the self-check has nothing to compare: the model does not read the rollout's ids
 
     def __init__(self, reader: RewardReader, skips: bool = False) -> None:
-        """Takes what reads. With `skips`, a text that is too long for it has no number (NaN), else the run stops."""
-        self._reader, self._skips = reader, skips
+        """Takes a reader. With `skips`, a text that is too long has no score (NaN); otherwise the run stops."""
+        self._reader = reader
+        self._skips = skips
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
-        """With segments, it reads each response up to the end of every macro action, too."""
+        """The scores; with segments, also those of each response up to the end of every macro action."""
+        device = rollout.input_ids.device
         finished = rollout.finished.tolist()
-        read, ended = (texts, finished) if texts.segments is None else prefix_texts(texts, finished)
-        count = len(ended)
-        more = 0 if texts.segments is None else largest_over_ranks(count) - count  # so that all ranks read as many
-        scores, too_long = self._reader.read(read.repeated(more), ended + ended[:1] * more)
+        if texts.segments is None:
+            return self._scores(texts, finished).to(device)
+        prefixes, finished_prefixes = prefix_texts(texts, finished)
+        count = len(finished_prefixes)
+        padding = largest_over_ranks(count) - count  # all ranks must read equally many
+        scores = self._scores(prefixes.repeated(padding), finished_prefixes + finished_prefixes[:1] * padding)
+        segment_counts = [len(lengths) for lengths in texts.segments.lengths]
+        numbers = [row_scores.tolist() for row_scores in scores[:count].split(segment_counts)]
+        return with_segments(numbers, texts, device, "the reward model")
+
+    def _scores(self, texts: ResponseTexts, finished: list[bool]) -> Tensor:
+        scores, too_long = self._reader.read(texts, finished)
         for row, problem in too_long.items():
             if not self._skips:
                 raise UserError(problem)
             scores[row] = torch.nan
         if too_long:
-            logger.warning("%s It has no score, nor have %d others.", next(iter(too_long.values())), len(too_long) - 1)
-        scores = scores[:count]
-        if texts.segments is None:
-            return scores.to(rollout.input_ids.device)
-        found = [of_row.tolist() for of_row in scores.split([len(row) for row in texts.segments.lengths])]
-        return with_segments(found, texts, rollout.input_ids.device, "the reward model")
+            first_problem = next(iter(too_long.values()))
+            logger.warning("%s It has no score, nor have %d others.", first_problem, len(too_long) - 1)
+        return scores
 
 
 class RewardModelDialogueScores:
-    """The number of a sequence classifier for the dialogue as its own chat template writes it."""
+    """The score of a sequence classifier for a dialogue that is rendered by its own chat template."""
 
-    def __init__(self, classifier: ClassifierReader, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    def __init__(
+        self,
+        classifier: ClassifierReader,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+    ) -> None:
         """Takes a model and its tokenizer.
 
         Args:
-            tokenizer: its own; it need not be able to pad.
+            classifier: reads token ids.
+            tokenizer: the model's own; it need not be able to pad.
             name: flag and path, for messages.
 
         Raises:
             UserError: there is no chat template, or it refuses a dialogue.
         """
-        self._classifier, self._tokenizer, self._name = classifier, tokenizer, name
+        self._classifier = classifier
+        self._tokenizer = tokenizer
+        self._name = name
         if tokenizer.chat_template is None:
             raise UserError(
-                f"{name}: its tokenizer has no chat template, so that nothing says how it reads a dialogue. Use a "
-                "reward model of chats, or --reward_function."
+                f"{name}: its tokenizer has no chat template, which would say how the model reads a dialogue. Use a "
+                "reward model for chats, or --reward_function."
             )
         self._ids([PROBE], ["a dialogue of one turn"])
 
@@ -110,11 +132,15 @@ class RewardModelDialogueScores:
                 )
         return self._classifier.numbers(ids)
 
-    def _ids(self, dialogues: Sequence[Dialogue], origins: Sequence[str]) -> list[list[int]]:
+    def _ids(
+        self,
+        dialogues: Sequence[Dialogue],
+        origins: Sequence[str],
+    ) -> list[list[int]]:
         ids, refused = encode_dialogues(self._tokenizer, dialogues)
-        for n, error in refused.items():
+        for number, error in refused.items():
             raise UserError(
-                f"{self._name}: its chat template refuses {origins[n]}: {error}. Use a template that takes turns of "
-                "user and assistant, or --reward_function."
+                f"{self._name}: its chat template refuses {origins[number]}: {error}. Use a template that takes turns "
+                "of user and assistant, or --reward_function."
             ) from error
         return list(ids.values())

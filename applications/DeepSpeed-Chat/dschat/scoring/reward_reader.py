@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reward model that reads texts: with its own tokenizer, of any architecture that has one label.
+"""A reward model that reads texts with its own tokenizer, of any architecture with one label.
 
-This is how texts and dialogues become the input of a reward model everywhere: in step 3 and online REFUEL
-(`scoring/reward_model.py`), in the server (`scoring/serve.py`), in `inference` and in the demo. In step 3 a reward
-model with the policy's tokenizer reads the ids that were sampled instead: `RewardModelScores`.
+Texts and dialogues become input of a reward model here and nowhere else: for step 3 and online REFUEL
+(`scoring/reward_model.py`), the server (`scoring/serve.py`), the lab and the demo. In step 3, a reward model with the
+policy's tokenizer reads the sampled ids instead, see `RewardModelScores`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dschat.scoring.source import ResponseTexts
 
 
 class ClassifierReader:
-    """Reads sequences of ids in batches of similar length: a decoder at its last token, others as they are made to."""
+    """Reads sequences of ids in batches of similar length: decoders at the last token, others by their own forward."""
 
     def __init__(
         self,
@@ -49,32 +49,49 @@ class ClassifierReader:
         """Takes a model.
 
         Args:
-            classifier: of transformers, with one label, on the device unless it is offloaded or an engine computes.
-            pad_id: of its tokenizer, if that can pad; padding is masked, whatever it is.
-            batch_size: sequences read together at most; all if not given.
+            classifier: of transformers, with one label, on the device unless it is offloaded or has an engine.
+            pad_id: of its tokenizer, if that can pad; padding is masked, so any id will do.
+            device: on which it computes.
+            batch_size: maximum number of sequences in a forward pass; unlimited if not given.
             offload: keep the model in CPU memory between calls.
-            engine: computes in its place, with every rank calling equally often, for as many sequences; of a decoder.
-            max_tokens: of a forward pass, padding included; a longer sequence is read alone. Any if not given.
+            engine: computes instead of the classifier, a decoder; every rank must then call equally often, for equally
+                many sequences.
+            max_tokens: maximum number of tokens in a forward pass, padding included; a longer sequence is read alone.
+                Unlimited if not given.
         """
         self.is_decoder = isinstance(getattr(classifier, "score", None), nn.Linear)
-        self.limit = position_limit(classifier)  # tokens; None where there is no end
-        self._classifier, self._pad_id, self._device = classifier, pad_id or 0, device
-        self._batch_size, self._max_tokens, self._offload = batch_size, max_tokens, offload
+        self.limit = position_limit(classifier)  # tokens; None without limit
+        self._classifier = classifier
+        self._pad_id = pad_id or 0
+        self._device = device
+        self._batch_size = batch_size
+        self._max_tokens = max_tokens
+        self._offload = offload
         self._agree: Callable[[int], int] = int if engine is None else largest_over_ranks
-        self._scalar = engine or (ScalarModel(classifier) if self.is_decoder else None)
+        self._scalar: ScalarForward | None = engine
+        if engine is None and self.is_decoder:
+            self._scalar = ScalarModel(classifier)
 
     def numbers(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """One number for each of B sequences of at least one id: (B,) float32, on the CPU."""
-        lengths = [len(ids) for ids in sequences]
-        return self.numbers_of(lengths, lambda rows: self._padded([sequences[n] for n in rows]))
+        """One number for each of B sequences with at least one id: (B,) float32, on the CPU."""
+
+        def padded_inputs(rows: list[int]) -> dict[str, Tensor]:
+            ids, mask = pad([sequences[row] for row in rows], self._pad_id, "right")
+            return {"input_ids": ids, "attention_mask": mask.long()}
+
+        return self.numbers_of([len(ids) for ids in sequences], padded_inputs)
 
     @torch.no_grad()
-    def numbers_of(self, lengths: Sequence[int], inputs_of: Callable[[list[int]], Mapping[str, Tensor]]) -> Tensor:
-        """One number for each of B rows, the longest first: what does not fit into memory fails at once.
+    def numbers_of(
+        self,
+        lengths: Sequence[int],
+        inputs_of: Callable[[list[int]], Mapping[str, Tensor]],
+    ) -> Tensor:
+        """One number for each of B rows, the longest first, so that a run out of memory fails at once.
 
         Args:
             lengths: of the rows, in tokens.
-            inputs_of: some of the row numbers → what a tokenizer makes of these rows, tensors (b, T).
+            inputs_of: maps row numbers to a tokenizer's output for these rows, tensors (b, T).
 
         Returns:
             (B,) float32, on the CPU.
@@ -84,7 +101,7 @@ class ClassifierReader:
             self._classifier.to(self._device)
         for rows in self._batches(lengths):
             inputs = {name: tensor.to(self._device) for name, tensor in inputs_of(rows).items()}
-            scores[rows] = self._of_inputs(inputs).float().cpu()
+            scores[rows] = self._forward(inputs).float().cpu()
         if self._offload:
             self._classifier.to("cpu")
         return scores
@@ -95,20 +112,15 @@ class ClassifierReader:
         if self._max_tokens is not None:
             groups = group_by_length(np.array(lengths), PassSize(size, self._max_tokens), self._agree)
             return [group[::-1].tolist() for group in reversed(groups)]
-        order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+        order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
         return [order[first : first + size] for first in range(0, len(order), size)]
 
-    def _of_inputs(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def _forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         if self._scalar is not None:
             mask = inputs["attention_mask"].bool()
             return last_scores(self._scalar(inputs["input_ids"], mask), mask)
         logits: Tensor = self._classifier(**inputs).logits
         return logits[:, 0]
-
-    def _padded(self, sequences: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        """input_ids and attention_mask (B, T), padded on the right."""
-        ids, mask = pad(sequences, self._pad_id, "right")
-        return {"input_ids": ids, "attention_mask": mask.long()}
 
 
 TOO_LONG = "the dialogue is too long for the reward model"
@@ -118,7 +130,7 @@ NOT_FINITE = "the reward is not finite"
 
 @dataclass(frozen=True)
 class ReaderFlags:
-    """What a command line calls a reward model, the use of its chat template, and a way to shorter texts."""
+    """Names of a command's flags, for messages: of the reward model, its chat template, and shorter texts."""
 
     model: str = "--reward_model"
     template: str = "--rm_template"
@@ -128,11 +140,15 @@ class ReaderFlags:
 FLAGS = ReaderFlags()
 
 
-def load_reward_tokenizer(path: str, rm_template: bool, flags: ReaderFlags = FLAGS) -> PreTrainedTokenizerBase:
-    """Opens the tokenizer of the reward model that a flag names, which need not be able to pad.
+def load_reward_tokenizer(
+    path: str,
+    rm_template: bool,
+    flags: ReaderFlags = FLAGS,
+) -> PreTrainedTokenizerBase:
+    """Opens the tokenizer of a reward model, which need not be able to pad.
 
     Raises:
-        UserError: there is none, or `rm_template` asks for a chat template that it does not have.
+        UserError: there is none, or `rm_template` asks for a chat template that it lacks.
     """
     tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, flags.model)
     if rm_template and tokenizer.chat_template is None:
@@ -144,13 +160,13 @@ def load_reward_tokenizer(path: str, rm_template: bool, flags: ReaderFlags = FLA
 
 
 def readable_rows(tokenizer: PreTrainedTokenizerBase, texts: ResponseTexts) -> list[Row]:
-    """Rows that a tokenizer can read: one without a chat template gets conversations as the policy reads them."""
+    """Rows for a tokenizer: without a chat template, messages are replaced by the prompt as the policy reads it."""
     if tokenizer.chat_template is not None:
         return texts.rows
-    return [
-        row if row.messages is None else replace(row, prompt=texts.prompts[n], messages=None)
-        for n, row in enumerate(texts.rows)
-    ]
+    rows: list[Row] = []
+    for row, prompt in zip(texts.rows, texts.prompts, strict=True):
+        rows.append(row if row.messages is None else replace(row, prompt=prompt, messages=None))
+    return rows
 
 
 def encode_dialogues(
@@ -158,17 +174,24 @@ def encode_dialogues(
     dialogues: Sequence[Sequence[Mapping[str, object]]],
     arguments: Sequence[Mapping[str, object]] | None = None,
 ) -> tuple[dict[int, list[int]], dict[int, Exception]]:
-    """Token ids of dialogues as the chat template writes them, and why it refuses others; both by their numbers.
+    """Renders dialogues with the chat template and encodes them.
 
-    `arguments` are further variables of the template, of each dialogue.
+    Args:
+        tokenizer: with a chat template.
+        dialogues: lists of messages.
+        arguments: further variables of the template, for each dialogue.
+
+    Returns:
+        Token ids by number of the dialogue; and the errors of dialogues that the template refuses, by number.
     """
     texts: dict[int, str] = {}
     refused: dict[int, Exception] = {}
-    for n, dialogue in enumerate(dialogues):
+    for number, dialogue in enumerate(dialogues):
+        dialogue_arguments = None if arguments is None else arguments[number]
         try:
-            texts[n] = apply_template(tokenizer, dialogue, False, None if arguments is None else arguments[n])
+            texts[number] = apply_template(tokenizer, dialogue, False, dialogue_arguments)
         except TemplateRefusal as error:
-            refused[n] = error
+            refused[number] = error
     if not texts:
         return {}, refused
     ids = tokenizer(list(texts.values()), add_special_tokens=False, verbose=False)["input_ids"]
@@ -176,11 +199,11 @@ def encode_dialogues(
 
 
 class RewardReader:
-    """Scores texts, in one of three forms.
+    """Scores texts in one of three forms.
 
-    - with a chat template: a user's and an assistant's turn, and nothing beside what the template writes;
-    - a decoder (it has a `score` layer): [BOS] + prompt + response + EOS, each part encoded alone;
-    - any other classifier (BERT and its like): prompt and response as the tokenizer joins a pair of texts.
+    - With a chat template: a user's and an assistant's turn, exactly as the template renders them.
+    - Decoders, which have a `score` layer: [BOS] + prompt + response + EOS, each part encoded alone.
+    - Other classifiers, such as BERT: prompt and response joined by the tokenizer as a pair of texts.
     """
 
     def __init__(
@@ -194,32 +217,41 @@ class RewardReader:
         """Takes a model and its tokenizer.
 
         Args:
+            classifier: reads token ids.
             tokenizer: from `load_reward_tokenizer`.
             path: of both, for messages.
+            rm_template: render texts with the chat template.
+            flags: names of flags, for messages.
 
         Raises:
             UserError: the response's end cannot be marked, since the tokenizer has no EOS.
         """
         self.tokenizer = tokenizer
-        self._classifier, self._path, self._template = classifier, path, rm_template
+        self._classifier = classifier
+        self._uses_template = rm_template
         self._flags = flags
+        self._name = f"{flags.model} {path}"
         if classifier.is_decoder and not rm_template and tokenizer.eos_token_id is None:
             raise UserError(
-                f"{flags.model} {path}: its tokenizer has no eos token, which marks the end of a response. Set "
+                f"{self._name}: its tokenizer has no eos token, which marks the end of a response. Set "
                 f"`eos_token` in its tokenizer_config.json, or give {flags.template} if it was trained with a chat "
                 "template."
             )
 
     def shorten(self, max_tokens: int) -> None:
-        """Reads at most so many tokens of a text from now on, or fewer where the model can read no more."""
-        limit = self._classifier.limit
-        self._classifier.limit = max_tokens if limit is None else min(limit, max_tokens)
+        """Reads at most `max_tokens` tokens of a text from now on, or fewer if the model's limit is lower."""
+        self._classifier.limit = self._limit(max_tokens)
+
+    def _limit(self, max_tokens: int) -> int:
+        """The smaller of a limit and the model's own."""
+        model_limit = self._classifier.limit
+        return max_tokens if model_limit is None else min(model_limit, max_tokens)
 
     def __call__(self, texts: ResponseTexts) -> Tensor:
-        """One number for each of B responses that have come to their end, (B,) float32, on the CPU.
+        """One number for each of B finished responses, (B,) float32, on the CPU.
 
         Raises:
-            UserError: a text is too long for the model, or its number is not finite; names the row.
+            UserError: a text is too long for the model, or its number is not finite; the message names the row.
         """
         scores, problems = self.read(texts)
         for problem in problems.values():
@@ -227,91 +259,140 @@ class RewardReader:
         for row, number in zip(texts.rows, scores.tolist(), strict=True):
             if not math.isfinite(number):
                 raise UserError(
-                    f"{self._flags.model} {self._path}: the score of {row.origin} is {number}. Try --dtype fp32; if "
+                    f"{self._name}: the score of {row.origin} is {number}. Try --dtype fp32; if "
                     "that does not help, the weights are damaged."
                 )
         return scores
 
-    def read(self, texts: ResponseTexts, ended: Sequence[bool] | None = None) -> tuple[Tensor, dict[int, str]]:
-        """One number for each of B responses, and what is wrong with some of them.
+    def read(
+        self,
+        texts: ResponseTexts,
+        finished: Sequence[bool] | None = None,
+    ) -> tuple[Tensor, dict[int, str]]:
+        """One number for each of B responses, and messages about those that are too long.
 
         Args:
-            texts: a tokenizer without a chat template reads conversations as the prompts have them, which is how the
-                policy reads them; others make their own text of a row.
-            ended: whether a response has come to its end, so that EOS follows where that marks it; all if not given.
+            texts: with a chat template, a tokenizer renders the rows' messages; without one, conversations are read as
+                in the prompts, which is how the policy reads them.
+            finished: whether a response is finished, so that it gets EOS in the second form; all if not given.
 
         Returns:
-            (B,) float32, on the CPU; by row number, why a text is too long: its number is that of its beginning.
+            (B,) float32, on the CPU; and messages by row number. The number of a text that is too long is that of its
+            beginning.
 
         Raises:
             UserError: the chat template refuses a row.
         """
-        reader, limit, responses = self._classifier, self._classifier.limit, texts.responses
         rows = readable_rows(self.tokenizer, texts)
-        if self._template or reader.is_decoder:
-            ids = self._templated(rows, responses) if self._template else self._ids(rows, responses, ended)
-            lengths = [len(sequence) for sequence in ids]
-            scores = reader.numbers([sequence[:limit] for sequence in ids])
+        limit = self._classifier.limit
+        if self._uses_template:
+            sequences = self._encode_templated(rows, texts.responses)
+        elif self._classifier.is_decoder:
+            sequences = self._encode_parts(rows, texts.responses, finished or [True] * len(rows))
         else:
-            prompts = [prompt_text(self.tokenizer, row) for row in rows]
-            both = self.tokenizer(prompts, responses, verbose=False)["input_ids"]
-            lengths = [len(sequence) for sequence in both]
-            scores = reader.numbers_of(
-                lengths, lambda chosen: self._joined([prompts[n] for n in chosen], [responses[n] for n in chosen])
+            return self._read_pairs(rows, texts.responses)
+        scores = self._classifier.numbers([sequence[:limit] for sequence in sequences])
+        return scores, self._too_long(rows, [len(sequence) for sequence in sequences])
+
+    def _read_pairs(
+        self,
+        rows: Sequence[Row],
+        responses: list[str],
+    ) -> tuple[Tensor, dict[int, str]]:
+        """Reads prompts and responses as pairs of texts, see `read`."""
+        limit = self._classifier.limit
+        prompts = [prompt_text(self.tokenizer, row) for row in rows]
+        sequences = self.tokenizer(prompts, responses, verbose=False)["input_ids"]
+        lengths = [len(sequence) for sequence in sequences]
+
+        def pair_inputs(numbers: list[int]) -> Mapping[str, Tensor]:
+            inputs: Mapping[str, Tensor] = self.tokenizer(
+                [prompts[number] for number in numbers],
+                [responses[number] for number in numbers],
+                padding=True,
+                padding_side="right",
+                return_tensors="pt",
+                verbose=False,
+                truncation=limit is not None,
+                max_length=limit,
             )
-        long = {} if limit is None else {n: length for n, length in enumerate(lengths) if length > limit}
-        return scores, {
-            n: f"{self._flags.model} {self._path} reads at most {limit} tokens, but prompt and response of "
-            f"{rows[n].origin} have {length}. {self._flags.shorter}."
-            for n, length in long.items()
-        }
+            return inputs
+
+        return self._classifier.numbers_of(lengths, pair_inputs), self._too_long(rows, lengths)
+
+    def _too_long(
+        self,
+        rows: Sequence[Row],
+        lengths: Sequence[int],
+    ) -> dict[int, str]:
+        """Messages about texts with more tokens than the model reads, by row number."""
+        limit = self._classifier.limit
+        messages: dict[int, str] = {}
+        for number, length in enumerate(lengths):
+            if limit is not None and length > limit:
+                messages[number] = (
+                    f"{self._name} reads at most {limit} tokens, but prompt and response of {rows[number].origin} "
+                    f"have {length}. {self._flags.shorter}."
+                )
+        return messages
 
     def score_dialogues(self, dialogues: Sequence[Dialogue], max_length: int) -> list[float | str]:
-        """One number for each dialogue, or why there is none.
-
-        It is too long, its number is not finite, or the chat template refuses it.
+        """One number for each dialogue; or REFUSED, TOO_LONG or NOT_FINITE.
 
         Args:
-            dialogues: each ends with a reply; they go through the chat template, which must be there.
-            max_length: tokens that the model reads at most.
+            dialogues: each ends with a reply; the tokenizer must have a chat template.
+            max_length: maximum number of tokens.
         """
-        limit = self._classifier.limit
-        most = max_length if limit is None else min(max_length, limit)
+        limit = self._limit(max_length)
         sequences, refused = encode_dialogues(self.tokenizer, dialogues)
-        scores: list[float | str] = [REFUSED if n in refused else TOO_LONG for n in range(len(dialogues))]
-        fitting = [n for n, ids in sequences.items() if len(ids) <= most]
-        numbers = self._classifier.numbers([sequences[n] for n in fitting]).tolist()
-        for n, number in zip(fitting, numbers, strict=True):
-            scores[n] = number if math.isfinite(number) else NOT_FINITE
+        fitting = {number: ids for number, ids in sequences.items() if len(ids) <= limit}
+        numbers = self._classifier.numbers(list(fitting.values())).tolist()
+        by_dialogue = dict(zip(fitting, numbers, strict=True))
+        scores: list[float | str] = []
+        for number in range(len(dialogues)):
+            if number in refused:
+                scores.append(REFUSED)
+            elif number not in by_dialogue:
+                scores.append(TOO_LONG)
+            else:
+                score = by_dialogue[number]
+                scores.append(score if math.isfinite(score) else NOT_FINITE)
         return scores
 
-    def _ids(self, rows: Sequence[Row], responses: Sequence[str], ended: Sequence[bool] | None) -> list[list[int]]:
-        prompts, answers = encode_prompts(self.tokenizer, rows), encode_responses(self.tokenizer, responses)
-        ends = [[self.tokenizer.eos_token_id] if is_end else [] for is_end in ended or [True] * len(rows)]
-        return [[*prompt, *answer, *end] for prompt, answer, end in zip(prompts, answers, ends, strict=True)]
+    def _encode_parts(
+        self,
+        rows: Sequence[Row],
+        responses: Sequence[str],
+        finished: Sequence[bool],
+    ) -> list[list[int]]:
+        """Encodes prompt and response alone, with EOS after finished responses."""
+        prompt_ids = encode_prompts(self.tokenizer, rows)
+        response_ids = encode_responses(self.tokenizer, responses)
+        sequences: list[list[int]] = []
+        for number, prompt in enumerate(prompt_ids):
+            sequence = [*prompt, *response_ids[number]]
+            if finished[number]:
+                sequence.append(self.tokenizer.eos_token_id)
+            sequences.append(sequence)
+        return sequences
 
-    def _templated(self, rows: Sequence[Row], responses: Sequence[str]) -> list[list[int]]:
-        states = [row.messages or [{"role": "user", "content": row.prompt or ""}] for row in rows]
-        contents = reply_contents(self.tokenizer, responses)
-        replies = [{"role": "assistant", "content": content} for content in contents]
-        dialogues = [[*before, reply] for before, reply in zip(states, replies, strict=True)]
+    def _encode_templated(
+        self,
+        rows: Sequence[Row],
+        responses: Sequence[str],
+    ) -> list[list[int]]:
+        """Encodes dialogues that the chat template has rendered."""
+        dialogues: list[list[Mapping[str, object]]] = []
+        for row, content in zip(rows, reply_contents(self.tokenizer, responses), strict=True):
+            messages = row.messages or [{"role": "user", "content": row.prompt or ""}]
+            dialogues.append([*messages, {"role": "assistant", "content": content}])
         ids, refused = encode_dialogues(self.tokenizer, dialogues, [row.template_arguments for row in rows])
-        for n, error in refused.items():
+        for number, error in refused.items():
             raise UserError(
-                f"{self._flags.template}: the chat template of {self._flags.model} {self._path} refuses "
-                f"{rows[n].origin}: {error}. Use a template that takes a user's and an assistant's turn, or leave "
-                f"{self._flags.template} out."
+                f"{self._flags.template}: the chat template of {self._name} refuses {rows[number].origin}: {error}. "
+                f"Use a template that takes a user's and an assistant's turn, or leave {self._flags.template} out."
             ) from error
         return list(ids.values())
-
-    def _joined(self, prompts: list[str], responses: list[str]) -> Mapping[str, Tensor]:
-        """A pair of texts each, cut where the model cannot read more."""
-        limit = self._classifier.limit
-        joined: Mapping[str, Tensor] = self.tokenizer(
-            prompts, responses, padding=True, padding_side="right", return_tensors="pt", verbose=False,
-            truncation=limit is not None, max_length=limit,
-        )  # fmt: skip
-        return joined
 
 
 def load_reward_model(
@@ -324,17 +405,20 @@ def load_reward_model(
     flags: ReaderFlags = FLAGS,
     max_tokens: int | None = None,
 ) -> RewardReader:
-    """Opens a reward model, whole.
+    """Opens a reward model on one device.
 
     Args:
-        path: folder or hub id; a folder may hold a LoRA adapter alone, which is merged into its base.
+        path: folder or hub id; a folder with a LoRA adapter alone opens as its base with the adapter merged.
         tokenizer: from `load_reward_tokenizer`.
-        rm_template: use the chat template.
-        batch_size: texts read together at most; all if not given.
+        rm_template: render texts with the chat template.
+        device: on which the model computes.
+        dtype: of its weights.
+        batch_size: see `ClassifierReader`.
+        flags: names of flags, for messages.
         max_tokens: see `ClassifierReader`.
 
     Raises:
-        UserError: there is no such model, or it is none that gives one number.
+        UserError: there is no such model, or it does not have one label.
     """
     classifier = load_classifier(path, flags.model, dtype, tokenizer).to(device).eval()
     reader = ClassifierReader(classifier, tokenizer.pad_token_id, device, batch_size, max_tokens=max_tokens)

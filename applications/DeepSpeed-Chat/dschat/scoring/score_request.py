@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reward server is asked: a request's JSON as lists of texts, or why it cannot be read."""
+"""Parses and checks the JSON of a request to a reward server."""
 
 from __future__ import annotations
 
@@ -12,42 +12,39 @@ from typing import TypeVar
 from dschat.data.messages import reserved_names
 
 T = TypeVar("T")
-LARGEST_READING = 256 << 20  # characters of all responses up to the end of each of their macro actions
+MAX_PREFIX_CHARACTERS = 256 << 20  # of all responses up to the end of each macro action, together
 
 
 class BadRequest(Exception):
-    """A request is refused; says why.
+    """A request is refused.
 
     Attributes:
-        status: of the answer, from 400 on and below 500, so that the request is not repeated.
+        status: of the answer, from 400 to 499, so that the request is not repeated.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
-        """Takes why, and the status of the answer."""
+        """Takes the reason, and the status of the answer."""
         super().__init__(message)
         self.status = status
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What is asked: N prompts and responses, whether each response is complete, conversations, and, where there are
-    to be numbers for them, the macro actions that each response consists of.
-    """
+    """N prompts and responses to score."""
 
     prompts: list[str]
     responses: list[str]
-    finished: list[bool]
-    messages: list[list[dict[str, object]] | None]
-    segments: list[list[str]] | None = None
-    # Of each conversation, further variables of the chat template, for instance `tools`.
-    template_arguments: list[dict[str, object]] | None = None
+    finished: list[bool]  # whether each response is complete
+    messages: list[list[dict[str, object]] | None]  # conversations that replace prompts
+    segments: list[list[str]] | None = None  # texts of each response's macro actions, if these are to be scored
+    template_arguments: list[dict[str, object]] | None = None  # further variables of the chat template, as `tools`
 
     @classmethod
     def read(cls, body: bytes) -> ScoreRequest:
-        """Of the JSON of a request. Raises BadRequest."""
+        """Parses the JSON of a request. Raises BadRequest."""
         try:
             content = json.loads(body)
-        except (ValueError, RecursionError) as error:  # the latter of lists in lists in lists
+        except (ValueError, RecursionError) as error:  # RecursionError for deeply nested lists
             raise BadRequest(f"the request is no JSON: {error}") from error
         _require_text(content)
         if not isinstance(content, dict):
@@ -72,7 +69,7 @@ class ScoreRequest:
 
 
 def _require_text(content: object) -> None:
-    """Raises BadRequest where a text has half of a surrogate pair, which no tokenizer reads."""
+    """Raises BadRequest if a text has half of a surrogate pair, which no tokenizer reads."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -83,7 +80,7 @@ def _require_text(content: object) -> None:
 
 
 def _require_variables(arguments: list[dict[str, object]]) -> None:
-    """Raises BadRequest where one would replace what the server itself gives to the chat template, or the template."""
+    """Raises BadRequest if a variable would replace one that the server sets in the chat template, or the template."""
     for number, variables in enumerate(arguments):
         reserved = reserved_names(variables)
         if reserved:
@@ -94,7 +91,12 @@ def _require_variables(arguments: list[dict[str, object]]) -> None:
             )
 
 
-def _list_of(content: Mapping[str, object], name: str, kind: type[T], count: int | None = None) -> list[T]:
+def _list_of(
+    content: Mapping[str, object],
+    name: str,
+    kind: type[T],
+    count: int | None = None,
+) -> list[T]:
     values = content.get(name)
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
         raise BadRequest(f"{name} must be a list of {kind.__name__}")
@@ -108,21 +110,27 @@ def _is_conversation(messages: object) -> bool:
         return True
     if not isinstance(messages, list) or not messages:
         return False
-    return all(
-        isinstance(turn, dict)
-        and isinstance(turn.get("role"), str)
-        and (isinstance(turn.get("content"), str) or ("content" not in turn and "tool_calls" in turn))
-        for turn in messages
-    )
+    return all(map(_is_message, messages))
+
+
+def _is_message(message: object) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    has_only_calls = "content" not in message and "tool_calls" in message
+    return has_only_calls or isinstance(message.get("content"), str)
 
 
 def _are_segments(segments: object, responses: list[str]) -> bool:
     if not isinstance(segments, list) or len(segments) != len(responses):
         return False
-    texts = all(isinstance(own, list) and own and all(isinstance(text, str) for text in own) for own in segments)
-    if not texts or list(map("".join, segments)) != responses:
-        return False
-    if sum(sum(accumulate(map(len, own))) for own in segments) > LARGEST_READING:
-        most = f"{LARGEST_READING >> 20} million characters"
-        raise BadRequest(f"all responses up to all of their segments are more than {most}: lower --reward_batch")
+    prefix_characters = 0
+    for texts, response in zip(segments, responses, strict=True):
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            return False
+        if "".join(texts) != response:
+            return False
+        prefix_characters += sum(accumulate(map(len, texts)))
+    if prefix_characters > MAX_PREFIX_CHARACTERS:
+        limit = f"{MAX_PREFIX_CHARACTERS >> 20} million characters"
+        raise BadRequest(f"all responses up to all of their segments are more than {limit}: lower --reward_batch")
     return True

@@ -11,7 +11,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dschat.scoring.serve")
 
-LARGEST_REQUEST = 32 << 20  # bytes
-MOST_CHARACTERS = 16  # of a text, for each token that it may have: longer ones are refused before they are encoded
-SILENCE = 60  # seconds that a connection may say nothing
-GRACE = 30.0  # seconds after a signal in which requests under way are answered
+MAX_REQUEST_BYTES = 32 << 20
+MAX_CHARACTERS_PER_TOKEN = 16  # longer texts are refused before they are encoded
+SILENCE = 60  # seconds until an idle connection is closed
+GRACE = 30.0  # seconds after a signal in which pending requests are answered
 
 
 class Scorer:
-    """A model that one request at a time may use."""
+    """Scores requests, one at a time."""
 
     def __init__(self, reader: RewardReader, max_tokens: int | None = None) -> None:
-        """Takes a model, and how many tokens of a text it reads; as many as it can if not given."""
+        """Takes a reward model, and the maximum number of tokens of a text; the model's own limit if not given."""
         self._reader = reader
         self._max_tokens = max_tokens
         if max_tokens is not None:
@@ -53,7 +53,7 @@ class Scorer:
         self._lock = threading.Lock()
 
     def __call__(self, request: ScoreRequest) -> dict[str, object]:
-        """The answer: a number for each response, None where there is none, and why the first of these has none.
+        """The answer: "scores" with a number or None for each response, and the reason for the first None as "error".
 
         Raises:
             BadRequest: a text is so long that it is not even encoded.
@@ -64,105 +64,134 @@ class Scorer:
         from dschat.scoring.source import ResponseTexts, prefix_texts
 
         arguments = request.template_arguments or [{}] * len(request.prompts)
-        of_rows = zip(request.prompts, request.messages, arguments, strict=True)
-        rows = [
-            Row(None if messages else prompt, messages, None, None, {}, f"response {n}", template_arguments=variables)
-            for n, (prompt, messages, variables) in enumerate(of_rows)
-        ]
-        texts, finished = ResponseTexts(request.prompts, request.responses, rows), request.finished
-        owner = list(range(len(rows)))
+        rows: list[Row] = []
+        for number, messages in enumerate(request.messages):
+            prompt = None if messages else request.prompts[number]
+            origin = f"response {number}"
+            rows.append(Row(prompt, messages, None, None, {}, origin, template_arguments=arguments[number]))
+        texts = ResponseTexts(request.prompts, request.responses, rows)
+        finished = request.finished
         if request.segments is not None:
-            owner = [n for n, own in enumerate(request.segments) for _ in own]
             segments = Segments(request.segments, [])
             texts, finished = prefix_texts(replace(texts, segments=segments), finished)
+
         with self._lock:
             scores, problems = self._read(texts, finished)
-        for n, score in enumerate(scores):
+        for number, score in enumerate(scores):
             if not math.isfinite(score):
-                problems.setdefault(n, f"the score of response {owner[n]} is {score}")
-        numbers = [None if n in problems else x for n, x in enumerate(scores)]
+                problems.setdefault(number, f"the score of {texts.rows[number].origin} is {score}")
+        numbers = [None if number in problems else score for number, score in enumerate(scores)]
+
         answer: dict[str, object] = {"scores": numbers}
         if request.segments is not None:
-            left = iter(numbers)
-            of_responses = [list(islice(left, len(own))) for own in request.segments]
-            answer = {"scores": [None if None in own else own for own in of_responses]}
-        return answer | ({"error": problems[min(problems)]} if problems else {})
+            answer["scores"] = _by_response(numbers, request.segments)
+        if problems:
+            answer["error"] = problems[min(problems)]
+        return answer
 
     def _require_short(self, request: ScoreRequest) -> None:
+        """Raises BadRequest if a text has too many characters."""
         if self._max_tokens is None:
             return
-        most = MOST_CHARACTERS * self._max_tokens
-        arguments = request.template_arguments or [{}] * len(request.prompts)
-        rows = zip(request.prompts, request.messages, arguments, request.responses, strict=True)
-        for number, (prompt, messages, variables, response) in enumerate(rows):
-            talk = 0 if messages is None else len(str(messages))
-            further = len(str(variables)) if variables else 0  # a template reads them beside a prompt, too
-            before = max(len(prompt), talk) + further
-            if before + len(response) > most:
+        limit = MAX_CHARACTERS_PER_TOKEN * self._max_tokens
+        for number, response in enumerate(request.responses):
+            messages = request.messages[number]
+            conversation = 0 if messages is None else len(str(messages))
+            characters = max(len(request.prompts[number]), conversation) + len(response)
+            if request.template_arguments and request.template_arguments[number]:
+                characters += len(str(request.template_arguments[number]))  # a template may write them, too
+            if characters > limit:
                 raise BadRequest(
-                    f"response {number} and its prompt have {before + len(response):,} characters; this server reads"
-                    f" {self._max_tokens:,} tokens, and refuses more than {most:,} characters. Send shorter texts, or"
+                    f"response {number} and its prompt have {characters:,} characters; this server reads"
+                    f" {self._max_tokens:,} tokens, and refuses more than {limit:,} characters. Send shorter texts, or"
                     " raise --max_tokens of the server",
                     422,
                 )
 
-    def _read(self, texts: ResponseTexts, finished: list[bool]) -> tuple[list[float], dict[int, str]]:
-        """Numbers of texts, and what is wrong with some of them; each is read alone where one is refused."""
+    def _read(
+        self,
+        texts: ResponseTexts,
+        finished: list[bool],
+    ) -> tuple[list[float], dict[int, str]]:
+        """Scores of texts, and problems by number of the text. If a text is refused, each is read alone."""
         try:
             scores, problems = self._reader.read(texts, finished)
             return scores.tolist(), problems
         except UserError as error:
             if len(finished) == 1:
                 return [math.nan], {0: str(error)}
-        alone = [self._read(texts.alone(n), [end]) for n, end in enumerate(finished)]
-        return [score for (score,), _ in alone], {n: found[0] for n, (_, found) in enumerate(alone) if found}
+        all_scores: list[float] = []
+        all_problems: dict[int, str] = {}
+        for number, is_finished in enumerate(finished):
+            text_scores, text_problems = self._read(texts.alone(number), [is_finished])
+            all_scores += text_scores
+            if text_problems:
+                all_problems[number] = text_problems[0]
+        return all_scores, all_problems
+
+
+def _by_response(
+    numbers: Sequence[float | None],
+    segments: Sequence[Sequence[str]],
+) -> list[list[float | None] | None]:
+    """Groups the numbers of macro actions by response; None for a response that lacks one."""
+    remaining = iter(numbers)
+    groups: list[list[float | None] | None] = []
+    for texts in segments:
+        group = list(islice(remaining, len(texts)))
+        groups.append(None if None in group else group)
+    return groups
 
 
 class Connection(H11Protocol):
-    """Ends where a request that is not whole stays silent for too long, or the server ends."""
+    """A connection that is closed if an incomplete request is silent for too long, or the server stops."""
 
-    _silence: asyncio.TimerHandle | None = None
+    _silence_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to wait."""
+        """Starts the timer."""
         super().connection_made(transport)
-        self._wait()
+        self._restart_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Takes a piece of a request, and waits for the next."""
+        """Receives a part of a request, and restarts the timer."""
         super().data_received(data)
-        self._wait()
+        self._restart_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Waits no longer."""
+        """Stops the timer."""
         super().connection_lost(exc)
-        if self._silence is not None:
-            self._silence.cancel()
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
 
     def shutdown(self) -> None:
-        """Answers what has come in full; the client asks again for the rest."""
-        if self._is_whole():
+        """Answers a complete request; the client will repeat an incomplete one."""
+        if self._is_complete():
             super().shutdown()
         else:
             self.transport.close()
 
-    def _is_whole(self) -> bool:
+    def _is_complete(self) -> bool:
         return self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
 
-    def _wait(self) -> None:
-        if self._silence is not None:
-            self._silence.cancel()
-        if not self._is_whole():
-            self._silence = self.loop.call_later(self.config.timeout_keep_alive, self.transport.close)
+    def _restart_timer(self) -> None:
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        if not self._is_complete():
+            self._silence_timer = self.loop.call_later(self.config.timeout_keep_alive, self.transport.close)
 
 
-def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: str, token: str = "") -> FastAPI:
-    """POST with texts, at any path, answers scores; GET at any path says that the server is well.
+def application(
+    scorer: Callable[[ScoreRequest], Mapping[str, object]],
+    model: str,
+    token: str = "",
+) -> FastAPI:
+    """The web application: POST with texts returns scores, GET returns the server's status, both at any path.
 
     Args:
-        scorer: what answers; raises BadRequest.
-        model: its name.
-        token: whoever asks for scores must send it, if there is one: `Authorization: Bearer TOKEN`.
+        scorer: maps a request to its answer; raises BadRequest.
+        model: name of the model.
+        token: if not empty, requests for scores must send it as `Authorization: Bearer TOKEN`.
     """
     app = FastAPI(openapi_url=None)
 
@@ -184,16 +213,16 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
             body = await _body(request)
         except BadRequest as error:
             return _answer(error.status, {"error": str(error)}, {"Connection": "close"})
-        except ClientDisconnect:  # the client has gone, or the server ends: no answer, so that it is asked again
+        except ClientDisconnect:  # or the server stops: without an answer, the client repeats the request
             return Response()
-        return await run_in_threadpool(answered, body)
+        return await run_in_threadpool(answer_body, body)
 
-    def answered(body: bytes) -> Response:
+    def answer_body(body: bytes) -> Response:
         try:
             return _answer(200, scorer(ScoreRequest.read(body)))
         except BadRequest as error:
             return _answer(error.status, {"error": str(error)})
-        except (RuntimeError, ValueError, IndexError) as error:  # of the model: memory, ids that it does not know
+        except (RuntimeError, ValueError, IndexError) as error:  # from the model: out of memory, unknown ids
             logger.exception("a request failed")
             return _answer(500, {"error": f"{type(error).__name__}: {error}"})
 
@@ -201,45 +230,62 @@ def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: s
 
 
 async def _body(request: Request) -> bytes:
-    """The content of a request. Raises BadRequest where it is too long, or does not say how long it is."""
+    """The content of a request. Raises BadRequest if it is too long, or does not state its length."""
     length = request.headers.get("Content-Length", "")
     if not length.isdecimal():
         raise BadRequest("the length of the request is missing", 411)
-    too_long = BadRequest(f"the request is more than {LARGEST_REQUEST >> 20} MB: lower --reward_batch", 413)
-    if int(length) > LARGEST_REQUEST:
+    too_long = BadRequest(f"the request is more than {MAX_REQUEST_BYTES >> 20} MB: lower --reward_batch", 413)
+    if int(length) > MAX_REQUEST_BYTES:
         raise too_long
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > LARGEST_REQUEST:  # sent in chunks, whatever length it names
+        if len(body) > MAX_REQUEST_BYTES:  # a chunked request may state a wrong length
             raise too_long
     return bytes(body)
 
 
-def _answer(status: int, content: Mapping[str, object], headers: Mapping[str, str] | None = None) -> Response:
+def _answer(
+    status: int,
+    content: Mapping[str, object],
+    headers: Mapping[str, str] | None = None,
+) -> Response:
     return Response(json.dumps(content), status, headers, "application/json")
 
 
 class ScoreServer(uvicorn.Server):
-    """Threads take requests; the model answers one after the other.
+    """Receives requests in threads; the model answers one after another.
 
-    At SIGTERM or Ctrl-C it answers those under way, for at most `GRACE` seconds; a second signal ends it at once.
+    At SIGTERM or Ctrl-C it answers pending requests, for at most `GRACE` seconds; a second signal ends it at once.
     """
 
-    def __init__(self, host: str, port: int, app: FastAPI, note: str = "") -> None:
-        """Takes where to listen and what answers; raises UserError where the port is taken.
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        app: FastAPI,
+        note: str = "",
+    ) -> None:
+        """Opens the port.
 
         Args:
-            note: is logged before the address once the server answers.
+            host: address to listen on.
+            port: to listen on; 0 selects a free one.
+            app: answers requests.
+            note: logged before the address once the server answers.
+
+        Raises:
+            UserError: the port is in use.
         """
         try:
             self._socket = socket.create_server((host, port))
         except OSError as error:
             raise UserError(f"--host {host} --port {port}: {error.strerror}. Give another.") from error
         host, port = self._socket.getsockname()
-        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/score"  # as this machine reaches it
+        local_host = "127.0.0.1" if host == "0.0.0.0" else host
+        self.url = f"http://{local_host}:{port}/score"  # for clients on this machine
         self._note = note
-        self._end: threading.Timer | None = None  # of the process, after a signal
+        self._end_timer: threading.Timer | None = None  # ends the process after a signal
         config = uvicorn.Config(app, http=Connection, lifespan="off", log_config=None, access_log=False)
         config.timeout_keep_alive = SILENCE
         super().__init__(config)
@@ -249,47 +295,47 @@ class ScoreServer(uvicorn.Server):
         try:
             self.run([self._socket])
         finally:
-            if self._end is not None:
-                self._end.cancel()
+            if self._end_timer is not None:
+                self._end_timer.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops at the first signal, and ends the process at the second; a forward pass cannot be interrupted."""
-        if self._end is not None:
+        if self._end_timer is not None:
             _end_process(sig, "a second signal")
             return
         super().handle_exit(sig, frame)
-        reason = f"requests were still under way {GRACE:g} s after the signal"
-        self._end = threading.Timer(GRACE, _end_process, [sig, reason])
-        self._end.daemon = True
-        self._end.start()
+        reason = f"requests were still pending {GRACE:g} s after the signal"
+        self._end_timer = threading.Timer(GRACE, _end_process, [sig, reason])
+        self._end_timer.daemon = True
+        self._end_timer.start()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says where it is."""
+        """Logs the address."""
         await super().startup(sockets)
         if self._note:
             logger.info("%s: --reward_url %s", self._note, self.url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends the connections; one that is only being made says nothing in time."""
+        """Closes connections; those that are just being opened time out at once."""
         self.config.timeout_keep_alive = 0
         await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ends at a signal, which is not passed on afterwards."""
+        """Stops at a signal, which is not raised again afterwards."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()
 
 
 def _end_process(number: int, reason: str) -> None:
-    """Ends this process with the status of a signal, whatever its threads are doing."""
-    logger.warning("stopped: %s; what was not answered is asked for again by a run", reason)
+    """Ends this process with the exit status of a signal, even if its threads are busy."""
+    logger.warning("stopped: %s; a run repeats requests without an answer", reason)
     os._exit(128 + number)
 
 
 def serve(options: ServeOptions) -> str:
-    """Opens the model and answers until SIGTERM or Ctrl-C. Raises UserError."""
+    """`dschat serve`: opens the model and answers until SIGTERM or Ctrl-C. Raises UserError."""
     import torch
 
     from dschat.models.opening import choose_dtype
@@ -309,3 +355,7 @@ def serve(options: ServeOptions) -> str:
     app = application(Scorer(reader, options.max_tokens), options.model, os.environ.get(REWARD_TOKEN, ""))
     ScoreServer(options.host, options.port, app, note).answer()
     return "stopped"
+
+
+if __name__ == "__main__":
+    raise SystemExit("start the server with: dschat serve --model FOLDER")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source of scores is: a rollout and its texts → one number per response; the weighted sum of several."""
+"""The protocol of score sources, which give one number per response; and the weighted sum of several sources."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from macro_actions.types import Rollout
 
 logger = logging.getLogger(__name__)
 
-UNSCORED = "unscored"  # the number of a response, 1 where it has no score; its mean is their share
+UNSCORED = "unscored"  # 1 for a response without score, else 0; its mean is the share of such responses
 
 
 @dataclass(frozen=True)
 class ResponseTexts:
-    """What responses say: B prompts, B responses without special tokens, and the data rows that the prompts are of."""
+    """Texts of B prompts and responses, without special tokens, and the data rows of the prompts."""
 
     prompts: list[str]
     responses: list[str]
@@ -35,49 +35,62 @@ class ResponseTexts:
     segments: Segments | None = None  # with --segment_rewards
 
     def alone(self, row: int) -> ResponseTexts:
-        """One of the responses."""
+        """A single response."""
         segments = None if self.segments is None else self.segments.of_row(row)
         return ResponseTexts([self.prompts[row]], [self.responses[row]], [self.rows[row]], segments)
 
     def repeated(self, count: int) -> ResponseTexts:
-        """The same and so many times the first one more, without segments."""
-        more = [0] * count
-        prompts, responses = ([*own, *(own[n] for n in more)] for own in (self.prompts, self.responses))
-        return ResponseTexts(prompts, responses, [*self.rows, *(self.rows[n] for n in more)])
+        """All responses, followed by `count` copies of the first, without segments."""
+        return ResponseTexts(
+            self.prompts + self.prompts[:1] * count,
+            self.responses + self.responses[:1] * count,
+            self.rows + self.rows[:1] * count,
+        )
 
 
-def prefix_texts(texts: ResponseTexts, ended: Sequence[bool]) -> tuple[ResponseTexts, list[bool]]:
-    """Every response up to the end of each of its macro actions, one after the other; the last of these has come to
-    its end where the response has, as `ended` (B,) says.
+def prefix_texts(
+    texts: ResponseTexts,
+    finished: Sequence[bool],
+) -> tuple[ResponseTexts, list[bool]]:
+    """Every response up to the end of each of its macro actions, one text per macro action.
+
+    Args:
+        texts: of B responses, with segments.
+        finished: (B,), whether a response is finished.
+
+    Returns:
+        The texts, and whether each is a finished response: only the last one of a response can be.
     """
-    assert texts.segments is not None  # the caller asks for them
-    upto = [(row, text) for row, own in enumerate(texts.segments.texts) for text in accumulate(own)]
-    is_last = [
-        end
-        for own, end_of in zip(texts.segments.texts, ended, strict=True)
-        for end in [False] * (len(own) - 1) + [end_of]
-    ]
-    prompts, rows = [texts.prompts[row] for row, _ in upto], [texts.rows[row] for row, _ in upto]
-    return ResponseTexts(prompts, [text for _, text in upto], rows), is_last
+    assert texts.segments is not None  # the caller asks for macro actions
+    prompts: list[str] = []
+    prefixes: list[str] = []
+    rows: list[Row] = []
+    finished_prefixes: list[bool] = []
+    for number, segment_texts in enumerate(texts.segments.texts):
+        count = len(segment_texts)
+        prompts += [texts.prompts[number]] * count
+        prefixes += accumulate(segment_texts)
+        rows += [texts.rows[number]] * count
+        finished_prefixes += [False] * (count - 1) + [finished[number]]
+    return ResponseTexts(prompts, prefixes, rows), finished_prefixes
 
 
-Measured = Mapping[str, tuple[float, float]]  # metric → sum and count over this rank's rows; the same on every rank
+Measured = Mapping[str, tuple[float, float]]  # metric → sum and count over this rank's rows; equal names on all ranks
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a source says of a rollout beside the numbers."""
+    """Scores of B responses, and further results of a source."""
 
     values: Tensor  # (B,) float32
-    missing: Tensor | None = None  # (B,) bool: could not be scored, whatever their value; left out of training
+    missing: Tensor | None = None  # (B,) bool: has no score, whatever its value; excluded from training
     measured: Measured = field(default_factory=dict)
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # further numbers of each response by name, (B,) float32
-    # (B, M) float32: rewards of macro actions, parts of the values, where there are such.
-    segments: Tensor | None = None
+    segments: Tensor | None = None  # (B, M) float32: rewards of macro actions, which are parts of the values
 
 
 class ScoreSource(Protocol):
-    """Scores a rollout: float32 (B,), or `Scores` where there is more to say.
+    """Scores a rollout: float32 (B,), or `Scores` with further results.
 
     Attributes:
         model: engine of the scalar model that the self-check compares with plain transformers, if there is one.
@@ -89,39 +102,48 @@ class ScoreSource(Protocol):
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores: ...
 
 
-def scores_of(found: Tensor | Scores) -> Scores:
-    """What a source says, in its long form."""
-    return found if isinstance(found, Scores) else Scores(found)
+def scores_of(result: Tensor | Scores) -> Scores:
+    """The result of a source as `Scores`."""
+    return result if isinstance(result, Scores) else Scores(result)
 
 
-@cache
-def _tell_of_whole_responses(name: str) -> None:
-    """Once in a run: sources may be of either kind."""
+@cache  # once per run and source
+def _warn_of_whole_responses(name: str) -> None:
     logger.warning("%s gives one number for each response, and none for its macro actions.", name)
 
 
-def with_segments(found: Sequence[Numbers], texts: ResponseTexts, device: torch.device, name: str) -> Tensor | Scores:
-    """From what the source of this name says to scores of B responses and, where macro actions were asked for, rewards
-    of these.
+def with_segments(
+    numbers: Sequence[Numbers],
+    texts: ResponseTexts,
+    device: torch.device,
+    name: str,
+) -> Tensor | Scores:
+    """Converts a source's numbers into scores and, with segments, rewards of macro actions.
+
+    Args:
+        numbers: of each of B responses.
+        texts: of the responses.
+        device: of the result.
+        name: of the source, for messages.
     """
     if texts.segments is None:
-        return torch.tensor(found, device=device)
-    if not any(isinstance(numbers, Sequence) for numbers in found):
-        _tell_of_whole_responses(name)
-    scores, rewards = (x.to(device) for x in texts.segments.rewards(found))
-    return Scores(scores, segments=rewards)
+        return torch.tensor(numbers, device=device)
+    if not any(isinstance(response_numbers, Sequence) for response_numbers in numbers):
+        _warn_of_whole_responses(name)
+    scores, rewards = texts.segments.rewards(numbers)
+    return Scores(scores.to(device), segments=rewards.to(device))
 
 
 class DialogueScores(Protocol):
     """Scores dialogues that end with a reply."""
 
     def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
-        """One number for each of B dialogues, which are of these data rows: (B,) float32, on a CPU."""
+        """One number for each of B dialogues, with their data rows: (B,) float32, on a CPU."""
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """A source in a sum; one without a name is not in metrics and samples beside the sum."""
+    """A source in a weighted sum; its own number is reported under its name, unless that is empty."""
 
     name: str
     weight: float
@@ -129,51 +151,61 @@ class Weighted:
 
 
 class WeightedScores:
-    """Σ weight · number of the source; every source's own number goes into metrics and samples under its name."""
+    """Σ weight · score over several sources; each source's own scores are reported in metrics and samples."""
 
     def __init__(self, sources: Sequence[Weighted], skips: bool = False) -> None:
         """Takes the sources.
 
         Args:
-            sources: at least one; names differ.
-            skips: leave out responses whose sum is not finite. Every rank must then call it, for responses of which
-                there are equally many.
+            sources: at least one, with different names.
+            skips: exclude responses whose sum is not finite. Then every rank must call it, for equally many responses.
         """
-        self._sources, self._skips = sources, skips
+        self._sources = sources
+        self._skips = skips
 
     @property
     def model(self) -> Scalar | None:
-        """The first source's that has one."""
-        return next((one.source.model for one in self._sources if one.source.model is not None), None)
+        """The model of the first source that has one."""
+        for weighted in self._sources:
+            if weighted.source.model is not None:
+                return weighted.source.model
+        return None
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
+        device = rollout.input_ids.device
+        total = torch.zeros(len(rollout.input_ids), device=device)
+        missing = torch.zeros(len(total), dtype=torch.bool, device=device)
+        segments: Tensor | None = None
         parts: dict[str, Tensor] = {}
-        measured: Measured = {}
-        missing = torch.zeros(len(rollout.input_ids), dtype=torch.bool, device=rollout.input_ids.device)
-        total, segments = torch.zeros(len(missing), device=missing.device), None
-        for one in self._sources:
-            scores = scores_of(one.source(rollout, texts))
-            total = total + one.weight * scores.values.float()
-            if one.name:
-                parts[one.name] = scores.values.float()
+        measured: dict[str, tuple[float, float]] = {}
+        for weighted in self._sources:
+            scores = scores_of(weighted.source(rollout, texts))
+            total = total + weighted.weight * scores.values.float()
+            if weighted.name:
+                parts[weighted.name] = scores.values.float()
             if scores.segments is not None:
-                own = one.weight * scores.segments
-                segments = own if segments is None else segments + own
-            missing = missing if scores.missing is None else missing | scores.missing
-            measured = {**measured, **scores.measured}
+                weighted_segments = weighted.weight * scores.segments
+                segments = weighted_segments if segments is None else segments + weighted_segments
+            if scores.missing is not None:
+                missing = missing | scores.missing
+            measured |= scores.measured
         if not self._skips:
             return Scores(total, missing if missing.any() else None, measured, parts, segments)
         missing = missing | ~torch.isfinite(total)
-        (total, *columns) = _filled([total, *parts.values()], missing)
+        total, *columns = _fill_missing([total, *parts.values()], missing)
         parts = dict(zip(parts, columns, strict=True)) | {UNSCORED: missing.float()}
         return Scores(total, missing, measured, parts, segments)
 
 
-def _filled(numbers: Sequence[Tensor], missing: Tensor) -> list[Tensor]:
-    """Numbers (B,) with the mean over all ranks in the place of what is missing, so that means stay what they are.
+def _fill_missing(columns: Sequence[Tensor], missing: Tensor) -> list[Tensor]:
+    """Replaces missing numbers of each column (B,) by the column's mean over all ranks, so that means do not change.
 
-    Where there is none on any rank they are NaN, which the trainer meets as it meets other such numbers.
+    If all numbers on all ranks are missing, they become NaN, which the trainer handles.
     """
-    sums = torch.stack([torch.where(missing, 0.0, x).double().sum() for x in numbers])
-    *sums_of_all, count = sum_over_ranks(torch.cat([sums, (~missing).double().sum()[None]])).unbind()
-    return [torch.where(missing, (of_all / count).float(), x) for of_all, x in zip(sums_of_all, numbers, strict=True)]
+    sums = [torch.where(missing, 0.0, column).double().sum() for column in columns]
+    count = (~missing).double().sum()
+    *total_sums, total_count = sum_over_ranks(torch.stack([*sums, count])).unbind()
+    filled: list[Tensor] = []
+    for column, total_sum in zip(columns, total_sums, strict=True):
+        filled.append(torch.where(missing, (total_sum / total_count).float(), column))
+    return filled

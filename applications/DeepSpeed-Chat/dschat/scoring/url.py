@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores from a server elsewhere, and what a run does when it fails. docs/rewards.md has the request and its answer.
+"""Scores from an HTTP server, and what happens when it fails. docs/rewards.md describes requests and answers.
 
-No answer within --reward_timeout, or a status that may pass, is `NoAnswerYet`: the request is sent again for
---reward_patience seconds. An answer without a number for each response is a `WrongAnswer`, of which three are enough.
-Any other status refuses the request for good. What is not mended raises UserError and ends the run; with
---on_reward_error skip those responses are NaN instead, and `scoring/source.py: WeightedScores` leaves them out. A
-signal ends all waiting. The flags are in settings/rewards.py, their checks in settings/ppo.py.
+- No answer within --reward_timeout, or a temporary status, is `NoAnswerYet`: the request is repeated for
+  --reward_patience seconds.
+- An answer without a number for each response is a `WrongAnswer`, of which MAX_WRONG_ANSWERS are accepted.
+- Any other status is final.
 
-Our own server, scoring/serve.py, answers status 500 where its model fails, null for a text that the model cannot read,
-and nothing to a request that was cut.
+A final failure raises UserError, which ends the run. With --on_reward_error skip, the responses get NaN instead, and
+`scoring/source.py: WeightedScores` excludes them. A signal ends all waiting. The flags are in settings/rewards.py,
+their checks in settings/ppo.py.
+
+Our own server, scoring/serve.py, answers with status 500 if its model fails, with null for a text that the model
+cannot read, and not at all to an incomplete request.
 """
 
 from __future__ import annotations
@@ -37,101 +40,112 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FLAG = "--reward_url"
-TRIES = 3  # wrong answers to a request; those that never came are not counted
-FIRST_WAIT, LONGEST_WAIT = 0.5, 10.0  # seconds before a request is repeated: doubled each time, up to the longest
+MAX_WRONG_ANSWERS = 3  # to a request; missing answers do not count
+FIRST_WAIT = 0.5  # seconds before a request is repeated, doubled each time
+MAX_WAIT = 10.0
 TEMPORARY = (408, 425, 429)  # and all statuses from 500 on
-TICK = 0.1  # seconds between two looks whether a signal has come
+TICK = 0.1  # seconds between two checks for a signal
 
 
 class NoAnswerYet(Exception):
-    """There is no answer now; there may be one later."""
+    """There is no answer yet, but there may be one later."""
 
 
 class WrongAnswer(Exception):
-    """The answer does not hold a number for each response."""
+    """The answer has no number for one of the responses."""
 
 
 @dataclass(frozen=True)
 class UrlSettings:
-    """How a server is asked."""
+    """Settings of requests to a server."""
 
     url: str
-    batch: int  # responses of a request
+    batch: int  # responses per request
     timeout: float  # seconds to wait for an answer
-    patience: float  # seconds to go on asking while there is none
-    skips: bool  # responses that get no number are left out; else the run stops
+    patience: float  # seconds to repeat a request without answer
+    skips: bool  # exclude responses without a number; otherwise the run stops
 
 
 class UrlScores:
-    """What a server says of this rank's own rows; it need not be there all the time."""
+    """Scores of this rank's responses from a server, which need not be available all the time."""
 
-    model: None = None  # no model, so that the self-check has nothing to compare
+    model: None = None  # the self-check has no model to compare
 
     def __init__(self, settings: UrlSettings) -> None:
         token = os.environ.get(REWARD_TOKEN)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._settings, self._client = settings, httpx2.Client(headers=headers, timeout=settings.timeout)
+        self._settings = settings
+        self._client = httpx2.Client(headers=headers, timeout=settings.timeout)
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores:
-        """One number for each response, (B,) float32, or for its macro actions. Every rank must call it; each may ask
-        equally or not.
+        """One number for each response, (B,) float32, or for its macro actions.
+
+        Every rank must call it; numbers of requests may differ between ranks.
 
         Raises:
-            UserError: the server refuses, answers wrongly or not at all, to the last.
+            UserError: the server finally refuses, gives wrong answers or does not answer.
             Stopped: soon after a signal.
         """
         numbers: list[Numbers] = []
-        finished, size, given_up = rollout.finished.tolist(), self._settings.batch, False
+        finished = rollout.finished.tolist()
+        size = self._settings.batch
+        patience = self._settings.patience
         with stopping_together():
             for first in range(0, len(texts.responses), size):
                 rows = range(first, min(first + size, len(texts.responses)))
+                counts = [0] * len(rows)
+                if texts.segments is not None:
+                    counts = [len(texts.segments.lengths[row]) for row in rows]
                 try:
-                    counts = [0 if texts.segments is None else len(texts.segments.lengths[n]) for n in rows]
-                    numbers += self._asked(_body(texts, finished, rows), counts, 0 if given_up else None)
+                    numbers += self._request(_body(texts, finished, rows), counts, patience)
                 except UserError as error:
                     if not self._settings.skips:
                         raise
                     logger.warning("%s %d responses have no score.", error, len(rows))
                     numbers += [math.nan] * len(rows)
-                    # The next requests are sent once, rather than waited for as long again.
-                    given_up = given_up or isinstance(error.__cause__, NoAnswerYet)
+                    if isinstance(error.__cause__, NoAnswerYet):
+                        patience = 0.0  # send each of the next requests only once
         return with_segments(numbers, texts, rollout.input_ids.device, f"{FLAG} {self._settings.url}")
 
-    def _asked(self, body: str, counts: Sequence[int], patience: float | None) -> list[Numbers]:
-        """Asks until there is an answer, or no hope of one, for responses of so many macro actions."""
-        url, begun = self._settings.url, time.monotonic()
-        patience = self._settings.patience if patience is None else patience
-        tries, wrong, wait = 0, 0, FIRST_WAIT
+    def _request(
+        self,
+        body: str,
+        counts: Sequence[int],
+        patience: float,
+    ) -> list[Numbers]:
+        """Sends a request until it is answered, or has finally failed.
+
+        Args:
+            body: of the request.
+            counts: numbers of macro actions of each response, 0 without --segment_rewards.
+            patience: seconds to repeat the request while there is no answer.
+        """
+        url = self._settings.url
+        start = time.monotonic()
+        tries = 0
+        wrong_answers = 0
+        wait = FIRST_WAIT
         while True:
             tries += 1
             try:
                 return _numbers(self._answer(body), counts, self._settings.skips)
             except NoAnswerYet as error:
                 cause: Exception = error
-                is_last = time.monotonic() + wait - begun > patience
-                remedy = (
-                    "Start the server again (dschat serve) and go on with --resume_from_checkpoint, "
-                    "or raise --reward_patience."
-                )
-                if any(counts):
-                    remedy += " Macro actions are many texts: lower --reward_batch, or raise --reward_timeout."
+                is_final = time.monotonic() + wait - start > patience
             except WrongAnswer as error:
-                wrong += 1
-                cause, is_last = error, wrong >= TRIES
-                each = ", or a list with one for each of its segments" if any(counts) else ""
-                remedy = (
-                    f'It must answer {{"scores": [one finite number for each response{each}]}}, see docs/rewards.md.'
-                )
-            if is_last:
-                remedy = "" if self._settings.skips else f" {remedy}"
+                cause = error
+                wrong_answers += 1
+                is_final = wrong_answers >= MAX_WRONG_ANSWERS
+            if is_final:
+                remedy = "" if self._settings.skips else f" {_remedy(cause, any(counts))}"
                 raise UserError(f"{FLAG} {url}: {cause}. Asked {tries} times.{remedy}") from cause
             if tries == 1:
                 logger.warning("%s %s: %s. It is asked again, for up to %g s.", FLAG, url, cause, patience)
             pause(wait)
-            wait = min(2 * wait, LONGEST_WAIT)
+            wait = min(2 * wait, MAX_WAIT)
 
     def _answer(self, body: str) -> httpx2.Response:
-        """Raises NoAnswerYet, or UserError where the server refuses such requests."""
+        """Sends a request once. Raises NoAnswerYet, or UserError if the server refuses the request."""
         settings = self._settings
         headers = {"Content-Type": "application/json"}
         try:
@@ -142,92 +156,133 @@ class UrlScores:
             raise NoAnswerYet(f"no answer: {error}") from error
         except httpx2.InvalidURL as error:
             raise UserError(f"{FLAG} {settings.url} is no address: {error}.") from error
-        said = " ".join(answer.text.split())[:200]
-        if answer.status_code in TEMPORARY or answer.status_code >= 500:
-            raise NoAnswerYet(f"it answers {answer.status_code}: {said}")
-        if answer.status_code != 200:
+        status = answer.status_code
+        excerpt = _excerpt(answer.text)
+        if status in TEMPORARY or status >= 500:
+            raise NoAnswerYet(f"it answers {status}: {excerpt}")
+        if status != 200:
             raise UserError(
-                f"{FLAG} {settings.url}: it refuses the request, {answer.status_code}: {said}. Check the address and "
-                "its path, and what its log says."
+                f"{FLAG} {settings.url}: it refuses the request, {status}: {excerpt}. Check the address and its path, "
+                "and the server's log."
             )
         return answer
 
 
-def _body(texts: ResponseTexts, finished: list[bool], rows: range) -> str:
+def _remedy(cause: Exception, has_segments: bool) -> str:
+    """What to do about a final failure."""
+    if isinstance(cause, WrongAnswer):
+        or_list = ", or a list with one for each of its segments" if has_segments else ""
+        return f'It must answer {{"scores": [one finite number for each response{or_list}]}}, see docs/rewards.md.'
+    remedy = (
+        "Start the server again (dschat serve) and go on with --resume_from_checkpoint, or raise --reward_patience."
+    )
+    if has_segments:
+        remedy += " Macro actions are many texts: lower --reward_batch, or raise --reward_timeout."
+    return remedy
+
+
+def _excerpt(text: str) -> str:
+    return " ".join(text.split())[:200]
+
+
+def _body(
+    texts: ResponseTexts,
+    finished: list[bool],
+    rows: range,
+) -> str:
+    """The JSON of a request for some rows."""
+    selected = slice(rows.start, rows.stop)
+    messages = [row.messages for row in texts.rows[selected]]
+    arguments = [row.template_arguments for row in texts.rows[selected]]
     body: dict[str, object] = {
-        "prompts": [texts.prompts[n] for n in rows],
-        "responses": [texts.responses[n] for n in rows],
-        "finished": [finished[n] for n in rows],
+        "prompts": texts.prompts[selected],
+        "responses": texts.responses[selected],
+        "finished": finished[selected],
     }
-    if any(texts.rows[n].messages is not None for n in rows):
-        body["messages"] = [texts.rows[n].messages for n in rows]
-    if any(texts.rows[n].template_arguments for n in rows):
-        body["template_arguments"] = [texts.rows[n].template_arguments for n in rows]
+    if any(message_list is not None for message_list in messages):
+        body["messages"] = messages
+    if any(arguments):
+        body["template_arguments"] = arguments
     if texts.segments is not None:
-        body["segments"] = [texts.segments.texts[n] for n in rows]
+        body["segments"] = texts.segments.texts[selected]
     return json.dumps(body)
 
 
-def _numbers(answer: httpx2.Response, counts: Sequence[int], may_lack: bool) -> list[Numbers]:
-    """The scores of an answer for responses of so many macro actions, 0 where these were not sent; with `may_lack`,
-    NaN where it holds null or a number that is not finite.
+def _numbers(
+    answer: httpx2.Response,
+    counts: Sequence[int],
+    may_lack: bool,
+) -> list[Numbers]:
+    """The scores of an answer.
+
+    Args:
+        answer: of the server.
+        counts: numbers of macro actions of each response, 0 without --segment_rewards.
+        may_lack: accept null and numbers that are not finite, as NaN.
+
+    Raises:
+        WrongAnswer: the answer has no number for one of the responses.
     """
     try:
         content = answer.json()
-    except (ValueError, RecursionError) as error:  # the latter of lists in lists in lists
-        raise WrongAnswer(f"its answer is no JSON: {' '.join(answer.text.split())[:200]!r}") from error
+    except (ValueError, RecursionError) as error:  # RecursionError for deeply nested lists
+        raise WrongAnswer(f"its answer is no JSON: {_excerpt(answer.text)!r}") from error
     scores = content.get("scores") if isinstance(content, dict) else None
     if not isinstance(scores, list):
         raise WrongAnswer('its answer has no list "scores"')
     if len(scores) != len(counts):
         raise WrongAnswer(f"it answers {len(scores)} scores for {len(counts)} responses")
-    why = f" ({' '.join(str(content['error']).split())[:200]})" if content.get("error") else ""
-    numbers = [
-        _of_response(score, count, place, may_lack, why)
-        for place, (score, count) in enumerate(zip(scores, counts, strict=True))
-    ]
-    if missing := [number for number in numbers if not is_finite(number)]:
-        logger.warning("%s: %d of %d responses have no score%s.", FLAG, len(missing), len(counts), why)
+    reason = f" ({_excerpt(str(content['error']))})" if content.get("error") else ""
+    numbers: list[Numbers] = []
+    missing = 0
+    for index, (score, count) in enumerate(zip(scores, counts, strict=True)):
+        if not count or not isinstance(score, list):
+            response_numbers: Numbers = _number(score, index, may_lack, reason)
+        elif len(score) == count:
+            response_numbers = [_number(number, index, may_lack, reason) for number in score]
+        else:
+            raise WrongAnswer(f"score {index} of its answer has {len(score)} numbers for {count} segments")
+        numbers.append(response_numbers)
+        missing += not is_finite(response_numbers)
+    if missing:
+        logger.warning("%s: %d of %d responses have no score%s.", FLAG, missing, len(counts), reason)
     return numbers
 
 
-def _of_response(score: object, count: int, place: int, may_lack: bool, why: str) -> Numbers:
-    """One number, or a list of one for each macro action, if these were sent."""
-    if not count or not isinstance(score, list):
-        return _number(score, place, may_lack, why)
-    if len(score) != count:
-        raise WrongAnswer(f"score {place} of its answer has {len(score)} numbers for {count} segments")
-    return [_number(number, place, may_lack, why) for number in score]
-
-
-def _number(score: object, place: int, may_lack: bool, why: str) -> float:
-    wrong = WrongAnswer(f"score {place} of its answer is {repr(score)[:200]}, not a finite number{why}")
+def _number(
+    score: object,
+    index: int,
+    may_lack: bool,
+    reason: str,
+) -> float:
+    """A number of an answer, see `_numbers`; `index` and `reason` are for messages."""
+    error = WrongAnswer(f"score {index} of its answer is {repr(score)[:200]}, not a finite number{reason}")
     if isinstance(score, bool) or not isinstance(score, int | float | None):
-        raise wrong
+        raise error
     try:
         number = math.nan if score is None else float(score)
-    except OverflowError as error:  # an integer of more than 308 digits
-        raise wrong from error
+    except OverflowError as overflow:  # an integer with more than 308 digits
+        raise error from overflow
     if not (may_lack or math.isfinite(number)):
-        raise wrong
+        raise error
     return number
 
 
 def pause(seconds: float) -> None:
-    """Lets time pass; raises Stopped soon after a signal. Inside `dschat.run.stop.stopping_together`."""
+    """Sleeps; raises Stopped soon after a signal. Call it inside `dschat.run.stop.stopping_together`."""
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
+    while (remaining := end - time.monotonic()) > 0:
         raise_if_stopped_here()
-        time.sleep(min(TICK, left))
+        time.sleep(min(TICK, remaining))
 
 
 def wait_for(work: Callable[[], T], seconds: float) -> T:
-    """What `work` returns, or raises, in a thread of its own that is left behind if it takes too long.
+    """Runs `work` in a thread, which is abandoned if it takes too long, and returns its result or raises its error.
 
-    Inside `dschat.run.stop.stopping_together`.
+    Call it inside `dschat.run.stop.stopping_together`.
 
     Raises:
-        TimeoutError: there is no result after so many seconds.
+        TimeoutError: there is no result after `seconds`.
         Stopped: soon after a signal.
     """
     results: list[T] = []

@@ -8,45 +8,57 @@ from dschat.base.errors import UserError
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batch sizes of a run, counted in examples (responses in step 3, pairs in step 2)."""
+    """The batch sizes of a run, counted in examples (responses in step 3, pairs in step 2).
 
-    world_size: int  # number of processes
-    micro_batch: int  # examples of one forward pass on one process
-    accumulation: int  # forward passes per optimiser update
-    update_per_rank: int  # examples of one optimiser update on one process
-    global_batch: int  # examples of one optimiser update on all processes
-    rollout_per_rank: int = 0  # prompts of one rollout on one process; 0 outside step 3
-    updates_per_rollout: int = 0  # optimiser updates made from one rollout; 0 outside step 3
-    samples_per_prompt: int = 1  # responses to each prompt of a rollout
-    max_tokens: int | None = None  # of one forward pass in training, padding included; None = any
+    Attributes:
+        world_size: number of processes.
+        micro_batch: examples per forward pass and process.
+        accumulation: forward passes per optimiser update.
+        update_per_rank: examples per optimiser update and process.
+        global_batch: examples per optimiser update on all processes.
+        rollout_per_rank: prompts per rollout and process; 0 outside step 3.
+        updates_per_rollout: optimiser updates per rollout; 0 outside step 3.
+        samples_per_prompt: responses to each prompt of a rollout.
+        max_tokens: most tokens of a micro-batch in training, padding included; None = no limit.
+    """
+
+    world_size: int
+    micro_batch: int
+    accumulation: int
+    update_per_rank: int
+    global_batch: int
+    rollout_per_rank: int = 0
+    updates_per_rollout: int = 0
+    samples_per_prompt: int = 1
+    max_tokens: int | None = None
 
     @property
     def global_rollout(self) -> int:
-        """Prompts of one rollout on all processes."""
+        """Prompts per rollout on all processes."""
         return self.rollout_per_rank * self.world_size
 
     @property
     def global_responses(self) -> int:
-        """Responses of one rollout on all processes."""
+        """Responses per rollout on all processes."""
         return self.global_rollout * self.samples_per_prompt
 
     @property
     def iteration_size(self) -> int:
-        """Examples of one iteration on all processes: of a rollout, or of an update where there are no rollouts."""
+        """Examples per iteration, which is a rollout or, in steps without rollouts, an update; on all processes."""
         return self.global_rollout or self.global_batch
 
     @property
     def updates_per_iteration(self) -> int:
-        """Optimiser updates of one iteration: of a rollout, or 1 where there are no rollouts."""
+        """Optimiser updates per iteration; 1 in steps without rollouts."""
         return self.updates_per_rollout or 1
 
     def check_max_steps(self, max_steps: int | None) -> None:
-        """Raises UserError where --max_steps would end the run between two updates of one rollout."""
+        """Raise UserError if --max_steps would end the run between two updates of one rollout."""
         updates = self.updates_per_iteration
         if max_steps is None or max_steps % updates == 0:
             return
         lower = max_steps // updates * updates
-        nearest = [size for size in (lower, lower + updates) if size]
+        nearest = [count for count in (lower, lower + updates) if count]
         raise UserError(
             f"--max_steps {max_steps}: a rollout makes {updates} optimiser updates, and the run ends after a whole"
             f" rollout: make it {_words(nearest)}."
@@ -111,10 +123,12 @@ def plan_rollouts(
     Raises:
         UserError: when an update does not divide the rollout, or `global_batch_size` cannot be reached.
     """
-    responses, amount = rollout * samples, f"{rollout} prompts"
+    responses = rollout * samples
+    amount = f"{rollout} prompts"
     flags = "--per_device_generation_batch_size x --generation_batches"
     if samples > 1:
-        amount, flags = f"{responses} responses", f"{flags} x --samples_per_prompt"
+        amount = f"{responses} responses"
+        flags += " x --samples_per_prompt"
     if responses % micro_batch:
         sizes = _words(_divisors(responses))
         raise UserError(
@@ -129,7 +143,12 @@ def plan_rollouts(
             lower = [size for size in reachable if size < global_batch_size][-1:]
             upper = [size for size in reachable if size > global_batch_size][:1]
             raise _unreachable(
-                "per_device_training_batch_size", micro_batch, global_batch_size, world_size, lower + upper, amount
+                "per_device_training_batch_size",
+                micro_batch,
+                global_batch_size,
+                world_size,
+                lower + upper,
+                amount,
             )
         accumulation = _derived_accumulation(accumulation, global_batch_size, per_pass)
     accumulation = accumulation or 1
@@ -141,9 +160,17 @@ def plan_rollouts(
             f" --gradient_accumulation_steps one of {_words(accumulations)}, or make the rollout a multiple of"
             f" {update}."
         )
-    updates = ppo_epochs * responses // update
-    total = update * world_size
-    return BatchPlan(world_size, micro_batch, accumulation, update, total, rollout, updates, samples, max_tokens)
+    return BatchPlan(
+        world_size,
+        micro_batch,
+        accumulation,
+        update_per_rank=update,
+        global_batch=update * world_size,
+        rollout_per_rank=rollout,
+        updates_per_rollout=ppo_epochs * responses // update,
+        samples_per_prompt=samples,
+        max_tokens=max_tokens,
+    )
 
 
 def largest_part(size: int, limit: int) -> int:
@@ -151,11 +178,16 @@ def largest_part(size: int, limit: int) -> int:
     return max(divisor for divisor in _divisors(size) if divisor <= limit)
 
 
-def _derived_accumulation(given: int | None, global_batch_size: int, per_pass: int) -> int:
+def _derived_accumulation(
+    accumulation: int | None,
+    global_batch_size: int,
+    per_pass: int,
+) -> int:
+    """Forward passes per update that make up the global batch; UserError if the flag says another number."""
     derived = global_batch_size // per_pass
-    if given not in (None, derived):
+    if accumulation is not None and accumulation != derived:
         raise UserError(
-            f"--gradient_accumulation_steps {given} makes a global batch of {(given or 1) * per_pass}, but"
+            f"--gradient_accumulation_steps {accumulation} makes a global batch of {accumulation * per_pass}, but"
             f" --global_batch_size is {global_batch_size}: drop --gradient_accumulation_steps (it would be {derived}),"
             " or change one of them."
         )
@@ -163,8 +195,14 @@ def _derived_accumulation(given: int | None, global_batch_size: int, per_pass: i
 
 
 def _unreachable(
-    micro_flag: str, micro_batch: int, wanted: int, world_size: int, nearest: list[int], rollout: str | None = None
+    micro_flag: str,
+    micro_batch: int,
+    wanted: int,
+    world_size: int,
+    nearest: list[int],
+    rollout: str | None = None,
 ) -> UserError:
+    """Error for a global batch that is no multiple of a forward pass on all processes, or divides no rollout."""
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
     within = "" if rollout is None else f" and updates that divide the rollout of {rollout} per process"
     return UserError(
@@ -178,5 +216,8 @@ def _divisors(number: int) -> list[int]:
 
 
 def _words(numbers: list[int]) -> str:
+    """`1, 2 or 4`."""
     *first, last = [str(number) for number in numbers]
-    return f"{', '.join(first)} or {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} or {last}"

@@ -8,88 +8,64 @@ from pathlib import Path
 from typing import Literal
 
 from dschat.base.errors import UserError
-from dschat.settings.common import EngineFlags
-from dschat.settings.flags import AT_LEAST_1, check_values, flag, like
-from dschat.settings.rewards import REWARD_TOKEN, RewardFlags
-from dschat.settings.rollouts import VllmFlags
+from dschat.settings.flags import AT_LEAST_1, UP_TO_1, Range, check_values, flag
+from dschat.settings.rewards import REWARD_TOKEN
 
 TOKEN = "VLLM_API_KEY"
-PORT = (lambda port: 0 <= port < 2**16, "a port, from 0 to 65535; 0 takes a free one")
+Dtype = Literal["fp32", "bf16", "fp16"]
+PORT: Range = (lambda port: 0 <= port < 2**16, "a port, from 0 to 65535; 0 takes a free one")
+SERVING_PORT: Range = (lambda port: 0 < port < 2**16, "1 to 65535")
 
 
 @dataclass(kw_only=True)
-class ServerFlags:
-    """Where a server listens."""
-
-    model: str = flag("model: folder or hub id", path=True)
-    host: str = flag("address to listen on; 0.0.0.0 lets anybody who reaches this machine ask", "127.0.0.1")
-    port: int = flag("port to listen on; 0 takes a free one and says which", 8500, PORT)
-    dtype: Literal["fp32", "bf16", "fp16"] | None = like(EngineFlags, "dtype")
-
-    def __post_init__(self) -> None:
-        """Raises UserError, which names the flag and what to change."""
-        check_values(self)
-
-
-@dataclass(kw_only=True)
-class ServeOptions(ServerFlags):
+class ServeOptions:
     """Serve a reward model to --reward_url; docs/rewards.md has its request."""
 
-    model: str = like(
-        ServerFlags, "model", help="reward model: folder or hub id of a sequence classifier with one label"
+    model: str = flag("reward model: folder or hub id of a sequence classifier with one label", path=True)
+    host: str = flag(
+        f"address to listen on; any other than this machine's own needs a token in {REWARD_TOKEN}", "127.0.0.1"
     )
-    host: str = like(
-        ServerFlags,
-        "host",
-        help=f"address to listen on; any other than this machine's own needs a token in {REWARD_TOKEN}",
-    )
+    port: int = flag("port to listen on; 0 takes a free one and says which", 8500, PORT)
+    dtype: Dtype | None = flag("dtype of weights and activations; if not given, bf16 on CUDA and fp32 on a CPU", None)
     batch_size: int = flag("responses read at once", 16, AT_LEAST_1)
     max_tokens: int = flag("longest prompt with its response in tokens; longer ones get no score", 8192, AT_LEAST_1)
     device: str | None = flag("cpu, cuda or cuda:N; the first GPU where there is one if not given", None)
-    rm_template: bool = like(RewardFlags, "rm_template")
+    rm_template: bool = flag(
+        "format prompt and response with the reward model's own chat template, as a user and an assistant message",
+        False,
+    )
 
     def __post_init__(self) -> None:
-        """Raises UserError, which names the flag and what to change."""
-        super().__post_init__()
+        """Raise UserError, which names the flag and what to change."""
+        check_values(self)
         require_token(self.host, REWARD_TOKEN, "ask the model, or keep it busy")
 
 
 @dataclass(kw_only=True)
-class ServeVllmOptions(ServerFlags):
+class ServeVllmOptions:
     """Start a vLLM server that draws responses for --vllm_url.
 
     It begins with random weights; a run sends its own before every rollout. See docs/scaling.md.
     """
 
-    model: str = like(
-        ServerFlags, "model", help="the model that the run trains: a folder or hub id; its config is read"
-    )
-    host: str = like(
-        ServerFlags,
-        "host",
-        help=f"address to listen on; any other than this machine's own needs a token in {TOKEN}",
-    )
-    port: int = like(ServerFlags, "port", 8000, "port to listen on", (lambda port: 0 < port < 2**16, "1 to 65535"))
+    model: str = flag("the model that the run trains: a folder or hub id; its config is read", path=True)
+    host: str = flag(f"address to listen on; any other than this machine's own needs a token in {TOKEN}", "127.0.0.1")
+    port: int = flag("port to listen on", 8000, SERVING_PORT)
     tensor_parallel: int = flag("GPUs that share the model", 1, AT_LEAST_1)
-    max_tokens: int = like(
-        ServeOptions, "max_tokens", 1024, "of a prompt with its response: max_prompt_seq_len + max_answer_seq_len"
-    )
-    dtype: Literal["fp32", "bf16", "fp16"] | None = like(
-        EngineFlags, "dtype", help="that of the run; bf16 on a GPU and fp32 on a CPU if not given"
-    )
-    gpu_memory: float = like(VllmFlags, "vllm_gpu_memory", 0.9, "share of each GPU's memory that it uses")
+    max_tokens: int = flag("of a prompt with its response: max_prompt_seq_len + max_answer_seq_len", 1024, AT_LEAST_1)
+    dtype: Dtype | None = flag("that of the run; bf16 on a GPU and fp32 on a CPU if not given", None)
+    gpu_memory: float = flag("share of each GPU's memory that it uses", 0.9, UP_TO_1)
 
     def __post_init__(self) -> None:
-        """Raises UserError, which names the flag and what to change."""
-        super().__post_init__()
+        """Raise UserError, which names the flag and what to change."""
+        check_values(self)
         require_token(self.host, TOKEN, "replace the weights")
 
 
 @dataclass(kw_only=True)
-class ResultFlags:
-    """Of commands that read rows and write a result."""
+class OverwriteFlags:
+    """Whether a result that is there is replaced."""
 
-    num_samples: int | None = flag("prompts; all if not given", None, AT_LEAST_1)
     overwrite: bool = flag("start anew, dropping a finished result or a run begun without this flag", False)
 
 

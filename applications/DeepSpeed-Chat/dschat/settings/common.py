@@ -2,7 +2,7 @@
 """What every step's configuration is: the shared flags, in sections, and the rules between them.
 
 A field is a flag: its name, its one default and its help line. Values that follow from other flags (dtype from
-`--bf16`, the TensorBoard folder, ...) are filled in when the object is made.
+`--bf16`, the TensorBoard folder, ...) are derived when the object is made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dschat.base.errors import UserError
 from dschat.settings import rules as checks
@@ -50,7 +50,7 @@ NO_TRACKER = "none"  # a value of --report_to, alone
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'"}
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class DataFlags:
     """Where the rows come from."""
 
@@ -64,8 +64,8 @@ class DataFlags:
         path=True,
     )
     data_split: str | None = flag(
-        "fractions of the rows that steps 1, 2 and 3 use, such as 2,4,4; if not given, 2,4,4 of the published sets"
-        " (tldr, hh, webgpt, apps), and all rows of any other source in every step",
+        "fractions of the rows for steps 1, 2 and 3, such as 2,4,4; if not given, 2,4,4 for the published data sets"
+        " (tldr, hh, webgpt, apps), and all rows in every step for any other source",
         None,
     )
     end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
@@ -78,37 +78,45 @@ class ColumnFlags:
     section = "data"
 
     prompt_key: str = flag("column of the prompt", "prompt", NOT_EMPTY)
-    chosen_key: str = flag("column of the preferred response", "chosen", NOT_EMPTY)
-    rejected_key: str = flag("column of the other response", "rejected", NOT_EMPTY)
+    chosen_key: str = flag("column of the chosen (preferred) response", "chosen", NOT_EMPTY)
+    rejected_key: str = flag("column of the rejected response", "rejected", NOT_EMPTY)
     response_key: str = flag("column of the response in data without preferences", "response", NOT_EMPTY)
-    messages_key: str = flag("column of a conversation (list of role and content)", "messages", NOT_EMPTY)
+    messages_key: str = flag(
+        "column of a conversation: a list of messages with role and content", "messages", NOT_EMPTY
+    )
     apply_chat_template: bool = flag(
-        "write plain-text prompts as a message of the user, and responses as the assistant's, by the chat template",
+        "format plain-text prompts as a user message and responses as an assistant message, by the tokenizer's chat"
+        " template",
         False,
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class OutputFlags:
     """What is written and when; every count is in optimiser updates."""
 
     section = "output, evaluation and logging"
 
-    output_dir: str = flag("folder for models, metrics and records", range=NOT_EMPTY, on_resume=FREE, path=True)
+    output_dir: str = flag(
+        "folder for models, checkpoints, metrics and run records", range=NOT_EMPTY, on_resume=FREE, path=True
+    )
     overwrite_output_dir: bool = flag(
-        "replace a run that output_dir holds, once there are new models", False, on_resume=FREE
+        "replace the run in output_dir, once the new run saves its models", False, on_resume=FREE
     )
     save_steps: int = flag(
-        "write a checkpoint to go on from every this many updates; 0 = at a signal only", 0, AT_LEAST_0, FREE
+        "save a resumable checkpoint every N optimiser updates; 0 = only when the run is stopped by a signal",
+        0,
+        AT_LEAST_0,
+        FREE,
     )
     save_total_limit: int = flag(
-        "checkpoints to keep: the newest, and the best one beside; 0 = all", 2, AT_LEAST_0, FREE
+        "number of newest checkpoints to keep, in addition to the best one; 0 = all", 2, AT_LEAST_0, FREE
     )
     save_models: int = flag(
-        "keep the models of every this many optimiser updates; 0 = only those of the end", 0, AT_LEAST_0, FREE
+        "also save and keep the models every N optimiser updates; 0 = only at the end", 0, AT_LEAST_0, FREE
     )
     resume_from_checkpoint: str | None = flag(
-        "go on from a checkpoint: its folder, or latest, also without a value",
+        "resume from a checkpoint: its folder, or latest (also without a value)",
         None,
         on_resume=FREE,
         nargs="?",
@@ -116,29 +124,31 @@ class OutputFlags:
         path=True,
     )
     eval_interval: int = flag(
-        "evaluate every this many optimiser updates; 0 = only at the start and the end", 0, AT_LEAST_0, FREE
+        "evaluate every N optimiser updates; 0 = only before the first and after the last update", 0, AT_LEAST_0, FREE
     )
     per_device_eval_batch_size: int = flag("examples per forward pass and process in evaluation", 16, AT_LEAST_1)
-    enable_tensorboard: bool = flag("short for --report_to tensorboard", False, on_resume=FREE)
+    enable_tensorboard: bool = flag("same as --report_to tensorboard", False, on_resume=FREE)
     tensorboard_path: str | None = flag(
-        "folder of the TensorBoard files; output_dir/tensorboard if not given",
+        "folder for TensorBoard files; output_dir/tensorboard if not given",
         None,
         on_resume=FREE,
         path=True,
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class TrackingFlags:
     """Where metrics and models go beside the output folder. Nothing is sent anywhere unless a flag here says so."""
 
     section = "trackers and the hub"
 
     report_to: list[str] = flag(
-        "also write metrics and samples to: tensorboard, wandb; none for neither", factory=list, on_resume=FREE
+        "trackers that also get metrics and samples: tensorboard, wandb; none for neither",
+        factory=list,
+        on_resume=FREE,
     )
     push_to_hub: str | None = flag(
-        "at the end, upload the model to this private repository, owner/name", None, on_resume=FREE
+        "upload the final model to this private repository on the Hugging Face hub, owner/name", None, on_resume=FREE
     )
 
     def check_installed(self) -> None:
@@ -151,49 +161,53 @@ class TrackingFlags:
                 )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class OptimisationFlags:
     """Epochs, batches and the learning-rate schedule."""
 
     section = "optimisation"
 
     seed: int = flag(
-        "seed of the data split, order, sampling and initialisation",
+        "random seed of the data split, data order, sampling and initialisation",
         1234,
         range=SEED,
     )
-    num_train_epochs: int = flag("passes over the training rows", 1, AT_LEAST_1, FREE)
+    num_train_epochs: int = flag("passes over the training data", 1, AT_LEAST_1, FREE)
     max_steps: int | None = flag(
-        "optimiser updates of the run, in place of num_train_epochs: it ends within a pass over the rows, or repeats"
-        " them; the learning-rate schedule spans these updates",
+        "number of optimiser updates, instead of num_train_epochs; training data is repeated if needed, and the"
+        " learning-rate schedule spans these updates",
         None,
         AT_LEAST_1,
         FREE,
     )
     gradient_accumulation_steps: int | None = flag(
-        "forward passes per optimiser update; 1, or what global_batch_size makes of it, if not given",
+        "forward passes per optimiser update; if not given, computed from global_batch_size, or 1",
         None,
         AT_LEAST_1,
         SHARE,
     )
     global_batch_size: int | None = flag(
-        "examples per optimiser update on all processes; sets the accumulation", None, AT_LEAST_1
+        "examples per optimiser update on all processes; sets gradient_accumulation_steps", None, AT_LEAST_1
     )
     max_tokens_per_micro_batch: int | None = flag(
-        "tokens per forward pass and process in training, padding included, of no more rows than the batch size says;"
-        " passes without gradients hold four times as many; as many as the rows have if not given",
+        "most tokens per micro-batch in training, including padding, with at most the batch size's rows; four times"
+        " as many in forward passes without gradients; no limit if not given",
         None,
         AT_LEAST_1,
         FREE,
     )
-    lr_scheduler_type: Schedule = flag("learning-rate schedule over the optimiser updates of the run", "cosine")
-    num_warmup_steps: int = flag("warm-up in optimiser updates", 0, AT_LEAST_0)
+    lr_scheduler_type: Schedule = flag("learning-rate schedule", "cosine")
+    num_warmup_steps: int = flag("warm-up of the learning rate, in optimiser updates", 0, AT_LEAST_0)
     warmup_ratio: float | None = flag(
-        "warm-up as a part of all optimiser updates, instead of num_warmup_steps", None, BELOW_1
+        "warm-up of the learning rate as a fraction of all optimiser updates, instead of num_warmup_steps",
+        None,
+        BELOW_1,
     )
-    gradient_clipping: float = flag("largest gradient norm of an update; 0 = no clipping", 1.0, AT_LEAST_0)
+    gradient_clipping: float = flag("maximum gradient norm; 0 = no clipping", 1.0, AT_LEAST_0)
     on_nonfinite: Literal["stop", "skip"] = flag(
-        "at a NaN or infinity: stop the run, or skip that update or rollout", "stop", on_resume=FREE
+        "if a loss, score or gradient is NaN or infinite: stop the run, or skip that update or rollout",
+        "stop",
+        on_resume=FREE,
     )
 
     @property
@@ -202,85 +216,85 @@ class OptimisationFlags:
         return self.num_warmup_steps > 0 or bool(self.warmup_ratio)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class FinetuningFlags:
     """Which weights are trained."""
 
     section = "what is trained"
 
     finetune_mode: Literal["all", "last_layer", "lora"] | None = flag(
-        "train all weights, the output layer alone (last_layer: of a language model its head, with the input embedding"
-        " where they are one; of a reward model or critic the score), or adapters (lora); lora if lora_dim is given,"
-        " else all",
+        "train all weights (all), only the output layer (last_layer: the language-model head, including the input"
+        " embedding if tied, or the score head), or LoRA adapters (lora); lora if lora_dim is given, otherwise all",
         None,
     )
     lora_dim: int = flag(
-        f"rank of the LoRA adapters; 0 = none, or {DEFAULT_RANK} with --finetune_mode lora", 0, AT_LEAST_0
+        f"rank of the LoRA adapters; 0 = no adapters, or {DEFAULT_RANK} with --finetune_mode lora", 0, AT_LEAST_0
     )
     lora_module_name: list[str] | None = flag(
-        "parts of the names of the layers that get LoRA adapters; all linear layers but the heads if not given",
+        "substrings of the names of layers that get LoRA adapters; all linear layers except the output heads if not"
+        " given",
         None,
         NOT_EMPTY,
     )
     lora_alpha: int | None = flag(
-        "the adapters' output is scaled by this over their rank; twice the rank if not given", None, AT_LEAST_1
+        "LoRA alpha: the adapters' output is scaled by alpha / rank; twice the rank if not given", None, AT_LEAST_1
     )
-    lora_dropout: float = flag("part of the adapters' inputs that is dropped in training; not in step 3", 0.0, BELOW_1)
-    merge_lora: bool = flag("with LoRA, save the merged model beside the adapter", True)
+    lora_dropout: float = flag("dropout on the inputs of LoRA adapters in training; not in step 3", 0.0, BELOW_1)
+    merge_lora: bool = flag("with LoRA, also save the model with the adapters merged", True)
 
-    def options(self, rank: int) -> tuple[bool, int, tuple[str, ...] | None, int | None, float]:
-        """The fields of a model's `dschat.models.finetuning.Finetuning`; `rank` is that of its adapters."""
+    def arguments(self, rank: int) -> dict[str, Any]:
+        """Arguments of `dschat.models.finetuning.Finetuning` for a model whose adapters have this rank; 0 = none."""
         if not rank:
-            return self.finetune_mode == "last_layer", 0, None, None, 0.0
+            return {"last_layer": self.finetune_mode == "last_layer"}
         targets = None if self.lora_module_name is None else tuple(self.lora_module_name)
-        return False, rank, targets, self.lora_alpha, self.lora_dropout
+        return {"rank": rank, "targets": targets, "alpha": self.lora_alpha, "dropout": self.lora_dropout}
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class EngineFlags:
     """Precision, memory and the launcher."""
 
     section = "precision, memory and launcher"
 
     dtype: Literal["fp32", "bf16", "fp16"] | None = flag(
-        "dtype of weights and activations; bf16 on CUDA and fp32 on a CPU if not given", None
+        "dtype of weights and activations; if not given, bf16 on CUDA and fp32 on a CPU", None
     )
-    bf16: bool = flag("short for --dtype bf16", False)
+    bf16: bool = flag("same as --dtype bf16", False)
     attn_implementation: str = flag(
-        "attention: sdpa, or auto (both: eager where a family's cap on its logits needs it), eager, flash_attention_2,"
-        " flash_attention_3, flex_attention, or a kernel of the hub (kernels-community/NAME); compared with eager"
-        " before the first update",
+        "attention implementation: sdpa, eager, flash_attention_2, flash_attention_3, flex_attention, a kernel of the"
+        " hub (kernels-community/NAME), or auto; sdpa and auto use eager for models that soft-cap attention logits;"
+        " compared with eager before the first update",
         "sdpa",
         ATTENTION,
     )
     gradient_checkpointing: bool = flag(
-        "recompute activations in the backward pass, to save memory", False, on_resume=FREE
+        "recompute activations in the backward pass to save memory", False, on_resume=FREE
     )
     gradient_checkpointing_every: int = flag(
-        "recompute the activations of every k-th layer only, the first included; the others keep theirs, which takes"
-        " more memory and less time",
+        "with gradient checkpointing: recompute only every N-th layer, starting with the first; larger N takes more"
+        " memory and less time",
         1,
         AT_LEAST_1,
         FREE,
         aliases=["--checkpoint_every"],
     )
     compile: Literal["auto", "on", "off"] = flag(
-        "compile decoder layers with torch.compile, in sampling, scoring and training; auto: on a GPU below ZeRO 3, in"
-        f" runs of at least {COMPILED_UPDATES} updates, and not beside vLLM in the same processes",
+        "compile decoder layers with torch.compile; auto: on a GPU with ZeRO stages below 3, for runs of at least"
+        f" {COMPILED_UPDATES} updates, unless vLLM runs in the training processes",
         "auto",
         on_resume=FREE,
     )
     zero_stage: ZeroStage = flag("ZeRO stage of DeepSpeed", 0)
-    offload: bool = flag("keep optimiser states and parameters in CPU memory", False)
+    offload: bool = flag("keep optimiser states, and with ZeRO 3 also parameters, in CPU memory", False)
     self_checks: bool = flag(
-        "check log-probs, padding and special tokens before the first update", True, on_resume=FREE
+        "check log-probabilities, padding and special tokens before the first update", True, on_resume=FREE
     )
-    deepspeed: bool = flag("accepted for the launcher: every run uses DeepSpeed", False, on_resume=FREE)
-    deepspeed_config: str | None = flag("JSON file with DeepSpeed settings that replace ours", None, path=True)
+    deepspeed: bool = flag(
+        "accepted for compatibility with the launcher; every run uses DeepSpeed", False, on_resume=FREE
+    )
+    deepspeed_config: str | None = flag("JSON file of DeepSpeed settings that override ours", None, path=True)
     local_rank: int = flag("set by the launcher", -1, on_resume=FREE)
-    ddp_timeout: int = flag(
-        "seconds that processes wait for each other before the run ends with an error", 1800, AT_LEAST_1, FREE
-    )
+    ddp_timeout: int = flag("seconds that processes wait for each other before the run fails", 1800, AT_LEAST_1, FREE)
 
 
 def _check_output_dir(config: CommonConfig) -> None:
@@ -357,8 +371,8 @@ COMMON_RULES: tuple[Rule[CommonConfig] | Check[CommonConfig], ...] = (
     ),
     Rule(
         lambda config: config.finetuning.lora_dropout > 0 and config.compares_logprobs,
-        "--lora_dropout {lora_dropout}: log-probs of an update are compared with those of the policy that drew the"
-        " responses; with dropout they would differ before anything is learnt. Drop the flag.",
+        "--lora_dropout {lora_dropout}: log-probs of an update are compared with those of the policy that"
+        " sampled the responses; with dropout they would differ before the first update. Drop the flag.",
     ),
     Check(_warn_without_adapters),
 )
@@ -385,16 +399,17 @@ class CommonConfig(Config, metaclass=ABCMeta):
     engine: EngineFlags
     launch: LaunchFlags
 
-    def complete(self) -> None:
-        """Fill in the values that follow from other flags."""
-        if self.engine.bf16 and self.engine.dtype is None:
-            self.engine.dtype = "bf16"
-        if self.tracking.report_to == [NO_TRACKER]:
-            self.tracking.report_to = []
-        if self.output.tensorboard_path is None:
-            self.output.tensorboard_path = str(Path(self.output.output_dir) / "tensorboard")
-        if self.finetuning.finetune_mode == "lora" and self.finetuning.lora_dim == 0:
-            self.finetuning.lora_dim = DEFAULT_RANK
+    @classmethod
+    def derive(cls, values: dict[str, Any]) -> None:
+        """Fill in, by the names of flags, the values that follow from other flags."""
+        if values["bf16"] and values["dtype"] is None:
+            values["dtype"] = "bf16"
+        if values["report_to"] == [NO_TRACKER]:
+            values["report_to"] = []
+        if values["tensorboard_path"] is None:
+            values["tensorboard_path"] = str(Path(values["output_dir"]) / "tensorboard")
+        if values["finetune_mode"] == "lora" and values["lora_dim"] == 0:
+            values["lora_dim"] = DEFAULT_RANK
 
     def check_installed(self) -> None:
         """Check that the packages which the flags need are there. Raises UserError, which says what to install."""
@@ -410,7 +425,11 @@ class CommonConfig(Config, metaclass=ABCMeta):
         """Whether vLLM, which sets torch.compile up for itself, runs in the training processes."""
         return False
 
-    def compiles(self, on_gpu: bool, updates: int | None = None) -> bool:
+    def compiles(
+        self,
+        on_gpu: bool,
+        updates: int | None = None,
+    ) -> bool:
         """Whether decoder layers are compiled in a run of so many updates; None: in a long one."""
         if self.engine.compile != "auto":
             return self.engine.compile == "on"
@@ -431,11 +450,19 @@ class CommonConfig(Config, metaclass=ABCMeta):
         """Whether a micro-batch holds examples of all lengths, not similar ones."""
         return False
 
-    def total_iterations(self, per_epoch: int, size: int) -> int:
+    def total_iterations(
+        self,
+        per_epoch: int,
+        size: int,
+    ) -> int:
         """Iterations of the whole run without --max_steps, of so many in an epoch and examples in each."""
         return per_epoch * self.optimisation.num_train_epochs
 
-    def total_updates(self, num_examples: int, plan: BatchPlan) -> int:
+    def total_updates(
+        self,
+        num_examples: int,
+        plan: BatchPlan,
+    ) -> int:
         """Optimiser updates of the whole run on so many examples, at least one iteration's.
 
         An incomplete last iteration of an epoch is dropped. --max_steps decides over epochs and episodes.

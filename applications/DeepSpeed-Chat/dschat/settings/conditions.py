@@ -15,10 +15,10 @@ from dschat.base.errors import UserError
 from dschat.settings.flags import AT_LEAST_1, NOT_EMPTY, flag
 from dschat.settings.rules import check_function_path
 
-PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
+PARSERS = ("benepar", "chunker", "tree-sitter")
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class NoFlags:
     """The flags of a condition that has none."""
 
@@ -57,37 +57,41 @@ def parse_ngram(text: str) -> float:
         raise UserError(_wrong_ngram(text)) from None
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class FixedFlags:
     """Macro actions of one length."""
 
     section = "macro actions"
 
     ngram: Annotated[float, parse_ngram] = flag(
-        "fixed: tokens in a macro action; 1 = vanilla PPO, inf = the whole response", 5
+        "fixed: tokens per macro action; 1 = token-level PPO, inf = the whole response", 5
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RandomizedFlags:
     """Macro actions of shuffled lengths."""
 
     section = "macro actions"
 
-    repeat_times: int = flag("randomized: how often the list of lengths is repeated", 3, AT_LEAST_1)
+    repeat_times: int = flag(
+        "randomized: how often each length occurs before the remaining tokens become one macro action", 3, AT_LEAST_1
+    )
     ngram_lengths: list[int] = flag(
-        "randomized: the lengths to shuffle", factory=lambda: [2, 3, 5, 10], range=AT_LEAST_1
+        "randomized: lengths of macro actions, which are shuffled for each response",
+        factory=lambda: [2, 3, 5, 10],
+        range=AT_LEAST_1,
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ParsingFlags:
     """Macro actions that are constituents of a parse."""
 
     section = "macro actions"
 
     parsing_cutoff: int = flag(
-        "parsing: a constituent of fewer tokens than this is one macro action; at least 3",
+        "parsing: a constituent of fewer tokens becomes one macro action; at least 3",
         5,
         aliases=["--parser_cutoff"],
         range=(
@@ -96,40 +100,43 @@ class ParsingFlags:
         ),
     )
     parser: str = flag(
-        "parsing: benepar, link-grammar, chunker, tree-sitter (for programs), or module.py:function with (model) ->"
-        " parser",
+        "parsing: benepar, chunker, tree-sitter (for programs), or module.py:function with (model) -> parser",
         "benepar",
     )
     parser_model: str | None = flag(
-        "parsing: name or path of the parser's model; benepar_en3 for benepar",
+        "parsing: name or path of the parser's model; benepar_en3 for benepar if not given",
         None,
         NOT_EMPTY,
         path=True,
     )
-    parser_device: str = flag("parsing: where benepar computes: cpu or cuda", "cpu", NOT_EMPTY)
+    parser_device: str = flag("parsing: device of benepar, cpu or cuda", "cpu", NOT_EMPTY)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PerplexityFlags:
     """Macro actions that end where the reference is surprised."""
 
     section = "macro actions"
 
-    ppl_mode: Literal["chunk", "prefix", "token"] = flag("ppl: which rise in perplexity ends a macro action", "chunk")
+    ppl_mode: Literal["chunk", "prefix", "token"] = flag(
+        "ppl: end a macro action where the perplexity under the reference rises: against the macro action's own mean"
+        " (chunk), the mean of the whole response so far (prefix), or the previous token (token)",
+        "chunk",
+    )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class SurpriseFlags:
     """Macro actions that begin at tokens which were unlikely under the policy."""
 
     section = "macro actions"
 
     surprise_probability: float = flag(
-        "surprise: a token that the policy gave less than this is unlikely",
+        "surprise: a token is unlikely if the policy gave it less than this probability",
         0.9,
         (lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
     )
-    surprise_count: int = flag("surprise: every so many unlikely tokens a macro action begins", 5, AT_LEAST_1)
+    surprise_count: int = flag("surprise: begin a macro action at every N-th unlikely token", 5, AT_LEAST_1)
 
 
 def _check_ngram(flags: FixedFlags) -> None:
@@ -172,7 +179,7 @@ _TABLE = (
         "ppl",
         "rollouts.termination:perplexity",
         PerplexityFlags,
-        note="where the reference is surprised",
+        note="where perplexity under the reference rises",
         logprobs="reference",
         title=lambda flags: f"perplexity, {flags.ppl_mode}",
     ),
@@ -180,7 +187,7 @@ _TABLE = (
         "surprise",
         "rollouts.termination:surprise",
         SurpriseFlags,
-        note="where the policy was",
+        note="at tokens unlikely under the policy",
         logprobs="policy",
     ),
     Condition("sentence", "rollouts.termination:sentences"),
@@ -196,5 +203,7 @@ def groups_of_conditions() -> dict[str, type]:
 
 def names_with_notes() -> str:
     """The conditions for --help."""
-    texts = [f"{name} ({one.note})" if one.note else name for name, one in CONDITIONS.items()]
+    texts = []
+    for name, condition in CONDITIONS.items():
+        texts.append(f"{name} ({condition.note})" if condition.note else name)
     return ", ".join(texts)

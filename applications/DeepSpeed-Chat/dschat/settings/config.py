@@ -8,6 +8,7 @@ class SFTConfig(SupervisedConfig):
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING
 from typing import Any, ClassVar, Self
 
 from dschat.settings.flags import Range, check_values, flags_of, groups_of, make_group, value_of
@@ -18,14 +19,15 @@ class Config:
     """The base of every command's configuration.
 
     A subclass annotates its groups, under whose names they are held. Its tables are by the names of flags, and add to
-    those of its base.
+    those of its base. A configuration does not change once it is made; `changed` makes another one.
 
     Attributes:
-        defaults: other defaults than the groups'.
-        helps: other lines of --help.
+        defaults: defaults that differ from the groups'.
+        helps: lines of --help that differ from the groups'.
         more_aliases: further spellings.
-        ranges: other ranges.
-        rules: what is refused or warned of, in this order.
+        ranges: ranges that differ from the groups'.
+        rules: combinations of flags that are refused or warned of, in this order.
+        arguments: the values from which it was made, without defaults and derived values.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -33,27 +35,37 @@ class Config:
     more_aliases: ClassVar[Mapping[str, Sequence[str]]] = {}
     ranges: ClassVar[Mapping[str, Range]] = {}
     rules: ClassVar[Rules] = ()
+    arguments: dict[str, Any]
 
-    def __init__(self, **values: Any) -> None:
-        """Takes values by the names of flags.
+    def __init__(self, **arguments: Any) -> None:
+        """Make a configuration from values by the names of flags.
 
         Raises:
             TypeError: there is no such flag, or a required one is missing.
         """
+        command = type(self).__name__
         flags = flags_of(type(self))
-        unknown = [name for name in values if name not in flags]
+        unknown = [name for name in arguments if name not in flags]
         if unknown:
-            raise TypeError(f"{type(self).__name__} has no flag {', '.join(unknown)}")
-        complete = {name: flag.default for name, flag in flags.items() if name in type(self).other_defaults()}
-        complete = {name: list(value) if isinstance(value, list) else value for name, value in complete.items()}
-        complete |= values
+            raise TypeError(f"{command} has no flag {', '.join(unknown)}")
+
+        values: dict[str, Any] = {}
+        for name, flag in flags.items():
+            value = arguments.get(name, flag.default)
+            if value is MISSING:
+                raise TypeError(f"{command} needs a value for {name}")
+            values[name] = list(value) if isinstance(value, list) else value
+        self.derive(values)
+
+        state = vars(self)
+        state["arguments"] = arguments
         for group in groups_of(type(self)):
             if len(group.holder) == 1:
-                setattr(self, group.holder[0], make_group(group.type, complete, group.table))
-        self.complete()
+                state[group.holder[0]] = make_group(group.type, values, group.table)
 
-    def complete(self) -> None:
-        """Fill in the values that follow from other flags."""
+    @classmethod
+    def derive(cls, values: dict[str, Any]) -> None:
+        """Fill in, by the names of flags, the values that follow from other flags."""
 
     def validate(self) -> None:
         """Check every flag, alone and against the others, and warn of unwise combinations.
@@ -69,24 +81,21 @@ class Config:
         return {name: value_of(self, flag) for name, flag in flags_of(type(self)).items()}
 
     def changed(self, **values: Any) -> Self:
-        """A configuration with other values of some flags."""
-        return type(self)(**(self.flat() | values))
-
-    @classmethod
-    def other_defaults(cls) -> set[str]:
-        """The flags whose default is not their group's."""
-        return {name for base in cls.__mro__ for name in vars(base).get("defaults", {})}
+        """Configuration with other values of some flags. Values that follow from other flags are derived anew."""
+        return type(self)(**(self.arguments | values))
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and isinstance(other, Config) and self.flat() == other.flat()
+        if not isinstance(other, Config) or type(self) is not type(other):
+            return False
+        return self.flat() == other.flat()
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in self.flat().items())
         return f"{type(self).__name__}({values})"
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse what is no group: a flag is set in the group that holds it."""
-        flag = flags_of(type(self)).get(name)
-        if flag is not None and name not in {group.holder[0] for group in groups_of(type(self))}:
-            raise AttributeError(f"{type(self).__name__}: set {'.'.join(flag.holder)}.{name}")
-        super().__setattr__(name, value)
+    def __setattr__(
+        self,
+        name: str,
+        value: Any,
+    ) -> None:
+        raise AttributeError(f"{type(self).__name__} does not change: make another one with changed(FLAG=value)")

@@ -28,16 +28,18 @@ def deepspeed_settings(
     gradient_clipping: float = 0.0,
     pin_memory: bool = False,
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration of one model. A file's sections are merged into ours, key by key; "auto" means ours.
+    """DeepSpeed's configuration for one model.
+
+    Sections of the user's file are merged into ours key by key; the value "auto" leaves ours.
 
     Args:
         plan: batch sizes.
         dtype: fp32, bf16 or fp16.
-        zero_stage: of ZeRO, as it is used.
-        offload: optimiser states, at stage 3 the parameters, too, lie in CPU memory.
+        zero_stage: ZeRO stage of this model.
+        offload: keep optimiser states, and at stage 3 the parameters, in CPU memory.
         file: --deepspeed_config.
         gradient_clipping: largest gradient norm; 0 = no clipping.
-        pin_memory: of what is offloaded, which needs a GPU.
+        pin_memory: pin the offloaded memory, which needs a GPU.
 
     Raises:
         UserError: the file cannot be read, or contradicts a flag.
@@ -59,28 +61,33 @@ def deepspeed_settings(
     if file is not None:
         _merge(config, _read(file), file)
     if plan.max_tokens:  # an update may have as many micro-batches as rows, see `Engine.begin_update`
-        config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": plan.update_per_rank}
+        config["train_micro_batch_size_per_gpu"] = 1
+        config["gradient_accumulation_steps"] = plan.update_per_rank
     return config
 
 
 def _read(file: str) -> dict[str, Any]:
-    """The sections of a file that flags do not decide."""
+    """The user's file, without sections that flags decide."""
     try:
-        given = json.loads(Path(file).read_text(encoding="utf-8"))
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise UserError(f"--deepspeed_config {file}: cannot be read as JSON: {error}") from error
-    if not isinstance(given, dict):
+    if not isinstance(content, dict):
         raise UserError(f"--deepspeed_config {file}: must hold a JSON object.")
     for section in ("optimizer", "scheduler"):
-        if given.pop(section, "auto") != "auto":
+        if content.pop(section, "auto") != "auto":
             raise UserError(
                 f"--deepspeed_config {file}: {section} is set by flags here (--learning_rate, "
                 "--weight_decay, --lr_scheduler_type, …): remove the section."
             )
-    return given
+    return content
 
 
-def _zero_optimization(stage: int, offload: bool, pin_memory: bool) -> dict[str, Any]:
+def _zero_optimization(
+    stage: int,
+    offload: bool,
+    pin_memory: bool,
+) -> dict[str, Any]:
     """The ZeRO section."""
     zero: dict[str, Any] = {"stage": stage}
     target = {"device": "cpu", "pin_memory": pin_memory}
@@ -93,9 +100,14 @@ def _zero_optimization(stage: int, offload: bool, pin_memory: bool) -> dict[str,
     return zero
 
 
-def _merge(config: dict[str, Any], given: dict[str, Any], file: str, prefix: str = "") -> None:
-    """Writes ``given`` into ``config``, section by section."""
-    for key, value in given.items():
+def _merge(
+    config: dict[str, Any],
+    changes: dict[str, Any],
+    file: str,
+    prefix: str = "",
+) -> None:
+    """Write the sections of a file into a configuration, recursively."""
+    for key, value in changes.items():
         name = prefix + key
         if value == "auto":
             continue

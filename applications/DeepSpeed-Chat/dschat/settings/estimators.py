@@ -47,45 +47,45 @@ NEEDS = {
     ),
     "rloo": Needs(
         "RLOO, without a critic",
-        "a response's reward minus the mean of those of the other samples of its prompt, without a critic",
+        "reward minus the mean reward of the prompt's other responses, without a critic",
         group=True,
     ),
     "grpo": Needs(
         "GRPO, without a critic",
-        "a response's score minus the mean of its prompt's, divided by their standard deviation",
+        "score minus the mean score of the prompt's responses, divided by their standard deviation",
         group=True,
         kl_apart=True,
     ),
     "dr_grpo": Needs(
         "Dr. GRPO, without a critic",
-        "a response's score minus the mean of its prompt's",
+        "score minus the mean score of the prompt's responses",
         group=True,
         kl_apart=True,
     ),
     "reinforce_pp": Needs(
         "REINFORCE++, without a critic",
-        "rewards from the macro action on, normalised over the batch",
+        "sum of the rewards from the macro action on, normalised over the batch",
         macro_actions=True,
         normalized=True,
         reads=frozenset({"gamma", "macro_reward"}),
     ),
     "reinforce_pp_baseline": Needs(
         "REINFORCE++ with the mean of the group as baseline",
-        "that of dr_grpo, normalised over the batch",
+        "as dr_grpo, normalised over the batch",
         group=True,
         kl_apart=True,
         normalized=True,
     ),
     "tempo": Needs(
         "TEMPO, without a critic",
-        "that of grpo, and how much each macro action changes the mean score of the responses that begin alike",
+        "as grpo, plus the change in the mean score of the responses with the same prefix",
         group=True,
         kl_apart=True,
         macro_actions=True,
     ),
     "segment_mc": Needs(
         "VinePPO by macro actions, without a critic",
-        "how much each macro action changes the mean score of mc_samples completions from where it begins and ends",
+        "change in the mean score of mc_samples completions between the beginning and the end of a macro action",
         macro_actions=True,
         segment_values=True,
     ),
@@ -96,29 +96,37 @@ ESTIMATOR_FLAGS = FlagTable(
     "credit assignment",
     {
         "value_function": Flag(
-            "weights of the token values in the value of a macro action",
+            "how the value of a macro action is computed from the values of its tokens (sigma): equal weights, the"
+            " last token (unit), weights that grow towards the end (position), or the first token",
             options={"choices": ("equal", "unit", "position", "first")},
         ),
         "macro_reward": Flag(
-            "how the token rewards of a macro action are pooled", options={"choices": ("sum", "mean")}
+            "how the reward of a macro action is computed from the rewards of its tokens",
+            options={"choices": ("sum", "mean")},
         ),
-        "kl_estimator": Flag("estimator of the KL penalty", options={"choices": ("k1", "k2", "k3")}),
-        "gamma": Flag("discount per macro action", ZERO_TO_ONE),
+        "kl_estimator": Flag(
+            "per-token KL estimator (Schulman): k1 = log-ratio, k2 = half its square, k3 = unbiased and never"
+            " negative",
+            options={"choices": ("k1", "k2", "k3")},
+        ),
+        "gamma": Flag("discount factor per macro action", ZERO_TO_ONE),
         "lam": Flag("lambda of GAE, per macro action", ZERO_TO_ONE),
         "lam_alpha": Flag(
-            "in the place of lam: 1 - 1 / (this x macro actions of the response); 0.05 in VAPO", ABOVE_0
+            "length-adaptive lambda, 1 - 1 / (alpha x macro actions of the response), instead of lam; 0.05 in VAPO",
+            ABOVE_0,
         ),
         "lam_critic": Flag(
-            "lambda of the returns that the critic learns; 1 in VAPO; that of the advantages if not given", ZERO_TO_ONE
+            "lambda of the critic's returns; 1 in VAPO; lambda of the advantages if not given", ZERO_TO_ONE
         ),
-        "clip_reward_value": Flag("clamp scores to plus and minus this; off if not given", ABOVE_0),
-        "missing_eos_penalty": Flag("subtracted from the score of a response that was cut", AT_LEAST_0),
+        "clip_reward_value": Flag("clip scores to plus or minus this value; off if not given", ABOVE_0),
+        "missing_eos_penalty": Flag("subtracted from the score of a response without EOS", AT_LEAST_0),
         "length_buffer": Flag(
-            "over the last so many tokens before max_answer_seq_len, length_penalty grows from 0 in a line (DAPO)",
+            "soft length penalty of DAPO: grows linearly from 0 to length_penalty over the last N tokens before"
+            " max_answer_seq_len",
             AT_LEAST_1,
         ),
         "length_penalty": Flag(
-            "subtracted from the score of a response of max_answer_seq_len tokens", ABOVE_0, only_with="length_buffer"
+            "penalty of a response of max_answer_seq_len tokens", ABOVE_0, only_with="length_buffer"
         ),
     },
 )

@@ -11,7 +11,7 @@ Presets have one key more, `preset`, see `dschat.settings.presets`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +24,48 @@ from dschat.settings.variables import expand_path, expand_text
 
 TAG = "tag:yaml.org,2002:"
 NULL = f"{TAG}null"
+FLOAT = f"{TAG}float"
 # Tags that YAML gives to plain values by itself.
-PLAIN_TAGS = {f"{TAG}{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "value", "seq")}
+PLAIN_KINDS = ("str", "int", "float", "bool", "null", "timestamp", "value", "seq")
+PLAIN_TAGS = {f"{TAG}{kind}" for kind in PLAIN_KINDS}
 INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}  # YAML's spelling → ours
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A flag's value in a file, as text: the flag says what it means. None stands for the flag's default."""
+    """A flag's value in a file, as text, which the flag converts.
+
+    Attributes:
+        value: None stands for the flag's default.
+        line: FILE:LINE.
+        fault: why no flag can have this value; empty for a valid one.
+    """
 
     value: str | list[str] | None
-    place: str  # FILE:LINE
-    fault: str = ""  # why a flag cannot have what the file has for a value
-
-    @property
-    def file(self) -> str:
-        """The file without the line."""
-        return self.place.rpartition(":")[0]
+    line: str
+    fault: str = ""
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a file says, with what it extends."""
+    """The content of a file, with what it extends.
 
-    settings: dict[str, Setting]  # by key
-    preset: dict[str, Any]  # the key `preset`
-    environ: Mapping[str, str]  # what variables in its values stand for
+    Attributes:
+        settings: by key.
+        preset: the key `preset`.
+        environ: values of the variables that its values may name.
+    """
 
-    @staticmethod
-    def is_in(place: str, file: str) -> bool:
-        """Whether a FILE:LINE is in a file."""
-        return place.rpartition(":")[0] == file
+    settings: dict[str, Setting]
+    preset: dict[str, Any]
+    environ: Mapping[str, str]
 
-    def value_of(self, key: str, in_path: bool) -> str | list[str] | None:
-        """The value of a key with its variables filled in; None where that leaves nothing of it.
+    def value_of(
+        self,
+        key: str,
+        in_path: bool,
+    ) -> str | list[str] | None:
+        """Value of a key with its variables filled in; None if that leaves it empty.
 
         Raises:
             UserError: a flag cannot have this value, or a variable is not set.
@@ -66,73 +74,102 @@ class ConfigFile:
         if setting.fault:
             hint = f" {key}: {OTHER_VALUES[key]}." if key in OTHER_VALUES else ""
             raise UserError(f"{setting.fault}{hint}")
-        place = f"{setting.place}: {key}"
+        source = f"{setting.line}: {key}"
         expand = expand_path if in_path else expand_text
         if isinstance(setting.value, list):
-            return [expand(text, place, self.environ) for text in setting.value]
+            return [expand(text, source, self.environ) for text in setting.value]
         if not setting.value:
             return setting.value
-        return expand(setting.value, place, self.environ) or None
+        return expand(setting.value, source, self.environ) or None
 
 
-def read_file(name: str, command: str, environ: Mapping[str, str]) -> ConfigFile:
-    """Reads a file and what it extends.
+def file_of(line: str) -> str:
+    """The file of a FILE:LINE."""
+    return line.rpartition(":")[0]
+
+
+def read_file(
+    name: str,
+    command: str,
+    environ: Mapping[str, str],
+) -> ConfigFile:
+    """Read a file and what it extends.
 
     Args:
         name: path of the file, or name of a preset that is shipped.
         command: subcommand whose flags the keys are.
-        environ: variables.
+        environ: environment variables.
 
     Raises:
         UserError: a file is missing or no YAML, or its keys are no names or are there twice.
     """
     path = _find(expand_path(name, "--config", environ), command, None, f"--config {name}")
-    read = _read(path, command, (), environ)
-    known = {**environ, **variables(read.preset, environ)} if read.preset else environ
-    return ConfigFile(read.settings, read.preset, known)
+    content = _read(path, command, (), environ)
+    if not content.preset:
+        return content
+    return replace(content, environ={**environ, **variables(content.preset, environ)})
 
 
-def _find(name: str, command: str, folder: Path | None, place: str) -> Path:
-    """The file of a name; one that another extends is looked for from that one's folder."""
+def _find(
+    name: str,
+    command: str,
+    folder: Path | None,
+    source: str,
+) -> Path:
+    """Path of a file or preset.
+
+    Args:
+        name: what `--config` or `extends` says.
+        command: the subcommand, for presets.
+        folder: folder of the file that extends this one; None for `--config`.
+        source: flag or FILE:LINE, for the message.
+    """
     path = Path(name) if folder is None else folder / name
     if path.is_file():
         return path
     preset = find_preset(command, name)
     if preset is not None:
         return preset
-    known = ", ".join(preset_names(command))
-    presets = f"the presets of `dschat {command}` are {known}" if known else f"`dschat {command}` has no presets"
-    raise UserError(f"{place}: there is no such file; give the path of a YAML file ({presets}).")
+    names = ", ".join(preset_names(command))
+    presets = f"the presets of `dschat {command}` are {names}" if names else f"`dschat {command}` has no presets"
+    raise UserError(f"{source}: there is no such file; give the path of a YAML file ({presets}).")
 
 
-def _read(path: Path, command: str, below: tuple[Path, ...], environ: Mapping[str, str]) -> ConfigFile:
-    """Reads a file and what it extends; `below` are the files that extend it."""
+def _read(
+    path: Path,
+    command: str,
+    below: tuple[Path, ...],
+    environ: Mapping[str, str],
+) -> ConfigFile:
+    """Read a file and what it extends; `below` are the files that extend it."""
     if path.resolve() in below:
         raise UserError(f"{path} extends itself: remove `extends` from one of {', '.join(map(str, below))}.")
     settings: dict[str, Setting] = {}
     preset: dict[str, Any] = {}
     base = ConfigFile({}, {}, environ)
-    places: dict[str, str] = {}
+    line_of: dict[str, str] = {}
     for key_node, node in _top_level(path):
-        place = f"{path}:{key_node.start_mark.line + 1}"
-        key = _key(key_node, place)
-        if key in places:
-            raise UserError(f"{place}: {key} is there twice, first at {places[key]}; keep one of them.")
-        places[key] = place
+        line = f"{path}:{key_node.start_mark.line + 1}"
+        key = _key(key_node, line)
+        if key in line_of:
+            raise UserError(f"{line}: {key} is there twice, first at {line_of[key]}; keep one of them.")
+        line_of[key] = line
         if key == "extends":
-            name = _extended(node, place, environ)
-            base_path = _find(name, command, path.parent, f"{place}: extends: {name}")
+            name = _extended(node, line, environ)
+            base_path = _find(name, command, path.parent, f"{line}: extends: {name}")
             base = _read(base_path, command, (*below, path.resolve()), environ)
         elif key == "preset":
-            preset = _preset(node, path, place)
+            preset = _preset(node, path, line)
         else:
-            settings[key] = _setting(node, key, place)
+            settings[key] = _setting(node, key, line)
+
+    # Keys of the file that is extended come first.
     inherited = {key: setting for key, setting in base.settings.items() if key not in settings}
-    return ConfigFile({**inherited, **settings}, {**base.preset, **preset}, environ)
+    return ConfigFile(inherited | settings, base.preset | preset, environ)
 
 
 def _top_level(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
-    """Keys and values of a file, not yet converted; none of an empty file."""
+    """Keys and values of a file as nodes, not yet converted; an empty file has none."""
     line = 1
     try:
         content = path.read_bytes()
@@ -155,60 +192,78 @@ def _top_level(path: Path) -> list[tuple[yaml.Node, yaml.Node]]:
     return list(root.value)
 
 
-def _setting(node: yaml.Node, key: str, place: str) -> Setting:
-    """A key's value. A fault is kept: if the key is no flag, that is what has to be said."""
+def _setting(
+    node: yaml.Node,
+    key: str,
+    line: str,
+) -> Setting:
+    """Value of a key. A fault is reported later, because a key that is no flag is reported first."""
     try:
-        return Setting(_text(node, f"{place}: {key}"), place)
+        return Setting(_text(node, f"{line}: {key}"), line)
     except UserError as error:
-        return Setting(None, place, str(error))
+        return Setting(None, line, str(error))
 
 
-def _key(node: yaml.Node, place: str) -> str:
+def _key(node: yaml.Node, line: str) -> str:
     """A flag's name in the spelling with underscores."""
     if not isinstance(node, yaml.ScalarNode) or not node.value:
-        raise UserError(f"{place}: a key must be the name of a flag.")
+        raise UserError(f"{line}: a key must be the name of a flag.")
     return str(node.value).removeprefix("--").replace("-", "_")
 
 
-def _extended(node: yaml.Node, place: str, environ: Mapping[str, str]) -> str:
-    """The name behind `extends`."""
-    name = _text(node, f"{place}: extends")
+def _extended(
+    node: yaml.Node,
+    line: str,
+    environ: Mapping[str, str],
+) -> str:
+    """The file or preset that `extends` names."""
+    name = _text(node, f"{line}: extends")
     if not isinstance(name, str) or not name:
         raise UserError(
-            f"{place}: extends must be one file or preset; to combine several, let each of them extend the next."
+            f"{line}: extends must be one file or preset; to combine several, let each of them extend the next."
         )
-    return expand_path(name, f"{place}: extends", environ)
+    return expand_path(name, f"{line}: extends", environ)
 
 
-def _preset(node: yaml.Node, path: Path, place: str) -> dict[str, Any]:
+def _preset(
+    node: yaml.Node,
+    path: Path,
+    line: str,
+) -> dict[str, Any]:
     """The key `preset` of a preset that is shipped."""
     if not path.resolve().is_relative_to(PRESETS):
         raise UserError(
-            f"{place}: only shipped presets have the key preset; to start from a preset, write `extends: NAME`."
+            f"{line}: only shipped presets have the key preset; to start from a preset, write `extends: NAME`."
         )
     loader = yaml.SafeLoader("")
     content: dict[str, Any] = loader.construct_object(node, deep=True)
     return content
 
 
-def _text(node: yaml.Node, place: str) -> str | list[str] | None:
-    """A value as it is written: `on` is no truth value and `1e-5` no text here; the flag decides."""
+def _text(node: yaml.Node, source: str) -> str | list[str] | None:
+    """A value as it is written. YAML's own types do not matter, as `on` for true or `1e-5` for a text."""
     if node.tag not in PLAIN_TAGS and not isinstance(node, yaml.MappingNode):
         tag = node.tag.replace(TAG, "!!")
-        raise UserError(f"{place} has the tag {tag}: remove the tag; a flag takes plain values.")
+        raise UserError(f"{source} has the tag {tag}: remove the tag; a flag takes plain values.")
     if isinstance(node, yaml.ScalarNode):
-        return None if node.tag == NULL else _scalar(node)
-    if not isinstance(node, yaml.SequenceNode) or not all(isinstance(item, yaml.ScalarNode) for item in node.value):
-        raise UserError(f"{place} must be a value or a list of values: flags are not nested.")
+        return _scalar(node)
+    items = node.value if isinstance(node, yaml.SequenceNode) else [None]
+    if not all(isinstance(item, yaml.ScalarNode) for item in items):
+        raise UserError(f"{source} must be a value or a list of values: flags are not nested.")
     texts: list[str] = []
-    for item in node.value:
-        text = _text(item, place)
+    for item in items:
+        text = _text(item, source)
         if not isinstance(text, str):
-            raise UserError(f"{place} has an empty item in its list: remove it, or write '' for an empty text.")
+            raise UserError(f"{source} has an empty item in its list: remove it, or write '' for an empty text.")
         texts.append(text)
     return texts
 
 
-def _scalar(node: yaml.ScalarNode) -> str:
+def _scalar(node: yaml.ScalarNode) -> str | None:
+    """A single value as it is written, with infinity in our spelling; None for null."""
     text = str(node.value)
-    return INFINITY.get(text.lower(), text) if node.tag == f"{TAG}float" else text
+    if node.tag == NULL:
+        return None
+    if node.tag == FLOAT:
+        return INFINITY.get(text.lower(), text)
+    return text

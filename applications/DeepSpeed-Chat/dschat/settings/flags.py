@@ -20,9 +20,7 @@ OnResume = Literal["same", "free", "share"]
 FREE: OnResume = "free"
 SHARE: OnResume = "share"
 FLAG = "flag"  # key of a field's metadata that holds its Flag
-UNCHANGED = object()
-REQUIRED: Any = MISSING
-PARTS = "parts"  # key of a field's metadata that makes further groups, by name
+PARTS = "parts"  # key of a field's metadata for a field that holds groups; its value returns their classes by name
 
 AT_LEAST_0: Range = (lambda number: number >= 0, "a number of at least 0")
 AT_LEAST_1: Range = (lambda number: number >= 1, "a whole number of at least 1")
@@ -46,20 +44,20 @@ class Flag:
     """A flag of a command line.
 
     Attributes:
-        help: its line in --help; the default is added to it.
-        range: what its value, or each of its values, must be.
-        on_resume: a resumed run must have the same value; or may have any (free); or may on another number of
-            processes (share: it is a process's share of a batch).
-        aliases: further spellings, with dashes.
-        only_with: another flag, or flag and value, without which this one does nothing.
-        environment: variable that holds its value where the flag is not given.
-        positional: a word without dashes.
-        secret: never repeated in a message.
-        path: a text, or each of several, may be a path: `~` and variables in it are expanded.
-        options: further arguments of argparse's `add_argument`: choices, nargs, const.
-        name: the name of its field.
-        type: the type of its field.
-        default: MISSING where it must be given.
+        help: its line in --help, to which the default is added.
+        range: what the value, or each of several values, must be.
+        on_resume: whether a resumed run must have the value of the earlier run (same), may have another one (free), or
+            may have another one on another number of processes (share: it is a process's share of a batch).
+        aliases: other spellings, with dashes.
+        only_with: another flag, or a flag and its value, without which this one does nothing.
+        environment: environment variable that holds the value if the flag is not given.
+        positional: the flag is a word without dashes.
+        secret: the value is never repeated in a message.
+        path: the value, or each of several, may be a path, in which `~` and variables are expanded.
+        options: other arguments of argparse's `add_argument`: choices, nargs, const.
+        name: name of its field.
+        type: type of its field.
+        default: MISSING if the flag is required.
         section: title in --help.
         holder: attributes and keys that lead from a configuration to the group that holds the field.
     """
@@ -82,7 +80,7 @@ class Flag:
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The values that it can have; none where there are other rules."""
+        """The values to choose from; empty if the value is free."""
         return tuple(self.options.get("choices") or choices_of(self.type))
 
 
@@ -118,7 +116,11 @@ def flag(
 
 
 def parts(groups: Callable[[], Mapping[str, type]]) -> Any:
-    """Declare a field of a group that holds further groups, by name; `groups` says which."""
+    """Declare a field of a group that holds other groups by name.
+
+    Args:
+        groups: returns the classes of these groups by name.
+    """
 
     def make() -> dict[str, Any]:
         return {name: group() for name, group in groups().items()}
@@ -126,52 +128,36 @@ def parts(groups: Callable[[], Mapping[str, type]]) -> Any:
     return field(default_factory=make, metadata={PARTS: groups})
 
 
-def like(
-    group: type,
-    name: str,
-    default: Any = UNCHANGED,
-    help: str | None = None,
-    range: Range | None = None,
-    **changes: Any,
-) -> Any:
-    """A flag of another group with other words, for a group of its own."""
-    old = flags_of(group)[name]
-    default = old.default if default is UNCHANGED else default
-    made: dict[str, Any] = {
-        "help": help or old.help,
-        "range": range or old.range,
-        "on_resume": old.on_resume,
-        "aliases": old.aliases,
-        "environment": old.environment,
-        "positional": old.positional,
-        "secret": old.secret,
-        "path": old.path,
-    }
-    made |= {**old.options, **changes}
-    if isinstance(default, list):
-        return flag(default=MISSING, factory=default.copy, **made)
-    return flag(default=default, **made)
-
-
 @dataclass(frozen=True)
 class FlagTable:
-    """The flags of a dataclass that knows none, for `Annotated[Group, FlagTable(…)]`; other fields are no flags."""
+    """Flags for a dataclass that declares none itself, in `Annotated[Group, FlagTable(…)]`.
+
+    Attributes:
+        section: title in --help.
+        flags: by field; the dataclass's other fields are no flags.
+    """
 
     section: str
-    flags: Mapping[str, Flag]  # by field
+    flags: Mapping[str, Flag]
 
 
 @dataclass(frozen=True)
 class FlagGroup:
-    """A group of a command."""
+    """A group of a command.
+
+    Attributes:
+        holder: attributes and keys that lead from a configuration to the group.
+        type: its dataclass.
+        table: its flags, if the dataclass declares none itself.
+    """
 
     holder: tuple[str, ...]
-    type: Any  # its dataclass
+    type: Any
     table: FlagTable | None = None
 
 
 def groups_of(command: type) -> tuple[FlagGroup, ...]:
-    """The groups of a command, its own before those of its base; a plain dataclass of flags is its own only group."""
+    """Groups of a command, before those of its base. A plain dataclass of flags is its only group."""
     return _groups_of(command)
 
 
@@ -195,11 +181,13 @@ def _groups_of(command: Any) -> tuple[FlagGroup, ...]:
 
 def _parts_of(holder: tuple[str, ...], group: Any) -> list[FlagGroup]:
     """The groups that a group holds."""
-    found: list[FlagGroup] = []
-    for one in fields(group):
-        if PARTS in one.metadata:
-            found += [FlagGroup((*holder, one.name, name), part) for name, part in one.metadata[PARTS]().items()]
-    return found
+    held_groups: list[FlagGroup] = []
+    for item in fields(group):
+        if PARTS not in item.metadata:
+            continue
+        for name, part in item.metadata[PARTS]().items():
+            held_groups.append(FlagGroup((*holder, item.name, name), part))
+    return held_groups
 
 
 def flags_of(command: type) -> Mapping[str, Flag]:
@@ -215,10 +203,10 @@ def flags_of(command: type) -> Mapping[str, Flag]:
 def _flags_of(command: Any) -> Mapping[str, Flag]:
     flags: dict[str, Flag] = {}
     for group in groups_of(command):
-        for one in _flags_of_group(group):
-            if one.name in flags:
-                raise TypeError(f"{command.__name__}: two groups have a flag {one.name}")
-            flags[one.name] = one
+        for flag in _flags_of_group(group):
+            if flag.name in flags:
+                raise TypeError(f"{command.__name__}: two groups have a flag {flag.name}")
+            flags[flag.name] = flag
     changes = {"default": "defaults", "help": "helps", "aliases": "more_aliases", "range": "ranges"}
     for attribute, table in changes.items():
         for name, value in _merged(command, table).items():
@@ -234,83 +222,91 @@ def _flags_of_group(group: FlagGroup) -> list[Flag]:
     hints = get_type_hints(group.type, include_extras=True)
     section = getattr(group.type, "section", None) if group.table is None else group.table.section
     flags: list[Flag] = []
-    for one in _in_order(group.type):
-        declared = one.metadata.get(FLAG) if group.table is None else group.table.flags.get(one.name)
+    for item in _in_order(group.type):
+        declared = item.metadata.get(FLAG) if group.table is None else group.table.flags.get(item.name)
         if declared is None:
             continue
-        default = declared.default if declared.default is not MISSING else default_of_field(one)
-        flags.append(
-            replace(
-                declared,
-                name=one.name,
-                type=hints[one.name],
-                default=default,
-                section=section,
-                holder=group.holder,
-            )
+        default = declared.default
+        if default is MISSING:
+            default = default_of_field(item)
+        flag = replace(
+            declared,
+            name=item.name,
+            type=hints[item.name],
+            default=default,
+            section=section,
+            holder=group.holder,
         )
+        flags.append(flag)
     return flags
 
 
 def _in_order(group: Any) -> "list[Field[Any]]":
-    """Fields of a dataclass, its own before those of its bases."""
+    """Fields of a dataclass, before those of its bases."""
     classes: list[Any] = [base for base in group.__mro__ if is_dataclass(base)]
 
-    def depth(one: "Field[Any]") -> int:
-        return max(place for place, base in enumerate(classes) if one.name in inspect.get_annotations(base))
+    def depth(item: "Field[Any]") -> int:
+        return max(level for level, base in enumerate(classes) if item.name in inspect.get_annotations(base))
 
     return sorted(fields(group), key=depth)
 
 
 def _merged(command: type, table: str) -> dict[str, Any]:
-    """What a command and its bases say in one of their tables."""
+    """The rows of a table of a command (`defaults`, `helps`, …), with those of its bases."""
     merged: dict[str, Any] = {}
     for base in reversed(command.__mro__):
         merged |= vars(base).get(table, {})
     return merged
 
 
-def make_group(group: type, values: Mapping[str, Any], table: FlagTable | None = None) -> Any:
-    """A group whose flags have these values, by name; others have the group's defaults."""
+def make_group(
+    group: type,
+    values: Mapping[str, Any],
+    table: FlagTable | None = None,
+) -> Any:
+    """Make a group from values by the names of flags; other flags have the group's defaults."""
     arguments: dict[str, Any] = {}
-    for one in fields(group):
-        if PARTS in one.metadata:
-            arguments[one.name] = {name: make_group(part, values) for name, part in one.metadata[PARTS]().items()}
-        elif one.name in values and (FLAG in one.metadata or table is not None):
-            arguments[one.name] = values[one.name]
+    for item in fields(group):
+        is_flag = FLAG in item.metadata if table is None else item.name in table.flags
+        if PARTS in item.metadata:
+            parts_of_group = item.metadata[PARTS]().items()
+            arguments[item.name] = {name: make_group(part, values) for name, part in parts_of_group}
+        elif is_flag and item.name in values:
+            arguments[item.name] = values[item.name]
     return group(**arguments)
 
 
 def holder_of(config: Any, flag: Flag) -> Any:
     """The group of a configuration that holds a flag."""
-    held = config
+    group = config
     for name in flag.holder:
-        held = held[name] if isinstance(held, dict) else getattr(held, name)
-    return held
+        group = group[name] if isinstance(group, dict) else getattr(group, name)
+    return group
 
 
 def value_of(config: Any, flag: Flag) -> Any:
-    """The value that a configuration gives a flag."""
+    """Value of a flag in a configuration."""
     return getattr(holder_of(config, flag), flag.name)
 
 
-def default_of_field(one: "Field[Any]") -> Any:
-    """The default of a dataclass's field; MISSING where it must be given."""
-    return one.default if one.default_factory is MISSING else one.default_factory()
+def default_of_field(item: "Field[Any]") -> Any:
+    """Default of a dataclass's field; MISSING if it has none."""
+    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def default_of(command: type, name: str) -> Any:
-    """The default of a flag of a command or group."""
+    """Default of a flag of a command or group."""
     return flags_of(command)[name].default
 
 
 def flags_on_resume(command: type, kind: OnResume) -> frozenset[str]:
-    """The flags of a command that a resumed run treats alike."""
-    return frozenset(name for name, flag in flags_of(command).items() if flag.on_resume == kind)
+    """Flags of a command by how a resumed run treats them, see `Flag.on_resume`."""
+    names = [name for name, flag in flags_of(command).items() if flag.on_resume == kind]
+    return frozenset(names)
 
 
 def choices_of(hint: Any) -> tuple[Any, ...]:
-    """The values that a type allows: those of a Literal, also of one with None; of others none."""
+    """The values of a Literal, or of a Literal that is part of a union or list; empty for other types."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     for part in get_args(hint):
@@ -320,9 +316,9 @@ def choices_of(hint: Any) -> tuple[Any, ...]:
 
 
 def check_values(config: Any) -> None:
-    """Check each flag of a configuration or group by its own declaration: its range, then whether it does something.
+    """Check each flag of a configuration or group by its declaration: choices and range, then `only_with`.
 
-    None passes.
+    None is always allowed.
 
     Raises:
         UserError: for the first flag that is refused.
@@ -341,14 +337,24 @@ def check_values(config: Any) -> None:
             raise UserError(f"--{name} {value} does nothing on its own: add --{flag.only_with}, or drop it.")
 
 
-def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    for one in value if isinstance(value, list | tuple) else [value]:
-        if choices and one not in choices:
-            known = ", ".join(map(str, choices))
-            raise UserError(f"--{name} {one} is unknown: give one of {known}.")
+def _check_choice(
+    name: str,
+    value: Any,
+    choices: Sequence[Any],
+) -> None:
+    if not choices:
+        return
+    for item in value if isinstance(value, list | tuple) else [value]:
+        if item not in choices:
+            names = ", ".join(str(choice) for choice in choices)
+            raise UserError(f"--{name} {item} is unknown: give one of {names}.")
 
 
-def _check_range(name: str, value: Any, range: Range) -> None:
+def _check_range(
+    name: str,
+    value: Any,
+    range: Range,
+) -> None:
     if range is NOT_EMPTY:
         if not value or (isinstance(value, list | tuple) and "" in value):
             raise UserError(f"--{name} is empty: give a value, or drop the flag.")
@@ -361,7 +367,7 @@ def _check_range(name: str, value: Any, range: Range) -> None:
 
 
 def _is_given(config: Any, other: str) -> bool:
-    """Whether a flag has a value, or that after its name."""
+    """Whether a flag has a value or, for a flag and a value such as `rollout_engine vllm`, that value."""
     name, _, wanted = other.partition(" ")
     value = value_of(config, flags_of(type(config))[name])
     return value == wanted if wanted else value is not None

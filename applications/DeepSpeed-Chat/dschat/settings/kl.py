@@ -8,20 +8,22 @@ from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, flag
 from dschat.settings.rules import Rule
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class KLFlags:
     """The KL penalty."""
 
     section = "KL penalty"
 
     kl_coef: float = flag(
-        "coefficient of the KL penalty against the reference", 0.05, AT_LEAST_0, aliases=["--kl_ctl"]
+        "coefficient of the KL penalty against the reference model", 0.05, AT_LEAST_0, aliases=["--kl_ctl"]
     )
     adaptive_kl_target: float | None = flag(
-        "target of the adaptive KL controller, in nats per sequence; fixed kl_coef if not given", None, ABOVE_0
+        "target KL of the adaptive controller, in nats per response; kl_coef stays constant if not given",
+        None,
+        ABOVE_0,
     )
     adaptive_kl_horizon: int = flag(
-        "responses over which the adaptive KL controller changes kl_coef",
+        "horizon of the adaptive KL controller, in responses; larger values change kl_coef more slowly",
         10000,
         AT_LEAST_1,
         only_with="adaptive_kl_target",

@@ -4,11 +4,10 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
 from dschat.base.errors import UserError
-from dschat.settings.commands import ServerFlags
-from dschat.settings.common import OptimisationFlags
+from dschat.settings.common import SEED, OptimisationFlags
 from dschat.settings.conditions import (
     CONDITIONS,
     Condition,
@@ -21,24 +20,34 @@ from dschat.settings.conditions import (
     names_with_notes,
     parse_ngram,
 )
-from dschat.settings.flags import AT_LEAST_0, check_values, default_of, flag, flags_of, like, make_group, parts
-from dschat.settings.rollouts import SamplingFlags
-from dschat.settings.rules import check_function_path
+from dschat.settings.config import Config
+from dschat.settings.flags import (
+    ABOVE_0,
+    AT_LEAST_0,
+    NOT_EMPTY,
+    check_values,
+    default_of,
+    flag,
+    flags_of,
+    make_group,
+    parts,
+)
+from dschat.settings.rules import Rule, Rules, check_function_path
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class TerminationFlags:
     """Where a macro action ends: the condition, and the flags of each."""
 
     section = "macro actions"
 
     termination_condition: str = flag(
-        f"where a macro action ends: {names_with_notes()}, or module.py:function with (trajectory, tokenizer) -> ends",
+        f"where macro actions end: {names_with_notes()}, or module.py:function with (trajectory, tokenizer) -> ends",
         "fixed",
     )
-    isolate_last_token: bool = flag("make the last response token a macro action of its own", False)
+    isolate_last_token: bool = flag("make the last token of a response (usually EOS) a macro action of its own", False)
     conditions: dict[str, Any] = parts(groups_of_conditions)  # condition → its flags
 
     @property
@@ -83,10 +92,10 @@ class TerminationFlags:
         if ":" in chosen:
             check_function_path("termination_condition", chosen)
         elif chosen not in CONDITIONS:
-            known = ", ".join(CONDITIONS)
-            raise UserError(f"--termination_condition {chosen} is unknown: use {known} or module.py:function.")
+            names = ", ".join(CONDITIONS)
+            raise UserError(f"--termination_condition {chosen} is unknown: use {names} or module.py:function.")
         for name in CONDITIONS:
-            changed = [f"--{one}" for one in changed_flags(self.conditions[name])]
+            changed = [f"--{flag}" for flag in changed_flags(self.conditions[name])]
             if changed and chosen != name:
                 logger.warning("%s: of no effect without --termination_condition %s.", ", ".join(changed), name)
         parsing: ParsingFlags = self.conditions["parsing"]
@@ -103,48 +112,64 @@ def termination_of(**values: Any) -> TerminationFlags:
 
 def changed_flags(group: Any) -> list[str]:
     """The flags of a group whose value is not the default."""
-    return [name for name, one in flags_of(type(group)).items() if getattr(group, name) != one.default]
+    return [name for name, flag in flags_of(type(group)).items() if getattr(group, name) != flag.default]
 
 
 SEVERAL = ("ngram", "parser", "parser_model")  # flags whose every value gets a panel
 
 
-@dataclass(kw_only=True)
-class MacroActionsOptions:
-    """Show where termination conditions cut responses, side by side; their flags are those of step 3."""
+def _help_of(group: type, name: str) -> str:
+    """The help line of a flag of step 3."""
+    return flags_of(group)[name].help
 
-    model: str = like(ServerFlags, "model", help="folder or Hugging Face name; its tokenizer cuts into tokens")
+
+@dataclass(kw_only=True)
+class PanelFlags:
+    """Responses to cut, and the panels that show where; a panel for each value of some flags."""
+
+    model: str = flag("folder or Hugging Face name; its tokenizer cuts into tokens", path=True)
     text: list[str] | None = flag("responses to cut", None)
     jsonl: Path | None = flag("file of rows with prompt and response, as inference writes them", None)
     prompt: str = flag("with --text: the prompt before each (matters for ppl)", "")
     limit: int = flag("with --jsonl: rows to show; 0 = all", 8, AT_LEAST_0)
     html: Path | None = flag("also write a page with the conditions side by side", None)
     colour: bool = flag("colours even where the output is no terminal", False)
-    temperature: float = like(SamplingFlags, "temperature", help="ppl: of the log-probs")
-    seed: int = like(OptimisationFlags, "seed", help="randomized: of the run")
-    termination_condition: list[str] = like(TerminationFlags, "termination_condition", ["fixed"])
-    ngram: list[Annotated[float, parse_ngram]] = like(FixedFlags, "ngram", [5])
-    parser: list[str] = like(ParsingFlags, "parser", ["benepar"])
-    parser_model: list[str] | None = like(
-        ParsingFlags, "parser_model", help="parsing: of each parser; - = its default"
+    temperature: float = flag("ppl: of the log-probs", 1.0, ABOVE_0)
+    seed: int = flag("randomized: of the run", default_of(OptimisationFlags, "seed"), SEED)
+    termination_condition: list[str] = flag(
+        _help_of(TerminationFlags, "termination_condition"), factory=lambda: ["fixed"]
     )
-    repeat_times: int = like(RandomizedFlags, "repeat_times")
-    ngram_lengths: list[int] = like(RandomizedFlags, "ngram_lengths")
-    parsing_cutoff: int = like(ParsingFlags, "parsing_cutoff")
-    parser_device: str = like(ParsingFlags, "parser_device")
-    ppl_mode: Literal["chunk", "prefix", "token"] = like(PerplexityFlags, "ppl_mode")
-    surprise_probability: float = like(SurpriseFlags, "surprise_probability")
-    surprise_count: int = like(SurpriseFlags, "surprise_count")
+    ngram: list[Annotated[float, parse_ngram]] = flag(_help_of(FixedFlags, "ngram"), factory=lambda: [5])
+    parser: list[str] = flag(_help_of(ParsingFlags, "parser"), factory=lambda: ["benepar"])
+    parser_model: list[str] | None = flag("parsing: of each parser; - = its default", None, NOT_EMPTY, path=True)
+    parsing_cutoff: int = flag(
+        _help_of(ParsingFlags, "parsing_cutoff"),
+        default_of(ParsingFlags, "parsing_cutoff"),
+        flags_of(ParsingFlags)["parsing_cutoff"].range,
+        aliases=["--parser_cutoff"],
+    )
+    parser_device: str = flag(_help_of(ParsingFlags, "parser_device"), "cpu", NOT_EMPTY)
 
-    def __post_init__(self) -> None:
-        """Refuses values that mean nothing. Raises UserError, which names the flag."""
-        check_values(self)
-        if (self.text is None) == (self.jsonl is None):
-            raise UserError("give either --text or --jsonl: the responses to cut.")
+
+class MacroActionsOptions(Config):
+    """Show where termination conditions cut responses, side by side; their flags are those of step 3."""
+
+    rules: ClassVar[Rules] = (
+        Rule(
+            lambda options: (options.panels.text is None) == (options.panels.jsonl is None),
+            "give either --text or --jsonl: the responses to cut.",
+        ),
+    )
+
+    panels: PanelFlags
+    randomized: RandomizedFlags
+    perplexity: PerplexityFlags
+    surprise: SurpriseFlags
 
     def values_of(self, condition: str) -> dict[str, Any]:
         """The flags of a condition that have one value for all panels."""
         if condition not in CONDITIONS:
             return {}
+        values = self.flat()
         names = [name for name in flags_of(CONDITIONS[condition].flags) if name not in SEVERAL]
-        return {name: getattr(self, name) for name in names}
+        return {name: values[name] for name in names}

@@ -14,12 +14,17 @@ TRAINERS = {"T": "TRL", "L": "LLaMA-Factory", "A": "Axolotl"}
 
 @dataclass(frozen=True)
 class OtherName:
-    """A setting of another trainer."""
+    """A setting of another trainer.
 
-    trainers: str  # letters of TRAINERS
-    # Words of our command lines that say the same; a command takes the first whose flag it has.
-    here: tuple[str, ...] = ()
-    note: str = ""  # what else to know; alone where no flag says the same
+    Attributes:
+        trainers: letters of TRAINERS.
+        flags: our flags, with a value if need be; a command takes the first that it has.
+        note: what else to know, or why there is no flag.
+    """
+
+    trainers: str
+    flags: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def trainer_names(self) -> str:
@@ -183,7 +188,7 @@ OTHER_COMMANDS: dict[str, str] = {
 
 
 def suggestion(name: str, command_has: Callable[[str], bool]) -> str:
-    """What a name of another trainer is called in a command, as the end of a message; empty for an unknown name.
+    """Our flag for a setting of another trainer, as the end of a message; empty for an unknown name.
 
     Args:
         name: the name, without dashes and with underscores.
@@ -192,12 +197,13 @@ def suggestion(name: str, command_has: Callable[[str], bool]) -> str:
     other = OTHER_NAMES.get(name)
     if other is None:
         return ""
-    words = next((words for words in other.here if command_has(words.split()[0].removeprefix("--"))), None)
-    if words is not None:
-        note = f": {other.note}" if other.note else ""
-        return f"did you mean {words}? ({name} of {other.trainer_names}{note})"
-    if other.here:
-        return f"{name} of {other.trainer_names} is {other.here[0]} in other commands"
+    for words in other.flags:
+        flag = words.split()[0].removeprefix("--")
+        if command_has(flag):
+            note = f": {other.note}" if other.note else ""
+            return f"did you mean {words}? ({name} of {other.trainer_names}{note})"
+    if other.flags:
+        return f"{name} of {other.trainer_names} is {other.flags[0]} in other commands"
     return f"{name} of {other.trainer_names} has no flag here: {other.note}"
 
 
@@ -205,10 +211,12 @@ def page() -> str:
     """The tables of docs/coming-from-trl.md."""
     lines = ["| setting | of | here |", "|---|---|---|"]
     for name, other in OTHER_NAMES.items():
-        here = ", ".join(f"`{words}`" for words in other.here)
-        lines.append(f"| `{name}` | {other.trainer_names} | {'; '.join(filter(None, (here, other.note)))} |")
+        texts = [", ".join(f"`{words}`" for words in other.flags), other.note]
+        ours = "; ".join(text for text in texts if text)
+        lines.append(f"| `{name}` | {other.trainer_names} | {ours} |")
     lines += ["", "| command or algorithm | here |", "|---|---|"]
-    lines += [f"| `{name}` | `{command}` |" for name, command in OTHER_COMMANDS.items()]
+    for name, command in OTHER_COMMANDS.items():
+        lines.append(f"| `{name}` | `{command}` |")
     return "\n".join(lines) + "\n"
 
 

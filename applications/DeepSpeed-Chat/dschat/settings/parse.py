@@ -5,6 +5,7 @@ A value comes from the command line, else from the file of `--config` (see `dsch
 environment where its flag names a variable, else from the default.
 """
 
+import argparse
 import dataclasses
 import json
 import math
@@ -20,7 +21,7 @@ from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
 from dschat.settings.config import Config
-from dschat.settings.files import ConfigFile, read_file
+from dschat.settings.files import ConfigFile, file_of, read_file
 from dschat.settings.flags import default_of, flags_of
 from dschat.settings.parser import FlagParser
 from dschat.settings.presets import batch_sizes
@@ -34,22 +35,30 @@ PRINTS = ("--print_config", "--print-config")
 
 @dataclass(frozen=True)
 class Resolved(Generic[T]):
-    """A configuration, and where its values come from."""
+    """A configuration, and where its values come from.
+
+    Attributes:
+        config: the configuration.
+        values: by flag, before values that follow from other flags are derived.
+        origins: for each value that is no default: its flag, FILE:LINE or $VARIABLE.
+        other_words: words that are no flags of the command.
+        preset: the key `preset` of its file.
+    """
 
     config: T
-    values: dict[str, Any]  # by field, as given: before what follows from other flags is filled in
-    origins: dict[str, str]  # of each value that is no default: its flag, FILE:LINE or $VARIABLE
-    rest: list[str]  # words that are no flags of it
-    preset: dict[str, Any] = field(default_factory=dict)  # the key `preset` of its file
+    values: dict[str, Any]
+    origins: dict[str, str]
+    other_words: list[str]
+    preset: dict[str, Any] = field(default_factory=dict)
 
     def words(self, without: Sequence[str] = ()) -> list[str]:
-        """A command line that says the same without a file, but for some flags."""
+        """Command line that gives these values without a file, but for some flags."""
         values = {name: self.values[name] for name in self.origins if name not in without}
         return as_words(type(self.config), values)
 
     @property
     def yaml(self) -> str:
-        """A file that says the same, with where each value comes from."""
+        """File that gives these values, with where each comes from."""
         return as_yaml(type(self.config), self.values, self.origins)
 
 
@@ -65,55 +74,61 @@ def resolve(
     config: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Resolved[T]:
-    """Reads, converts and checks what a command is told.
+    """Read, convert and check the values of a command's flags.
 
     Args:
-        config_class: the dataclass of its flags.
+        config_class: the class of its flags.
         words: the command line; that of the process if None.
         command: the subcommand, among whose presets `--config NAME` is looked for.
-        processes: that share a preset's batch; those of the launcher if None.
-        runs_here: the packages that the flags need must be installed.
+        processes: number of processes that share a preset's batch; that of the launcher if None.
+        runs_here: check that the packages which the flags need are installed.
         all_known: words that are no flags are an error.
-        checks: a training step's rules hold.
+        checks: check a training step's rules.
         config: file or preset, as `--config` gives it.
-        environ: variables; those of the process if None.
+        environ: environment variables; those of the process if None.
 
     Raises:
         UserError: a value, a combination of flags or a file is not possible; after --print_config has printed it.
         SystemExit: status 2 after one line on stderr for an unknown flag or a malformed value; status 0 after --help
             and --print_config.
     """
+    environ = os.environ if environ is None else environ
+    if processes is None:
+        processes = int(os.environ.get("WORLD_SIZE") or 1)
+
+    # The command line.
     parser = FlagParser(config_class, f"dschat {command}" if command else None)
-    flags = flags_of(config_class)
-    has_own = "config" in flags
-    if not has_own:
-        group = parser.add_argument_group("files")
-        group.add_argument("--config", metavar="FILE", help="YAML file of flags, or the name of a preset; flags win")
-        shown = "print every value with where it comes from, and end"
-        group.add_argument(*PRINTS, action="store_true", help=shown)
-    given, rest = parser.given(words)
-    if rest and all_known:
-        parser.error_unknown(rest)
-    name = config if has_own else given.pop("config", config)
-    prints = not has_own and given.pop("print_config", False)
-    known = os.environ if environ is None else environ
-    file = read_file(name, command, known) if name is not None else ConfigFile({}, {}, known)
-    values, origins = _merge(config_class, parser, file, given)
-    share = int(os.environ.get("WORLD_SIZE") or 1) if processes is None else processes
-    if most := file.preset.get("most_per_gpu"):
-        for key, size in batch_sizes(most, values, share).items():
-            if key not in values:
-                values[key], origins[key] = size, f"preset, {share} processes"
-    for key, flag in flags.items():
-        variable = flag.environment
-        if key not in values and variable and known.get(variable):
-            values |= _with_paths(config_class, parser.value_of(key, known[variable], variable), known)
-            origins[key] = f"${variable}"
-    defaults = {key: flag.default for key, flag in flags.items()}
-    missing = [key for key, default in defaults.items() if default is MISSING and key not in values]
+    config_is_a_flag = "config" in flags_of(config_class)  # `dschat plan` has a --config with another meaning
+    if not config_is_a_flag:
+        _add_file_flags(parser, config_class)
+    values_of_words, other_words = parser.read(words)
+    if other_words and all_known:
+        parser.error_unknown(other_words)
+    prints = False
+    if not config_is_a_flag:
+        config = values_of_words.pop("config", config)
+        prints = values_of_words.pop("print_config", False)
+
+    # Files, the preset's batch sizes, the environment.
+    file = ConfigFile({}, {}, environ) if config is None else read_file(config, command, environ)
+    values, origins = _merge(config_class, parser, file, values_of_words)
+    sizes = batch_sizes(file.preset.get("most_per_gpu", {}), values, processes)
+    for name, size in sizes.items():
+        if name not in values:
+            values[name] = size
+            origins[name] = f"preset, {processes} processes"
+    _add_environment(config_class, parser, environ, values, origins)
+
+    # Defaults.
+    complete: dict[str, Any] = {}
+    missing: list[str] = []
+    for name, flag in flags_of(config_class).items():
+        complete[name] = values.get(name, flag.default)
+        if complete[name] is MISSING:
+            missing.append(name)
     _check_nulls(parser, file, missing)
     parser.require(missing)
-    complete = {key: values.get(key, default) for key, default in defaults.items()}
+
     if prints:
         print(as_yaml(config_class, complete, origins), end="", flush=True)
     made = config_class(**values)
@@ -123,105 +138,202 @@ def resolve(
         made.check_installed()
     if prints:
         raise SystemExit(0)
-    return Resolved(made, complete, origins, rest, file.preset)
+    return Resolved(made, complete, origins, other_words, file.preset)
 
 
-def parse(config_class: type[T], argv: Sequence[str] | None = None, runs_here: bool = True) -> T:
-    """The configuration of a command line, see `resolve`."""
+class _PrintSchema(argparse.Action):
+    """Prints the JSON schema of a command's files, and ends."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        *args: Any,
+    ) -> None:
+        """Print and end."""
+        from dschat.settings.schema import json_schema
+
+        print(json.dumps(json_schema(self.const, parser.prog), indent=2), flush=True)
+        parser.exit()
+
+
+def _add_file_flags(parser: FlagParser, config_class: type) -> None:
+    """Add the flags of every command that are about files."""
+    group = parser.add_argument_group("files")
+    group.add_argument("--config", metavar="FILE", help="YAML file of flags, or the name of a preset; flags win")
+    group.add_argument(*PRINTS, action="store_true", help="print every value with where it comes from, and end")
+    group.add_argument(
+        *("--print_schema", "--print-schema"),
+        action=_PrintSchema,
+        nargs=0,
+        const=config_class,
+        help="print a JSON schema for such files, with which editors complete and check them, and end",
+    )
+
+
+def _add_environment(
+    config_class: type,
+    parser: FlagParser,
+    environ: Mapping[str, str],
+    values: dict[str, Any],
+    origins: dict[str, str],
+) -> None:
+    """Add the values of flags that have an environment variable and no value yet."""
+    for name, flag in flags_of(config_class).items():
+        text = environ.get(flag.environment) if flag.environment else None
+        if text and name not in values:
+            value = parser.value_of(name, text, str(flag.environment))
+            values |= _with_paths(config_class, value, environ)
+            origins[name] = f"${flag.environment}"
+
+
+def parse(
+    config_class: type[T],
+    argv: Sequence[str] | None = None,
+    runs_here: bool = True,
+) -> T:
+    """Configuration of a command line, see `resolve`."""
     return resolve(config_class, argv, runs_here=runs_here).config
 
 
 def to_json(config: CommonConfig, plan: BatchPlan) -> str:
-    """Every flag as JSON, with the batch sizes that follow from them under `batch_plan`. JSON has no infinity: a flag
-    of that value is written as the text "inf".
+    """Every flag as JSON, and the batch sizes that follow from them under `batch_plan`.
+
+    JSON has no infinity: a flag of that value is written as the text "inf".
     """
-    flags = {name: "inf" if value == math.inf else value for name, value in config.flat().items()}
-    content = flags | {"batch_plan": dataclasses.asdict(plan)}
+    content = config.flat()
+    for name, value in content.items():
+        if value == math.inf:
+            content[name] = "inf"
+    content["batch_plan"] = dataclasses.asdict(plan)
     return json.dumps(content, indent=2) + "\n"
 
 
 def to_yaml(config: CommonConfig) -> str:
     """Every flag as a file for --config; with another --output_dir it repeats the run."""
     values = config.flat()
-    follows = str(Path(values["output_dir"]) / "tensorboard")
-    if values["tensorboard_path"] == follows:
+    if values["tensorboard_path"] == str(Path(values["output_dir"]) / "tensorboard"):
         values["tensorboard_path"] = None
     return "".join(f"{name}: {_yaml_value(type(config), name, value)}\n" for name, value in values.items())
 
 
-def as_yaml(flags: type, values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """A file for --config that gives these values, with where each comes from.
+def as_yaml(
+    flags: type,
+    values: Mapping[str, Any],
+    origins: Mapping[str, str],
+) -> str:
+    """A file for --config that gives these values, with where each comes from in a comment.
 
     Args:
-        flags: the dataclass of the flags.
-        values: by field.
-        origins: of each value that is no default: its flag, FILE:LINE or $VARIABLE.
+        flags: the class of the flags.
+        values: by flag.
+        origins: for each value that is no default: its flag, FILE:LINE or $VARIABLE.
     """
-    lines = [f"{name}: {_yaml_value(flags, name, value)}" for name, value in values.items()]
-    width = min(48, max(map(len, lines), default=0))
-    places = [origins.get(name, DEFAULT) for name in values]
-    return "".join(f"{line:<{width}}  # {place}\n" for line, place in zip(lines, places, strict=True))
+    line_of = {name: f"{name}: {_yaml_value(flags, name, value)}" for name, value in values.items()}
+    widest = max((len(line) for line in line_of.values()), default=0)
+    width = min(48, widest)
+    lines = []
+    for name, line in line_of.items():
+        lines.append(f"{line:<{width}}  # {origins.get(name, DEFAULT)}\n")
+    return "".join(lines)
 
 
 def _merge(
-    config_class: type, parser: FlagParser, file: ConfigFile, given: Mapping[str, Any]
+    config_class: type,
+    parser: FlagParser,
+    file: ConfigFile,
+    values_of_words: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values of a file and of a command line, which wins, in the order of the fields; and where they come from."""
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    unknown = [parser.unknown(key, setting.place) for key, setting in file.settings.items() if not parser.has(key)]
+    """Values of a file and of a command line, which wins.
+
+    Returns:
+        Values and origins by flag, in the order of the flags.
+    """
+    unknown = []
+    for key, setting in file.settings.items():
+        if not parser.has(key):
+            unknown.append(parser.unknown(key, setting.line))
     if unknown:
         raise UserError("\n".join(unknown))
+
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     for key, setting in file.settings.items():
         name = parser.field_of(key)
         value = file.value_of(key, in_path=name is not None and is_path(config_class, name))
         if value is None:
             continue
-        if name in origins and file.is_in(origins[name], setting.file):
-            raise UserError(f"{setting.place}: {key} is --{name}, which {origins[name]} gives; keep one of them.")
-        values |= parser.value_of(key, value, setting.place)
+        if name in origins and file_of(origins[name]) == file_of(setting.line):
+            raise UserError(f"{setting.line}: {key} is --{name}, which {origins[name]} gives; keep one of them.")
+        values |= parser.value_of(key, value, setting.line)
         if name is not None:
-            origins[name] = setting.place
-    values |= _with_paths(config_class, given, file.environ)
-    origins |= {name: f"--{name}" for name in given}
+            origins[name] = setting.line
+
+    values |= _with_paths(config_class, values_of_words, file.environ)
+    origins |= {name: f"--{name}" for name in values_of_words}
     in_order = {name: values[name] for name in flags_of(config_class) if name in values}
-    return in_order, {name: origins[name] for name in in_order if name in origins}
+    return in_order, origins
 
 
-def _check_nulls(parser: FlagParser, file: ConfigFile, missing: Sequence[str]) -> None:
-    """Raises UserError where a file names a required flag without a value, and nothing else gives one."""
+def _check_nulls(
+    parser: FlagParser,
+    file: ConfigFile,
+    missing: Sequence[str],
+) -> None:
+    """Raise UserError if a file names a required flag without a value, and nothing else gives one."""
     for key, setting in file.settings.items():
         if parser.field_of(key) in missing:
-            raise UserError(f"{setting.place}: {key} has no value, and must have one: give it here or as --{key}.")
+            raise UserError(f"{setting.line}: {key} has no value, and must have one: give it here or as --{key}.")
 
 
-def _with_paths(flags: type, values: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Values by field, with `~` and variables expanded in paths."""
+def _with_paths(
+    flags: type,
+    values: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> dict[str, Any]:
+    """Values by flag, with `~` and variables expanded in paths."""
     expanded = dict(values)
     for name, value in values.items():
         if value is None or not is_path(flags, name):
             continue
         if isinstance(value, list | tuple):
-            expanded[name] = [type(one)(expand_path(str(one), f"--{name}", environ)) for one in value]
+            expanded[name] = [_expanded(path, name, environ) for path in value]
         else:
-            expanded[name] = type(value)(expand_path(str(value), f"--{name}", environ))
+            expanded[name] = _expanded(value, name, environ)
     return expanded
 
 
-def _yaml_value(flags: type, name: str, value: object) -> str:
+def _expanded(
+    path: str | Path,
+    name: str,
+    environ: Mapping[str, str],
+) -> str | Path:
+    return type(path)(expand_path(str(path), f"--{name}", environ))
+
+
+def _yaml_value(
+    flags: type,
+    name: str,
+    value: object,
+) -> str:
     """A value on one line, which a file gives back as it is."""
     if value is None:
         return "null" if default_of(flags, name) is None else "none"
     texts = texts_of(flags, name, value)
     if not is_path(flags, name):
-        texts = list(map(escape_text, texts))
+        texts = [escape_text(text) for text in texts]
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_yaml_scalar(text) for text in texts)}]"
+        items = ", ".join(_yaml_scalar(text) for text in texts)
+        return f"[{items}]"
     return _yaml_scalar(texts[0]) if isinstance(value, str | Path) else texts[0]
 
 
 def _yaml_scalar(text: str) -> str:
-    """A text on one line, in quotes where it needs them as an item of a list."""
-    style = '"' if not text.isprintable() else None
-    dumped = yaml.safe_dump([text], default_flow_style=True, default_style=style, width=math.inf, allow_unicode=True)
+    """A text on one line, in quotes if an item of a list needs them."""
+    dumped = yaml.safe_dump(
+        [text],
+        default_flow_style=True,
+        default_style=None if text.isprintable() else '"',
+        width=math.inf,
+        allow_unicode=True,
+    )
     return str(dumped).strip().removeprefix("[").removesuffix("]")

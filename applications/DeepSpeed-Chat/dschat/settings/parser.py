@@ -29,7 +29,7 @@ from dschat.settings.words import (
 
 logger = logging.getLogger(__name__)
 
-NOT_IN_FILES = ("help", "config", "print_config")
+NOT_IN_FILES = ("help", "config", "print_config", "print_schema")
 _DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
 _TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
 
@@ -60,8 +60,12 @@ class FlagParser(argparse.ArgumentParser):
     Values that are not given are not in the namespace: defaults come later, after files.
     """
 
-    def __init__(self, flags: type, prog: str | None = None) -> None:
-        """Adds every flag of a command, and for a training step the flags without effect."""
+    def __init__(
+        self,
+        flags: type,
+        prog: str | None = None,
+    ) -> None:
+        """Add every flag of a command, and for a training step the flags without effect."""
         usage = getattr(flags, "usage", None if positional_flags(flags) else "%(prog)s [flags]")
         super().__init__(
             prog,
@@ -72,28 +76,32 @@ class FlagParser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
         )
         self._flags = flags
-        self._place = ""  # of the file that words come from
+        self._line = ""  # FILE:LINE, while values of a file are converted
         self._declared = flags_of(flags)
-        self._discreet = any(flag.secret for flag in self._declared.values())
+        self._has_secrets = any(flag.secret for flag in self._declared.values())
         sections: dict[str, Any] = {}
         for flag in self._declared.values():
             title = flag.section
             if title is not None and title not in sections:
                 sections[title] = self.add_argument_group(title)
             _add(sections.get(title or "", self), flag, takes_bare_words(flags))
-        own: Mapping[str, str] | None = getattr(flags, "own_inert_flags", None)
-        if own is not None:
+        inert_flags: Mapping[str, str] | None = getattr(flags, "own_inert_flags", None)
+        if inert_flags is not None:
             group = self.add_argument_group("accepted with a warning, without effect")
-            for name, reason in (INERT_FLAGS | dict(own)).items():
+            for name, reason in (INERT_FLAGS | dict(inert_flags)).items():
                 group.add_argument(*spellings(name), action=_InertAction, reason=reason, metavar="VALUE", help=reason)
 
-    def given(self, words: Sequence[str] | None) -> tuple[dict[str, Any], list[str]]:
-        """Values by field, and the words that are no flags of these."""
-        namespace, rest = self.parse_known_args(words)
-        return vars(namespace), rest
+    def read(self, words: Sequence[str] | None) -> tuple[dict[str, Any], list[str]]:
+        """Values by flag, and the words that are no flags of the command."""
+        namespace, other_words = self.parse_known_args(words)
+        return vars(namespace), other_words
 
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """Keep a flag's value `--`, which argparse would drop as the mark before words without dashes."""
+    def _get_values(
+        self,
+        action: argparse.Action,
+        arg_strings: list[str],
+    ) -> Any:
+        """Convert words. A flag may have the value `--`, which argparse itself would drop as a separator."""
         if "" in arg_strings and (action.dest == "config" or self._may_be_left_out(action.dest)):
             name = f"--{action.dest}" if action.option_strings else action.dest.upper()
             self.error(f"argument {name}: the path is empty (is a shell variable not set?): give one, or leave it out")
@@ -101,128 +109,164 @@ class FlagParser(argparse.ArgumentParser):
         return super()._get_values(action, words)
 
     def _may_be_left_out(self, name: str) -> bool:
-        """Whether a flag is a path that has a default; those that are required have rules of their own."""
+        """Whether a flag is a path that is not required. Required paths have rules that refuse empty ones."""
         flag = self._declared.get(name)
         return flag is not None and flag.default is None and is_path(self._flags, name)
 
     def has(self, key: str) -> bool:
-        """Whether a key of a file is a flag that files may give."""
+        """Whether a key of a file is a flag that a file may give."""
         action = self._option_string_actions.get(spellings(key)[0])
         if action is None or key.endswith(APPEND):
             return False
         return action.dest in self._declared or action.dest not in NOT_IN_FILES
 
     def field_of(self, key: str) -> str | None:
-        """The field of a key of a file; None of a flag without effect."""
+        """The flag of a key of a file; None for a flag without effect."""
         dest = self._option_string_actions[spellings(key)[0]].dest
         return None if dest == argparse.SUPPRESS else dest
 
-    def unknown(self, key: str, place: str) -> str:
-        """What is said of a key that is no flag."""
-        if key == "config":
-            return f"{place}: config is given on the command line; in a file, write `extends: FILE`."
-        if key in NOT_IN_FILES:
-            return f"{place}: {key} is given on the command line alone."
-        elsewhere = suggestion(key, self.has)
-        names = [option for option in self._option_string_actions if self.has(option.removeprefix("--"))]
-        near = f"; {elsewhere}" if elsewhere else _nearest(f"--{key}", [*names, "--extends"]).replace("--", "")
-        return f"{place}: {key} is no flag of `{self.prog}`{near or '; --help lists the flags.'}"
+    def unknown(
+        self,
+        key: str,
+        line: str,
+    ) -> str:
+        """Message about a key of a file that is no flag.
 
-    def value_of(self, key: str, value: str | list[str], place: str) -> dict[str, Any]:
-        """The field of a key in a file with its value, as a command line would give it; {} of a flag without effect.
+        Args:
+            key: the key.
+            line: its FILE:LINE.
+        """
+        if key == "config":
+            return f"{line}: config is given on the command line; in a file, write `extends: FILE`."
+        if key in NOT_IN_FILES:
+            return f"{line}: {key} is given on the command line alone."
+        other_trainers = suggestion(key, self.has)
+        if other_trainers:
+            remedy = f"; {other_trainers}"
+        else:
+            options = [option for option in self._option_string_actions if self.has(option.removeprefix("--"))]
+            remedy = _nearest(f"--{key}", [*options, "--extends"]).replace("--", "")
+        return f"{line}: {key} is no flag of `{self.prog}`{remedy or '; --help lists the flags.'}"
+
+    def value_of(
+        self,
+        key: str,
+        value: str | list[str],
+        line: str,
+    ) -> dict[str, Any]:
+        """Convert the value of a key in a file as that of a command line.
+
+        Args:
+            key: the key.
+            value: as text.
+            line: FILE:LINE of the key, or the name of an environment variable.
+
+        Returns:
+            The value by flag; empty for a flag without effect.
 
         Raises:
-            UserError: the flag has no such value; names the place.
+            UserError: the flag cannot have this value.
         """
         action = self._option_string_actions[spellings(key)[0]]
         words = value if isinstance(value, list) else [value]
         if isinstance(value, list) and action.nargs not in ("+", "*"):
-            raise UserError(f"{place}: {key} takes one value, not a list.")
-        with self._at(place):
+            raise UserError(f"{line}: {key} takes one value, not a list.")
+        with self._at(line):
             if action.nargs == 0:  # a flag that takes no value on a command line
-                return {action.dest: action.const if self._truth_of(key, words[0]) else not action.const}
+                is_on = self._truth_of(key, words[0])
+                return {action.dest: action.const if is_on else not action.const}
             return vars(self.parse_args(words_of_several(key, words)))
 
-    def _truth_of(self, key: str, word: str) -> bool:
+    def _truth_of(
+        self,
+        key: str,
+        word: str,
+    ) -> bool:
         try:
             return truth(word)
         except argparse.ArgumentTypeError as error:
             self.error(f"argument --{key}: {error}")
 
     def error(self, message: str) -> NoReturn:
-        """Exit with status 2 after one line; raise UserError where the words come from a file."""
+        """Exit with status 2 after one line, or raise UserError if the words come from a file."""
         line = re.sub(r"(argument --[\w.]+)[^:]*:", r"\1:", " ".join(message.split()), count=1)
-        if self._discreet:
+        if self._has_secrets:
             line = re.sub(
                 r"(invalid \w+ value|invalid choice|ignored explicit argument|ambiguous option).*", r"\1", line
             )
         refused = re.match(r"argument --(\w+): invalid truth value", line)
         if refused and refused[1] in OTHER_VALUES:
             line += f"; {OTHER_VALUES[refused[1]]}"
-        if self._place:
-            raise UserError(f"{self._place}: {line}.")
+        if self._line:
+            raise UserError(f"{self._line}: {line}.")
         self.exit(2, f"{self.prog}: error: {line} (--help lists the flags)\n")
 
     def error_unknown(self, unknown: Sequence[str]) -> NoReturn:
-        """Exit as `error` does, with the nearest flag that exists."""
-        if self._discreet:
+        """Exit as `error` does, with a suggestion for each unknown flag that is like a flag of the command."""
+        if self._has_secrets:
             self.error("some words are no flags of this command (not repeated here: one may be a key)")
-        names = list(dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("--")))
-        near = [(name, self._suggestion(name)) for name in names]
-        several = sum(bool(text) for _, text in near) > 1
-        texts = [f"; {name}: {text}" if several else f"; {text}" for name, text in near if text]
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(texts)}")
+        suggestions: dict[str, str] = {}
+        for word in unknown:
+            name = word.partition("=")[0]
+            text = self._suggestion(name) if name.startswith("--") else ""
+            if text:
+                suggestions[name] = text
+        message = f"unrecognized arguments: {' '.join(unknown)}"
+        for name, text in suggestions.items():
+            message += f"; {name}: {text}" if len(suggestions) > 1 else f"; {text}"
+        self.error(message)
 
     def require(self, missing: Iterable[str]) -> None:
-        """Exit as `error` does where fields that need a value have none."""
-        places = positional_flags(self._flags)
-        shown = ", ".join(name.upper() if name in places else f"--{name}" for name in missing)
+        """Exit as `error` does if required flags have no value."""
+        positionals = positional_flags(self._flags)
+        shown = ", ".join(name.upper() if name in positionals else f"--{name}" for name in missing)
         if shown:
             self.error(f"the following arguments are required: {shown}")
 
     def _suggestion(self, unknown: str) -> str:
-        """What a word of a command line that is no flag may have meant; nothing where no flag is like it."""
-        elsewhere = suggestion(unknown.removeprefix("--").replace("-", "_"), self.has)
-        return elsewhere or _nearest(unknown, self._option_string_actions).removeprefix("; ")
+        """What an unknown word may have meant; empty if no flag is like it."""
+        other_trainers = suggestion(unknown.removeprefix("--").replace("-", "_"), self.has)
+        return other_trainers or _nearest(unknown, self._option_string_actions).removeprefix("; ")
 
     @contextmanager
-    def _at(self, place: str) -> Iterator[None]:
-        self._place = place
+    def _at(self, line: str) -> Iterator[None]:
+        """Context in which errors name a FILE:LINE."""
+        self._line = line
         try:
             yield
         finally:
-            self._place = ""
+            self._line = ""
 
 
 def _nearest(unknown: str, options: Iterable[str]) -> str:
-    """The option that is most like a word, as the end of a message; empty where none is like it."""
-    plain = [option for option in options if not {*option[2:]} & {*"-+"}]
-    near = difflib.get_close_matches(unknown, plain, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    """The option that is most like a word, as the end of a message; empty if none is like it."""
+    shown = [option for option in options if "-" not in option[2:] and APPEND not in option]
+    nearest = difflib.get_close_matches(unknown, shown, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-def _add(parser: Any, flag: Flag, has_positionals: bool) -> None:
-    """Adds a flag to a parser or to a section of one."""
+def _add(
+    parser: Any,
+    flag: Flag,
+    has_positionals: bool,
+) -> None:
+    """Add a flag to a parser or to a section of one."""
     options = {**flag.options, "help": _help(flag)}
     kind, several, convert = kind_of(flag.type)
     if several:
         options.setdefault("nargs", "*" if flag.default == [] else "+")
     if flag.positional:
         options.setdefault("nargs", None if flag.default is MISSING or several else "?")
-        word = parser.add_argument(flag.name, type=convert, metavar=flag.name.upper(), **options)
-        word.required = False  # a file's values are read without it; `require` asks for it at the end
+        action = parser.add_argument(flag.name, type=convert, metavar=flag.name.upper(), **options)
+        action.required = False  # a file's values are converted without it; `require` checks it at the end
         return
+
     names = [flag.name, *(alias.lstrip("-") for alias in flag.aliases)]
-    words = [word for name in names for word in spellings(name)]
+    words: list[str] = []
+    for name in names:
+        words += spellings(name)
     if kind is bool:
-        value = {"nargs": "?", "const": True, "type": convert, "metavar": "BOOL"}
-        if has_positionals:  # which a value of a flag would swallow
-            value = {"action": "store_true"}
-        parser.add_argument(*words, dest=flag.name, **(options | value))
-        if flag.default is True:
-            opposites = dict.fromkeys(word for name in names for word in (f"--no_{name}", f"--no-{name}"))
-            opposites |= dict.fromkeys(f"--no-{name.replace('_', '-')}" for name in names)
-            parser.add_argument(*opposites, dest=flag.name, action="store_false", help=f"turn --{flag.name} off")
+        _add_switch(parser, flag, names, words, options, has_positionals)
         return
     if get_origin(kind) is Literal:
         options.setdefault("choices", get_args(kind))
@@ -230,8 +274,30 @@ def _add(parser: Any, flag: Flag, has_positionals: bool) -> None:
     parser.add_argument(*words, dest=flag.name, type=convert, **options)
     if several:
         options |= {"action": _AppendAction, "nargs": None, "help": argparse.SUPPRESS}
-        longer = [f"{spellings(name)[0]}{APPEND}" for name in names]
-        parser.add_argument(*longer, dest=flag.name, type=convert, **options)
+        append_words = [f"{spellings(name)[0]}{APPEND}" for name in names]
+        parser.add_argument(*append_words, dest=flag.name, type=convert, **options)
+
+
+def _add_switch(
+    parser: Any,
+    flag: Flag,
+    names: Sequence[str],
+    words: Sequence[str],
+    options: dict[str, Any],
+    has_positionals: bool,
+) -> None:
+    """Add a flag that is true or false, and `--no_NAME` if it is true by default."""
+    if has_positionals:  # an optional value of the flag would swallow a positional word
+        parser.add_argument(*words, dest=flag.name, action="store_true", **options)
+    else:
+        options |= {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
+        parser.add_argument(*words, dest=flag.name, **options)
+    if flag.default is True:
+        opposites: list[str] = []
+        for name in names:
+            opposites += [f"--no_{name}", f"--no-{name}", f"--no-{name.replace('_', '-')}"]
+        unique = dict.fromkeys(opposites)
+        parser.add_argument(*unique, dest=flag.name, action="store_false", help=f"turn --{flag.name} off")
 
 
 def _metavar(kind: Any) -> str:
@@ -239,13 +305,14 @@ def _metavar(kind: Any) -> str:
 
 
 def _help(flag: Flag) -> str:
-    """The help line with the default behind it, where there is one to show."""
+    """The help line, followed by the default if there is one to show."""
     default = flag.default
     if default is MISSING:
         return f"{flag.help} (required)" if flag.environment is None else flag.help
     if default is None or default is False or default == [] or default == () or default == "":
         return flag.help
-    shown = " ".join(map(as_text, default)) if isinstance(default, list | tuple) else as_text(default)
+    values = default if isinstance(default, list | tuple) else [default]
+    shown = " ".join(as_text(value) for value in values)
     text = f"{flag.help} (default: {shown})"
     return text.replace("%", "%%") if "%" in shown else text
 
@@ -263,14 +330,14 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _FlagWords(list[str]):
-    """The words behind a flag, from which none is removed."""
+    """Words after a flag, from which argparse removes none."""
 
     def remove(self, word: str) -> None:
         """Remove nothing."""
 
 
 class _AppendAction(argparse.Action):
-    """Adds one value to those of the same flag before it; a value that begins with a dash needs it."""
+    """Appends one value to those that the flag has already; values that begin with a dash need it."""
 
     def __call__(
         self,
@@ -280,13 +347,21 @@ class _AppendAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         """Append."""
-        setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), values])
+        earlier_values = getattr(namespace, self.dest, [])
+        setattr(namespace, self.dest, [*earlier_values, values])
 
 
 class _InertAction(argparse.Action):
-    """Takes an optional value, stores nothing and logs one warning however often the flag is given."""
+    """Takes an optional value, stores nothing, and logs one warning however often the flag is given."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, reason: str, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        *,
+        reason: str,
+        **kwargs: Any,
+    ) -> None:
         """Remember why the flag does nothing."""
         super().__init__(option_strings, dest=argparse.SUPPRESS, nargs="?", **kwargs)
         self.reason = reason

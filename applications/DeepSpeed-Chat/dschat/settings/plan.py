@@ -4,8 +4,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dschat.settings.commands import ResultFlags
-from dschat.settings.flags import ABOVE_0, AT_LEAST_1, check_values, flag, like
+from dschat.settings.flags import ABOVE_0, AT_LEAST_1, check_values, flag
 
 # Subcommand that is planned → what --step calls it, too.
 STEPS = {"sft": "1", "reward": "2", "dpo": "dpo", "ppo": "3", "refuel": "refuel", "refuel-online": "refuel_online"}
@@ -29,7 +28,7 @@ class PlanOptions:
     """
 
     usage: ClassVar[str] = "%(prog)s [PRESET] [flags, also those of the step]"
-    rest: ClassVar[list[str]] = []  # a preset's name, and flags of the step
+    other_words: ClassVar[list[str]] = []  # a preset's name, and flags of the step
 
     step: Annotated[str | None, step_name] = flag(
         "sft (1), reward (2), dpo, ppo (3), refuel (on pairs) or refuel-online; all that a preset's name has if not"
@@ -46,8 +45,8 @@ class PlanOptions:
         None,
     )
     main_memory: float | None = flag("GB of main memory of a node, to be compared with the need", None, ABOVE_0)
-    num_samples: int | None = like(
-        ResultFlags, "num_samples", help="training rows; those of the data if not given", aliases=["--prompts"]
+    num_samples: int | None = flag(
+        "training rows; those of the data if not given", None, AT_LEAST_1, aliases=["--prompts"]
     )
     config: str | None = flag("folder or hub id of the model in folders that are not there yet", None, path=True)
     json: bool = flag("print JSON, sizes in bytes", False)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan, plan_rollouts
 from dschat.settings.common import COMMON_RULES, CommonConfig
-from dschat.settings.estimators import ESTIMATOR_FLAGS
+from dschat.settings.estimators import ESTIMATOR_FLAGS, NEEDS
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KL_RULES, KLFlags
 from dschat.settings.macro_actions import TerminationFlags
@@ -25,7 +25,7 @@ from dschat.settings.ppo_loss import (
     PPOMemoryFlags,
     PPOModelFlags,
 )
-from dschat.settings.rewards import METRIC_NAMES, ProgramFlags, RewardFlags
+from dschat.settings.rewards import METRIC_NAMES, SOURCE_FLAGS, ProgramFlags, RewardFlags
 from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
 from dschat.settings.rules import Check, Rule, Rules, check_function_path
 from macro_actions.settings import EstimatorSettings
@@ -86,7 +86,7 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
     Rule(
         lambda config: config.advantages.normalized_over == "row" and not config.advantages.needs.macro_actions,
         "--normalize_advantages row: --advantage_estimator {advantage_estimator} gives all tokens of a response the"
-        " same advantage, of which nothing would be left. Use batch.",
+        " same advantage, which would become 0. Use batch.",
     ),
     Rule(
         lambda config: (
@@ -94,13 +94,13 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
             and config.advantages.needs.segment_values
             and config.advantages.mc_max_segments == 1
         ),
-        "--normalize_advantages row with --mc_max_segments 1: a response is one macro action, all with the same"
-        " advantage, of which nothing would be left. Use batch.",
+        "--normalize_advantages row with --mc_max_segments 1: a response is one macro action, whose tokens have"
+        " the same advantage, which would become 0. Use batch.",
     ),
     Rule(
         lambda config: config.advantages.normalized_over == "row" and _is_one_macro_action(config),
-        "--normalize_advantages row with --ngram {ngram:g}: a response is one macro action, all with the same"
-        " advantage, of which nothing would be left. Use batch.",
+        "--normalize_advantages row with --ngram {ngram:g}: a response is one macro action, whose tokens have"
+        " the same advantage, which would become 0. Use batch.",
     ),
 )
 
@@ -121,7 +121,7 @@ def _check_source_names(config: PPOConfig) -> None:
     names = rewards.source_names
     if rewards.reward_weights is None and len(names) == 1:
         return
-    taken = [*METRIC_NAMES]
+    taken = list(METRIC_NAMES)
     if rewards.metric_name is not None:
         taken.append(rewards.metric_name)
     for number, name in enumerate(names):
@@ -200,11 +200,6 @@ SERVER_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
         "--vllm_timeout {vllm_timeout:g} is not below --ddp_timeout {ddp_timeout}, after which the other processes"
         " stop waiting: lower it, or raise that.",
     ),
-    Rule(
-        lambda config: config.vllm.vllm_url is not None and config.vllm.vllm_patience >= config.engine.ddp_timeout,
-        "--vllm_patience {vllm_patience:g} is not below --ddp_timeout {ddp_timeout}, after which the other processes"
-        " stop waiting: lower it, or raise that.",
-    ),
 )
 
 
@@ -226,7 +221,7 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Rule(
         lambda config: config.advantages.needs.group and config.rollouts.samples_per_prompt < 2,
         "--advantage_estimator {advantage_estimator} compares responses to the same prompt with each other: give"
-        " --samples_per_prompt of at least 2 (the published runs draw 4).",
+        " --samples_per_prompt of at least 2 (the published runs sample 4).",
     ),
     Check(_check_unread_rewards),
     Rule(
@@ -243,20 +238,20 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     ),
     Rule(
         lambda config: config.advantages.refill_rounds > 0 and not config.advantages.drop_equal_groups,
-        "--refill_rounds {refill_rounds} takes the places of prompts that --drop_equal_groups leaves out: add"
+        "--refill_rounds {refill_rounds} replaces prompts that --drop_equal_groups excludes: add"
         " --drop_equal_groups, or drop it.",
     ),
     Rule(
         lambda config: config.advantages.refill_rounds > 0 and config.vllm.rollouts_ahead > 0,
-        "--refill_rounds with --rollouts_ahead: servers draw the next rollout while places in this one are filled with"
-        " the weights of now. Drop one of them.",
+        "--refill_rounds with --rollouts_ahead: servers generate the next rollout with older weights, while this one"
+        " is refilled with the current ones. Drop one of them.",
     ),
     Rule(
         lambda config: (
             config.advantages.max_token_probability is not None and config.loss.policy_ratio in ("macro", "macro_mean")
         ),
-        "--max_token_probability with --policy_ratio {policy_ratio}: the ratio is of all tokens of a macro action,"
-        " likely ones included. Give --policy_ratio token.",
+        "--max_token_probability with --policy_ratio {policy_ratio}: the ratio of a macro action includes its likely"
+        " tokens. Give --policy_ratio token.",
     ),
     Rule(
         lambda config: (config.estimator.length_buffer or 0) > config.sampling.max_answer_seq_len,
@@ -277,7 +272,7 @@ def _check_measured_values(config: PPOConfig) -> None:
         if value:
             raise UserError(
                 f"--{name} with --advantage_estimator {config.advantages.advantage_estimator}, whose completions are"
-                " drawn with the weights of now, and scored as whole responses: drop it."
+                " sampled with the current weights, and scored as whole responses: drop it."
             )
 
 
@@ -307,7 +302,7 @@ SHARED_BASE_RULES: tuple[Rule[PPOConfig], ...] = (
     ),
     Rule(
         lambda config: config.memory.share_base and 3 in config.zero_stages and set(config.zero_stages) != {3},
-        "--share_base with ZeRO 3 for one of actor and critic alone: their base is either whole or in parts. Give"
+        "--share_base with ZeRO 3 for one of actor and critic alone: their base is either whole or partitioned. Give"
         " --zero_stage 3 for both, or for neither.",
     ),
 )
@@ -326,8 +321,11 @@ def _warn_of_critic_flags(config: PPOConfig) -> None:
         "critic_lora_dim": config.finetuning.lora_dim,
     }
     values = config.flat()
-    unread = [name for name in CRITIC_FLAGS if name not in needs.reads]
-    changed = [f"--{name}" for name in unread if values[name] != both.get(name, default_of(type(config), name))]
+    changed = []
+    for name in CRITIC_FLAGS:
+        usual_value = both.get(name, default_of(type(config), name))
+        if name not in needs.reads and values[name] != usual_value:
+            changed.append(f"--{name}")
     if changed:
         estimator = config.advantages.advantage_estimator
         logger.warning("%s: of no effect with --advantage_estimator %s.", ", ".join(changed), estimator)
@@ -404,8 +402,8 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
             and config.estimator.value_function == "first"
             and "value_function" in config.advantages.needs.reads
         ),
-        "--macro_reward mean with --value_function first gives the score, which sits on the last token, no weight at"
-        " all: add --isolate_last_token.",
+        "--macro_reward mean with --value_function first gives the score, which is on the last token, no weight:"
+        " add --isolate_last_token.",
     ),
     *WARNINGS,
 )
@@ -422,7 +420,7 @@ class PPOConfig(CommonConfig):
         " --max_prompt_seq_len."
     )
     defaults = {"lr_scheduler_type": "linear", "lam": 0.95}
-    helps = {"per_device_eval_batch_size": "prompts per process that one of eval_iters stands for"}
+    helps = {"per_device_eval_batch_size": "prompts per process and evaluation batch, see eval_iters"}
     rules: ClassVar[Rules] = (*COMMON_RULES, *PPO_RULES)
 
     models: PPOModelFlags
@@ -440,35 +438,30 @@ class PPOConfig(CommonConfig):
     kl: KLFlags
     memory: PPOMemoryFlags
 
-    def complete(self) -> None:
-        """Fill in the values that follow from other flags."""
-        super().complete()
-        self._complete_memory()
-        if self.sampling.eval_prompts is None and self.rollouts.eval_iters is None:
-            self.sampling.eval_prompts = EVAL_PROMPTS
-        if self.vllm.rollouts_ahead and self.vllm.rollout_is_clip is None:
-            self.vllm.rollout_is_clip = AHEAD_CLIP
-        if not self.rewards.source_names:
-            self.rewards.reward_model_name_or_path = self.models.critic_model_name_or_path or None
-        self._names_no_critic = not self.advantages.needs.critic and self.models.critic_model_name_or_path is not None
-        if self._names_no_critic:
-            self.models.critic_model_name_or_path = None
+    @classmethod
+    def derive(cls, values: dict[str, Any]) -> None:
+        """Fill in, by the names of flags, the values that follow from other flags."""
+        super().derive(values)
+        for name in BOTH_MODELS:
+            for role in ("actor", "critic"):
+                if values[f"{role}_{name}"] is None:
+                    values[f"{role}_{name}"] = values[name]
+        if values["eval_prompts"] is None and values["eval_iters"] is None:
+            values["eval_prompts"] = EVAL_PROMPTS
+        if values["rollouts_ahead"] and values["rollout_is_clip"] is None:
+            values["rollout_is_clip"] = AHEAD_CLIP
 
-    def _complete_memory(self) -> None:
-        """Actor and critic have the flags of both models, unless they have their own."""
-        memory = self.memory
-        for role in ("actor", "critic"):
-            if getattr(memory, f"{role}_gradient_checkpointing") is None:
-                setattr(memory, f"{role}_gradient_checkpointing", self.engine.gradient_checkpointing)
-            if getattr(memory, f"{role}_zero_stage") is None:
-                setattr(memory, f"{role}_zero_stage", self.engine.zero_stage)
-            if getattr(memory, f"{role}_lora_dim") is None:
-                setattr(memory, f"{role}_lora_dim", self.finetuning.lora_dim)
+        # Without another source of scores, the critic's model is the reward model, too.
+        if all(values[name] in (None, []) for name in SOURCE_FLAGS):
+            values["reward_model_name_or_path"] = values["critic_model_name_or_path"] or None
+        needs = NEEDS.get(values["advantage_estimator"])
+        if needs is not None and not needs.critic:
+            values["critic_model_name_or_path"] = None
 
     @property
     def names_no_critic(self) -> bool:
         """Whether a critic was named that the estimator has no use for."""
-        return self._names_no_critic
+        return not self.advantages.needs.critic and self.arguments.get("critic_model_name_or_path") is not None
 
     @property
     def recomputes(self) -> bool:

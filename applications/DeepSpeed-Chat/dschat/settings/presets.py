@@ -25,16 +25,19 @@ from dschat.settings.batches import largest_part
 PRESETS = Path(__file__).resolve().parents[1] / "presets"
 STEP_1 = "sft"  # the model that step 1 of the same run wrote
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
-VAGUE = re.compile(r"(actor|ppo|refuel|train).*|dpo|pairs|models|step-.*")  # folders that say little by their own name
-TRAIN, TRAINING = "per_device_train_batch_size", "per_device_training_batch_size"
-GENERATION, GLOBAL = "per_device_generation_batch_size", "global_batch_size"
+VAGUE = re.compile(r"(actor|ppo|refuel|train).*|dpo|pairs|models|step-.*")  # names that say little on their own
+TRAIN = "per_device_train_batch_size"
+TRAINING = "per_device_training_batch_size"
+GENERATION = "per_device_generation_batch_size"
+GLOBAL = "global_batch_size"
 SAMPLES = "samples_per_prompt"
 MOST_NAMED = 128  # GPUs named in a message
 
 
 def preset_names(command: str) -> list[str]:
     """Names of the presets of a subcommand."""
-    return sorted(file.stem for file in (PRESETS / command).glob("*.yaml") if not file.stem.startswith("_"))
+    names = [file.stem for file in (PRESETS / command).glob("*.yaml")]
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def find_preset(command: str, name: str) -> Path | None:
@@ -44,64 +47,95 @@ def find_preset(command: str, name: str) -> Path | None:
 
 
 def variables(preset: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """What a preset's values may name."""
+    """Variables that a preset's values may name, with their values."""
     project = environ.get("PROJ_PATH") or os.getcwd()
     usual_data = str(preset["data"]).replace("${PROJ_PATH}", project)
     usual_model = str(preset["model"])
     data_name, _, model_name = str(preset["run"]).partition("-")
-    data, model = environ.get("DATA") or usual_data, environ.get("MODEL") or usual_model
+    data = environ.get("DATA") or usual_data
+    model = environ.get("MODEL") or usual_model
     if data != usual_data:
         data_name = _short_name(data)
     if model != usual_model:
         model_name = _short_name(model).removeprefix(f"{data_name}-")
-    models = Path(project) / "models"
-    run = models / "-".join(filter(None, (data_name, model_name)))
-    reward_model = environ.get("REWARD_MODEL") or str(preset.get("reward_model", run / "reward"))
-    model = str(run / STEP_1) if model == STEP_1 else model
-    return {"PROJ_PATH": project, "MODEL": model, "DATA": data, "REWARD_MODEL": reward_model, "RUN": str(run)}
+    run_name = "-".join(name for name in (data_name, model_name) if name)
+    run = Path(project) / "models" / run_name
+    if model == STEP_1:
+        model = str(run / STEP_1)
+    reward_model = preset.get("reward_model", run / "reward")
+    return {
+        "PROJ_PATH": project,
+        "MODEL": model,
+        "DATA": data,
+        "REWARD_MODEL": environ.get("REWARD_MODEL") or str(reward_model),
+        "RUN": str(run),
+    }
 
 
-def batch_sizes(most: Mapping[str, int], given: Mapping[str, int], processes: int) -> dict[str, int]:
+def batch_sizes(
+    limits: Mapping[str, int],
+    values: Mapping[str, int],
+    processes: int,
+) -> dict[str, int]:
     """Batch sizes of a preset by flag, for a number of processes.
 
-    The largest sizes up to the most that divide a process's share; in step 3 a rollout holds one update's responses,
-    and a prompt has all of its --samples_per_prompt on one process.
+    A size is the largest divisor of a process's share of the global batch that does not exceed its limit. In step 3 a
+    rollout holds the responses of one update, and all --samples_per_prompt of a prompt are on one process.
 
     Args:
-        most: the most examples (of step 3: responses) of a process, by flag.
-        given: what the user chose instead, by flag, the global batch with it.
-        processes: how many share the global batch.
+        limits: by flag, the most examples (in step 3: responses) of a process; empty without a preset.
+        values: by flag, the global batch and what else the user or the preset gives.
+        processes: number of processes that share the global batch.
 
     Raises:
-        UserError: they cannot share it evenly.
+        UserError: the global batch cannot be shared evenly.
     """
-    batch, samples = given.get(GLOBAL, 0), given.get(SAMPLES) or 1
-    if min(batch, samples, processes) < 1:  # the flags' own rules refuse them
+    global_batch = values.get(GLOBAL, 0)
+    samples = values.get(SAMPLES) or 1
+    if not limits or min(global_batch, samples, processes) < 1:  # the ranges of the flags refuse numbers below 1
         return {}
-    if batch % (processes * samples):
-        raise _uneven(batch, samples, processes)
-    share = batch // processes
-    sizes = {name: largest_part(share, most[name]) for name in (TRAIN, TRAINING) if name in most}
-    if GENERATION in most:
+    if global_batch % (processes * samples):
+        raise _uneven(global_batch, samples, processes)
+    share = global_batch // processes
+
+    sizes: dict[str, int] = {}
+    for name in (TRAIN, TRAINING):
+        if name in limits:
+            sizes[name] = largest_part(share, limits[name])
+    if GENERATION in limits:
         prompts = share // samples
-        sizes[GENERATION] = largest_part(prompts, max(1, most[GENERATION] // samples))
-        sizes["generation_batches"] = max(1, prompts // (given.get(GENERATION) or sizes[GENERATION]))
+        most_prompts = max(1, limits[GENERATION] // samples)
+        sizes[GENERATION] = largest_part(prompts, most_prompts)
+        generation_batch = values.get(GENERATION) or sizes[GENERATION]
+        sizes["generation_batches"] = max(1, prompts // generation_batch)
     return sizes
 
 
-def _uneven(batch: int, samples: int, processes: int) -> UserError:
-    """The global batch has no equal shares of whole prompts."""
-    whole, together = processes * samples, f", {samples} responses of a prompt together" if samples > 1 else ""
-    sizes = ", ".join(str(number) for number in range(1, MOST_NAMED + 1) if batch % (number * samples) == 0)
-    fewer = f"give --num_gpus (NUM_GPUS) so that the number of GPUs is one of {sizes}, or " if sizes else ""
+def _uneven(
+    global_batch: int,
+    samples: int,
+    processes: int,
+) -> UserError:
+    """Error for a global batch that cannot be shared evenly, with the numbers of GPUs and batch sizes that can."""
+    together = f", {samples} responses of a prompt together" if samples > 1 else ""
+    even_counts = []
+    for count in range(1, MOST_NAMED + 1):
+        if global_batch % (count * samples) == 0:
+            even_counts.append(str(count))
+    other_count = ""
+    if even_counts:
+        counts = ", ".join(even_counts)
+        other_count = f"give --num_gpus (NUM_GPUS) so that the number of GPUs is one of {counts}, or "
+    unit = processes * samples
+    nearest = global_batch // unit * unit or unit
     return UserError(
-        f"{processes} GPUs cannot share the global batch of {batch} evenly{together}: {fewer}add"
-        f" --global_batch_size {batch // whole * whole or whole} or another multiple of {whole}."
+        f"{processes} GPUs cannot share the global batch of {global_batch} evenly{together}: {other_count}add"
+        f" --global_batch_size {nearest} or another multiple of {unit}."
     )
 
 
 def _short_name(path: str) -> str:
-    """The last part of a path, without the suffix of a data file; where that says little, the one before, too."""
+    """The last part of a path, without the suffix of a data file; with the part before if it says little."""
     path = path.rstrip("/").removesuffix("/sft").removesuffix(".gz")
     folder, _, name = path.rpartition("/")
     for suffix in SUFFIXES:

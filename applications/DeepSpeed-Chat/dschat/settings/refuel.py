@@ -4,7 +4,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan
@@ -34,36 +34,36 @@ TEXT_FLAGS = (
 )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RegressionFlags:
     """The regression, and how long it goes on."""
 
     section = "REFUEL"
 
     eta: float = flag(
-        "step size: log-ratios of a pair are to differ by this times its rewards",
+        "step size: log-ratios of a pair are regressed on eta times the difference of their rewards",
         1.0,
         ABOVE_0,
         aliases=["--refuel.eta", "--rebel.eta"],
     )
     total_episodes: int | None = flag(
-        "dialogues sampled in the run, those of an incomplete last round left out; num_train_epochs passes over the"
-        " data if not given",
+        "dialogues sampled in the run; an incomplete last round is dropped; num_train_epochs passes over the data if"
+        " not given",
         None,
         AT_LEAST_1,
         FREE,
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PairFlags:
     """The pairs to train on, and the optimiser."""
 
     section = "REFUEL"
 
     cluster: str | None = flag(
-        "name of the machines: log-probs of the policy before training are kept beside the pairs under it, for runs on"
-        " the same kind; without it, in output_dir",
+        "name of the machines: log-probabilities of the initial policy are cached beside the pairs under this name,"
+        " for runs on such machines; in output_dir if not given",
         None,
         NOT_EMPTY,
         FREE,
@@ -71,20 +71,23 @@ class PairFlags:
     )
     start_idx: int = flag("first training row to use, from 0", 0, AT_LEAST_0)
     end_idx: int = flag("training row to stop before; -1 = use all", -1)
-    optimizer: Literal["adamw", "adam"] = flag("adamw, or adam: without weight decay", "adamw")
+    optimizer: Literal["adamw", "adam"] = flag("adamw, or adam without weight decay", "adamw")
     temperature: float = flag(
-        "divides the logits, as it did when the replies were drawn", 0.8, ABOVE_0, aliases=["--task.temperature"]
+        "temperature with which the replies were sampled; divides the logits",
+        0.8,
+        ABOVE_0,
+        aliases=["--task.temperature"],
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class DialogueFlags:
     """Dialogues: their sizes, how replies are sampled, and where the score comes from."""
 
     section = "dialogues and batches"
 
     reward_model_name_or_path: str | None = flag(
-        "sequence classifier with one label that scores whole dialogues, by its own chat template",
+        "reward model for whole dialogues: a sequence classifier with one label, which uses its own chat template",
         None,
         NOT_EMPTY,
         FREE,
@@ -92,42 +95,40 @@ class DialogueFlags:
         aliases=["--reward_model"],
     )
     reward_function: str | None = flag(
-        "module.py:function, called with (dialogues, rows), that returns one score per dialogue (a list of messages),"
-        " instead of a reward model",
+        "module.py:function, called with (dialogues, rows), which returns one score per dialogue (a list of"
+        " messages), instead of a reward model",
         None,
         path=True,
     )
-    trained_layers: int = flag(
-        "train only so many of the topmost layers and the norm behind them; 0 = everything", 0, AT_LEAST_0
-    )
-    max_turns: int = flag("most turns of a dialogue; one with more is dropped", 5, AT_LEAST_1)
+    trained_layers: int = flag("train only the last N layers and the final norm; 0 = all weights", 0, AT_LEAST_0)
+    max_turns: int = flag("maximum number of turns; longer dialogues are dropped", 5, AT_LEAST_1)
     rollout_engine: Literal["continuous", "generate"] = flag(
-        "what draws replies: our own continuous batching, which drops rows that have ended and takes in waiting ones"
-        " (continuous); or transformers' generate",
+        "how replies are generated: our own continuous batching (continuous), or transformers' generate",
         "continuous",
     )
-    eval_temperature: float = flag(
-        "sampling temperature of evaluations; 0 = the likeliest token, always", 0.0, AT_LEAST_0, FREE
-    )
+    eval_temperature: float = flag("sampling temperature in evaluation; 0 = greedy decoding", 0.0, AT_LEAST_0, FREE)
     print_sample_output_freq: int | None = flag(
-        "evaluate every this many rounds of sampling, instead of eval_interval; 0 = only at the start and the end",
+        "evaluate every N rounds, instead of eval_interval; 0 = only before the first and after the last round",
         None,
         AT_LEAST_0,
         FREE,
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RoundFlags:
     """Rewards of a round, its updates and its optimiser."""
 
     section = "REFUEL"
 
-    noptepochs: int = flag("optimiser updates on the pairs of one round, each on all of them", 4, AT_LEAST_1)
+    noptepochs: int = flag("optimiser updates per round, each on all pairs of the round", 4, AT_LEAST_1)
     penalty_reward_value: float = flag(
-        "score of a dialogue whose compared reply was cut", -10.0, FINITE, aliases=["--task.penalty_reward_value"]
+        "score of a dialogue whose compared reply was truncated",
+        -10.0,
+        FINITE,
+        aliases=["--task.penalty_reward_value"],
     )
-    whiten_rewards: bool = flag("scale the rewards of a round to variance 1", False)
+    whiten_rewards: bool = flag("normalise the rewards of each round to variance 1", False)
     adam_epsilon: float = flag("epsilon of AdamW", 1e-8, ABOVE_0, aliases=["--eps"])
 
 
@@ -191,37 +192,41 @@ class RefuelConfig(SupervisedConfig):
     }
     helps = {
         "data_path": "pairs that tokenize_masks.py wrote: folders, files, or data sets of the Hugging Face hub",
-        "max_seq_len": "longest state and reply together in tokens; longer pairs are left out",
-        "eta": "weight of the rewards' difference; a large one is a large step",
-        "total_episodes": "pairs to train on in all, in several passes over the data if need be; 0 = num_train_epochs"
-        " passes",
-        "model_name_or_path": "model to start from, which drew the replies: a folder or a Hugging Face name",
-        "warmup_ratio": "warm-up as a part of all optimiser updates, instead of num_warmup_steps; 0.1 if neither is"
-        " given",
-        "seed": "seed of the order of the pairs, and of LoRA's initialisation",
+        "max_seq_len": "maximum length of state and reply together, in tokens; longer pairs are dropped",
+        "eta": "weight of the reward difference; larger values take larger steps",
+        "total_episodes": "total number of training pairs, in several passes over the data if needed; 0 ="
+        " num_train_epochs passes",
+        "model_name_or_path": "initial model, which generated the replies: a folder or a Hugging Face name",
+        "warmup_ratio": "warm-up of the learning rate as a fraction of all optimiser updates, instead of"
+        " num_warmup_steps; 0.1 if neither is given",
+        "seed": "random seed of the order of the pairs and of LoRA's initialisation",
         "per_device_train_batch_size": "pairs per forward pass and process in training",
         "per_device_eval_batch_size": "pairs per forward pass and process in evaluation",
-        "gradient_accumulation_steps": "forward passes per optimiser update; 16, or what global_batch_size makes of"
-        " it, if not given",
-        "eval_iters": "batches per process in an evaluation; 0 = all held-out pairs",
+        "gradient_accumulation_steps": "forward passes per optimiser update; if not given, computed from"
+        " global_batch_size, or 16",
+        "eval_iters": "evaluation batches per process; 0 = all held-out pairs",
     }
 
     pairs: PairFlags
     regression: RegressionFlags
 
-    def complete(self) -> None:
-        """Fill in the values that follow from other flags."""
-        super().complete()
-        optimisation = self.optimisation
-        if optimisation.gradient_accumulation_steps is None and optimisation.global_batch_size is None:
-            optimisation.gradient_accumulation_steps = 16
-        if not optimisation.num_warmup_steps and optimisation.lr_scheduler_type != "constant":
-            if optimisation.warmup_ratio is None:
-                optimisation.warmup_ratio = 0.1
-        if self.pairs.optimizer == "adam" and self.model.weight_decay == default_of(RefuelConfig, "weight_decay"):
-            self.model.weight_decay = 0.0
+    @classmethod
+    def derive(cls, values: dict[str, Any]) -> None:
+        """Fill in, by the names of flags, the values that follow from other flags."""
+        super().derive(values)
+        if values["gradient_accumulation_steps"] is None and values["global_batch_size"] is None:
+            values["gradient_accumulation_steps"] = 16
+        has_warmup = values["num_warmup_steps"] or values["warmup_ratio"] is not None
+        if not has_warmup and values["lr_scheduler_type"] != "constant":
+            values["warmup_ratio"] = 0.1
+        if values["optimizer"] == "adam" and values["weight_decay"] == default_of(cls, "weight_decay"):
+            values["weight_decay"] = 0.0
 
-    def total_iterations(self, per_epoch: int, size: int) -> int:
+    def total_iterations(
+        self,
+        per_epoch: int,
+        size: int,
+    ) -> int:
         """Updates: as many as --total_episodes fill, or --num_train_epochs passes; at least one."""
         if not self.regression.total_episodes:
             return super().total_iterations(per_epoch, size)
@@ -317,21 +322,23 @@ class RefuelOnlineConfig(OneModelConfig):
     helps = {
         "data_path": ".jsonl, .json or .parquet files, folders with train* files, data sets of the Hugging Face hub;"
         " rows hold messages",
-        "data_split": "fractions of the rows that steps 1, 2 and 3 use; this is step 3",
-        "max_prompt_seq_len": "longest message of a user in tokens; a dialogue with a longer one is dropped",
-        "max_answer_seq_len": "longest reply in tokens: sampling stops there, and a dialogue with a longer one is"
-        " dropped",
-        "per_device_generation_batch_size": "replies drawn at once on one process",
-        "eval_prompts": "held-out dialogues of an evaluation, on all processes together; 0 = all",
-        "kl_coef": "coefficient of the KL penalty against the reference in the reward",
-        "adaptive_kl_target": "target of the adaptive KL controller, in nats per reply; fixed if not given",
-        "adaptive_kl_horizon": "dialogues over which the adaptive KL controller changes kl_coef",
-        "offload": "keep reference and reward model in CPU memory while they do nothing; with ZeRO the optimiser"
-        " states, and at stage 3 the parameters, too",
-        "model_name_or_path": "chat model: the policy starts from it, the frozen reference is it",
-        "max_seq_len": "longest dialogue in tokens, each reply counted as max_answer_seq_len; a longer one is dropped",
+        "data_split": "fractions of the rows for steps 1, 2 and 3; this is step 3",
+        "max_prompt_seq_len": "maximum length of a user message in tokens; dialogues with longer ones are dropped",
+        "max_answer_seq_len": "maximum length of a generated reply in tokens; dialogues of the data with longer"
+        " replies are dropped",
+        "per_device_generation_batch_size": "replies per process that are generated at the same time",
+        "eval_prompts": "held-out dialogues per evaluation, on all processes together; 0 = all",
+        "kl_coef": "coefficient of the KL penalty against the reference model, part of the reward",
+        "adaptive_kl_target": "target KL of the adaptive controller, in nats per reply; kl_coef stays constant if not"
+        " given",
+        "adaptive_kl_horizon": "horizon of the adaptive KL controller, in dialogues",
+        "offload": "keep reference and reward model in CPU memory while they are idle; with ZeRO also optimiser"
+        " states, and with ZeRO 3 parameters",
+        "model_name_or_path": "chat model: initialises the policy, and is the frozen reference",
+        "max_seq_len": "maximum length of a dialogue in tokens, counting max_answer_seq_len for each reply; longer"
+        " ones are dropped",
         "per_device_train_batch_size": "pairs per forward pass and process in training",
-        "per_device_eval_batch_size": "dialogues that the reward model reads at once on one process",
+        "per_device_eval_batch_size": "dialogues per forward pass and process of the reward model",
     }
 
     dialogues: DialogueFlags
@@ -340,12 +347,13 @@ class RefuelOnlineConfig(OneModelConfig):
     regression: RegressionFlags
     kl: KLFlags
 
-    def complete(self) -> None:
-        """Fill in the values that follow from other flags."""
-        super().complete()
-        rounds = self.dialogues.print_sample_output_freq
-        if rounds is not None and self.output.eval_interval == 0:
-            self.output.eval_interval = rounds * self.rounds.noptepochs
+    @classmethod
+    def derive(cls, values: dict[str, Any]) -> None:
+        """Fill in, by the names of flags, the values that follow from other flags."""
+        super().derive(values)
+        rounds = values["print_sample_output_freq"]
+        if rounds is not None and values["eval_interval"] == 0:
+            values["eval_interval"] = rounds * values["noptepochs"]
 
     @property
     def model_paths(self) -> list[str]:
@@ -353,7 +361,11 @@ class RefuelOnlineConfig(OneModelConfig):
         paths = [self.model.model_name_or_path, self.dialogues.reward_model_name_or_path]
         return [path for path in paths if path]
 
-    def total_iterations(self, per_epoch: int, size: int) -> int:
+    def total_iterations(
+        self,
+        per_epoch: int,
+        size: int,
+    ) -> int:
         """Rounds: as many as --total_episodes fill, or --num_train_epochs passes.
 
         Raises:

@@ -20,102 +20,105 @@ METRIC_NAMES = (
     "prompt_messages",
 )
 REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server of scores and of those who ask it
+SOURCE_FLAGS = ("reward_function", "reward_model_name_or_path", "reward_url", "reward_source")
 # What a source that is no function is called in metrics and samples.
 MODEL_NAME, URL_NAME, PROGRAMS_NAME = "reward_model", "reward_url", "programs"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ProgramFlags:
     """How programs are run and scored."""
 
     section = "programs"
 
     program_reward: Literal["paper", "ratio"] = flag(
-        "paper: -1 for a compile error, -0.6 for another error or a time-out, else -0.3 + 1.3 x share of tests passed;"
-        " ratio: that share, tests that end in an error not passed",
+        "paper: -1 for a compile error, -0.6 for a runtime error or time-out, otherwise -0.3 + 1.3 x fraction of"
+        " tests passed; ratio: fraction of tests passed",
         "paper",
         only_with=WITH_PROGRAMS,
     )
     program_block: ProgramBlock = flag(
-        "which of a response's fenced blocks is its program, the first or the last: of those that name Python, else of"
-        " those that name nothing",
+        "which fenced code block of a response is its program, the first or the last; blocks marked as Python take"
+        " precedence over unmarked ones",
         "last",
         only_with=WITH_PROGRAMS,
     )
     sandbox_level: SandboxLevel = flag(
-        "minimum isolation level of the programs' sandbox", "namespaces", only_with=WITH_PROGRAMS
+        "minimum isolation level of the sandbox for programs", "namespaces", only_with=WITH_PROGRAMS
     )
-    sandbox_workers: int = flag("programs that one process runs at a time", 4, AT_LEAST_1, only_with=WITH_PROGRAMS)
+    sandbox_workers: int = flag(
+        "programs that each process runs at the same time", 4, AT_LEAST_1, only_with=WITH_PROGRAMS
+    )
     max_tests: int | None = flag(
-        "tests of a row that are run, the first; all if not given", None, AT_LEAST_1, only_with=WITH_PROGRAMS
+        "run only the first N tests of a row; all if not given", None, AT_LEAST_1, only_with=WITH_PROGRAMS
     )
     drop_unsolvable: bool = flag(
-        "leave out rows whose own reference solution fails their tests", False, only_with=WITH_PROGRAMS
+        "drop rows whose reference solution fails their tests", False, only_with=WITH_PROGRAMS
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RewardFlags:
     """Where the score comes from; several sources are added up."""
 
     section = "sources of scores"
 
     reward_model_name_or_path: str | None = flag(
-        "reward model; that of --critic_model_name_or_path if there is no other source of scores",
+        "reward model; if no source of scores is given, the model of --critic_model_name_or_path",
         None,
         NOT_EMPTY,
         FREE,
         path=True,
     )
     reward_function: list[str] | None = flag(
-        "one or more module.py:function, called with (prompts, responses, rows), that return one score per row",
+        "one or more module.py:function, called with (prompts, responses, rows), which return one score per row",
         None,
         path=True,
     )
     reward_url: str | None = flag(
-        "address of a server of scores, such as `dschat serve`; docs/rewards.md has its request",
+        "address of a reward server such as `dschat serve`; docs/rewards.md describes the protocol",
         None,
     )
     reward_source: Literal["programs"] | None = flag(
-        "programs: run the program in each response on the tests of its row (column input_output), in a sandbox,"
-        " instead of a reward model",
+        "programs: the score is the result of running the program in the response on the tests of its row (column"
+        " input_output) in a sandbox",
         None,
     )
     reward_weights: list[float] | None = flag(
-        "weights of several sources in the score, in the order: functions, reward model, address, programs; 1 if not"
+        "weights of several sources of scores, in the order: functions, reward model, server, programs; 1 each if not"
         " given",
         None,
         range=(lambda number: True, "finite numbers"),
     )
     on_reward_error: OnRewardError = flag(
-        "where a source fails or gives no number: stop the run, ask it three times more (retry), or leave those"
-        " responses out of training (skip)",
+        "if a source fails or returns no number: stop the run, retry three times, or skip those responses in training",
         "stop",
         on_resume=FREE,
     )
     segment_rewards: Literal["each", "prefix"] | None = flag(
-        "sources give a number for each macro action, which is its reward (each); or one for the response up to the"
-        " end of each, of which what it adds is the reward (prefix)",
+        "sources return one reward per macro action (each), or one score for the response up to the end of each macro"
+        " action, whose differences are the rewards (prefix)",
         None,
     )
     metric_function: str | None = flag(
-        "module.py:function, called with prompts, responses and rows: a second score, logged at rollouts and"
-        " evaluations, never trained on",
+        "module.py:function, called with (prompts, responses, rows): a second score that is logged but not trained on",
         None,
         path=True,
     )
     rm_template: bool = flag(
-        "the reward model reads prompt and response through its own chat template, as turns of user and assistant",
+        "format prompt and response with the reward model's own chat template, as a user and an assistant message",
         False,
     )
-    reward_batch: int = flag(
-        "responses that one request to reward_url holds at most", 64, AT_LEAST_1, FREE, only_with="reward_url"
-    )
+    reward_batch: int = flag("most responses per request to reward_url", 64, AT_LEAST_1, FREE, only_with="reward_url")
     reward_timeout: float = flag(
-        "seconds to wait for an answer of reward_url", 60.0, ABOVE_0, FREE, only_with="reward_url"
+        "time-out of a request to reward_url, in seconds", 60.0, ABOVE_0, FREE, only_with="reward_url"
     )
     reward_patience: float = flag(
-        "seconds to go on asking while reward_url does not answer", 300.0, AT_LEAST_0, FREE, only_with="reward_url"
+        "how long to retry while reward_url does not respond, in seconds",
+        300.0,
+        AT_LEAST_0,
+        FREE,
+        only_with="reward_url",
     )
 
     @property

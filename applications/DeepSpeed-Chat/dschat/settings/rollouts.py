@@ -14,55 +14,58 @@ EVAL_PROMPTS = 512  # of an evaluation without --eval_prompts and --eval_iters
 AHEAD_CLIP = 2.0  # of importance weights with --rollouts_ahead and without --rollout_is_clip
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class SamplingFlags:
     """How responses are sampled, in PPO and in online REFUEL."""
 
     section = "rollouts and batches"
 
-    temperature: float = flag("sampling temperature, also of all log-probs", 1.0, ABOVE_0)
+    temperature: float = flag("sampling temperature; log-probabilities use it, too", 1.0, ABOVE_0)
     per_device_generation_batch_size: int = flag(
-        "prompts answered at once on one process, each samples_per_prompt times", 16, AT_LEAST_1, SHARE
+        "prompts per process that are generated at the same time, each with samples_per_prompt responses",
+        16,
+        AT_LEAST_1,
+        SHARE,
     )
-    max_prompt_seq_len: int = flag("longest prompt in tokens; a longer one is dropped", 512, AT_LEAST_1)
-    max_answer_seq_len: int = flag("longest response in tokens; sampling stops there", 512, AT_LEAST_1)
+    max_prompt_seq_len: int = flag("maximum prompt length in tokens; longer prompts are dropped", 512, AT_LEAST_1)
+    max_answer_seq_len: int = flag("maximum response length in tokens", 512, AT_LEAST_1)
     decode_graphs: Literal["auto", "on", "off"] = flag(
-        "continuous batching decodes in steps of fixed shapes, which a GPU replays as CUDA graphs; auto: on a GPU",
+        "continuous batching decodes with static shapes, replayed as CUDA graphs on a GPU; auto: on a GPU",
         "auto",
     )
     eval_prompts: int | None = flag(
-        f"held-out prompts answered in an evaluation, on all processes together; 0 = all ({EVAL_PROMPTS}, unless"
-        " eval_iters is given)",
+        f"held-out prompts per evaluation, on all processes together; 0 = all ({EVAL_PROMPTS}, unless eval_iters is"
+        " given)",
         None,
         AT_LEAST_0,
         FREE,
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class RolloutFlags:
     """Sampling and the sizes of rollouts and updates."""
 
     section = "rollouts and batches"
 
     rollout_engine: RolloutEngineName = flag(
-        "what draws responses: our own continuous batching, which drops rows that have ended and takes in waiting"
-        " prompts (continuous); transformers' generate; or vLLM in the training process (vllm)",
+        "how responses are generated: our own continuous batching (continuous), transformers' generate, or vLLM in"
+        " the training processes or on servers (vllm)",
         "continuous",
     )
-    generation_batches: int = flag("generation batches of one rollout", 1, AT_LEAST_1, SHARE)
-    samples_per_prompt: int = flag("responses to each prompt of a rollout", 1, AT_LEAST_1)
+    generation_batches: int = flag("generation batches per rollout", 1, AT_LEAST_1, SHARE)
+    samples_per_prompt: int = flag("responses per prompt in a rollout", 1, AT_LEAST_1)
     per_device_training_batch_size: int = flag(
-        "responses per forward pass and process in training", 16, AT_LEAST_1, SHARE
+        "responses per forward pass and process in training (micro-batch)", 16, AT_LEAST_1, SHARE
     )
     eval_iters: int | None = flag(
-        "batches of an evaluation per process, instead of eval_prompts; 0 = all", None, AT_LEAST_0, FREE
+        "evaluation batches per process, instead of eval_prompts; 0 = all", None, AT_LEAST_0, FREE
     )
-    ppo_epochs: int = flag("passes over one rollout", 1, AT_LEAST_1)
-    top_k: int = flag("sample among the k likeliest tokens; 0 = all", 0, AT_LEAST_0)
-    top_p: float = flag("sample among the likeliest tokens that make up this probability; 1 = all", 1.0, UP_TO_1)
+    ppo_epochs: int = flag("passes over each rollout", 1, AT_LEAST_1)
+    top_k: int = flag("sample from the k most likely tokens; 0 = all", 0, AT_LEAST_0)
+    top_p: float = flag("sample from the most likely tokens whose probabilities add up to this; 1 = all", 1.0, UP_TO_1)
     print_answers: bool = flag(
-        "show some held-out prompts with their responses at each evaluation", False, on_resume=FREE
+        "print some held-out prompts with their responses at each evaluation", False, on_resume=FREE
     )
 
     @property
@@ -71,48 +74,49 @@ class RolloutFlags:
         return self.rollout_engine == "vllm"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class VllmFlags:
     """vLLM, in the training processes or on servers."""
 
     section = "rollouts and batches"
 
     vllm_gpu_memory: float = flag(
-        "share of a GPU's memory that vLLM uses while it draws: weights and cache", 0.3, UP_TO_1, FREE, only_with=VLLM
+        "fraction of a GPU's memory that vLLM may use while it generates: weights and KV cache",
+        0.3,
+        UP_TO_1,
+        FREE,
+        only_with=VLLM,
     )
     vllm_tensor_parallel: int = flag(
-        "neighbouring processes that share one engine of vLLM, each with its part of the weights",
+        "tensor parallelism of vLLM: number of neighbouring processes that share one engine",
         1,
         AT_LEAST_1,
         FREE,
         only_with=VLLM,
     )
     vllm_url: list[str] | None = flag(
-        "one or more vLLM servers, which draw instead of the training processes: http://host:8000 of"
+        "one or more vLLM servers that generate instead of the training processes, such as http://host:8000 of"
         " `dschat serve-vllm`; docs/scaling.md",
         None,
         NOT_EMPTY,
         FREE,
         only_with=VLLM,
     )
-    vllm_patience: float = flag(
-        "seconds to wait for a server of vllm_url that has gone", 600.0, AT_LEAST_0, FREE, only_with="vllm_url"
-    )
     vllm_timeout: float = flag(
-        "seconds in which a server of vllm_url must finish one more response; else its engine counts as hung",
+        "a server of vllm_url counts as hung if it finishes no response in this many seconds",
         1200.0,
         ABOVE_0,
         FREE,
         only_with="vllm_url",
     )
     rollouts_ahead: Literal[0, 1] = flag(
-        "1: servers of vllm_url draw the next rollout while this one trains, with the weights of an iteration ago",
+        "1: servers of vllm_url generate the next rollout while this one trains, so its weights are one iteration old",
         0,
         only_with="vllm_url",
     )
     rollout_is_clip: float | None = flag(
-        "with vllm, a token's policy loss weighs as much as it is likelier under the actor than under vLLM, at most"
-        f" this; off if not given, {AHEAD_CLIP:g} with rollouts_ahead",
+        "with vllm: weight each token's policy loss by the importance ratio of the actor to vLLM, truncated at this;"
+        f" off if not given, {AHEAD_CLIP:g} with rollouts_ahead",
         None,
         ABOVE_0,
         only_with=VLLM,

@@ -61,7 +61,7 @@ class Rule(Generic[C]):
 
 @dataclass(frozen=True)
 class Check(Generic[C]):
-    """A rule that a predicate and a message cannot say: a function that raises UserError or warns."""
+    """A rule that needs more than a predicate and a message: a function that raises UserError or warns."""
 
     check: Callable[[C], None]
 
@@ -103,17 +103,17 @@ def check_function_path(name: str, value: str) -> None:
     except (SyntaxError, ValueError, OSError) as error:
         raise UserError(f"--{name} {value}: cannot read {file_name} as Python ({error}); correct the file.") from error
     if function not in names and "*" not in names:
-        found = ", ".join(sorted(names)) or "nothing"
+        defined = ", ".join(sorted(names)) or "nothing"
         raise UserError(
-            f"--{name} {value}: {file_name} does not define {function}; give one of what it does: {found}."
+            f"--{name} {value}: {file_name} does not define {function}; give one of what it does: {defined}."
         )
-    last = [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name == function][-1:]
-    if last and isinstance(last[0], ast.AsyncFunctionDef):
+    definitions = [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name == function]
+    if definitions and isinstance(definitions[-1], ast.AsyncFunctionDef):
         raise UserError(f"--{name} {value}: {function} is an async function; give a plain one (def).")
 
 
 def _bound_names(tree: ast.AST) -> set[str]:
-    """Names that a module binds at its top level, blocks included; "*" stands for a star import."""
+    """Names that a module binds at its top level, also inside of blocks; "*" for a star import."""
     names: set[str] = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, FUNCTIONS | ast.ClassDef):
@@ -146,7 +146,11 @@ def check_json_object(name: str, value: str | None) -> None:
         raise UserError(f"--{name} {value} must hold a JSON object, like {{...}}; correct the file.")
 
 
-def check_output_dir(output_dir: str, overwrite: bool, inputs: Sequence[str]) -> None:
+def check_output_dir(
+    output_dir: str,
+    overwrite: bool,
+    inputs: Sequence[str],
+) -> None:
     """Refuse an output folder that is a file or an input, or that holds a run unless `overwrite`.
 
     Args:
@@ -175,16 +179,20 @@ def check_output_dir(output_dir: str, overwrite: bool, inputs: Sequence[str]) ->
 
 
 def _would_replace(folder: Path, used: Path) -> bool:
-    """Whether a run that writes into `folder` replaces what lies at `used`."""
-    return used == folder or (folder in used.parents and used.relative_to(folder).parts[0] in RUN_FOLDERS)
+    """Whether a run that writes into a folder replaces a file or folder that it reads."""
+    if used == folder:
+        return True
+    return folder in used.parents and used.relative_to(folder).parts[0] in RUN_FOLDERS
 
 
 def _holds_run(folder: Path) -> bool:
-    """Whether a run left more in a folder than its beginning."""
-    record, metrics = read_object(folder / "run.json"), folder / "metrics.jsonl"
-    return (folder / "run.json").is_file() and (
-        record.get("finished") is True or (metrics.is_file() and metrics.stat().st_size > 0)
-    )
+    """Whether a folder holds a run that is finished or has made at least one update."""
+    if not (folder / "run.json").is_file():
+        return False
+    if read_object(folder / "run.json").get("finished") is True:
+        return True
+    metrics = folder / "metrics.jsonl"
+    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 def check_data_split(data_split: str | None, step: int) -> None:
@@ -212,6 +220,6 @@ def check_data_split(data_split: str | None, step: int) -> None:
 
 
 def check_repository(flag_name: str, repository: str | None) -> None:
-    """Raises UserError unless a repository is named owner/name; None passes."""
+    """Raise UserError unless a repository is named owner/name; None passes."""
     if repository is not None and not REPOSITORY.fullmatch(repository):
         raise UserError(f"{flag_name} {repository}: give the repository as owner/name, such as you/my-model.")

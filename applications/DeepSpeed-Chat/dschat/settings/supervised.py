@@ -13,89 +13,94 @@ PACKABLE = ("auto", "sdpa", "eager", "flex_attention")  # attention that keeps t
 RewardLoss = Literal["end", "last_token", "per_sample", "average"]
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class ModelFlags:
     """The model, its batches and its optimiser."""
 
     section = "model and batches"
 
     model_name_or_path: str = flag(
-        "model to start from: a folder or a Hugging Face name",
+        "initial model: a folder or a Hugging Face name",
         range=NOT_EMPTY,
         on_resume=FREE,
         path=True,
     )
-    max_seq_len: int = flag("longest text in tokens, prompt and response together; the rest is cut", 1024, AT_LEAST_1)
-    per_device_train_batch_size: int = flag("examples per forward pass and process in training", 16, AT_LEAST_1, SHARE)
+    max_seq_len: int = flag(
+        "maximum length of prompt and response together, in tokens; longer sequences are truncated", 1024, AT_LEAST_1
+    )
+    per_device_train_batch_size: int = flag(
+        "examples per forward pass and process in training (micro-batch)", 16, AT_LEAST_1, SHARE
+    )
     learning_rate: float = flag("peak learning rate", range=AT_LEAST_0)  # the default is each step's own
     weight_decay: float = flag("weight decay of AdamW", range=AT_LEAST_0)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class HeldOutFlags:
     """The size of evaluations."""
 
     section = "model and batches"
 
-    eval_iters: int = flag("batches per process in an evaluation; 0 = all held-out rows", 100, AT_LEAST_0, FREE)
+    eval_iters: int = flag("evaluation batches per process; 0 = all held-out rows", 100, AT_LEAST_0, FREE)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class SFTFlags:
     """What step 1 learns from."""
 
     section = "supervised fine-tuning"
 
-    sft_on_prompt: bool = flag("train on the prompt tokens too", False)
-    label_smoothing: float = flag(
-        "weight of all tokens alike in the targets of training, from 0 to below 1", 0.0, BELOW_1
-    )
+    sft_on_prompt: bool = flag("also train on the prompt tokens", False)
+    label_smoothing: float = flag("label smoothing: probability that is spread over all tokens", 0.0, BELOW_1)
     train_on: Literal["all", "last"] = flag(
-        "turns of the assistant in a conversation that are trained on: all, or the last", "last"
+        "which assistant messages of a conversation are trained on: all, or only the last", "last"
     )
     packing: bool = flag(
-        "put several examples into a row of max_seq_len tokens; they do not see each other, and batch sizes go on to"
-        " count examples",
+        "pack several examples into each row of max_seq_len tokens; examples do not attend to each other, and batch"
+        " sizes still count examples",
         False,
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class PreferenceFlags:
     """The loss of step 2's reward model."""
 
     section = "reward model"
 
     reward_loss: RewardLoss = flag(
-        "numbers of a pair that are compared: at the last tokens (end), one token earlier (last_token), at every token"
-        " from the first difference on (per_sample), or their means up to one token before the last (average)",
+        "which values of a pair are compared: at the last token (end), at the token before it (last_token), at every"
+        " token from the first difference on (per_sample), or the mean from the first difference to the token before"
+        " the last (average)",
         "end",
     )
-    margin_key: str | None = flag("column with how much the chosen response shall win by, 0 or more", None, NOT_EMPTY)
+    margin_key: str | None = flag(
+        "column of the margin by which the chosen response should win, at least 0", None, NOT_EMPTY
+    )
     center_rewards_coefficient: float = flag(
-        "weight of (chosen score + rejected score)², which keeps the scores around 0", 0.0, AT_LEAST_0
+        "weight of (chosen score + rejected score)², which keeps scores centred at 0", 0.0, AT_LEAST_0
     )
     reward_gain: bool = flag(
-        "learn one factor of all scores beside the head; it goes into the head's weights when the model is saved",
+        "also learn one factor for all scores; it is merged into the head when the model is saved",
         False,
     )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, frozen=True)
 class DPOFlags:
     """The loss of direct preference optimisation."""
 
     section = "direct preference optimisation"
 
     beta: float = flag(
-        "how close the policy stays to the one before training; a small one lets it go further", 0.1, ABOVE_0
+        "strength of the KL constraint: smaller values let the policy move further from its start", 0.1, ABOVE_0
     )
     label_smoothing: float = flag(
-        "probability that a pair's label is wrong (conservative DPO)",
+        "assumed probability that a preference label is wrong (conservative DPO)",
         0.0,
         (lambda number: 0 <= number < 0.5, "a number of at least 0 and below 0.5"),
     )
-    reference_free: bool = flag("compare log-probs themselves, not with those of the policy before training", False)
+    reference_free: bool = flag("compare log-probabilities directly, without the reference policy", False)
 
 
 class OneModelConfig(CommonConfig):
@@ -190,7 +195,7 @@ REWARD_RULES: "tuple[Rule[RewardConfig], ...]" = (
     Rule(
         lambda config: config.preferences.reward_loss in ("last_token", "average"),
         "--reward_loss {reward_loss} does not train the number at the last token, which step 3 and inference read as"
-        " the score: watch eval/end_accuracy, its accuracy. With end and per_sample the two are one.",
+        " the score: watch eval/end_accuracy, its accuracy. With end and per_sample it is the accuracy of the score.",
         warns=True,
     ),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluations that draw: responses to held-out prompts, or whole held-out dialogues; their scores and samples."""
+"""Evaluations that sample: responses to held-out prompts, or whole held-out dialogues; their scores and samples."""
 
 import logging
 from collections.abc import Callable, Sequence, Sized
@@ -20,33 +20,43 @@ from dschat.rollouts.engine import Generation
 from dschat.run.distributed import device, gather_objects, largest_over_ranks, rank, world_size
 from dschat.run.metrics import EVALUATION, ROWS, RowMeans
 from dschat.scoring.source import DialogueScores, ResponseTexts
-from dschat.training.ppo.models import AuxiliaryScores
-from dschat.training.ppo.rollout_metrics import Outside, token_table
+from dschat.training.ppo.batch import AuxiliaryScores, ExternalStats
+from dschat.training.ppo.metrics import token_table
 from macro_actions.types import PPOBatch
 
 logger = logging.getLogger(__name__)
 
 DETAILED_SAMPLES = 8  # responses of a sample file that are written token by token
 PRINTED_SAMPLES = 2
-OF_TOKENS = ("kl", "length", "eos_rate")
+TOKEN_METRICS = ("kl", "length", "eos_rate")  # a response without tokens counts in none of them
 
 Sample = dict[str, object]  # a row of a sample file
 
 
-def shares(examples: Sequence[Sized], size: PassSize, sequences: int) -> list[list[int]]:
-    """Numbers of this rank's examples, of those of all ranks, in batches for forward passes of so many `sequences` an
-    example.
+def shares(
+    examples: Sequence[Sized],
+    size: PassSize,
+    sequences: int,
+) -> list[list[int]]:
+    """Numbers of this rank's examples, in batches for forward passes. Every rank must call it.
 
-    Every rank must call it, and gets equally many batches: where its examples do not suffice, its list ends with empty
-    ones.
+    Every rank gets equally many batches: where its examples do not suffice, its list ends with empty ones.
+
+    Args:
+        examples: those of all ranks.
+        size: of a forward pass.
+        sequences: sequences per example in one forward pass (2 for a preference pair).
     """
     lengths = lengths_of(examples)
     if size.tokens is None:
         return eval_batches(lengths, size.rows, rank=rank(), world_size=world_size())
     tokens = sequences * np.array(lengths)
-    own = tokens.argsort(kind="stable")[rank() :: world_size()]
-    batches: list[list[int]] = [own[group].tolist() for group in group_by_length(tokens[own], size)]
-    return batches + [[] for _ in range(largest_over_ranks(len(batches)) - len(batches))]
+    local_numbers = tokens.argsort(kind="stable")[rank() :: world_size()]
+    batches: list[list[int]] = []
+    for group in group_by_length(tokens[local_numbers], size):
+        batches.append(local_numbers[group].tolist())
+    missing = largest_over_ranks(len(batches)) - len(batches)
+    return batches + [[] for _ in range(missing)]
 
 
 @torch.no_grad()
@@ -54,47 +64,64 @@ def evaluate_responses(
     prompts: Sequence[PromptExample],
     tokenizer: PreTrainedTokenizerBase,
     sample: Callable[[Sequence[PromptExample]], tuple[Generation, ResponseTexts]],
-    judge: Callable[[Generation, ResponseTexts], tuple[PPOBatch, Outside]],
+    score: Callable[[Generation, ResponseTexts], tuple[PPOBatch, ExternalStats]],
 ) -> tuple[dict[str, float], list[Sample]]:
     """Answers held-out prompts, each rank its share.
 
-    `sample` draws responses; `judge` makes a batch of them, and says what else was measured.
+    Args:
+        prompts: of all ranks.
+        tokenizer: the policy's.
+        sample: gives responses to prompts.
+        score: gives their scores and advantages, and what else was measured.
 
-    Returns means over the prompts of all ranks: eval/scores, kl, kl_per_token, length, eos_rate and the names of
-    further numbers, with standard errors (`RowMeans`), and eval/rows; and a sample for each prompt, in their order.
+    Returns:
+        Means over the prompts of all ranks: eval/scores, kl, kl_per_token, length, eos_rate and the names of auxiliary
+        numbers, with standard errors (`RowMeans`), and eval/rows; and a sample for each prompt, in their order.
     """
-    by_length = sorted(prompts, key=len)
-    own, most = by_length[rank() :: world_size()], len(prompts[:: world_size()])
     # All ranks go through equally many forward passes: one with a prompt less answers another without counting it.
-    examples = own + by_length[: most - len(own)]
-    drawn, texts = sample(examples)
-    batch, outside = judge(drawn, texts)
-    auxiliary = outside.auxiliary
+    by_length = sorted(prompts, key=len)
+    local_prompts = by_length[rank() :: world_size()]
+    largest_share = len(prompts[:: world_size()])
+    generation, texts = sample(local_prompts + by_length[: largest_share - len(local_prompts)])
+    batch, stats = score(generation, texts)
+
     means = RowMeans()
-    everybody = torch.ones_like(batch.response_mask[:, 0])
-    numbers = _numbers(batch, auxiliary)
+    numbers = _numbers_of_rows(batch, stats.auxiliary)
+    count = len(local_prompts)
+    has_tokens = batch.response_mask.any(1)
     for name, of_rows in numbers.items():
-        # A response without a score has no token left, and counts in no mean of tokens.
-        counted = (batch.response_mask.any(1) if name in OF_TOKENS else everybody)[: len(own)]
-        means.add(name, torch.where(counted, of_rows[: len(own)].double(), 0.0), counted)
-    means.add("kl_per_token", numbers["kl"][: len(own)], numbers["length"][: len(own)])
-    for name, (total, count) in outside.measured.items():
-        means.add_mean(name, total, count)
+        counted = has_tokens if name in TOKEN_METRICS else torch.ones_like(has_tokens)
+        counted = counted[:count]
+        means.add(
+            name,
+            torch.where(counted, of_rows[:count].double(), 0.0),
+            counted,
+        )
+    means.add(
+        "kl_per_token",
+        numbers["kl"][:count],
+        numbers["length"][:count],
+    )
+    for name, (total, weight) in stats.measured.items():
+        means.add_mean(name, total, weight)
+
     detailed = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
     samples: dict[int, Sample] = {}
-    responses = drawn.rollout.response_rows()  # in the trajectory, those without a score have no token left
-    for row, example in enumerate(own):
-        samples[example.index] = example.columns | _response_sample(batch, texts, row, auxiliary)
-        samples[example.index] |= {"prompt_ids": example.prompt_ids, "response_ids": responses[row]}
+    response_ids = generation.rollout.response_rows()  # in the batch, responses without a score have no token left
+    for row, example in enumerate(local_prompts):
+        sample_row = example.columns | _response_sample(batch, texts, row, stats.auxiliary)
+        sample_row |= {"prompt_ids": example.prompt_ids, "response_ids": response_ids[row]}
         if example.index in detailed:
-            samples[example.index]["tokens"] = token_table(batch, row, tokenizer)
-    return _of_all_ranks(means, samples)
+            sample_row["tokens"] = token_table(batch, row, tokenizer)
+        samples[example.index] = sample_row
+    return _over_ranks(means, samples)
 
 
 def show_samples(samples: Sequence[Sample]) -> None:
     """Logs a few responses (--print_answers)."""
     for sample in samples[:PRINTED_SAMPLES]:
-        logger.info("prompt: %r\nresponse: %r\nscore: %.3f", *(sample[k] for k in ("prompt", "response", "score")))
+        message = "prompt: %r\nresponse: %r\nscore: %.3f"
+        logger.info(message, sample["prompt"], sample["response"], sample["score"])
 
 
 @torch.no_grad()
@@ -106,62 +133,97 @@ def evaluate_dialogues(
 ) -> tuple[dict[str, float], list[Sample]]:
     """Talks with the users of held-out dialogues, each rank with its share.
 
-    `reward` scores the dialogue as it stands after each turn. `kl`: replies → the KL of each to the reference, (B,);
-    every rank calls it equally often, with as many replies.
+    Args:
+        held_out: dialogues of all ranks.
+        answer: rolls out dialogues.
+        reward: scores a dialogue after each of its turns.
+        kl: replies → the KL of each to the reference, (B,); every rank calls it equally often, with as many replies.
 
-    Returns means over all ranks: eval/scores of whole dialogues, eval/scores_turn_1 and so on of the dialogues as they
-    stand after that turn, and over replies eval/eos_rate, length, kl and kl_per_token, with standard errors over
-    dialogues (`RowMeans`), and eval/rows; and a sample for each dialogue, in their order.
+    Returns:
+        Means over all ranks: eval/scores of whole dialogues, eval/scores_turn_1 and so on after that turn, and over
+        replies eval/eos_rate, length, kl and kl_per_token, with standard errors over dialogues (`RowMeans`), and
+        eval/rows; and a sample for each dialogue, in their order.
     """
     by_length = sorted(held_out, key=len)
-    shares = [by_length[number :: world_size()] for number in range(world_size())]
-    own = shares[rank()]
-    # A rank without a dialogue of its own answers one without counting it.
-    conversations = answer(own or by_length[:1])
-    scores = _scores_by_turn(conversations[: len(own)], own, reward)
-    replies = [[reply for _, reply in sorted(talk.replies.items())] for talk in conversations]
-    counted = replies if own else []  # by dialogue
+    dialogues_of_ranks = [by_length[number :: world_size()] for number in range(world_size())]
+    local_dialogues = dialogues_of_ranks[rank()]
+    # A rank without a dialogue answers one without counting it.
+    conversations = answer(local_dialogues or by_length[:1])
+    scores = _scores_by_turn(conversations[: len(local_dialogues)], local_dialogues, reward)
+    replies = [_replies_of(conversation) for conversation in conversations]
+    counted_replies = replies if local_dialogues else []
+
     means = RowMeans()
-    _add(means, "scores", [of_dialogue[-1:] for of_dialogue in scores])
+    _add_by_dialogue(means, "scores", [of_dialogue[-1:] for of_dialogue in scores])
     for turn in range(max(example.num_turns for example in held_out)):
-        _add(means, f"scores_turn_{turn + 1}", [of_dialogue[turn : turn + 1] for of_dialogue in scores])
-    _add(means, "eos_rate", [[float(reply.finished) for reply in of_dialogue] for of_dialogue in counted])
-    lengths = [[float(len(reply.ids)) for reply in of_dialogue] for of_dialogue in counted]
-    _add(means, "length", lengths)
+        _add_by_dialogue(means, f"scores_turn_{turn + 1}", [of_dialogue[turn : turn + 1] for of_dialogue in scores])
+    eos_rates = []
+    lengths = []
+    for of_dialogue in counted_replies:
+        eos_rates.append([float(reply.finished) for reply in of_dialogue])
+        lengths.append([float(len(reply.ids)) for reply in of_dialogue])
+    _add_by_dialogue(means, "eos_rate", eos_rates)
+    _add_by_dialogue(means, "length", lengths)
+
     if kl is not None:
-        every_reply = list(chain.from_iterable(replies))
-        most = max(sum(example.num_turns for example in share) for share in shares)
-        numbers = iter(kl(every_reply + every_reply[:1] * (most - len(every_reply))).tolist())
-        kl_of_replies = [[next(numbers) for _ in of_dialogue] for of_dialogue in counted]
-        _add(means, "kl", kl_of_replies)
-        means.add("kl_per_token", _sums(kl_of_replies), _sums(lengths))
-    samples = {
-        example.index: _dialogue_sample(example, talk, of_dialogue)
-        for example, talk, of_dialogue in zip(own, conversations, scores, strict=False)
-    }
-    return _of_all_ranks(means, samples)
+        # Ranks with fewer replies repeat their first.
+        all_replies = list(chain.from_iterable(replies))
+        most_replies = max(sum(example.num_turns for example in dialogues) for dialogues in dialogues_of_ranks)
+        padding = all_replies[:1] * (most_replies - len(all_replies))
+        numbers = iter(kl(all_replies + padding).tolist())
+        kl_by_dialogue = [[next(numbers) for _ in of_dialogue] for of_dialogue in counted_replies]
+        _add_by_dialogue(means, "kl", kl_by_dialogue)
+        means.add("kl_per_token", _sums(kl_by_dialogue), _sums(lengths))
+
+    samples = {}
+    for example, conversation, of_dialogue in zip(local_dialogues, conversations, scores, strict=False):
+        samples[example.index] = _dialogue_sample(example, conversation, of_dialogue)
+    return _over_ranks(means, samples)
 
 
-def _add(means: RowMeans, name: str, numbers: Sequence[Sequence[float]]) -> None:
+def _replies_of(conversation: DialogueRollout) -> list[AssistantTurn]:
+    """The replies of a dialogue, turn after turn."""
+    return [reply for _, reply in sorted(conversation.replies.items())]
+
+
+def _add_by_dialogue(
+    means: RowMeans,
+    name: str,
+    numbers: Sequence[Sequence[float]],
+) -> None:
     """Adds the mean of numbers, given by dialogue: those of one dialogue depend on each other, and are one row."""
-    counts = torch.tensor([float(len(of_dialogue)) for of_dialogue in numbers], device=device())
+    counts = torch.tensor(
+        [float(len(of_dialogue)) for of_dialogue in numbers],
+        device=device(),
+    )
     means.add(name, _sums(numbers), counts)
 
 
 def _sums(numbers: Sequence[Sequence[float]]) -> Tensor:
     """The sum of each dialogue's numbers, (n,) float64."""
-    return torch.tensor([sum(of_dialogue) for of_dialogue in numbers], dtype=torch.float64, device=device())
+    return torch.tensor(
+        [sum(of_dialogue) for of_dialogue in numbers],
+        dtype=torch.float64,
+        device=device(),
+    )
 
 
-def _of_all_ranks(means: RowMeans, samples: dict[int, Sample]) -> tuple[dict[str, float], list[Sample]]:
+def _over_ranks(means: RowMeans, samples: dict[int, Sample]) -> tuple[dict[str, float], list[Sample]]:
     """The means as metrics, and the samples of all ranks in the order of their numbers."""
-    everywhere = {index: sample for part in gather_objects(samples) for index, sample in part.items()}
+    all_samples: dict[int, Sample] = {}
+    for of_rank in gather_objects(samples):
+        all_samples |= of_rank
     metrics = {f"eval/{name}": number for name, number in means.reduce().items()}
-    metrics[EVALUATION + ROWS] = float(len(everywhere))
-    return metrics, [everywhere[index] for index in sorted(everywhere)]
+    metrics[EVALUATION + ROWS] = float(len(all_samples))
+    return metrics, [all_samples[index] for index in sorted(all_samples)]
 
 
-def _response_sample(batch: PPOBatch, texts: ResponseTexts, row: int, auxiliary: AuxiliaryScores) -> Sample:
+def _response_sample(
+    batch: PPOBatch,
+    texts: ResponseTexts,
+    row: int,
+    auxiliary: AuxiliaryScores,
+) -> Sample:
     trajectory = batch.trajectory
     sample: Sample = {
         "response": texts.responses[row],
@@ -173,7 +235,8 @@ def _response_sample(batch: PPOBatch, texts: ResponseTexts, row: int, auxiliary:
     return sample | {name: float(numbers[row]) for name, numbers in auxiliary.items()}
 
 
-def _numbers(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:
+def _numbers_of_rows(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:
+    """What an evaluation averages over responses, (B,) each."""
     trajectory = batch.trajectory
     return {
         "scores": trajectory.scores,
@@ -187,20 +250,27 @@ def _numbers(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:
 def _scores_by_turn(
     conversations: Sequence[DialogueRollout], examples: Sequence[DialogueExample], reward: DialogueScores
 ) -> list[list[float]]:
-    """Of each dialogue, its scores after one turn, after two, and so on."""
-    places = [
-        (number, 2 * turn + 2) for number, talk in enumerate(conversations) for turn in range(len(talk.messages) // 2)
-    ]
-    if not places:
+    """Scores of each dialogue after one turn, after two, and so on."""
+    prefixes = []
+    dialogue_numbers = []
+    for number, conversation in enumerate(conversations):
+        for turn in range(len(conversation.messages) // 2):
+            prefixes.append(conversation.messages[: 2 * turn + 2])
+            dialogue_numbers.append(number)
+    if not prefixes:
         return []
-    prefixes = [conversations[number].messages[:end] for number, end in places]
-    found = reward(prefixes, [examples[number].row for number, _ in places]).tolist()
+    rows = [examples[number].row for number in dialogue_numbers]
+    prefix_scores = reward(prefixes, rows).tolist()
     scores: list[list[float]] = [[] for _ in conversations]
-    for (number, _), score in zip(places, found, strict=True):
+    for number, score in zip(dialogue_numbers, prefix_scores, strict=True):
         scores[number].append(score)
     return scores
 
 
-def _dialogue_sample(example: DialogueExample, talk: DialogueRollout, scores: list[float]) -> Sample:
-    finished = [reply.finished for _, reply in sorted(talk.replies.items())]
-    return {"number": example.index, "messages": talk.messages, "scores": scores, "finished": finished}
+def _dialogue_sample(
+    example: DialogueExample,
+    conversation: DialogueRollout,
+    scores: list[float],
+) -> Sample:
+    finished = [reply.finished for reply in _replies_of(conversation)]
+    return {"number": example.index, "messages": conversation.messages, "scores": scores, "finished": finished}

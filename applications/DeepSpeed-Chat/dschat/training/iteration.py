@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rollout in use: what it gave, and how far the updates on it are. It can be written down and taken up again."""
+"""An iteration between its rollout and its last update, which checkpoints can hold; and its updates."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ Metrics = dict[str, float]
 T = TypeVar("T")
 Batch = TypeVar("Batch")
 
+MEANS = "means."  # before the names of sums in a state
+
 
 @dataclass
 class UpdateProgress:
-    """How far the updates of an iteration are: how many are done, and what was measured in them."""
+    """How far the updates of an iteration are."""
 
-    done: int = 0
-    means: Means = field(default_factory=Means)
-    skipped: Counter[str] = field(default_factory=Counter)  # by metric
+    done: int = 0  # updates
+    means: Means = field(default_factory=Means)  # statistics of these updates
+    skipped: Counter[str] = field(default_factory=Counter)  # updates that were left out, by metric
 
 
 @dataclass(frozen=True)
@@ -41,66 +43,95 @@ class Iteration(Generic[Batch]):
     """One iteration from its rollout to its last update."""
 
     batch: Batch  # this rank's rows
-    metrics: Metrics  # of the rollout, those that are known
+    metrics: Metrics  # of the rollout
     random: dict[str, Tensor]  # the global random states after the rollout
-    # How many updates are done, and what was measured in them.
     updates: UpdateProgress = field(default_factory=UpdateProgress)
 
     @classmethod
-    def from_state(cls, state: Progress, batch_type: type[Batch]) -> Iteration[Batch]:
-        """What `state_with` wrote down, on this process's device."""
+    def from_state(
+        cls,
+        state: Progress,
+        batch_type: type[Batch],
+    ) -> Iteration[Batch]:
+        """The iteration that `state_with` put into a state, on this process's device."""
         numbers = state.numbers["current"]
-        sums = {name.removeprefix("means."): x for name, x in state.tensors.items() if name.startswith("means.")}
-        updates = UpdateProgress(numbers["done"], Means.from_state(numbers["sums"], sums), Counter(numbers["skipped"]))
+        sums = {}
+        for name, tensor in state.tensors.items():
+            if name.startswith(MEANS):
+                sums[name.removeprefix(MEANS)] = tensor
+        means = Means.from_state(numbers["sums"], sums)
+        updates = UpdateProgress(numbers["done"], means, Counter(numbers["skipped"]))
         batch = put_together(batch_type, state.tensors, "batch")
         return cls(batch, dict(numbers["metrics"]), state.random, updates)
 
 
 def state_with(numbers: Json, current: Iteration[Batch] | None) -> Progress:
-    """The state of an algorithm with these numbers, and with the iteration that is under way, if one is."""
+    """The state of an algorithm with these numbers and, inside an iteration, with that iteration."""
     if current is None:
         return Progress(0, numbers, {})
     updates = current.updates
-    sums, tensors = updates.means.state()
-    of_current = {
+    sums, sum_tensors = updates.means.state()
+    current_numbers = {
         "metrics": dict(current.metrics),
         "done": updates.done,
         "skipped": dict(updates.skipped),
         "sums": dict(sums),
     }
-    tensors = tensors_of(current.batch, "batch") | {f"means.{name}": x for name, x in tensors.items()}
-    return Progress(updates.done, numbers | {"current": of_current}, current.random, tensors)
+    tensors = tensors_of(current.batch, "batch")
+    for name, tensor in sum_tensors.items():
+        tensors[MEANS + name] = tensor
+    return Progress(updates.done, {**numbers, "current": current_numbers}, current.random, tensors)
 
 
-def put_together(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
-    """The dataclass that `tensors_of` took apart."""
+def put_together(
+    cls: type[T],
+    tensors: Mapping[str, Tensor],
+    name: str,
+) -> T:
+    """The dataclass that `macro_actions.types.tensors_of` took apart under this name, on this process's device."""
     hints = get_type_hints(cls)
     values: dict[str, object] = {}
     for f in fields(cls):  # type: ignore[arg-type]
         path = f"{name}.{f.name}"
-        if is_dataclass(hints[f.name]):
-            values[f.name] = put_together(hints[f.name], tensors, path)
+        field_type = hints[f.name]
+        if is_dataclass(field_type):
+            values[f.name] = put_together(field_type, tensors, path)
+        elif field_type is not Tensor and path not in tensors:  # Tensor | None
+            values[f.name] = None
         else:
-            optional = hints[f.name] is not Tensor and path not in tensors
-            values[f.name] = None if optional else tensors[path].to(device())
+            values[f.name] = tensors[path].to(device())
     return cls(**values)
 
 
+def on_device(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a batch, copied to this process's device."""
+    return {name: tensor.to(device()) for name, tensor in batch.items()}
+
+
 def pass_size(plan: BatchPlan) -> PassSize:
-    """Of a forward pass in training."""
+    """What a training pass may hold."""
     return PassSize(plan.micro_batch, plan.max_tokens)
 
 
 def eval_size(config: CommonConfig) -> PassSize:
-    """Of a forward pass without gradients, of --per_device_eval_batch_size."""
+    """What a forward pass without gradients may hold, by --per_device_eval_batch_size."""
     size = PassSize(config.output.per_device_eval_batch_size, config.optimisation.max_tokens_per_micro_batch)
     return replace(size.without_gradient, rows=size.rows)
 
 
-def micro_batches(lengths: Integers, size: PassSize, engines: Iterable[Trained]) -> list[Integers]:
-    """Row numbers of an update's micro-batches, as many on every rank. By tokens, engines are told how many they are.
+def micro_batches(
+    lengths: Integers,
+    size: PassSize,
+    engines: Iterable[Trained],
+) -> list[Integers]:
+    """Row numbers of an update's micro-batches, as many on every rank.
 
-    `lengths` (n,) are tokens of each row of the update on this rank; every rank has as many rows.
+    Micro-batches that are cut by tokens vary in number, which the engines must know.
+
+    Args:
+        lengths: shape ``(n,)``, tokens of each row of the update on this rank; every rank has as many rows.
+        size: what a pass may hold.
+        engines: the engines that are trained on them.
     """
     groups = group_by_length(lengths, size, largest_over_ranks)
     if size.tokens is not None:
@@ -117,15 +148,20 @@ def run_updates(
     engines: Mapping[str, Trained],
     grad_norm: str = "grad_norm/{}",
 ) -> Metrics:
-    """The optimiser updates of an iteration, one on each part, those that are left after `progress`, which is kept up
-    to date.
+    """The optimiser updates of an iteration that are left.
 
-    `update` adds its shares of each statistic to the means. `left_out` is called at its end with the number of updates
-    before it and its part: whether numbers were not finite, so that the engines left it out and its statistics do not
-    count. `grad_norm` is the metric of an engine's name.
+    Args:
+        parts: what each update trains on.
+        progress: updates that are done; it is kept up to date.
+        update: trains on a part and adds its shares of each statistic to the means.
+        left_out: called at the end of an update with the number of updates before it and its part: whether numbers
+            were not finite, so that the engines left the update out and its statistics do not count.
+        engines: the engines that are trained, by name.
+        grad_norm: the metric of an engine's name.
 
-    Returns means over the updates and gradient norms; and, where there are such, skipped/<engine>, the number of
-    updates that fp16 left out, and skipped/nonfinite, that of those that count for nothing.
+    Returns:
+        Means over the updates and gradient norms; and, where there are such, skipped/<engine>, the number of updates
+        that fp16 left out, and skipped/nonfinite, the number of updates that count for nothing.
     """
     for part in list(parts)[progress.done :]:
         means = progress.means.copy()  # an update that is stopped half-way leaves nothing behind
@@ -140,28 +176,32 @@ def run_updates(
                     means.add(grad_norm.format(name), engine.grad_norm)
             progress.means = means
         progress.done += 1
-    # Every update added its shares of each statistic, so that their sum is divided by the number of updates here. The
-    # gradient norms were added as means.
+
+    # Each update added its shares of a statistic, so that a sum over updates is divided by their number. Gradient
+    # norms were added as means.
     counted = progress.done - progress.skipped[SKIPPED_NONFINITE]
-    metrics = {
-        name: number if name.startswith("grad_norm") else number / counted
-        for name, number in progress.means.reduce().items()
-    }
-    return metrics | {name: float(count) for name, count in progress.skipped.items() if count}
+    metrics = {}
+    for name, number in progress.means.reduce().items():
+        metrics[name] = number if name.startswith("grad_norm") else number / counted
+    for name, count in progress.skipped.items():
+        if count:
+            metrics[name] = float(count)
+    return metrics
 
 
 @dataclass
 class Clock:
-    """Seconds of the parts of an iteration, waiting for the device at each border; and what was sampled in it."""
+    """Seconds of the parts of an iteration, waiting for the device after each; and what was sampled in it."""
 
     seconds: Metrics = field(default_factory=dict)
-    draws: list[Lengths] = field(default_factory=list)  # of the part generation, one after another
+    sampled: list[Lengths] = field(default_factory=list)  # of each sampling, in their order
     _last: float = field(default_factory=time.perf_counter)
 
-    def lap(self, name: str) -> None:
-        """Books the time since the last lap under ``time/name``."""
+    def record(self, name: str) -> None:
+        """Adds the time since the last record to ``time/name``."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter()
-        self.seconds[f"time/{name}"] = self.seconds.get(f"time/{name}", 0.0) + now - self._last
+        metric = f"time/{name}"
+        self.seconds[metric] = self.seconds.get(metric, 0.0) + now - self._last
         self._last = now

@@ -29,39 +29,55 @@ from dschat.training.evaluation import Sample
 from dschat.training.iteration import Metrics
 from dschat.training.nonfinite import NonFinite
 
-Work = Sequence[Sequence[int]]  # of one iteration, on this rank: batches of numbers of training examples
+Work = Sequence[Sequence[int]]  # of an iteration on this rank: batches of numbers of training examples
 
 
 class Algorithm(Protocol):
-    """What the loop trains. Algorithms inherit what they do not say themselves."""
+    """What the loop trains. Methods that are not abstract have a default.
 
-    name: str  # of the progress bar
-    lengths: Sequence[int]  # of the training examples, in tokens
-    work_batch: int  # examples of a batch of `Work`
-    shown: Mapping[str, str]  # what the progress bar shows: label → metric
-    checks_trained: bool  # whether `self_check` holds of trained weights, too, not only of those at the start
-    nonfinite: NonFinite  # what happens to numbers that are not finite
+    Attributes:
+        name: of the progress bar.
+        lengths: of the training examples, in tokens.
+        work_batch: examples in a batch of `Work`.
+        shown: what the progress bar shows: label → metric.
+        checks_trained: whether `self_check` holds for trained weights, too, not only at the start.
+        nonfinite: what happens to numbers that are not finite.
+    """
+
+    name: str
+    lengths: Sequence[int]
+    work_batch: int
+    shown: Mapping[str, str]
+    checks_trained: bool
+    nonfinite: NonFinite
 
     def prepare(self) -> None:
-        """What needs the weights that training starts from: called before a checkpoint takes their place."""
+        """Computes what depends on the weights that training starts from, before a checkpoint replaces them."""
         return None
 
     @abstractmethod
     def self_check(self) -> None:
-        """A few forward passes, before anything is trained or measured; UserError if a model is computed wrongly."""
+        """A few forward passes before anything is trained. Raises UserError if a model is computed wrongly."""
 
     def rehearse(self) -> None:
-        """The longest possible micro-batch, forward and backward once without effect, see
-        `dschat.training.rehearsal`. Raises UserError where memory ends.
+        """Trains once on the longest possible micro-batch, without effect; see `dschat.training.rehearsal`.
+
+        Raises:
+            UserError: the device's memory does not suffice.
         """
         return None
 
     @abstractmethod
     def iterate(self, work: Work, iteration: int) -> Metrics:
-        """The optimiser updates of one iteration, those that are left of it; its metrics."""
+        """Runs the optimiser updates of an iteration that are left; returns the iteration's metrics."""
 
-    def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
-        """Why the run must end after an iteration; None if it may go on. `may_stop`: there is more to come."""
+    def why_stop(
+        self,
+        metrics: Metrics,
+        update: int,
+        may_stop: bool,
+    ) -> str | None:
+        """Why the run must end after an iteration; None if it may go on. `may_stop`: it is not the last one."""
         return None
 
     @abstractmethod
@@ -73,11 +89,11 @@ class Algorithm(Protocol):
         return None
 
     def state_dict(self) -> Progress:
-        """What the algorithm must know to go on, beside models and optimisers."""
+        """What a checkpoint must hold beside models and optimisers."""
         return Progress(0, {}, {})
 
     def load_state_dict(self, state: Progress) -> None:
-        """Takes up what `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         return None
 
 
@@ -85,13 +101,21 @@ class Loop:
     """Trains an algorithm; everything it needs is handed in."""
 
     def __init__(
-        self, algorithm: Algorithm, config: CommonConfig, run: Run, folders: ModelFolders, checkpoints: Checkpoints
+        self,
+        algorithm: Algorithm,
+        config: CommonConfig,
+        run: Run,
+        folders: ModelFolders,
+        checkpoints: Checkpoints,
     ) -> None:
-        self.algorithm, self.config, self.run, self.folders = algorithm, config, run, folders
+        self.algorithm = algorithm
+        self.config = config
+        self.run = run
+        self.folders = folders
         self.checkpoints = checkpoints
         self.updates_per_iteration = run.plan.updates_per_iteration
-        self.iteration = 0  # those that are finished
-        self.evaluated = -1  # after how many updates the last evaluation was
+        self.iteration = 0  # finished iterations
+        self.evaluated = -1  # updates before the last evaluation
         # The global random states after the last iteration or evaluation; users' functions may draw from them.
         self.random = random_states()
 
@@ -102,21 +126,29 @@ class Loop:
 
     def fit(self) -> Metrics:
         """Trains to the end and saves; returns the last evaluation's metrics."""
-        total = total_updates(len(self.algorithm.lengths), self.config, self.run.plan)
+        total = total_updates(
+            len(self.algorithm.lengths),
+            self.config,
+            self.run.plan,
+        )
         resumes = self.config.output.resume_from_checkpoint is not None
+
+        # 1. Check before anything is written; a resumed run has optimiser states only after its checkpoint is loaded.
         self.random = random_states()
-        if not resumes:  # a run that is refused writes nothing
+        if not resumes:
             self.self_check()
             self.rehearse()
         self.run.begin()
         self.algorithm.prepare()
         self.random = random_states()
         self.load_state_dict(self.checkpoints.load())
-        if resumes:  # beside the optimiser states of the checkpoint
+        if resumes:
             self.rehearse()
         if self.config.engine.self_checks:
             for engine in self.checkpoints.engines.values():
                 engine.check_reduction()
+
+        # 2. Train. A signal writes a checkpoint and ends the run.
         with self.checkpoints.stopping(self.state_dict):
             if resumes and (self.algorithm.checks_trained or self.state_dict().update == 0):
                 self.self_check()
@@ -124,6 +156,8 @@ class Loop:
                 self.evaluate_if_due(total)
                 while self.update < total:
                     self.train_epoch(total, bar)
+
+            # 3. Save, then evaluate.
             if self.config.output.save_steps:
                 self.checkpoints.save(self.state_dict())
             self.folders.save_final()
@@ -137,22 +171,33 @@ class Loop:
 
     def train_epoch(self, total: int, bar: Bar) -> None:
         """The iterations that are left of an epoch, or of the run."""
-        per_epoch = len(self.algorithm.lengths) // self.run.plan.iteration_size
-        epoch, done = divmod(self.iteration, per_epoch)
-        left = (total - self.update) // self.updates_per_iteration
-        for work in work_of_epoch(self.algorithm, self.config, self.run.plan, epoch)[done : done + left]:
+        iterations_per_epoch = len(self.algorithm.lengths) // self.run.plan.iteration_size
+        epoch, done = divmod(self.iteration, iterations_per_epoch)
+        remaining = (total - self.update) // self.updates_per_iteration
+        epoch_work = work_of_epoch(self.algorithm, self.config, self.run.plan, epoch)
+        for work in epoch_work[done : done + remaining]:
             self.train_once(work, total, bar)
 
-    def train_once(self, work: Work, total: int, bar: Bar) -> None:
+    def train_once(
+        self,
+        work: Work,
+        total: int,
+        bar: Bar,
+    ) -> None:
         """One iteration, and what is due after it."""
-        before, config = self.update, self.config
+        update_before = self.update
         metrics = self.iterate(work)
-        bar.set_postfix({label: f"{metrics.get(name, math.nan):.4f}" for label, name in self.algorithm.shown.items()})
-        bar.update(self.update - before)
+        shown = {}
+        for label, name in self.algorithm.shown.items():
+            shown[label] = f"{metrics.get(name, math.nan):.4f}"
+        bar.set_postfix(shown)
+        bar.update(self.update - update_before)
+
+        output = self.config.output
         why_stop = self.algorithm.why_stop(metrics, self.update, may_stop=self.update < total)
-        if why_stop or due(config.output.save_models, before, self.update):
+        if why_stop or due(output.save_models, update_before, self.update):
             self.folders.save_after(self.update)
-        if (why_stop or due(config.output.save_steps, before, self.update)) and self.update < total:
+        if (why_stop or due(output.save_steps, update_before, self.update)) and self.update < total:
             self.checkpoints.save(self.state_dict())
         if why_stop:
             raise UserError(why_stop)
@@ -161,27 +206,29 @@ class Loop:
     def iterate(self, work: Work) -> Metrics:
         """One iteration of the algorithm, counted and logged."""
         metrics = self.algorithm.iterate(work, self.iteration)
-        self.iteration, self.random = self.iteration + 1, random_states()
+        self.iteration += 1
+        self.random = random_states()
         self.run.record.layers = {name: engine.layers for name, engine in self.checkpoints.engines.items()}
         self._log(metrics)
         return metrics
 
     def evaluate_if_due(self, total: int) -> None:
-        """Before the first update, and every --eval_interval; the evaluation of the end is not this one's business."""
-        is_due = self.update == 0 or due(
-            self.config.output.eval_interval, self.update - self.updates_per_iteration, self.update
-        )
-        if is_due and self.evaluated < self.update < total and not self.algorithm.state_dict().update:
+        """Evaluates before the first update and every --eval_interval; `fit` evaluates at the end."""
+        update_before = self.update - self.updates_per_iteration
+        is_due = self.update == 0 or due(self.config.output.eval_interval, update_before, self.update)
+        is_inside_iteration = self.algorithm.state_dict().update > 0
+        if is_due and self.evaluated < self.update < total and not is_inside_iteration:
             self.evaluate()
 
     def evaluate(self) -> Metrics:
-        """Metrics of the held-out examples, logged, and samples, written down."""
+        """Metrics of the held-out examples, which are logged; samples are written down."""
         metrics, samples = self.algorithm.evaluate()
         if not metrics:
             return {}
         self._log(metrics)
         self.run.record.measured(metrics, self.update)
-        self.evaluated, self.random = self.update, random_states()
+        self.evaluated = self.update
+        self.random = random_states()
         if samples and is_main():
             write_rows(self.run.folder / "samples" / f"update-{self.update:06d}.jsonl", samples)
             self.run.metrics.show_samples(self.update, samples)
@@ -189,33 +236,39 @@ class Loop:
         return metrics
 
     def self_check(self) -> None:
-        """The algorithm's, unless --no_self_checks; it leaves the random states as they were."""
+        """The algorithm's self-check, unless --no_self_checks; it leaves the random states as they were."""
         if self.config.engine.self_checks:
             self.algorithm.self_check()
             set_random_states(self.random)
 
     def rehearse(self) -> None:
-        """The algorithm's longest micro-batch, on a GPU."""
+        """The algorithm's rehearsal of its longest micro-batch, on a GPU."""
         if rehearsal.is_due():
             self.algorithm.rehearse()
 
     def state_dict(self) -> Progress:
-        """Where the run is. An iteration that is under way goes on with the random states of its beginning."""
+        """Where the run is. An iteration between two of its updates goes on with the random states of its rollout."""
         state = self.algorithm.state_dict()
-        numbers = state.numbers | {"evaluated": self.evaluated}
-        return Progress(self.update + state.update, numbers, state.random or self.random, state.tensors)
+        return Progress(
+            update=self.update + state.update,
+            numbers={**state.numbers, "evaluated": self.evaluated},
+            random=state.random or self.random,
+            tensors=state.tensors,
+        )
 
     def load_state_dict(self, progress: Progress | None) -> None:
-        """Takes the run up where it was; None leaves it at its beginning."""
+        """Restores a run; None leaves it at its start."""
         if progress is None:
             return
         self.iteration = progress.update // self.updates_per_iteration
-        self.evaluated, self.random = progress.numbers["evaluated"], progress.random
+        self.evaluated = progress.numbers["evaluated"]
+        self.random = progress.random
         self.algorithm.load_state_dict(progress)
 
     def _log(self, metrics: Metrics) -> None:
         plan = self.run.plan
-        self.run.metrics.log(self.update, self.iteration * (plan.global_responses or plan.global_batch), metrics)
+        samples = self.iteration * (plan.global_responses or plan.global_batch)
+        self.run.metrics.log(self.update, samples, metrics)
 
 
 def loop_of(
@@ -227,18 +280,38 @@ def loop_of(
     run: RunOutput,
     average: dict[str, Tensor] | None = None,
 ) -> Loop:
-    """The loop of a run, with its folders of models and of checkpoints. Raises UserError where processes have other
-    files or flags than the main one.
+    """The loop of a run, with its folders of models and of checkpoints.
 
-    Checkpoints hold the engines by name and `average`, this process's parts of the moving average.
+    Args:
+        algorithm: what is trained.
+        engines: the engines by name, which checkpoints hold.
+        saved: models that are saved at the end.
+        tokenizer: saved with them.
+        config: the flags.
+        run: the output folder.
+        average: this process's parts of the moving average, which checkpoints hold, too.
+
+    Raises:
+        UserError: processes have other files or flags than the main one.
     """
     folders = ModelFolders(saved, tokenizer, config, run)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
     check_same_everywhere(identity)
-    return Loop(algorithm, config, run, folders, Checkpoints(engines, config, run, identity, average))
+    return Loop(
+        algorithm,
+        config,
+        run,
+        folders,
+        Checkpoints(engines, config, run, identity, average),
+    )
 
 
-def work_of_epoch(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, epoch: int) -> Sequence[Work]:
+def work_of_epoch(
+    algorithm: Algorithm,
+    config: CommonConfig,
+    plan: BatchPlan,
+    epoch: int,
+) -> Sequence[Work]:
     """What the iterations of an epoch train on, on this rank."""
     return update_batches(
         algorithm.lengths,
@@ -252,7 +325,12 @@ def work_of_epoch(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, e
     )
 
 
-def work_of(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, iteration: int) -> Work | None:
+def work_of(
+    algorithm: Algorithm,
+    config: CommonConfig,
+    plan: BatchPlan,
+    iteration: int,
+) -> Work | None:
     """What an iteration trains on, on this rank; None after the last."""
     examples = len(algorithm.lengths)
     if iteration * plan.updates_per_iteration >= total_updates(examples, config, plan):
@@ -262,8 +340,10 @@ def work_of(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, iterati
 
 
 def total_updates(num_examples: int, config: CommonConfig, plan: BatchPlan) -> int:
-    """Optimiser updates of the whole run, see `CommonConfig.total_updates`. Raises UserError for fewer examples than
-    one iteration takes.
+    """Optimiser updates of the whole run, see `CommonConfig.total_updates`.
+
+    Raises:
+        UserError: there are fewer examples than one iteration takes.
     """
     size = plan.iteration_size
     if num_examples < size:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that are not finite: the first is named, what it came from is kept, and the run stops or goes on without it.
+"""Numbers that are not finite: the first is named, its batch is written down, and the run stops or goes on without it.
 
 Every process must take the same turn, though only one may have such a number. So there is one agreement per rollout
 and one per optimiser update.
@@ -28,18 +28,34 @@ from macro_actions.types import PPOBatch, ScoredRollout, tensors_of
 logger = logging.getLogger(__name__)
 
 FOLDER = "nonfinite"
-MOST_KEPT = 10  # batches that a process writes down: where updates are skipped there may be no end of them
+MAX_WRITTEN = 10  # batches that a process writes down: a run that skips updates may have no end of them
 SKIPPED_NONFINITE = "skipped/nonfinite"  # the metric: updates that were left out
 PARTS = ("losses", "gradients", "gradient norms")  # of an update, see `Trained.nonfinite`
 REMEDY = "Lower the learning rates, or use --dtype bf16 or fp32 if this is fp16."
 
 
+BadRows = tuple[str, Tensor]  # name of some numbers; (B,) bool, rows in which they are not finite
+
+
 class NonFinite:
     """What a run does with numbers that are not finite. Every rank must call its methods."""
 
-    def __init__(self, action: str, run: Run, remedies: Mapping[str, str] | None = None) -> None:
-        """Takes --on_nonfinite, the run that batches are written down for, and what helps by the numbers' name."""
-        self._skips, self._run, self._remedies = action == "skip", run, remedies or {}
+    def __init__(
+        self,
+        action: str,
+        run: Run,
+        remedies: Mapping[str, str] | None = None,
+    ) -> None:
+        """Takes what it needs of a run.
+
+        Args:
+            action: --on_nonfinite.
+            run: has the folder that batches are written to.
+            remedies: what helps against numbers that are not finite, by the numbers' name.
+        """
+        self._skips = action == "skip"
+        self._run = run
+        self._remedies = remedies or {}
 
     def in_rollout(
         self,
@@ -48,121 +64,206 @@ class NonFinite:
         bad_logits: Tensor | None = None,
         auxiliary: Mapping[str, Tensor] | None = None,
     ) -> bool:
-        """Whether a rollout must be left out after so many updates; UserError if the run stops at that.
+        """Whether a rollout must be left out.
 
-        `bad_logits` (B,) bool are rows that were sampled from logits that are not finite; `auxiliary` (B,) the numbers
-        of several sources of scores and of the metric function, by name.
+        Args:
+            batch: the rollout's numbers.
+            update: updates before it.
+            bad_logits: shape ``(B,)``, bool: rows that were sampled from logits that are not finite.
+            auxiliary: shape ``(B,)`` each: numbers of score sources and of the metric function, by name.
+
+        Raises:
+            UserError: the run stops at numbers that are not finite.
         """
-        return self.in_rows(bad_rows(batch, bad_logits, auxiliary or {}), update, lambda: tensors_of(batch))
+        return self.in_rows(
+            bad_rows(batch, bad_logits, auxiliary or {}),
+            update,
+            lambda: tensors_of(batch),
+        )
 
     def in_rows(
-        self, found: Sequence[tuple[str, Tensor]], update: int, tensors: Callable[[], dict[str, Tensor]]
+        self,
+        rows: Sequence[BadRows],
+        update: int,
+        tensors: Callable[[], dict[str, Tensor]],
     ) -> bool:
-        """Whether what was drawn and scored must be left out after so many updates; UserError if the run stops at
-        that.
+        """Whether rows that were sampled and scored must be left out.
 
-        `found` names what may not be finite, in the order in which it was computed, with (B,) bool for each; `tensors`
-        are written down.
+        Args:
+            rows: what may not be finite, in the order in which it was computed.
+            update: updates before it.
+            tensors: what is written down.
+
+        Raises:
+            UserError: the run stops at numbers that are not finite.
         """
-        names, rows = [name for name, _ in found], torch.stack([bad for _, bad in found]).cpu()
-        bad = rows.any(1)
-        own = int(bad.int().argmax()) if bool(bad.any()) else None
-        numbers = [] if own is None else rows[own].nonzero().flatten().tolist()
-        return self._meet(names, own, update, tensors, numbers)
+        names = [name for name, _ in rows]
+        is_bad = torch.stack([bad for _, bad in rows]).cpu()
+        bad_names = is_bad.any(1).nonzero().flatten().tolist()
+        if not bad_names:
+            return self._agree(names, None, update, tensors, [])
+        first = bad_names[0]
+        return self._agree(
+            names,
+            first,
+            update,
+            tensors,
+            is_bad[first].nonzero().flatten().tolist(),
+        )
 
-    def in_update(self, engines: Mapping[str, Trained], update: int, tensors: Callable[[], dict[str, Tensor]]) -> bool:
-        """Whether the update that the engines have just come to the end of was left out; UserError if the run stops at
-        that.
+    def in_update(
+        self,
+        engines: Mapping[str, Trained],
+        update: int,
+        tensors: Callable[[], dict[str, Tensor]],
+    ) -> bool:
+        """Whether the engines left out the update that they have just finished.
 
-        So many updates were before it; `tensors` are written down.
+        Args:
+            engines: the engines by name.
+            update: updates before this one.
+            tensors: what is written down.
+
+        Raises:
+            UserError: the run stops at numbers that are not finite.
         """
-        names = [f"{part} of the {name}" for name in engines for part in PARTS]
-        seen = [engine.nonfinite == part for engine in engines.values() for part in PARTS]
-        return self._meet(names, seen.index(True) if any(seen) else None, update, tensors, [])
+        names = []
+        bad_names = []
+        for name, engine in engines.items():
+            for part in PARTS:
+                if engine.nonfinite == part:
+                    bad_names.append(len(names))
+                names.append(f"{part} of the {name}")
+        return self._agree(
+            names,
+            bad_names[0] if bad_names else None,
+            update,
+            tensors,
+            [],
+        )
 
-    def in_evaluation(self, metrics: Mapping[str, float], update: int) -> None:
+    def in_evaluation(
+        self,
+        metrics: Mapping[str, float],
+        update: int,
+    ) -> None:
         """Looks at means over all ranks. Raises UserError if the run stops at numbers that are not finite."""
         names = [name for name, number in metrics.items() if not math.isfinite(number)]
         if names:
             self._stop_or_warn(f"{after(update)}, {', '.join(names)} of the evaluation is not finite.", names)
 
-    def _meet(
+    def _agree(
         self,
         names: Sequence[str],
-        own: int | None,
+        first_here: int | None,
         update: int,
         tensors: Callable[[], dict[str, Tensor]],
         rows: list[int],
     ) -> bool:
-        """Finds out which rank has what; the number of the first name that is not finite on this rank is ``own``."""
-        first = first_over_ranks(own)
+        """Whether any rank has numbers that are not finite; that rank writes its batch down.
+
+        Args:
+            names: what is checked, in the order in which it was computed.
+            first_here: position of the first name that is not finite on this rank.
+            update: updates before it.
+            tensors: what is written down.
+            rows: rows of this rank that are not finite.
+        """
+        first = first_over_ranks(first_here)
         if first is None:
             return False
-        name, owner = names[first[0]], first[1]
-        rows = gather_objects(rows)[owner]
-        what = f"{after(update)}, {name} on rank {owner} are not finite"
-        what += f" in rows {rows[:8]} of the rollout" if rows else ""
+        name = names[first[0]]
+        bad_rank = first[1]
+        rows = gather_objects(rows)[bad_rank]
+        what = f"{after(update)}, {name} on rank {bad_rank} are not finite"
+        if rows:
+            what += f" in rows {rows[:8]} of the rollout"
+
         folder = broadcast_object(self._run.folder) / FOLDER
-        stem = f"update-{update}-rank-{owner}"
-        record = {"update": update, "rank": owner, "what": name, "rows": rows}
-        written = rank() == owner and _write(folder, stem, tensors(), record)
-        barrier()  # for as long as that takes: a process that ends would take the writing one with it
-        kept = gather_objects(written)[owner]
-        self._stop_or_warn(f"{what}; the batch is in {folder / stem}.safetensors." if kept else f"{what}.", [name])
+        stem = f"update-{update}-rank-{bad_rank}"
+        record = {"update": update, "rank": bad_rank, "what": name, "rows": rows}
+        is_written = rank() == bad_rank and _write(folder, stem, tensors(), record)
+        barrier()  # for as long as writing takes: a process that ends would take the writing one with it
+        is_written = gather_objects(is_written)[bad_rank]
+        message = f"{what}; the batch is in {folder / stem}.safetensors." if is_written else f"{what}."
+        self._stop_or_warn(message, [name])
         return True
 
     def _stop_or_warn(self, message: str, names: Sequence[str]) -> None:
-        if not self._skips:
-            known = (name.removeprefix("eval/").removeprefix("numbers of ") for name in names)
-            remedy = " ".join(self._remedies[name] for name in known if name in self._remedies) or REMEDY
-            raise UserError(f"{message} {remedy} --on_nonfinite skip goes on without such batches.")
-        if is_main():
-            logger.warning("%s It is left out.", message)
+        """Raises UserError with what helps against these names, or warns, as --on_nonfinite says."""
+        if self._skips:
+            if is_main():
+                logger.warning("%s It is left out.", message)
+            return
+        remedies = []
+        for name in names:
+            remedy = self._remedies.get(name.removeprefix("eval/").removeprefix("numbers of "))
+            if remedy is not None:
+                remedies.append(remedy)
+        remedy = " ".join(remedies) or REMEDY
+        raise UserError(f"{message} {remedy} --on_nonfinite skip goes on without such batches.")
 
 
 def bad_rows(
-    batch: PPOBatch | ScoredRollout, bad_logits: Tensor | None, auxiliary: Mapping[str, Tensor]
-) -> list[tuple[str, Tensor]]:
-    """What of a rollout is not finite, in the order in which it was computed: names, and (B,) bool for each.
+    batch: PPOBatch | ScoredRollout,
+    bad_logits: Tensor | None,
+    auxiliary: Mapping[str, Tensor],
+) -> list[BadRows]:
+    """Rows of a rollout whose numbers are not finite, in the order in which the numbers were computed.
 
-    What lies off the response does not count. For the arguments see `NonFinite.in_rollout`.
+    Numbers off the response do not count. For the arguments see `NonFinite.in_rollout`.
     """
-    found = [] if bad_logits is None else [("logits", bad_logits)]
-    others = [(f"numbers of {name}", ~torch.isfinite(x)) for name, x in auxiliary.items()]
-    if isinstance(batch, ScoredRollout):
-        found += [("ref_logprobs", _bad(batch.ref_logprobs, batch)), *others]
-        found += [("scores", ~torch.isfinite(batch.scores))]
-    else:
+    numbers: list[tuple[str, Tensor]] = []
+    if isinstance(batch, PPOBatch):
         trajectory = batch.trajectory
-        advantages = _bad(batch.advantages, batch)
-        values, returns = (None if x is None else _bad(x, batch) for x in (trajectory.values, batch.returns))
-        found += [
-            ("logprobs", _bad(trajectory.logprobs, batch)),
-            ("ref_logprobs", _bad(trajectory.ref_logprobs, batch)),
-            *([] if values is None else [("values", values)]),
-            *others,
-            ("scores", ~torch.isfinite(trajectory.scores)),
-            ("kl", _bad(batch.kl, batch)),
-            ("rewards", _bad(batch.rewards, batch)),
+        numbers.append(("logprobs", trajectory.logprobs))
+        numbers.append(("ref_logprobs", trajectory.ref_logprobs))
+        if trajectory.values is not None:
+            numbers.append(("values", trajectory.values))
+        scores = trajectory.scores
+    else:
+        numbers.append(("ref_logprobs", batch.ref_logprobs))
+        scores = batch.scores
+    for name, of_rows in auxiliary.items():
+        numbers.append((f"numbers of {name}", of_rows))
+    numbers.append(("scores", scores))
+    if isinstance(batch, PPOBatch):
+        numbers.append(("kl", batch.kl))
+        numbers.append(("rewards", batch.rewards))
+
+    rows = [(name, _not_finite(x, batch.response_mask)) for name, x in numbers]
+    if bad_logits is not None:
+        rows.insert(0, ("logits", bad_logits))
+    if isinstance(batch, PPOBatch):
+        advantages = _not_finite(batch.advantages, batch.response_mask)
+        if batch.returns is not None:
             # Whitening carries one rank's NaN to the advantages of all; the returns tell where it came from.
-            *([] if returns is None else [("advantages", advantages & returns), ("returns", returns)]),
-            ("advantages", advantages),
-        ]
-    return found
+            returns = _not_finite(batch.returns, batch.response_mask)
+            rows.append(("advantages", advantages & returns))
+            rows.append(("returns", returns))
+        rows.append(("advantages", advantages))
+    return rows
 
 
-def _bad(x: Tensor, batch: PPOBatch | ScoredRollout) -> Tensor:
-    """(B, R) → (B,) bool: numbers of the response that are not finite."""
-    return (~torch.isfinite(x) & batch.response_mask).any(1)
+def _not_finite(x: Tensor, response_mask: Tensor) -> Tensor:
+    """Rows with numbers that are not finite, (B,) bool, from numbers (B,), or (B, R) of which the response counts."""
+    bad = ~torch.isfinite(x)
+    return bad if bad.dim() == 1 else (bad & response_mask).any(1)
 
 
-def _write(folder: Path, stem: str, tensors: Mapping[str, Tensor], record: Json) -> bool:
-    """Writes a batch down, if there are not many; the run's course does not depend on whether that works."""
+def _write(
+    folder: Path,
+    stem: str,
+    tensors: Mapping[str, Tensor],
+    record: Json,
+) -> bool:
+    """Writes a batch down, up to MAX_WRITTEN of them; whether it was. A run goes on the same way if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if len(list(folder.glob(f"*-rank-{rank()}.json"))) >= MOST_KEPT:
+        if len(list(folder.glob(f"*-rank-{rank()}.json"))) >= MAX_WRITTEN:
             return False
-        save_file({name: x.detach().cpu().clone() for name, x in tensors.items()}, folder / f"{stem}.safetensors")
+        copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        save_file(copies, folder / f"{stem}.safetensors")
         write_file(folder / f"{stem}.json", json.dumps(record, indent=1))
     except (OSError, SafetensorError) as error:
         logger.warning("%s could not be written: %s", folder / stem, error)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DPO and REFUEL share: log-probs of whole responses, also those of the policy before training, which are kept.
+"""Log-probs of whole responses, for DPO and REFUEL: of the policy, and of the policy before training, the reference.
 
-The reference is the policy as it was before the first update, so that no second model is ever in memory: its log-probs
-are computed once, by the engine itself, and kept in a file with what they depend on.
+No second model is ever in memory: the reference's log-probs are computed once, by the engine itself before the first
+update, and kept in a file with what they depend on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from dschat.base.atomic import writing
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import contents_hash
+from dschat.base.kept import changed_names
 from dschat.base.progress import progress
 from dschat.data.collate import collate_preferences
 from dschat.data.examples import PreferenceExample
@@ -30,6 +31,7 @@ from dschat.models.layout import PassSize
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main
 from dschat.run.stop import raise_if_stopped
 from dschat.training.evaluation import shares
+from dschat.training.iteration import on_device
 
 logger = logging.getLogger(__name__)
 
@@ -39,22 +41,38 @@ Pair = TypeVar("Pair", bound=PreferenceExample)
 
 
 def pair_logprobs(
-    model: PolicyForward, examples: Sequence[PreferenceExample], pad_id: int, temperature: float = 1.0
+    model: PolicyForward,
+    examples: Sequence[PreferenceExample],
+    pad_id: int,
+    temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Σ log π(y_j | x, y_<j) over the tokens of the chosen and of the rejected responses: (B,) float32 each,
-    differentiable.
+    """Σ log π(y_j | x, y_<j) of the chosen and of the rejected responses: (B,) float32 each, differentiable.
 
-    `pad_id` fills the gaps, unseen; the temperature divides the logits.
+    Args:
+        model: the policy.
+        examples: B pairs.
+        pad_id: fills ids.
+        temperature: divides the logits.
     """
-    batch = {name: x.to(device()) for name, x in collate_preferences(examples, pad_id).items()}
-    logprobs, _ = model(batch["input_ids"], None, batch["targets"], temperature, with_entropy=False)
-    sums = logprobs.new_zeros(2 * len(examples)).index_add(0, batch["sequence"], logprobs)
+    batch = on_device(collate_preferences(examples, pad_id))
+    logprobs, _ = model(
+        batch["input_ids"],
+        None,
+        batch["targets"],
+        temperature,
+        with_entropy=False,
+    )
+    sums = logprobs.new_zeros(2 * len(examples)).index_add(
+        0,
+        batch["sequence"],
+        logprobs,
+    )
     chosen, rejected = sums.chunk(2)
     return chosen, rejected
 
 
 def pair_texts(examples: Sequence[PreferenceExample]) -> list[tuple[int, int]]:
-    """Tokens of the text of each response with its prompt, and of the response alone."""
+    """Tokens of each response with its prompt, and of the response alone."""
     texts = []
     for example in examples:
         for response in (example.chosen_ids, example.rejected_ids):
@@ -71,22 +89,32 @@ def with_reference(
     file: Path,
     model: str,
 ) -> list[Pair]:
-    """The same pairs with the log-probs of the policy before training, which a file keeps.
+    """Pairs with the log-probs of the policy before training, which a file keeps.
 
-    `model` is the policy's `dschat.base.fingerprints.model_hash`; for the rest see `reference_logprobs`.
+    `model` is the policy's `dschat.base.fingerprints.model_hash`; for the other arguments see `reference_logprobs`.
     """
-    identity = describe_reference(examples, model, next(engine.module.parameters()).dtype, temperature)
+    identity = describe_reference(
+        examples,
+        model,
+        next(engine.module.parameters()).dtype,
+        temperature,
+    )
     return with_logprobs(examples, reference_logprobs(engine, examples, pad_id, size, temperature, file, identity))
 
 
 def with_logprobs(examples: Sequence[Pair], logprobs: Tensor) -> list[Pair]:
     """The pairs with the log-probs (n, 2) of their responses under the policy before training."""
-    both = zip(examples, logprobs.tolist(), strict=True)
-    return [replace(example, ref_logprobs=(chosen, rejected)) for example, (chosen, rejected) in both]
+    pairs = []
+    for example, (chosen, rejected) in zip(examples, logprobs.tolist(), strict=True):
+        pairs.append(replace(example, ref_logprobs=(chosen, rejected)))
+    return pairs
 
 
 def describe_reference(
-    examples: Sequence[PreferenceExample], model: str, dtype: torch.dtype, temperature: float
+    examples: Sequence[PreferenceExample],
+    model: str,
+    dtype: torch.dtype,
+    temperature: float,
 ) -> dict[str, str]:
     """What reference log-probs depend on, by name; `model` is the policy's `dschat.base.fingerprints.model_hash`."""
     ids = (json.dumps([example.prompt_ids, example.chosen_ids, example.rejected_ids]) for example in examples)
@@ -108,24 +136,35 @@ def reference_logprobs(
     file: Path,
     identity: Mapping[str, str],
 ) -> Tensor:
-    """Log-probs of the policy before training, (n, 2) float32 on the host, of chosen and rejected responses.
+    """Log-probs of the policy before training, (n, 2) float32 on the host. Every rank must call it.
 
-    From the file if it holds them, which is made where it is missing. A pass holds so many pairs. Every rank must call
-    it.
+    They are read from the file, or computed and written there.
 
-    Raises UserError where the file is of another `identity`: other data, another model, number format, kind of device
-    or temperature.
+    Args:
+        engine: of the policy before its first update.
+        examples: n pairs.
+        pad_id: fills ids.
+        size: of a forward pass.
+        temperature: divides the logits.
+        file: keeps the log-probs.
+        identity: what they depend on, see `describe_reference`.
+
+    Returns:
+        The log-probs of the chosen and of the rejected responses.
+
+    Raises:
+        UserError: the file was made with another identity, or cannot be read.
     """
-    kept = broadcast_object(_read(file, identity) if is_main() else None)
-    if kept is not None:
-        if isinstance(kept, str):
-            raise UserError(kept)
-        return kept
+    saved = broadcast_object(_read(file, identity) if is_main() else None)
+    if isinstance(saved, str):
+        raise UserError(saved)
+    if saved is not None:
+        return saved
     numbers = _compute(engine, examples, pad_id, size, temperature)
     if is_main():
         try:
-            with writing(file) as beside:
-                save_file({CONTENT: numbers}, beside, metadata=dict(identity))
+            with writing(file) as new_file:
+                save_file({CONTENT: numbers}, new_file, metadata=dict(identity))
         except (OSError, SafetensorError) as error:
             logger.warning("%s could not be written, the log-probs are computed again next time: %s", file, error)
     barrier()
@@ -133,17 +172,17 @@ def reference_logprobs(
 
 
 def _read(file: Path, identity: Mapping[str, str]) -> Tensor | str | None:
-    """What the file holds; why it is not used; None where there is none."""
+    """Log-probs from the file; a message if they cannot be used; None if there is no file."""
     if not file.exists():
         return None
     remedy = f"Remove {file} to compute them anew, or give another folder."
     try:
         with safe_open(file, "pt") as content:
-            found = content.metadata() or {}
+            saved_identity = content.metadata() or {}
             numbers: Tensor = content.get_tensor(CONTENT)
     except (OSError, SafetensorError) as error:
         return f"{file}: the reference log-probs cannot be read: {error}. {remedy}"
-    changed = [name for name in identity if found.get(name) != identity[name]]
+    changed = changed_names(saved_identity, identity)
     if changed:
         return f"{file}: these reference log-probs are not of this run: {', '.join(changed)} differ. {remedy}"
     return numbers
@@ -151,15 +190,25 @@ def _read(file: Path, identity: Mapping[str, str]) -> Tensor | str | None:
 
 @torch.no_grad()
 def _compute(
-    engine: TrainedPolicy, examples: Sequence[PreferenceExample], pad_id: int, size: PassSize, temperature: float
+    engine: TrainedPolicy,
+    examples: Sequence[PreferenceExample],
+    pad_id: int,
+    size: PassSize,
+    temperature: float,
 ) -> Tensor:
+    """Reference log-probs (n, 2) of all pairs, each rank computing its share."""
     engine.eval()
     batches = shares(examples, size, 2)
-    own: dict[int, tuple[float, float]] = {}
-    for rows in progress(desc="reference", disable=not is_main(), unit="batch", iterable=batches):
+    local: dict[int, tuple[float, float]] = {}
+    for numbers in progress(desc="reference", disable=not is_main(), unit="batch", iterable=batches):
         raise_if_stopped()
         # A rank that has run out of pairs takes part in every forward pass all the same.
-        chosen, rejected = pair_logprobs(engine, [examples[i] for i in rows or [0]], pad_id, temperature)
-        own |= dict(zip(rows, zip(chosen.tolist(), rejected.tolist(), strict=True), strict=False))
-    numbers = {row: both for part in gather_objects(own) for row, both in part.items()}
-    return torch.tensor([numbers[row] for row in range(len(examples))], dtype=torch.float32).view(-1, 2)
+        pairs = [examples[number] for number in numbers or [0]]
+        chosen, rejected = pair_logprobs(engine, pairs, pad_id, temperature)
+        both = zip(chosen.tolist(), rejected.tolist(), strict=True)
+        local |= dict(zip(numbers, both, strict=False))
+    logprobs: dict[int, tuple[float, float]] = {}
+    for of_rank in gather_objects(local):
+        logprobs |= of_rank
+    in_order = [logprobs[number] for number in range(len(examples))]
+    return torch.tensor(in_order, dtype=torch.float32).view(-1, 2)

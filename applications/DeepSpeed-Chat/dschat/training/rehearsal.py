@@ -25,37 +25,41 @@ logger = logging.getLogger(__name__)
 
 
 def is_due() -> bool:
-    """Whether a run rehearses: on a GPU, whose memory ends it. A CPU's is shared, and the pass would take long."""
+    """Whether a run rehearses: on a GPU only. On a CPU the pass would take long, and memory is shared anyway."""
     return device().type == "cuda"
 
 
 @contextmanager
 def rehearsal(
-    engines: Mapping[str, Trained], rows: int, tokens: int, rows_flag: str, decoding_bytes: int = 0
+    engines: Mapping[str, Trained],
+    rows: int,
+    tokens: int,
+    rows_flag: str,
+    decoding_bytes: int = 0,
 ) -> Iterator[None]:
-    """Inside, an update of engines in training mode is computed without effect, and memory that ends is explained.
+    """Context in which an update has no effect, and running out of memory is explained.
 
     Args:
-        engines: what is trained, by name.
-        rows: texts of the micro-batch.
-        tokens: of each, padding included.
+        engines: the engines that are trained, by name; they are in training mode.
+        rows: sequences of the micro-batch.
+        tokens: of each sequence, padding included.
         rows_flag: the flag that says how many examples a micro-batch holds.
-        decoding_bytes: memory that sampling keeps while models train; it is taken for as long as the update lasts.
+        decoding_bytes: memory that sampling keeps while models train; it is allocated during the update.
 
     Raises:
         UserError: the memory of the device does not suffice; it names the flags that help.
     """
-    states = random_states()  # adapters with dropout draw from them
+    states = random_states()  # adapters with dropout draw random numbers
     try:
-        room = torch.empty(decoding_bytes, dtype=torch.uint8, device=device())
+        sampling_memory = torch.empty(decoding_bytes, dtype=torch.uint8, device=device())
         with ExitStack() as stack:
             for engine in engines.values():
                 engine.train()
                 stack.enter_context(engine.rehearsing())
             yield
-        del room
+        del sampling_memory
     except torch.OutOfMemoryError as error:
-        raise UserError(_message(rows, tokens, rows_flag, decoding_bytes, error)) from error
+        raise UserError(_explain_memory(rows, tokens, rows_flag, decoding_bytes, error)) from error
     set_random_states(states)
     if device().type != "cuda":
         return
@@ -66,23 +70,36 @@ def rehearsal(
     torch.cuda.empty_cache()  # generation begins with other sizes
 
 
-def _message(rows: int, tokens: int, rows_flag: str, decoding_bytes: int, error: torch.OutOfMemoryError) -> str:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    gigabytes = decoding_bytes / 1e9
-    decoding = f"; --decode_graphs off frees {gigabytes:.1f} GB that sampling keeps" if decoding_bytes else ""
+def _explain_memory(
+    rows: int,
+    tokens: int,
+    rows_flag: str,
+    decoding_bytes: int,
+    error: torch.OutOfMemoryError,
+) -> str:
+    lines = str(error).strip().splitlines()
+    reason = lines[0] if lines else type(error).__name__
+    decoding = ""
+    if decoding_bytes:
+        decoding = f"; --decode_graphs off frees {decoding_bytes / 1e9:.1f} GB that sampling keeps"
     return (
-        f"the longest micro-batch of this run, {rows} texts of {tokens} tokens, does not fit into the memory of the"
-        f" GPU beside models and optimiser states: lower --{rows_flag} or --max_tokens_per_micro_batch, give"
+        f"the longest micro-batch of this run, {rows} sequences of {tokens} tokens, does not fit into the memory of"
+        f" the GPU beside models and optimiser states: lower --{rows_flag} or --max_tokens_per_micro_batch, give"
         " --gradient_checkpointing, shorten the texts, or shard with --zero_stage"
         f"{decoding}; `dschat plan` with the same flags says what each of them saves. ({reason})"
     )
 
 
-def decoding_bytes(rollouts: RolloutEngine, policy: TrainedPolicy, prompts: int, tokens: int) -> int:
-    """Memory that sampling keeps on this process's device while models train.
+def decoding_bytes(
+    rollouts: RolloutEngine,
+    policy: TrainedPolicy,
+    prompts: int,
+    tokens: int,
+) -> int:
+    """Bytes that sampling keeps on this process's device while models train.
 
     Args:
-        rollouts: what samples from the policy.
+        rollouts: samples from the policy.
         policy: its engine.
         prompts: of a rollout on this process, each counted once per response.
         tokens: of the longest prompt and response together.
@@ -93,13 +110,18 @@ def decoding_bytes(rollouts: RolloutEngine, policy: TrainedPolicy, prompts: int,
 
 
 def rows_of(size: PassSize, tokens: int) -> int:
-    """Texts of so many tokens each that a micro-batch holds at most."""
+    """The most sequences of `tokens` tokens each that a micro-batch may hold."""
     if size.tokens is None:
         return size.rows
     return max(1, min(size.rows, size.tokens // tokens))
 
 
-def filled_rollout(ids: Sequence[int], rows: int, prompt: int, response: int) -> Rollout:
+def filled_rollout(
+    ids: Sequence[int],
+    rows: int,
+    prompt: int,
+    response: int,
+) -> Rollout:
     """A rollout without padding whose rows all repeat the same ids.
 
     Args:
@@ -109,12 +131,13 @@ def filled_rollout(ids: Sequence[int], rows: int, prompt: int, response: int) ->
         response: R, tokens of each response.
     """
     total = prompt + response
-    line = torch.tensor(ids, device=device()).repeat(-(-total // len(ids)))[:total]
-    everywhere = torch.ones(rows, total, dtype=torch.bool, device=device())
+    repeats = -(-total // len(ids))
+    row = torch.tensor(ids, device=device()).repeat(repeats)[:total]
+    mask = torch.ones(rows, total, dtype=torch.bool, device=device())
     return Rollout(
-        input_ids=line.repeat(rows, 1),
-        attention_mask=everywhere,
-        response_mask=everywhere[:, :response].clone(),
+        input_ids=row.repeat(rows, 1),
+        attention_mask=mask,
+        response_mask=mask[:, :response].clone(),
         prompt_index=torch.zeros(rows, dtype=torch.long, device=device()),
-        finished=everywhere[:, 0].clone(),
+        finished=mask[:, 0].clone(),
     )

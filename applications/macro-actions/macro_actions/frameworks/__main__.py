@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m macro_actions.frameworks check verl`: has the installed version what the adapter needs?
+"""Check that the installed version of a framework has what its adapter needs.
 
-In verl, SkyRL and slime, whose dispatchers can be called on a small batch, also: is the adapter what they call?
+    python -m macro_actions.frameworks check verl
+
+The dispatchers of verl, SkyRL and slime are also called on a small batch, to see that they call the adapter.
 """
 
 import argparse
@@ -16,26 +18,36 @@ from macro_actions.segments import segment
 
 
 def main() -> int:
-    """0 where it has; 1, and why, where it has not."""
-    parser = argparse.ArgumentParser(prog="python -m macro_actions.frameworks", description=__doc__)
+    """Run the check. Returns the exit status: 0, or 1 after a line that says what is missing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m macro_actions.frameworks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("command", choices=["check"])
     parser.add_argument("framework", choices=FRAMEWORKS)
     name = parser.parse_args().framework
     try:
-        said = check(name)
+        report = check(name)
     except (ImportError, UnsupportedError) as error:
         print(f"{name}: {type(error).__name__}: {error}")
         return 1
-    print(said)
+    print(report)
     return 0
 
 
 def check(name: str) -> str:
-    """Looks for the hooks of OpenRLHF and TRL; asks the others' dispatchers for advantages of a small batch.
+    """Check one framework.
+
+    Args:
+        name: one of `FRAMEWORKS`.
+
+    Returns:
+        A line with the framework's version and what was checked.
 
     Raises:
         ImportError: the framework cannot be imported.
-        UnsupportedError: it lacks a hook, or calls something else.
+        UnsupportedError: it lacks a hook, or does not call the adapter.
     """
     try:
         installed = version(name)
@@ -45,6 +57,8 @@ def check(name: str) -> str:
     if name in ("openrlhf", "trl"):
         adapter.require_hooks()
         return f"{name} {installed}: the hooks are there"
+
+    # Two responses through the framework's dispatcher, and through the adapter alone.
     mask = torch.tensor([[1.0, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     values = torch.linspace(0.1, 1, 10).view(2, 5) * mask
     rewards = torch.tensor([[0.0, 0, 0, 0, 1], [0, 0, 1, 0, 0]])

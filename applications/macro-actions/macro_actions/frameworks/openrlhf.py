@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenRLHF, where `--algo.advantage.estimator gae`. A script of one's own calls
-`ray.init(runtime_env=openrlhf.runtime_env(MacroActionsConfig("fixed", ngram=5)))` and then runs the module
-openrlhf.cli.train_ppo_ray. OpenRLHF has no hook: its experience maker is replaced by a subclass in every process that
-ray starts, since one of those trains. It whitens the advantages of all experiences afterwards, as after its own GAE.
+"""Adapter for OpenRLHF with `--algo.advantage.estimator gae`.
+
+Write a script that calls
+
+    ray.init(runtime_env=openrlhf.runtime_env(MacroActionsConfig("fixed", ngram=5)))
+
+and then runs the module openrlhf.cli.train_ppo_ray. OpenRLHF has no hook for advantages. Therefore the adapter
+replaces its experience maker by a subclass, in every process that ray starts, because one of them trains. OpenRLHF
+whitens the advantages of all experiences afterwards, as after its own GAE.
 """
 
 import logging
@@ -21,34 +26,41 @@ VARIABLES = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE
 
 
 def runtime_env(config: MacroActionsConfig) -> dict[str, Any]:
-    """For `ray.init`: the setup of its processes, and the variables that OpenRLHF sets where it starts ray itself."""
+    """Argument of `ray.init`: the setup of its processes, and the variables that OpenRLHF itself would set."""
     variables = {name: os.environ.get(name, value) for name, value in VARIABLES.items()}
     return {"worker_process_setup_hook": lambda: register(config), "env_vars": variables}
 
 
 def experience_maker(base: type, config: MacroActionsConfig) -> type:
-    """The subclass of OpenRLHF's RemoteExperienceMaker that computes advantages over macro actions."""
+    """Subclass of OpenRLHF's RemoteExperienceMaker that computes advantages over macro actions."""
     require("openrlhf", base, "compute_advantages_and_returns", "get_advantages_and_returns")
 
     class MacroExperienceMaker(base):
         def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
             if self.advantage_estimator != "gae":
                 raise UnsupportedError("openrlhf: set --algo.advantage.estimator gae, which alone has a critic.")
-            self._waiting = list(experiences)
-            found: list[Any] = super().compute_advantages_and_returns(experiences)
-            if self._waiting:
+            self._remaining = list(experiences)
+            completed: list[Any] = super().compute_advantages_and_returns(experiences)
+            if self._remaining:
                 raise UnsupportedError(
                     "openrlhf: this version did not ask get_advantages_and_returns for every batch."
                 )
-            return found
+            return completed
 
         def get_advantages_and_returns(
-            self, values: Tensor, rewards: Tensor, action_mask: Tensor, gamma: float, lambd: float
+            self,
+            values: Tensor,
+            rewards: Tensor,
+            action_mask: Tensor,
+            gamma: float,
+            lambd: float,
         ) -> tuple[Tensor, Tensor]:
-            experience, width = self._waiting.pop(0), values.shape[1]
+            experience = self._remaining.pop(0)
             if experience.values is not values:
                 raise UnsupportedError("openrlhf: this version does not hand over the values of each batch in turn.")
-            ids = None if experience.sequences is None else experience.sequences[:, 1:][:, -width:]
+            ids = None
+            if experience.sequences is not None:
+                ids = experience.sequences[:, 1:][:, -values.shape[1] :]
             prompts = experience.index or None
             ends = config.ends(action_mask, "openrlhf", prompts, ids, experience.base_action_log_probs)
             return config.gae(values, rewards, ends, action_mask, gamma, lambd)
@@ -57,7 +69,11 @@ def experience_maker(base: type, config: MacroActionsConfig) -> type:
 
 
 def register(config: MacroActionsConfig) -> None:
-    """Lets the trainer of this process make experiences with macro actions; UnsupportedError where it cannot."""
+    """Replace the experience maker of this process's trainer, now or when the trainer is imported.
+
+    Raises:
+        UnsupportedError: the trainer is imported already and lacks a hook.
+    """
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _OnImport)]
     if TRAINER in sys.modules:
         _replace(config, sys.modules[TRAINER])
@@ -66,22 +82,29 @@ def register(config: MacroActionsConfig) -> None:
 
 
 class _OnImport(MetaPathFinder):
-    """Replaces the experience maker as soon as the trainer's module is imported, and imports nothing before."""
+    """Replaces the experience maker when the trainer's module is imported. It imports nothing itself."""
 
     def __init__(self, config: MacroActionsConfig) -> None:
         self._config = config
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+    def find_spec(
+        self,
+        name: str,
+        path: Any,
+        target: Any = None,
+    ) -> Any:
         if name != TRAINER:
             return None
-        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec: Any = next(filter(None, others), None)
+        spec: Any = None
+        for finder in sys.meta_path:
+            if finder is not self and spec is None:
+                spec = finder.find_spec(name, path, target)
         if spec is None:
             return None
-        execute = spec.loader.exec_module
+        original_exec_module = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
-            execute(module)
+            original_exec_module(module)
             _replace(self._config, module)
 
         spec.loader.exec_module = exec_module
@@ -95,6 +118,6 @@ def _replace(config: MacroActionsConfig, trainer: Any) -> None:
 
 
 def require_hooks() -> None:
-    """Raises UnsupportedError where the installed version lacks what the adapter needs."""
+    """Raise UnsupportedError if the installed version lacks what the adapter needs."""
     register(MacroActionsConfig())
     import_module(TRAINER)

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SkyRL. In an entry point of one's own, twice `skyrl.register(MacroActionsConfig("fixed", ngram=5))`: before
-`validate_cfg`, which asks for the estimator's name, and in the function that ray runs, where the trainer is. On the
-command line `trainer.algorithm.advantage_estimator=macro_gae trainer.critic.model.path=...`, for ratios of macro
-actions also `trainer.algorithm.policy_loss_type=macro`. As SkyRL's own GAE, it whitens the advantages. Responses stand
-on the right there; what the policy did not produce is in `loss_mask`, which only the trainer's method sees.
+"""Adapter for SkyRL. Write an entry point that calls
+
+    skyrl.register(MacroActionsConfig("fixed", ngram=5))
+
+twice: before `validate_cfg`, which looks up the estimator's name, and in the function that ray runs, where the trainer
+is. On the command line set `trainer.algorithm.advantage_estimator=macro_gae trainer.critic.model.path=...`, and for
+ratios of macro actions also `trainer.algorithm.policy_loss_type=macro`.
+
+The advantages are whitened, as SkyRL's own GAE does. Responses are aligned on the right in SkyRL's tensors. The tokens
+that the policy did not produce are known from `loss_mask`, which only the trainer's method sees.
 """
 
 import copy
@@ -15,14 +20,20 @@ from torch import Tensor
 
 from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, replaced, require
 
-NAME, LOSS = "macro_gae", "macro"
-_batches: list[Any] = []  # the one whose advantages the trainer computes now
+NAME = "macro_gae"
+LOSS = "macro"
+_batches: list[Any] = []  # the batch whose advantages the trainer is computing, if there is one
 
 
 def advantages_and_returns(
-    macro: MacroActionsConfig, *, values: Tensor | None, response_mask: Tensor, index: Sequence[str], **own: Any
+    macro: MacroActionsConfig,
+    *,
+    values: Tensor | None,
+    response_mask: Tensor,
+    index: Sequence[str],
+    **arguments: Any,
 ) -> tuple[Tensor, Tensor]:
-    """SkyRL's advantage estimator: advantages, whitened, and returns; (B, R) each."""
+    """Advantage estimator for SkyRL's registry: whitened advantages, and returns. Shape (B, R) each."""
     from skyrl.backends.skyrl_train.utils.ppo_utils import masked_whiten
 
     if values is None:
@@ -30,30 +41,47 @@ def advantages_and_returns(
     if not _batches:
         raise UnsupportedError("skyrl: call skyrl.register in the function that ray runs, where the trainer is, too.")
     batch = _batches[-1]
-    mask, ids, reference = (batch.get(name) for name in ("loss_mask", "sequences", "base_action_log_probs"))
-    mask, ids = response_mask if mask is None else mask, None if ids is None else ids[:, -values.shape[1] :]
-    ends = macro.ends(mask, "skyrl", list(index), ids, reference)
-    found = macro.gae(values, own["token_level_rewards"], ends, mask, own["gamma"], own["lambd"])
-    return masked_whiten(found[0], mask), found[1]
+    mask = batch.get("loss_mask")
+    if mask is None:
+        mask = response_mask
+    ids = batch.get("sequences")
+    if ids is not None:
+        ids = ids[:, -values.shape[1] :]
+    ends = macro.ends(mask, "skyrl", list(index), ids, batch.get("base_action_log_probs"))
+    advantages, returns = macro.gae(
+        values,
+        arguments["token_level_rewards"],
+        ends,
+        mask,
+        arguments["gamma"],
+        arguments["lambd"],
+    )
+    return masked_whiten(advantages, mask), returns
 
 
 def policy_loss(
-    macro: MacroActionsConfig, new: Tensor, old: Tensor, advantages: Tensor, *, loss_mask: Tensor, **own: Any
+    macro: MacroActionsConfig,
+    new_logprobs: Tensor,
+    logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    loss_mask: Tensor,
+    **arguments: Any,
 ) -> Any:
-    """SkyRL's clipped loss, and its metrics, with a ratio of each macro action; conditions read the mask alone."""
+    """SkyRL's clipped loss and its metrics, with one ratio per macro action. The condition may read only the mask."""
     from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import off_policy_correction_enabled
     from skyrl.backends.skyrl_train.utils.ppo_utils import ppo_policy_loss
 
-    config = copy.copy(own["config"])
+    config = copy.copy(arguments["config"])
     if off_policy_correction_enabled(config.off_policy_correction):
         raise UnsupportedError(f"skyrl: unset trainer.algorithm.off_policy_correction for policy_loss_type={LOSS}.")
-    new_, old_ = macro.pooled(f"skyrl, policy_loss_type={LOSS}", loss_mask, new, old)
     config.policy_loss_type = "regular"
-    return ppo_policy_loss(new_, old_, advantages, config, loss_mask)
+    new_pooled, old_pooled = macro.pooled(f"skyrl, policy_loss_type={LOSS}", loss_mask, new_logprobs, logprobs)
+    return ppo_policy_loss(new_pooled, old_pooled, advantages, config, loss_mask)
 
 
 def register(config: MacroActionsConfig) -> None:
-    """Adds estimator and loss to SkyRL's registries, and lets the estimator see the trainer's whole batch.
+    """Add estimator and loss to SkyRL's registries, and let the estimator see the trainer's batch.
 
     Raises:
         UnsupportedError: this version of SkyRL lacks a hook.
@@ -64,34 +92,49 @@ def register(config: MacroActionsConfig) -> None:
     require("skyrl", ppo_utils, "AdvantageEstimatorRegistry", "PolicyLossRegistry", "masked_whiten", "ppo_policy_loss")
     require("skyrl", RayPPOTrainer, "compute_advantages_and_returns")
     # Functions of a module, so that SkyRL can send them to other processes.
-    estimators, losses = ppo_utils.AdvantageEstimatorRegistry, ppo_utils.PolicyLossRegistry
-    for registry, name, function in ((estimators, NAME, advantages_and_returns), (losses, LOSS, policy_loss)):
-        if name in registry.list_available():
-            registry.unregister(name)
-        registry.register(name, partial(function, config))
-    theirs = replaced(RayPPOTrainer.compute_advantages_and_returns)
+    _add(ppo_utils.AdvantageEstimatorRegistry, NAME, partial(advantages_and_returns, config))
+    _add(ppo_utils.PolicyLossRegistry, LOSS, partial(policy_loss, config))
+    original = replaced(RayPPOTrainer.compute_advantages_and_returns)
 
-    @wraps(theirs)
+    @wraps(original)
     def with_batch(trainer: Any, data: Any) -> Any:
-        if (chosen := trainer.cfg.trainer.algorithm.advantage_estimator) != NAME:
-            raise UnsupportedError(f"skyrl: set trainer.algorithm.advantage_estimator={NAME}, not {chosen}.")
+        algorithm = trainer.cfg.trainer.algorithm
+        estimator = algorithm.advantage_estimator
+        if estimator != NAME:
+            raise UnsupportedError(f"skyrl: set trainer.algorithm.advantage_estimator={NAME}, not {estimator}.")
         if trainer.cfg.generator.step_wise_trajectories:
             raise UnsupportedError(f"skyrl: {NAME} gets no masks with generator.step_wise_trajectories=true.")
-        fully_async = any(kind.__name__ == "FullyAsyncRayPPOTrainer" for kind in type(trainer).__mro__)
-        if fully_async and trainer.cfg.trainer.algorithm.policy_loss_type == LOSS:
+        fully_async = any(base.__name__ == "FullyAsyncRayPPOTrainer" for base in type(trainer).__mro__)
+        if fully_async and algorithm.policy_loss_type == LOSS:
             raise UnsupportedError(f"skyrl: fully asynchronous training has no old log-probabilities for {LOSS}.")
         _batches.append(data)
         try:
-            return theirs(trainer, data)
+            return original(trainer, data)
         finally:
             _batches.pop()
 
-    with_batch.replaces = theirs  # type: ignore[attr-defined]
+    with_batch.replaces = original  # type: ignore[attr-defined]
     RayPPOTrainer.compute_advantages_and_returns = with_batch
 
 
-def dispatched(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
-    """Advantages and returns that SkyRL's own dispatcher gives, with γ = 1 and λ = .5."""
+def _add(
+    registry: Any,
+    name: str,
+    function: Any,
+) -> None:
+    """Put a function into one of SkyRL's registries, in place of an earlier one of that name."""
+    if name in registry.list_available():
+        registry.unregister(name)
+    registry.register(name, function)
+
+
+def dispatched(
+    config: MacroActionsConfig,
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+) -> Any:
+    """Advantages and returns from SkyRL's own dispatcher, with γ = 1 and λ = .5. Shape (B, R) each."""
     from skyrl.backends.skyrl_train.utils import ppo_utils
 
     register(config)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl, where `algorithm.adv_estimator=gae`. In a module of one's own, say my_credit.py on the PYTHONPATH:
+"""Adapter for verl with `algorithm.adv_estimator=gae`. Write a module, say my_credit.py on the PYTHONPATH:
 
     from macro_actions.frameworks import MacroActionsConfig, verl
 
     verl.register(MacroActionsConfig("fixed", ngram=5, value_function="first"))
 
-and `actor_rollout_ref.model.external_lib=my_credit`: verl imports it where it trains and in every worker, and fails if
-it cannot. A plug-in's entry point would fail without a word, and a trainer of a new name would get another buffer; so
-this takes the place of verl's own GAE. For ratios of macro actions also
-`actor_rollout_ref.actor.policy_loss.loss_mode=macro`. As verl's own GAE, it whitens the advantages.
+and set `actor_rollout_ref.model.external_lib=my_credit`. verl imports the module in the trainer and in every worker,
+and stops if it cannot; a plug-in's entry point would be skipped silently. The adapter replaces verl's own GAE, because
+verl would give an estimator of another name another buffer. For ratios of macro actions, set also
+`actor_rollout_ref.actor.policy_loss.loss_mode=macro`. The advantages are whitened, as verl's own GAE does.
 """
 
 from functools import wraps
@@ -19,12 +19,12 @@ from torch import Tensor
 from macro_actions.frameworks import READS, MacroActionsConfig, UnsupportedError, replaced, require
 
 LOSS = "macro"
-FIELDS = {"uids": "uid", "response_ids": "responses", "ref_logprobs": "ref_log_prob"}  # as verl's buffer calls them
-_rows: list[dict[str, Any]] = []  # what the condition reads of the rows whose advantages are computed now
+FIELDS = {"uids": "uid", "response_ids": "responses", "ref_logprobs": "ref_log_prob"}  # names in verl's buffer
+_inputs: list[dict[str, Any]] = []  # inputs of the condition, while verl computes advantages
 
 
 def register(config: MacroActionsConfig) -> None:
-    """Puts macro actions in the place of verl's GAE, lets it see what the condition reads, and adds the loss.
+    """Replace verl's GAE by macro actions, pass it the inputs of the condition, and add the loss.
 
     Raises:
         UnsupportedError: this version of verl lacks a hook.
@@ -38,53 +38,79 @@ def register(config: MacroActionsConfig) -> None:
     require("verl", trainer_base.PPOTrainer, "_compute_advantage")
 
     def macro_gae(
-        token_level_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
+        token_level_rewards: Tensor,
+        values: Tensor,
+        response_mask: Tensor,
+        gamma: float,
+        lam: float,
     ) -> tuple[Tensor, Tensor]:
-        rows = _rows[-1] if _rows else {}
-        ends = config.ends(response_mask, "verl", **rows)
+        inputs = _inputs[-1] if _inputs else {}
+        ends = config.ends(response_mask, "verl", **inputs)
         advantages, returns = config.gae(values, token_level_rewards, ends, response_mask, float(gamma), float(lam))
         return masked_whiten(advantages, response_mask), returns
 
     def policy_loss(
-        old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor, *own: Any, **named: Any
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         old, new = config.pooled(f"verl, loss_mode={LOSS}", response_mask, old_log_prob, log_prob)
-        return core_algos.compute_policy_loss_vanilla(old, new, advantages, response_mask, *own, **named)
+        return core_algos.compute_policy_loss_vanilla(old, new, advantages, response_mask, *args, **kwargs)
 
-    theirs = replaced(trainer_base.PPOTrainer._compute_advantage)
+    original = replaced(trainer_base.PPOTrainer._compute_advantage)
 
-    @wraps(theirs)
-    def with_rows(trainer: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+    @wraps(original)
+    def with_inputs(
+        trainer: Any,
+        batch: Any,
+        metrics: dict[str, Any],
+    ) -> Any:
         estimator = trainer.config.algorithm.adv_estimator
         if estimator != "gae":
             raise UnsupportedError(f"verl: macro actions need algorithm.adv_estimator=gae, not {estimator}.")
-        _rows.append(_read(config, trainer_base, batch))
+        _inputs.append(_condition_inputs(config, trainer_base, batch))
         try:
-            return theirs(trainer, batch, metrics)
+            return original(trainer, batch, metrics)
         finally:
-            _rows.pop()
+            _inputs.pop()
 
     core_algos.compute_gae_advantage_return = macro_gae
     core_algos.register_policy_loss(LOSS)(policy_loss)
-    with_rows.replaces = theirs  # type: ignore[attr-defined]
-    trainer_base.PPOTrainer._compute_advantage = with_rows
+    with_inputs.replaces = original  # type: ignore[attr-defined]
+    trainer_base.PPOTrainer._compute_advantage = with_inputs
 
 
-def _read(config: MacroActionsConfig, trainer_base: Any, batch: Any) -> dict[str, Any]:
-    """What the condition reads of these rows, from verl's transfer queue."""
-    wanted = READS.get(config.termination_condition)
-    if wanted is None:
+def _condition_inputs(
+    config: MacroActionsConfig,
+    trainer_base: Any,
+    batch: Any,
+) -> dict[str, Any]:
+    """The input that the condition reads, from verl's transfer queue; empty if the queue does not have it."""
+    argument = READS.get(config.termination_condition)
+    if argument is None:
         return {}
-    place = {"keys": batch.keys, "partition_id": batch.partition_id}
-    found = trainer_base.tq.kv_batch_get(**place, select_fields=[FIELDS[wanted]])
-    if FIELDS[wanted] not in found.keys():
+    column = FIELDS[argument]
+    columns = trainer_base.tq.kv_batch_get(
+        keys=batch.keys,
+        partition_id=batch.partition_id,
+        select_fields=[column],
+    )
+    if column not in columns.keys():
         return {}
-    field = found.get(FIELDS[wanted])  # a stack of uids, or a nested tensor
-    return {wanted: field.tolist() if wanted == "uids" else field.to_padded_tensor(0)}
+    rows = columns.get(column)  # a stack of uids, or a nested tensor
+    return {argument: rows.tolist() if argument == "uids" else rows.to_padded_tensor(0)}
 
 
-def dispatched(config: MacroActionsConfig, rewards: Tensor, values: Tensor, mask: Tensor) -> Any:
-    """Advantages and returns that verl's own dispatcher gives, with γ = 1 and λ = .5."""
+def dispatched(
+    config: MacroActionsConfig,
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+) -> Any:
+    """Advantages and returns from verl's own dispatcher, with γ = 1 and λ = .5. Shape (B, R) each."""
     import verl
     from verl.trainer.ppo.ray_trainer import compute_advantage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from dschat.data.plain_prompts import warn_of_plain_prompts
 from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_entry
 from dschat.data.prepared.write import write_folder
 from dschat.data.rows import Row, in_words, is_plain
-from dschat.data.sources import open_source, read_share
+from dschat.data.sources import Share, open_source, read_share
 from dschat.data.template_notes import warn_of_template
 from dschat.data.tokenised import encode_rows, workers_for
 from dschat.models.template_date import date_read_by
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Prompts to look at while training; of other data, the first one.
+# Example prompts of published sets, to look at while training; other data show their first prompt.
 EXAMPLE_PROMPTS = {
     "hh": "\n\nHuman: How does the computer work?\n\nAssistant: ",
     "tldr": (
@@ -50,138 +50,200 @@ EXAMPLE_PROMPTS = {
         "stop at eleven, and he agreed both times. Should I talk to the landlord, or to him once more?\nTL;DR: "
     ),
 }
-# Of the flags, those that prepared.json holds as they were given.
-ARGUMENTS = (
-    *("stage", "data_split", "shuffle", "seed", "num_samples", "validation_percentage", "mask_prompt"),
+# Flags that prepared.json records as they were given.
+RECORDED_FLAGS = (
+    "stage",
+    "data_split",
+    "shuffle",
+    "seed",
+    "num_samples",
+    "validation_percentage",
+    "mask_prompt",
     "save_skipped",
 )
 PUBLISHED_STAGES = "1,1,0"  # parts of a published set for finetune and preference, without --data_split
-DUPLICATE, TOO_LONG, TOO_SHORT, SAME = "duplicate input", "too long", "too short", "same response"
+DUPLICATE = "duplicate input"
+TOO_LONG = "too long"
+TOO_SHORT = "too short"
+SAME = "same response"
 Unit = Literal["tokens", "characters"]
 
 
 def prepare(
     path: str, options: PrepareOptions, keys: ColumnFlags, tokenizer: PreTrainedTokenizerBase, end_id: int
 ) -> dict[str, Any]:
-    """Prepares a source; returns what `prepared.json` holds. The folder appears when it is whole.
+    """Prepares a source and writes the folder, which appears when it is complete.
 
     Args:
-        path: what `--data_path` takes.
-        options: what to make of it, and where.
+        path: a `--data_path`.
+        options: what to make of it, and where to write it.
         keys: column names.
         tokenizer: of the model to train.
         end_id: id of the token that ends a response.
+
+    Returns:
+        The content of `prepared.json`.
 
     Raises:
         UserError: see `dschat.data.sources.load_source`; the folder exists and may not be replaced; or no row is
             left.
     """
     _check_output(path, options, keys)
-    step, seed = 1 + STAGES.index(options.stage), options.seed if options.shuffle else None
-    share = read_share([path], keys, options.data_split, step, seed, show=True, published_split=PUBLISHED_STAGES)
-    reads = (WEIGHT,) if options.stage == "finetune" else ()
-    warn_of_template(tokenizer, share.train, end_id, keys, reads)
-    (source,), most = share.sources, options.num_samples
-    rows = {"train": share.train[:most], "test": share.eval[:most]}
+    share = _read_rows(path, options, keys, tokenizer, end_id)
+    rows = {
+        "train": share.train[: options.prepared.num_samples],
+        "test": share.eval[: options.prepared.num_samples],
+    }
     warn_of_plain_prompts(rows["train"], tokenizer, keys.apply_chat_template)
-    read = {split: len(part) for split, part in rows.items()}
+
+    # Encode, filter and cut the rows.
     limits = RowLimits(
-        options.max_length, options.max_prompt_length, options.minimum_response_length, options.length_unit,
-        options.remove_same_inputs, options.remove_same_responses,
-    )  # fmt: skip
-    filtered = Filter(options.stage, limits)
+        max_length=options.prepared.max_length,
+        max_prompt_length=options.prepared.max_prompt_length,
+        minimum_response_length=options.prepared.minimum_response_length,
+        unit=options.prepared.length_unit,
+        remove_same_inputs=options.prepared.remove_same_inputs,
+        remove_same_responses=options.prepared.remove_same_responses,
+    )
+    row_filter = Filter(options.prepared.stage, limits)
     dropped: dict[str, Counter[str]] = {"train": Counter(), "test": Counter()}
-    kept: dict[str, list[PreparedExample]] = {}
-    for split, part in rows.items():
-        examples = _encode(part, split, options.stage, tokenizer, end_id, dropped[split])
-        kept[split] = list(filtered.kept(examples, dropped[split]))
-    count = int(len(kept["train"]) * options.validation_percentage)
-    splits = {"train": kept["train"][count:], "validation": kept["train"][:count], "test": kept["test"]}
+    remaining: dict[str, list[PreparedExample]] = {}
+    for split, split_rows in rows.items():
+        examples = _encode(split_rows, split, options.prepared.stage, tokenizer, end_id, dropped[split])
+        remaining[split] = list(row_filter.passing(examples, dropped[split]))
+
+    # The first of the training rows become the validation split.
+    num_validation = int(len(remaining["train"]) * options.prepared.validation_percentage)
+    splits = {
+        "train": remaining["train"][num_validation:],
+        "validation": remaining["train"][:num_validation],
+        "test": remaining["test"],
+    }
     if not splits["train"]:
         reasons = in_words(dropped["train"]) or "no rows"
-        raise UserError(f"--data_path {path}: no training row is left of {read['train']} ({reasons}); loosen a limit.")
-    arguments = {name: getattr(options, name) for name in ARGUMENTS}
+        raise UserError(
+            f"--data_path {path}: no training row is left of {len(rows['train'])} ({reasons}); loosen a limit."
+        )
+
+    (source,) = share.sources
+    flags = options.flat()
+    recorded_flags = {name: flags[name] for name in RECORDED_FLAGS}
+    num_conversations = sum(row.messages is not None for row in [*rows["train"], *rows["test"]])
     info = {
-        "stage": options.stage,
-        "format": options.format,
-        "mask_prompt": options.mask_prompt,
-        "arguments": {"source": path, **arguments, "limits": asdict(limits), "keys": asdict(keys)},
+        "stage": options.prepared.stage,
+        "format": options.prepared.format,
+        "mask_prompt": options.prepared.mask_prompt,
+        "arguments": {
+            "source": path,
+            **recorded_flags,
+            "limits": asdict(limits),
+            "keys": asdict(keys),
+        },
         "source": {
             "name": source["name"],
             "hub": source.get("hub"),
             "sha256": {str(file): file_hash(file) for file in share.files},
         },
-        "tokenizer": {"name": options.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
+        "tokenizer": {"name": options.source.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
         "template": {
-            "rows": sum(row.messages is not None for part in rows.values() for row in part),
+            "rows": num_conversations,
             "fingerprint": template_fingerprint(tokenizer),
             "date": date_read_by(tokenizer),
         },
         "end_id": end_id,
-        "read": read,
+        "read": {split: len(split_rows) for split, split_rows in rows.items()},
         "unusable": source["dropped"],
         "left_out": {split: dict(counts) for split, counts in dropped.items()},
-        "kept": {split: len(part) for split, part in splits.items() if part},
+        "kept": {split: len(examples) for split, examples in splits.items() if examples},
         "example_prompt": _example_prompt(path, source["name"], splits["train"][0], tokenizer),
     }
-    write_folder(Path(options.output).resolve(), info, splits, filtered.skipped if options.save_skipped else None)
+    skipped = row_filter.skipped if options.prepared.save_skipped else None
+    write_folder(Path(options.prepared.output).resolve(), info, splits, skipped)
     return info
 
 
 def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None:
-    """Refuses to replace what is no prepared folder, or what holds the source. Raises UserError."""
-    folder, where = Path(options.output).resolve(), f"--output {options.output}"
+    """Refuses to replace a folder that is not a prepared one, or that holds the source. Raises UserError."""
+    folder = Path(options.prepared.output).resolve()
+    flag = f"--output {options.prepared.output}"
     if not folder.exists():
         return
-    if not options.overwrite:
-        raise UserError(f"{where}: it exists; give another folder, or --overwrite to replace it.")
+    if not options.result.overwrite:
+        raise UserError(f"{flag}: it exists; give another folder, or --overwrite to replace it.")
     foreign = foreign_entry(folder)
     if foreign == folder:
-        raise UserError(
-            f"{where}: --overwrite replaces prepared folders alone, and this is none; give another folder."
-        )
+        raise UserError(f"{flag}: --overwrite replaces prepared folders alone, and this is none; give another folder.")
     if foreign is not None:
         raise UserError(
-            f"{where}: it holds {foreign.name}, which `prepare` did not write and --overwrite would delete; move it "
+            f"{flag}: it holds {foreign.name}, which `prepare` did not write and --overwrite would delete; move it "
             "away, or give another folder."
         )
-    source = next((file for file in open_source(path, keys).files if folder in file.resolve().parents), None)
-    if source is not None:
-        raise UserError(f"{where}: the source, {source}, lies in it and would be deleted; give another folder.")
+    for file in open_source(path, keys).files:
+        if folder in file.resolve().parents:
+            raise UserError(f"{flag}: the source, {file}, lies in it and would be deleted; give another folder.")
+
+
+def _read_rows(
+    path: str, options: PrepareOptions, keys: ColumnFlags, tokenizer: PreTrainedTokenizerBase, end_id: int
+) -> Share[Row]:
+    """The rows of the stage's part of the source; warns of what the chat template leaves out."""
+    step = 1 + STAGES.index(options.prepared.stage)
+    seed = options.source.seed if options.prepared.shuffle else None
+    share = read_share(
+        [path], keys, options.prepared.data_split, step, seed, show=True, published_split=PUBLISHED_STAGES
+    )
+    fields_read = (WEIGHT,) if options.prepared.stage == "finetune" else ()
+    warn_of_template(tokenizer, share.train, end_id, keys, fields_read)
+    return share
 
 
 def prepared_examples(
-    rows: Sequence[Row], *, tokenizer: PreTrainedTokenizerBase, stage: Stage, end_id: int, held_out: bool = False
+    rows: Sequence[Row],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    stage: Stage,
+    end_id: int,
+    held_out: bool = False,
 ) -> tuple[list[PreparedExample], Counter[str]]:
-    """Rows encoded, uncut; those that have no response, and say why, are counted.
+    """Encodes rows without cutting them; counts the rows that have no response, by their reasons.
 
     Raises:
         UserError: a row lacks a response.
     """
     is_pair = stage == "preference"
-    (require_both_responses(rows, "Preference data") if is_pair else require_responses(rows))
-    dropped = Counter(str(row.no_response) for row in rows if row.chosen is None)
-    usable = [row for row in rows if row.chosen is not None]
-    read = usable if is_pair else [replace(row, rejected=None, rejected_message=None) for row in usable]
+    if is_pair:
+        require_both_responses(rows, "Preference data")
+    else:
+        require_responses(rows)
+    dropped: Counter[str] = Counter()
+    usable_rows = []
+    for row in rows:
+        if row.chosen is None:
+            dropped[str(row.no_response)] += 1
+        else:
+            usable_rows.append(row)
+    rows_to_encode = usable_rows
+    if not is_pair:
+        rows_to_encode = [replace(row, rejected=None, rejected_message=None) for row in usable_rows]
+
     examples = []
-    for row, encoded in zip(usable, encode_pairs(tokenizer, read), strict=True):
+    for row, encoded in zip(usable_rows, encode_pairs(tokenizer, rows_to_encode), strict=True):
+        weight = (row.chosen_message or {}).get(WEIGHT)
         if encoded.is_unwritten:
             dropped[NOTHING_WRITTEN] += 1
-            continue
-        if not is_pair and (row.chosen_message or {}).get(WEIGHT) == 0:
+        elif not is_pair and weight == 0:
             dropped[NO_WEIGHT] += 1
-            continue
-        examples.append(
-            PreparedExample(
-                encoded.prompt,
-                encoded.chosen,
-                encoded.rejected if is_pair else None,
-                encoded.prompt_ids,
-                [*encoded.chosen_ids, end_id],
-                [*encoded.rejected_ids, end_id] if is_pair else None,
-                row if is_plain(row.extra) else replace(row, extra={}),
+        else:
+            example = PreparedExample(
+                prompt=encoded.prompt,
+                chosen=encoded.chosen,
+                rejected=encoded.rejected if is_pair else None,
+                prompt_ids=encoded.prompt_ids,
+                chosen_ids=[*encoded.chosen_ids, end_id],
+                rejected_ids=[*encoded.rejected_ids, end_id] if is_pair else None,
+                row=row if is_plain(row.extra) else replace(row, extra={}),
             )
-        )
+            examples.append(example)
     return examples, dropped
 
 
@@ -193,10 +255,12 @@ def _encode(
     end_id: int,
     dropped: Counter[str],
 ) -> Sequence[PreparedExample]:
-    odd = sum(not is_plain(row.extra) for row in rows)
-    if odd:
+    num_stripped = sum(not is_plain(row.extra) for row in rows)
+    if num_stripped:
         logger.warning(
-            "%s: %d rows hold dates, bytes or other values that JSON has not; they keep texts alone", split, odd
+            "%s: %d rows hold dates, bytes or other values that JSON does not have; only their texts are kept",
+            split,
+            num_stripped,
         )
     make = partial(prepared_examples, tokenizer=tokenizer, stage=stage, end_id=end_id)
     examples, counts = encode_rows(PreparedExample, make, rows, f"tokenising {split}", workers_for(rows), show=True)
@@ -206,35 +270,42 @@ def _encode(
 
 def _example_prompt(
     path: str, name: str, first: PreparedExample, tokenizer: PreTrainedTokenizerBase
-) -> Mapping[str, object]:
-    known = find_known(path) or find_known(name)
-    prompt = EXAMPLE_PROMPTS.get(known.name if known else "", first.prompt)
+) -> dict[str, object]:
+    published = find_known(path) or find_known(name)
+    prompt = first.prompt
+    if published is not None:
+        prompt = EXAMPLE_PROMPTS.get(published.name, prompt)
     (ids,) = encode_prompt_texts(tokenizer, [prompt])
     return {"prompt": prompt, "input_ids": ids, "attention_mask": [1] * len(ids)}
 
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What a row must be to be kept."""
+    """The limits that a row must meet. BOS counts as a token of the prompt; the end of a response does not count."""
 
-    max_length: int  # tokens of prompt and response; the rest is cut
-    max_prompt_length: int  # of the prompt, in `unit`; BOS counts as a token
-    minimum_response_length: int  # of every response, in `unit`; the token that ends it does not count
-    unit: Unit  # tokens or characters
-    remove_same_inputs: bool = True  # leave out rows whose prompt and (chosen) response were there before
+    max_length: int  # tokens of prompt and response; longer rows are cut
+    max_prompt_length: int  # in `unit`
+    minimum_response_length: int  # of every response, in `unit`
+    unit: Unit
+    remove_same_inputs: bool = True  # leave out rows whose prompt and (chosen) response occurred before
     remove_same_responses: bool = True  # leave out pairs of equal texts
 
 
 class Filter:
-    """Leaves rows out and counts them, over all splits of a folder: what stands in training is no test."""
+    """Leaves rows out and counts them, over all splits of a folder: a row seen in training is no test."""
 
     def __init__(self, stage: Stage, limits: RowLimits) -> None:
-        self._stage, self._limits = stage, limits
+        self._stage = stage
+        self._limits = limits
         self._seen: set[tuple[str, str]] = set()
-        self.skipped: list[tuple[PreparedExample, str]] = []
+        self.skipped: list[tuple[PreparedExample, str]] = []  # rows that were left out, and the reasons
 
-    def kept(self, examples: Iterable[PreparedExample], dropped: Counter[str]) -> Iterator[PreparedExample]:
-        """The rows that are kept, cut to length; the others are counted in `dropped` and listed in `skipped`."""
+    def passing(
+        self,
+        examples: Iterable[PreparedExample],
+        dropped: Counter[str],
+    ) -> Iterator[PreparedExample]:
+        """The rows that pass, cut to length; the others are counted in `dropped` and listed in `skipped`."""
         for example in examples:
             reason = self._reason(example)
             self._seen.add((example.prompt, example.chosen))
@@ -248,26 +319,30 @@ class Filter:
                 self.skipped.append((example, reason))
 
     def _reason(self, example: PreparedExample) -> str | None:
+        """Why a row is left out; None if it is not."""
         limits = self._limits
-        responses = [example.chosen_ids[:-1]] + ([example.rejected_ids[:-1]] if example.rejected_ids else [])
-        lengths = [len(example.prompt_ids), *map(len, responses)]
         if limits.unit == "characters":
-            texts = [example.prompt, example.chosen] + ([example.rejected] if example.rejected is not None else [])
-            lengths = list(map(len, texts))
+            prompt_length = len(example.prompt)
+            response_lengths = [len(text) for text in (example.chosen, example.rejected) if text is not None]
+        else:
+            prompt_length = len(example.prompt_ids)
+            response_lengths = [len(ids) - 1 for ids in (example.chosen_ids, example.rejected_ids) if ids]
         if limits.remove_same_inputs and (example.prompt, example.chosen) in self._seen:
             return DUPLICATE
-        if lengths[0] > limits.max_prompt_length:
+        if prompt_length > limits.max_prompt_length:
             return TOO_LONG
-        if min(lengths[1:]) < limits.minimum_response_length:
+        if min(response_lengths) < limits.minimum_response_length:
             return TOO_SHORT
         if limits.remove_same_responses and self._stage == "preference" and example.chosen == example.rejected:
             return SAME
         if not example.prompt_ids:
             return EMPTY_PROMPT
-        return CUT_TO_NOTHING if len(example.prompt_ids) >= limits.max_length else None
+        if len(example.prompt_ids) >= limits.max_length:
+            return CUT_TO_NOTHING
+        return None
 
 
 def _cut(example: PreparedExample, max_length: int) -> PreparedExample:
     room = max(0, max_length - len(example.prompt_ids))
-    rejected = None if example.rejected_ids is None else example.rejected_ids[:room]
-    return replace(example, chosen_ids=example.chosen_ids[:room], rejected_ids=rejected)
+    rejected_ids = None if example.rejected_ids is None else example.rejected_ids[:room]
+    return replace(example, chosen_ids=example.chosen_ids[:room], rejected_ids=rejected_ids)

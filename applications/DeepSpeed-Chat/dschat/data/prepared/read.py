@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared folders as training reads them: their own splits, encoded already; another tokenizer's are refused."""
+"""Prepared folders as training reads them: encoded, with splits of their own; refused for another tokenizer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
@@ -17,12 +19,13 @@ from dschat.data.examples import (
     PreferenceExample,
     PromptExample,
     SFTExample,
+    collect_examples,
     fit_demonstration,
     fit_pair,
-    kept,
-    whole_pair,
+    join_pair,
 )
-from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, read_pt
+from dschat.data.prepared.folder import PreparedExample, PreparedFolder
+from dschat.data.prepared.pt_files import check_example_prompt, read_pt
 from dschat.data.rows import Row
 from dschat.data.sources import Share, described
 from dschat.data.tokenised import Examples, open_table
@@ -47,77 +50,102 @@ def check_folder(
     Args:
         folder: to train on.
         tokenizer: of the run.
-        end_id: id of the token that ends a response; None where none is read.
-        on_prompt: whether step 1 is to learn from prompts (`--sft_on_prompt`); None in other steps.
+        end_id: id of the token that ends a response; None if no response is read.
+        on_prompt: whether step 1 trains on prompts, too (`--sft_on_prompt`); None in other steps.
         kind: of the examples that the step needs, if any.
 
     Raises:
-        UserError: it was made with another tokenizer or another such token, or for the other way to train.
+        UserError: it was made with another tokenizer or another such token, or for the other kind of training.
     """
-    where, remedy = f"--data_path {folder.path}", "give that model, or prepare the data again with --tokenizer"
+    flag = f"--data_path {folder.path}"
     if kind in (PairExample, PreferenceExample) and folder.stage == "finetune":
         raise UserError(
-            f"{where}: it was prepared with --stage finetune, and this step compares two responses; prepare the data "
+            f"{flag}: it was prepared with --stage finetune, and this step compares two responses; prepare the data "
             "with --stage preference."
         )
-    if not folder.info:
+    if folder.info:
+        _check_tokenizer(folder, tokenizer)
+        if end_id is not None and folder.info["end_id"] != end_id:
+            folder_end = repr(tokenizer.convert_ids_to_tokens(folder.info["end_id"]))
+            run_end = repr(tokenizer.convert_ids_to_tokens(end_id))
+            raise UserError(
+                f"{flag}: its responses end with {folder_end}, those of this run with {run_end}; give the same "
+                "--end_of_conversation_token to both commands."
+            )
+    else:
         check_example_prompt(folder, tokenizer)
-    elif folder.info["tokenizer"]["fingerprint"] != tokenizer_fingerprint(tokenizer):
+    if on_prompt is not None and on_prompt == folder.mask_prompt:
+        problem = "it was prepared with --no_mask_prompt; add --sft_on_prompt, or prepare it with --mask_prompt"
+        if on_prompt:
+            problem = "it was prepared with --mask_prompt; drop --sft_on_prompt, or prepare it with --no_mask_prompt"
+        raise UserError(f"{flag}: {problem}.")
+
+
+def _check_tokenizer(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError if the run's tokenizer gives other ids, or its chat template other texts, than the folder's."""
+    flag = f"--data_path {folder.path}"
+    remedy = f"give that model, or prepare the data again with --tokenizer {tokenizer.name_or_path}"
+    template = folder.info["template"]
+    if folder.info["tokenizer"]["fingerprint"] != tokenizer_fingerprint(tokenizer):
         raise UserError(
-            f"{where}: it was prepared with the tokenizer of {folder.tokenizer_name}, and the model's, "
-            f"{tokenizer.name_or_path}, gives other ids; {remedy} {tokenizer.name_or_path}."
+            f"{flag}: it was prepared with the tokenizer of {folder.tokenizer_name}, and the model's, "
+            f"{tokenizer.name_or_path}, gives other ids; {remedy}."
         )
-    elif folder.info["template"]["rows"] and folder.info["template"]["fingerprint"] != template_fingerprint(tokenizer):
+    if not template["rows"]:
+        return
+    if template["fingerprint"] != template_fingerprint(tokenizer):
         raise UserError(
-            f"{where}: its {folder.info['template']['rows']:,} rows of messages were written by the chat template of "
+            f"{flag}: its {template['rows']:,} rows of messages were written by the chat template of "
             f"{folder.tokenizer_name}, and the model's, {tokenizer.name_or_path}, has another template or other "
-            f"special tokens in it; {remedy} {tokenizer.name_or_path}."
+            f"special tokens in it; {remedy}."
         )
-    elif end_id is not None and folder.info["end_id"] != end_id:
-        ends = [repr(tokenizer.convert_ids_to_tokens(number)) for number in (folder.info["end_id"], end_id)]
-        raise UserError(
-            f"{where}: its responses end with {ends[0]}, those of this run with {ends[1]}; give the same "
-            "--end_of_conversation_token to both commands."
-        )
-    date = folder.info["template"]["date"] if folder.info and folder.info["template"]["rows"] else None
-    if date not in (None, template_date()):
+    if template["date"] not in (None, template_date()):
         logger.warning(
             "%s: the chat template wrote the date %s into its rows, and this run's is %s; give the run that of the "
             "folder with %s=%s, or prepare the data again.",
-            *(where, date, template_date(), DATE_VARIABLE, date),
+            flag,
+            template["date"],
+            template_date(),
+            DATE_VARIABLE,
+            template["date"],
         )
-    if on_prompt is not None and on_prompt == folder.mask_prompt:
-        made, other = ("--mask_prompt", "--no_mask_prompt") if on_prompt else ("--no_mask_prompt", "--mask_prompt")
-        flag = "drop --sft_on_prompt" if on_prompt else "add --sft_on_prompt"
-        raise UserError(f"{where}: it was prepared with {made}; {flag}, or prepare it with {other}.")
 
 
-def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedTokenizerBase | None = None) -> Share[Any]:
-    """The rows of prepared folders, one after another: their training rows, and validation (else test) rows.
+def prepared_share(
+    folders: Sequence[PreparedFolder],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Share[Any]:
+    """The rows of prepared folders, one folder after another: training rows, and validation (else test) rows.
 
-    The tokenizer writes the texts of `.pt` files, which hold ids alone.
+    The tokenizer decodes the texts of `.pt` files, which hold only ids.
     """
     train: list[Sequence[PreparedExample]] = []
     held_out: list[Sequence[PreparedExample]] = []
     sources: list[dict[str, Any]] = []
+    files: list[Path] = []
     for folder in folders:
         logger.info("%s is prepared and holds its own splits: --data_split does not cut it", folder.path)
-        split = held_out_split(folder)
-        own, own_eval = read_split(folder, "train", tokenizer), read_split(folder, split, tokenizer) if split else []
-        train.append(own)
-        held_out.append(own_eval)
-        sources.append(described(str(folder.path), own, own_eval, {}, (len(own), len(own_eval))))
-    files = tuple(file for folder in folders for listed in folder.files.values() for file in listed)
-    return Share(_joined(train), _joined(held_out), sources, files)
+        eval_split = held_out_split(folder)
+        folder_train = read_split(folder, "train", tokenizer)
+        folder_eval = read_split(folder, eval_split, tokenizer) if eval_split else []
+        train.append(folder_train)
+        held_out.append(folder_eval)
+        counts = (len(folder_train), len(folder_eval))
+        sources.append(described(str(folder.path), folder_train, folder_eval, {}, counts))
+        files += chain.from_iterable(folder.files.values())
+    return Share(_joined(train), _joined(held_out), sources, tuple(files))
 
 
 def held_out_split(folder: PreparedFolder) -> str | None:
-    """The split that an evaluation reads: validation, else test; None where there is neither."""
-    return next((name for name in ("validation", "test") if name in folder.files), None)
+    """The split that evaluations read: validation, else test; None if there is neither."""
+    for split in ("validation", "test"):
+        if split in folder.files:
+            return split
+    return None
 
 
 def prepared_rows(folder: PreparedFolder, held_out: bool) -> list[Row]:
-    """The rows of the source that a folder's training or held-out split was made of, with whole texts.
+    """The source's rows, with uncut texts, that a folder's training or held-out split was made from.
 
     Raises:
         UserError: the folder holds no texts, or no such split.
@@ -149,11 +177,14 @@ def read_split(
         raise UserError(f"--data_path {files[0]}: not readable ({error}); prepare the data again.") from error
 
 
-def from_prepared(make: partial[Any], kind: type[Any]) -> partial[Any]:
-    """What makes a step's examples of prepared rows, with the limit of what makes them of others.
+def from_prepared(
+    make: partial[Any],
+    kind: type[Any],
+) -> partial[Any]:
+    """The function that makes a step's examples of prepared rows, with the same limit as `make`, which reads texts.
 
     Raises:
-        UserError: the step wants something that prepared rows do not hold.
+        UserError: the step needs something that prepared rows do not hold.
     """
     if make.keywords.get("margin_key") is not None:
         raise UserError("--margin_key: a prepared folder holds no margins; give the source itself as --data_path.")
@@ -161,30 +192,36 @@ def from_prepared(make: partial[Any], kind: type[Any]) -> partial[Any]:
         raise UserError(
             "--train_on all: a prepared folder holds one response per row; give the source itself as --data_path."
         )
-    limit = next(name for name in ("max_seq_len", "max_prompt_seq_len") if name in make.keywords)
-    return partial(cut_examples, kind=kind, flag=limit, limit=make.keywords[limit])
+    flag = "max_seq_len" if "max_seq_len" in make.keywords else "max_prompt_seq_len"
+    return partial(cut_examples, kind=kind, flag=flag, limit=make.keywords[flag])
 
 
 def cut_examples(
-    rows: Sequence[PreparedExample], *, kind: type[Any], flag: str, limit: int, held_out: bool = False
+    rows: Sequence[PreparedExample],
+    *,
+    kind: type[Any],
+    flag: str,
+    limit: int,
+    held_out: bool = False,
 ) -> tuple[list[Any], Counter[str]]:
-    """Prepared rows as examples of a step, cut or dropped at its own limit as rows of texts are.
+    """Prepared rows as examples of a step, cut or dropped at the step's limit like rows of texts.
 
     Args:
         rows: of a folder.
         kind: SFTExample, PairExample, PreferenceExample or PromptExample.
-        flag: that gave the limit.
-        limit: longest example in tokens; of PromptExample the longest prompt.
-        held_out: an evaluation may have none.
+        flag: the flag that gave the limit.
+        limit: maximum length of an example in tokens; for PromptExample, of the prompt.
+        held_out: whether no example may be left, as in an evaluation.
 
     Raises:
-        UserError: a row has no second response, or none is left.
+        UserError: a row has no second response, or no example is left.
     """
 
     def make(index: int, row: PreparedExample) -> Any:
         if kind is PromptExample:
-            is_long = len(row.prompt_ids) > limit
-            return PROMPT_TOO_LONG if is_long else PromptExample(row.prompt_ids, row.prompt, row.row, index)
+            if len(row.prompt_ids) > limit:
+                return PROMPT_TOO_LONG
+            return PromptExample(row.prompt_ids, row.prompt, row.row, index)
         if kind is SFTExample:
             return fit_demonstration(MarkedPrompt(row.prompt_ids, []), row.chosen_ids, limit)
         if row.rejected_ids is None:
@@ -192,11 +229,15 @@ def cut_examples(
                 f"{row.row.origin}: there is no second response; prepare the data with --stage preference."
             )
         pair = fit_pair(row.prompt_ids, row.chosen_ids, row.rejected_ids, limit)
-        return whole_pair(pair) if kind is PairExample and not isinstance(pair, str) else pair
+        if kind is PairExample and isinstance(pair, PreferenceExample):
+            return join_pair(pair)
+        return pair
 
-    places = [row.row for row in rows[:1]] * len(rows)  # of which a message names the first
-    return kept(places, map(make, range(len(rows)), rows), f"--{flag} {limit}", held_out)
+    made = map(make, range(len(rows)), rows)
+    return collect_examples(rows, made, f"--{flag} {limit}", held_out)
 
 
 def _joined(parts: Sequence[Sequence[PreparedExample]]) -> Sequence[PreparedExample]:
-    return parts[0] if len(parts) == 1 else [example for part in parts for example in part]
+    if len(parts) == 1:
+        return parts[0]
+    return list(chain.from_iterable(parts))

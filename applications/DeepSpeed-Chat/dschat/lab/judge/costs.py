@@ -25,31 +25,47 @@ class Prices:
 
 
 def estimated_tokens(characters: int) -> int:
-    """Tokens of a text with this many characters, rounded up."""
+    """Estimated number of tokens of a text, rounded up."""
     return -(-characters // CHARACTERS_PER_TOKEN)
 
 
 class Spending:
-    """What a run has used so far, and the most it may cost in US dollars (None: no limit)."""
+    """What a run has used so far, and the most that it may cost.
+
+    Attributes:
+        prices: of the model; 0 where they are unknown.
+        requests: number of answers that came.
+        lost: number of requests that were sent and whose answers did not arrive.
+        input_tokens, output_tokens: of both; of lost requests by estimate, and as the longest answer.
+    """
 
     def __init__(self, prices: Prices | None, limit: float | None = None) -> None:
-        self.prices, self._limit = prices or Prices(0.0, 0.0), limit
-        self.requests = 0  # answers that came
-        self.lost = 0  # requests that were sent and whose answers did not arrive
-        self.input_tokens = self.output_tokens = 0  # of both; of lost ones by estimate and as the longest answer
-        self._reserved: list[float] = []  # the most that each request on its way can cost
+        """Takes the limit in US dollars; None for no limit."""
+        self.prices = prices or Prices(0.0, 0.0)
+        self.requests = 0
+        self.lost = 0
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self._limit = limit
+        self._reserved: list[float] = []  # the most that each pending request can cost
         self._changed = threading.Condition()
 
     @property
     def cost(self) -> float:
-        """In US dollars."""
+        """Cost so far in US dollars."""
         return self.prices.cost(self.input_tokens, self.output_tokens)
 
     @contextmanager
     def reserve(self, input_tokens: int, output_tokens: int) -> Iterator[None]:
-        """Keeps money for one request on its way that can have so many tokens at the most.
+        """Reserve money for a request while it is pending.
 
-        Where it is not enough, waits for others to come back; raises UserError if none is on its way.
+        Where the limit does not allow the request, waits until others have come back.
+
+        Args:
+            input_tokens, output_tokens: the most that the request can have.
+
+        Raises:
+            UserError: the limit does not allow the request, and no other is pending.
         """
         most = self.prices.cost(input_tokens, output_tokens)
         with self._changed:
@@ -67,9 +83,11 @@ class Spending:
                 self._changed.notify_all()
 
     def add(self, input_tokens: int, output_tokens: int, lost: bool = False) -> None:
-        """Counts an answer, or a request that was sent and may be charged though its answer did not arrive."""
+        """Count an answer, or a request that may be charged though its answer did not arrive."""
         with self._changed:
-            self.lost += lost
-            self.requests += not lost
+            if lost:
+                self.lost += 1
+            else:
+                self.requests += 1
             self.input_tokens += input_tokens
             self.output_tokens += output_tokens

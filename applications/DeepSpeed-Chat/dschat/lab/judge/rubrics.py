@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a judge model is asked: rubrics, also of the user's own, and questions in the forms that servers take.
-
-The messages show two responses as mere material.
-"""
+"""Questions to a judge model: rubrics, also of the user's own, messages, and the forms that servers take."""
 
 import html
 import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +16,37 @@ from dschat.rollouts.chat_servers import Endpoint, digest_of
 
 PLACES = ("first", "second", "tie")
 VERDICT_KEYS = ("verdict", "overall_verdict", "final_verdict", "overall", "winner")
-# Of a file with a rubric.
+# Keys of a rubric file.
 KEYS = ("task", "prompt", "response", "criteria", "separate")
-TAG = re.compile(r"[a-z][a-z0-9-]*")  # what a word around the material may be
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # of a criterion: a key of the answer
-TAKEN = ("comparison", *VERDICT_KEYS)
-PER_VERDICT, PER_SENTENCE = 45, 60  # tokens of an answer: of each criterion with a verdict, and of the rest
+TAG = re.compile(r"[a-z][a-z0-9-]*")  # a word in a tag around the material
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # of a criterion, which is a key of the answer
+TAKEN = ("comparison", *VERDICT_KEYS)  # keys of every answer
+# Estimated tokens of an answer: for each criterion with a verdict, and for the remaining text.
+PER_VERDICT = 45
+PER_SENTENCE = 60
 
 
 @dataclass(frozen=True)
 class Rubric:
-    """How two responses to a prompt of one data set are compared."""
+    """How two responses to a prompt of a data set are compared.
+
+    Attributes:
+        dataset: name in results.
+        prompt_name: word for the prompt, in the tag around it.
+        response_name: word for a response.
+        task: what is compared, and which is to be preferred.
+        output_tokens: length of a usual answer, for estimates.
+        criteria: name → question; empty where the task says everything.
+        separate: each criterion has its own verdict, before the overall one.
+    """
 
     dataset: str
-    prompt_name: str  # of the tag around the prompt's text
-    response_name: str  # what a response is called
-    task: str  # what is compared, and which is to be preferred
-    output_tokens: int  # of a usual answer, for estimates
-    criteria: Mapping[str, str] = field(default_factory=dict)  # name → question; empty where the task says all
-    separate: bool = False  # every criterion has a verdict of its own, before the overall one
-    digest: str = ""  # of a rubric of the user's own: changes with what it says
+    prompt_name: str
+    response_name: str
+    task: str
+    output_tokens: int
+    criteria: Mapping[str, str] = field(default_factory=dict)
+    separate: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,19 +57,32 @@ class JudgeQuestion:
     schema: Mapping[str, Any]
 
     def digest(self, endpoint: Endpoint) -> str:
-        """Names the question together with model, server and the length allowed; the key is no part of it."""
-        whole = {"model": endpoint.model, "server": endpoint.base_url, "max_tokens": endpoint.max_tokens}
-        whole |= {"temperature": 0, "messages": self.messages, "schema": self.schema}
-        return digest_of(whole)
+        """Hash of the question with model, server and longest answer; the key is no part of it."""
+        return digest_of(
+            {
+                "model": endpoint.model,
+                "server": endpoint.base_url,
+                "max_tokens": endpoint.max_tokens,
+                "temperature": 0,
+                "messages": self.messages,
+                "schema": self.schema,
+            }
+        )
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a question is put to the server. Servers and models differ; the defaults are tried first."""
+    """Fields of a request, which differ between servers and models. The defaults are tried first.
 
-    structure: str = "json_schema"  # or json_object; empty for no response_format
-    limit: str = "max_tokens"  # the field that bounds the answer
-    temperature: bool = True  # whether temperature 0 is asked for
+    Attributes:
+        structure: type of response_format: json_schema or json_object; empty for none.
+        limit: name of the field that limits the answer.
+        temperature: whether temperature 0 is asked for.
+    """
+
+    structure: str = "json_schema"
+    limit: str = "max_tokens"
+    temperature: bool = True
 
     def body(self, endpoint: Endpoint, question: JudgeQuestion) -> dict[str, Any]:
         """The request: arguments of `chat.completions.create`."""
@@ -158,73 +179,97 @@ MATERIAL = (
 )
 
 
-def messages_of(rubric: Rubric, prompt: str, first: str, second: str) -> list[dict[str, str]]:
+def messages_of(
+    rubric: Rubric,
+    prompt: str,
+    first: str,
+    second: str,
+) -> list[dict[str, str]]:
     """The two messages that ask for a verdict on a prompt's responses, shown in this order.
 
-    The tags around the material carry a code that follows from the three texts, so that no text can hold it, and the
-    texts are escaped, so that none can hold a tag, or a control token of a chat format written with angle brackets.
+    The tags around the material hold a code that follows from the three texts, so that no text can contain it. The
+    texts are escaped, so that none can contain a tag, or a control token of a chat format with angle brackets.
     """
     framed = "".join(f"{len(text)}:{text}" for text in (prompt, first, second))
     code = content_hash(framed)[:16]
     parts = [rubric.task]
     if rubric.criteria:
-        parts.append("\n".join(["Criteria:", *(f"- {name}: {text}" for name, text in rubric.criteria.items())]))
+        criteria = [f"- {name}: {text}" for name, text in rubric.criteria.items()]
+        parts.append("\n".join(["Criteria:", *criteria]))
     parts += [FAIRNESS, MATERIAL.format(code=code, response=rubric.response_name)]
     parts.append(f"Answer with one JSON object and nothing before or after it: {answer_form(rubric)}")
-    names = (rubric.prompt_name, f"first-{rubric.response_name}", f"second-{rubric.response_name}")
-    texts = zip(names, map(_escaped, (prompt, first, second)), strict=True)
-    blocks = [f"<{name}-{code}>\n{text}\n</{name}-{code}>" for name, text in texts]
+    material = {
+        rubric.prompt_name: prompt,
+        f"first-{rubric.response_name}": first,
+        f"second-{rubric.response_name}": second,
+    }
+    blocks = [f"<{name}-{code}>\n{_escaped(text)}\n</{name}-{code}>" for name, text in material.items()]
     blocks.append("That was all the material. Give your verdict as the JSON object described.")
     return [{"role": "system", "content": "\n\n".join(parts)}, {"role": "user", "content": "\n\n".join(blocks)}]
 
 
-def question_of(rubric: Rubric, prompt: str, first: str, second: str) -> JudgeQuestion:
-    """What is asked about two responses to a prompt, shown in this order."""
+def question_of(
+    rubric: Rubric,
+    prompt: str,
+    first: str,
+    second: str,
+) -> JudgeQuestion:
+    """The question about two responses to a prompt, shown in this order."""
     return JudgeQuestion(tuple(messages_of(rubric, prompt, first, second)), answer_schema(rubric))
 
 
 def answer_form(rubric: Rubric) -> str:
-    """The JSON object that an answer should be, as a pattern to read."""
-    places = " or ".join(f'"{place}"' for place in PLACES)
-    comparison = '"comparison": "one or two sentences"' if rubric.criteria else '"comparison": "one sentence"'
+    """The JSON object that an answer should be, as a pattern for the judge to read."""
+    verdict = '"verdict": ' + " or ".join(f'"{place}"' for place in PLACES)
     if rubric.separate:
-        one = f'{{"comparison": "one sentence", "verdict": {places}}}'
-        return "{" + ", ".join(f'"{name}": {one}' for name in rubric.criteria) + f', "verdict": {places}}}'
-    return f'{{{comparison}, "verdict": {places}}}'
+        aspect = f'{{"comparison": "one sentence", {verdict}}}'
+        aspects = ", ".join(f'"{name}": {aspect}' for name in rubric.criteria)
+        return f"{{{aspects}, {verdict}}}"
+    length = "one or two sentences" if rubric.criteria else "one sentence"
+    return f'{{"comparison": "{length}", {verdict}}}'
 
 
 def answer_schema(rubric: Rubric) -> dict[str, Any]:
-    """The same as a JSON schema, in the subset that servers with structured output take."""
+    """JSON schema of an answer, in the subset that servers with structured output take."""
     verdict = {"type": "string", "enum": list(PLACES)}
-    compared = _object({"comparison": {"type": "string"}, "verdict": verdict})
+    compared = _object_schema({"comparison": {"type": "string"}, "verdict": verdict})
     if not rubric.separate:
         return compared
-    return _object({**dict.fromkeys(rubric.criteria, compared), "verdict": verdict})
+    return _object_schema({**dict.fromkeys(rubric.criteria, compared), "verdict": verdict})
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    closed = {"required": list(properties), "additionalProperties": False}
-    return {"type": "object", "properties": properties, **closed}
+def _object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    """Schema of an object with exactly these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 def _escaped(text: str) -> str:
-    """Without angle brackets, control characters and halves of surrogate pairs."""
+    """The text without angle brackets, control characters and halves of surrogate pairs."""
     plain = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "\ufffd", text.encode("utf-8", "replace").decode("utf-8"))
     return html.escape(plain, quote=False)
 
 
 def read_rubric(path: Path, dataset: str) -> Rubric:
-    """A rubric of the user's own, see docs/evaluation.md; `dataset` is what results call the data set.
+    """Read a user's rubric, see docs/evaluation.md; `dataset` is the name of the data set in results.
 
-    Raises UserError where the file cannot be read, or a key is missing, unknown or holds what it cannot; names both.
+    Raises:
+        UserError: the file cannot be read, or a key is missing, unknown or has a bad value; names both.
     """
     try:
         content = _parsed(path)
         unknown = [key for key in content if key not in KEYS]
         if unknown:
             raise UserError(f"unknown key {unknown[0]!r}; a rubric has {', '.join(KEYS)}.")
-        task, prompt, response = _task(content.get("task")), _tag(content, "prompt"), _tag(content, "response")
-        criteria, separate = _criteria(content.get("criteria", {})), content.get("separate", False)
+        task = _task(content.get("task"))
+        prompt_name = _tag(content, "prompt")
+        response_name = _tag(content, "response")
+        criteria = _criteria(content.get("criteria", {}))
+        separate = content.get("separate", False)
         if not isinstance(separate, bool):
             raise UserError("key 'separate' must be true or false.")
         if separate and not criteria:
@@ -232,13 +277,11 @@ def read_rubric(path: Path, dataset: str) -> Rubric:
     except UserError as error:
         raise UserError(f"--rubric {path}: {error}") from error
     tokens = PER_SENTENCE + PER_VERDICT * len(criteria) * separate
-    rubric = Rubric(dataset, prompt, response, task, tokens, criteria, separate)
-    said = json.dumps({name: value for name, value in asdict(rubric).items() if name != "dataset"})
-    return replace(rubric, digest=content_hash(said)[:12])
+    return Rubric(dataset, prompt_name, response_name, task, tokens, criteria, separate)
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; raises ValueError where it says a key twice, as TOML does."""
+    """An object of JSON; raises ValueError for a repeated key, as TOML does."""
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
@@ -270,7 +313,7 @@ def _task(value: Any) -> str:
 
 
 def _tag(content: dict[str, Any], key: str) -> str:
-    """What a prompt, or a response, is called; its own key's name by default."""
+    """The word for a prompt or a response; by default its key."""
     value = content.get(key, key)
     if not isinstance(value, str) or not TAG.fullmatch(value):
         example = "question" if key == "prompt" else "answer"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judging pairs of responses, in both orders and several at a time; what a judge's answers say.
+"""Judging of pairs of responses, in both orders and several at a time, and reading of a judge's answers.
 
 An answer is JSON as asked for, JSON inside other text, or one clear line.
 """
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash
-from dschat.base.journal import Journal
 from dschat.base.progress import progress
 from dschat.lab.judge.rubrics import (
     PLACES,
@@ -30,9 +29,9 @@ from dschat.lab.responses import Comparison, Pair, Side, Verdict, combined, comp
 from dschat.rollouts.chat_servers import Reply, Unanswered
 
 if TYPE_CHECKING:
-    from dschat.lab.judge.client import JudgeClient  # which needs the openai library
+    from dschat.lab.judge.client import JudgeClient  # needs the openai library
 
-# How judges spell the three verdicts, without the words in FILLERS.
+# Spellings of the three verdicts, without the words in FILLERS.
 SPELLINGS = {
     "first": ("first", "1", "1st", "a"),
     "second": ("second", "2", "2nd", "b"),
@@ -45,6 +44,7 @@ VERDICT_LINE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 OBJECT_START = re.compile(r"\{\s*\"")
+MAX_VERDICT_LENGTH = 60  # characters; longer text is no verdict
 QUOTED = 2000  # characters of an unreadable answer that go into the repair request
 Ask = Callable[[JudgeQuestion], Reply]
 
@@ -55,7 +55,7 @@ class UnreadableAnswer(ValueError):
 
 @dataclass(frozen=True)
 class Reading:
-    """What an answer says. Verdicts are first, second or tie."""
+    """Content of an answer. Verdicts are first, second or tie."""
 
     verdict: str
     aspects: dict[str, str] = field(default_factory=dict)  # criterion → verdict, where the answer gives it
@@ -63,7 +63,7 @@ class Reading:
 
 
 def read_answer(text: str, criteria: Iterable[str]) -> Reading:
-    """Reads a judge's answer, with the verdicts on some criteria where it gives them.
+    """Read a judge's answer, with the verdicts on some criteria where it gives them.
 
     The answer is the JSON object asked for, alone, fenced or inside other text; or text with one line such as
     "Verdict: first"; or the verdict alone.
@@ -73,40 +73,52 @@ def read_answer(text: str, criteria: Iterable[str]) -> Reading:
     """
     text = _without_thoughts(text)
     objects = list(_objects(text))
-    found = [(place, row) for row in objects if (place := _verdict_of(row)) is not None]
-    if found:
-        if len({place for place, _ in found}) > 1:
+    readings = []
+    for row in objects:
+        verdict = _verdict_of(row)
+        if verdict is not None:
+            readings.append(_reading(verdict, row, criteria))
+    if readings:
+        if len({reading.verdict for reading in readings}) > 1:
             raise UnreadableAnswer("it gives several verdicts that contradict each other")
-        return _reading(*found[-1], criteria)
-    places = {place_of(line) for line in VERDICT_LINE.findall(text)} - {None}
-    if not places and any(place in text.lower() for place in PLACES):
-        places = {place_of(text)} - {None}
-    if objects or len(places) != 1:
+        return readings[-1]
+
+    verdicts = {place_of(line) for line in VERDICT_LINE.findall(text)} - {None}
+    if not verdicts and any(word in text.lower() for word in PLACES):
+        verdicts = {place_of(text)} - {None}
+    if objects or len(verdicts) != 1:
         empty = "" if text.strip() else "is empty and "
-        raise UnreadableAnswer("it gives several verdicts" if places else f"it {empty}gives no verdict")
-    return Reading(str(places.pop()))
+        raise UnreadableAnswer("it gives several verdicts" if verdicts else f"it {empty}gives no verdict")
+    return Reading(str(verdicts.pop()))
 
 
 def place_of(value: object) -> str | None:
-    """first, second or tie, however it is spelled, also in an object that holds it; None for anything else."""
+    """Verdict first, second or tie in any spelling, also in an object that holds it; None for anything else."""
     if isinstance(value, dict):
         value = value.get("verdict")
-    if isinstance(value, bool) or not isinstance(value, str | int) or len(str(value)) > 60:
+    if isinstance(value, bool) or not isinstance(value, str | int) or len(str(value)) > MAX_VERDICT_LENGTH:
         return None
-    words = re.sub(r"[^a-z0-9]+", " ", str(value).lower()).split()
-    spoken = " ".join(word for word in words if word not in FILLERS)
-    return next((place for place, spellings in SPELLINGS.items() if spoken in spellings), None)
+    words = re.sub(
+        r"[^a-z0-9]+",
+        " ",
+        str(value).lower(),
+    ).split()
+    spelling = " ".join(word for word in words if word not in FILLERS)
+    for verdict, spellings in SPELLINGS.items():
+        if spelling in spellings:
+            return verdict
+    return None
 
 
-def in_terms_of_models(place: str, first: Side) -> Verdict:
-    """The verdict first, second or tie where the response of the model `first` was shown first."""
-    if place == "tie":
+def in_terms_of_models(verdict: str, first: Side) -> Verdict:
+    """Verdict in terms of the models from first, second or tie; `first` is the model whose response came first."""
+    if verdict == "tie":
         return "tie"
-    return first if place == "first" else mirrored(first)
+    return first if verdict == "first" else mirrored(first)
 
 
 def _without_thoughts(text: str) -> str:
-    """What a model that thinks aloud says after it; a JSON object may hold the marks in its own text."""
+    """Answer of a reasoning model after its <think> block; a JSON object may hold the marks in its own text."""
     try:
         if isinstance(json.loads(text), dict):
             return text
@@ -116,7 +128,7 @@ def _without_thoughts(text: str) -> str:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The outermost JSON objects in a text. What begins like one and is none is not searched for smaller ones."""
+    """Outermost JSON objects in a text; raises UnreadableAnswer where one begins that is broken."""
     decoder = json.JSONDecoder(object_pairs_hook=without_repeats)
     start = OBJECT_START.search(text)
     while start:
@@ -129,42 +141,51 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _verdict_of(row: dict[str, Any]) -> str | None:
-    keys = {key.lower().replace(" ", "_"): value for key, value in row.items()}
-    found = (place_of(keys.get(name)) for name in VERDICT_KEYS)
-    return next((place for place in found if place is not None), None)
+    values = {key.lower().replace(" ", "_"): value for key, value in row.items()}
+    for key in VERDICT_KEYS:
+        verdict = place_of(values.get(key))
+        if verdict is not None:
+            return verdict
+    return None
 
 
-def _reading(place: str, row: dict[str, Any], criteria: Iterable[str]) -> Reading:
-    aspects, reasons = {}, []
+def _reading(
+    verdict: str,
+    row: dict[str, Any],
+    criteria: Iterable[str],
+) -> Reading:
+    aspects = {}
+    reasons = []
     for name in criteria:
-        aspect, part = place_of(row.get(name)), row.get(name)
+        aspect = place_of(row.get(name))
         if aspect is not None:
             aspects[name] = aspect
-        if isinstance(part, dict) and isinstance(part.get("comparison"), str):
-            reasons.append(f"{name}: {part['comparison']}")
+        if isinstance(row.get(name), dict) and isinstance(row[name].get("comparison"), str):
+            reasons.append(f"{name}: {row[name]['comparison']}")
     if isinstance(row.get("comparison"), str):
         reasons.append(row["comparison"])
-    return Reading(place, aspects, "\n".join(reasons))
+    return Reading(verdict, aspects, "\n".join(reasons))
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all pairs of a run share."""
+    """Settings that all pairs of a run share."""
 
     rubric: Rubric  # how to compare
     rater: str  # name of the judge model
     models: tuple[str, str]  # names of the first and the second
-    single_order: bool  # show every pair once, the sides by chance, instead of once in each order
-    seed: int  # of that chance
+    single_order: bool  # show every pair once, in a random order, instead of once in each order
+    seed: int  # of the random order
 
 
 def questions_of(pair: Pair, setup: Setup) -> dict[Side, JudgeQuestion]:
-    """Whose response is shown first → the question: one per order, none about responses that are the same text.
+    """Questions about a pair by the model whose response is shown first: one per order, none about equal responses.
 
-    The chance of a single order follows from the seed and the texts: exchanging the models, or the rows of a file,
-    changes nothing in what is shown.
+    A single order is random, by the seed and the texts: exchanging the models, or the rows of a file, changes nothing
+    in what is shown.
     """
-    a, b = pair.a.response, pair.b.response
+    a = pair.a.response
+    b = pair.b.response
     if a == b:
         return {}
     questions: dict[Side, JudgeQuestion] = {
@@ -172,7 +193,8 @@ def questions_of(pair: Pair, setup: Setup) -> dict[Side, JudgeQuestion]:
         "B": question_of(setup.rubric, pair.prompt, b, a),
     }
     if setup.single_order:
-        framed = "".join(f"{len(text)}:{text}" for text in (str(setup.seed), pair.prompt, *sorted((a, b))))
+        texts = (str(setup.seed), pair.prompt, *sorted((a, b)))
+        framed = "".join(f"{len(text)}:{text}" for text in texts)
         lesser_first = int(content_hash(framed)[:2], 16) % 2 == 0
         del questions["B" if lesser_first == (a < b) else "A"]
     return questions
@@ -188,34 +210,55 @@ def has_verdict(reply: Reply) -> bool:
 
 
 def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
-    """The verdict on one pair: a win only if the orders agree; the same text twice is a tie and not asked about."""
+    """Judge one pair: a model wins only if the orders agree; equal responses are a tie and not asked about."""
     rubric = setup.rubric
-    orders = [_judge_order(question, first, rubric, ask) for first, question in questions_of(pair, setup).items()]
+    questions = questions_of(pair, setup)
+    orders = [_judge_order(question, first, rubric, ask) for first, question in questions.items()]
     details: dict[str, Any] = {"orders": orders}
     if rubric.separate:
-        shared = [name for name in rubric.criteria if orders and all(name in order["aspects"] for order in orders)]
-        details["aspects"] = {name: combined([order["aspects"][name] for order in orders]) for name in shared}
+        details["aspects"] = _combined_aspects(orders, rubric.criteria)
     if pair.a.reward is not None and pair.b.reward is not None:
-        details |= {"reward_a": pair.a.reward, "reward_b": pair.b.reward}
+        details["reward_a"] = pair.a.reward
+        details["reward_b"] = pair.b.reward
     verdict = combined([order["verdict"] for order in orders]) if orders else "tie"
-    return compared(pair, verdict, "judge", setup.rater, setup.models, rubric.dataset, details)
+    return compared(
+        pair,
+        verdict,
+        "judge",
+        setup.rater,
+        setup.models,
+        rubric.dataset,
+        details,
+    )
 
 
-def judge_pairs(
-    pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", journal: Journal, concurrency: int
-) -> list[dict[str, Any]]:
-    """Judges the pairs that the journal does not hold yet, several at a time; writes and returns the rows of all.
+def _combined_aspects(
+    orders: Sequence[dict[str, Any]],
+    criteria: Iterable[str],
+) -> dict[str, Verdict]:
+    """Verdicts on the criteria that the judge mentioned in every order."""
+    aspects = {}
+    for name in criteria:
+        verdicts = [order["aspects"][name] for order in orders if name in order["aspects"]]
+        if verdicts and len(verdicts) == len(orders):
+            aspects[name] = combined(verdicts)
+    return aspects
 
-    A verdict is in the journal as soon as it is there. Raises UserError, which says what is kept, where the judge
-    cannot go on or gives no answer on some of the pairs.
+
+def judge_pairs(pairs: Sequence[Pair], setup: Setup, client: "JudgeClient", concurrency: int) -> list[dict[str, Any]]:
+    """Judge pairs, several at a time; returns their rows in the order of the pairs.
+
+    Every answer is in the client's cache as soon as it is there, so that the same command asks for the others alone.
+
+    Raises:
+        UserError: the judge cannot go on, or gives no answer on some of the pairs; says how many are judged.
     """
-    wanted = {pair.id: pair for pair in pairs}
-    rows = {row["id"]: row for row in journal.rows if row.get("id") in wanted}
+    pair_by_id = {pair.id: pair for pair in pairs}
+    rows: dict[str, dict[str, Any]] = {}
     failures: list[UserError] = []
     unanswered: list[tuple[Pair, Unanswered]] = []
-    with progress(len(wanted), "judged", len(rows), unit="pair") as bar, ThreadPoolExecutor(concurrency) as pool:
-        left = [pair for id, pair in wanted.items() if id not in rows]
-        waiting = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in left}
+    with progress(len(pair_by_id), "judged", unit="pair") as bar, ThreadPoolExecutor(concurrency) as pool:
+        waiting = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in pair_by_id.values()}
         try:
             for done in as_completed(waiting):
                 try:
@@ -228,58 +271,83 @@ def judge_pairs(
                     failures.append(error)
                 else:
                     rows[row["id"]] = row
-                    journal.append([row])
                     bar.update(1)
-        except BaseException:  # also Ctrl-C: nothing more is sent, what is on its way is kept in the cache
+        except BaseException:  # also Ctrl-C: nothing more is sent, and answers that still come are cached
             client.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    kept = f"{len(rows)} of {len(wanted)} pairs are judged and kept"
+
+    # Invalid answers are not in the cache.
+    judged = sum(row["verdict"] != "invalid" for row in rows.values())
+    state = f"{judged} of {len(pair_by_id)} pairs are judged and kept"
     if failures:
-        raise UserError(f"{str(failures[0]).rstrip('.')}. {kept}; the same command goes on from there.")
+        raise UserError(f"{str(failures[0]).rstrip('.')}. {state}; the same command goes on from there.")
     if unanswered:
         pair, trouble = unanswered[0]
         reason = f"{len(unanswered)} pairs got no answer, among them {pair.a.origin}: {str(trouble).rstrip('.')}"
-        raise UserError(f"{reason}. {kept}; the same command asks only for the {len(unanswered)} that are left.")
-    journal.finish(ordered := [rows[pair.id] for pair in pairs])
-    return ordered
+        raise UserError(f"{reason}. {state}; the same command asks only for the {len(unanswered)} that are left.")
+    return [rows[pair.id] for pair in pairs]
 
 
-def _judge_order(question: JudgeQuestion, first: Side, rubric: Rubric, ask: Ask) -> dict[str, Any]:
-    """The verdict in one order; invalid if neither the answer nor its repair can be read."""
-    order: dict[str, Any] = {"first": first, "verdict": "invalid", "aspects": {}, "reason": "", "repaired": False}
-    reply, criteria = None, rubric.criteria if rubric.separate else ()
+def _judge_order(
+    question: JudgeQuestion,
+    first: Side,
+    rubric: Rubric,
+    ask: Ask,
+) -> dict[str, Any]:
+    """Judge in one order; the verdict is invalid if neither the answer nor its repair can be read."""
+    order: dict[str, Any] = {
+        "first": first,
+        "verdict": "invalid",
+        "aspects": {},
+        "reason": "",
+        "repaired": False,
+    }
+    criteria = rubric.criteria if rubric.separate else ()
+    reply = None
     try:
         reply = ask(question)
         try:
             reading = _read(reply, criteria)
         except UnreadableAnswer as problem:
-            order |= {"repaired": True, "first_reply": reply.text or reply.refusal}
+            order["repaired"] = True
+            order["first_reply"] = reply.text or reply.refusal
             reply = ask(_repair(question, reply, problem, rubric))
             reading = _read(reply, criteria)
     except (UnreadableAnswer, TextRefused) as problem:
-        order["problem"] = f"{problem}; {reply.flaw}" if reply is not None and reply.flaw else str(problem)
+        flaw = reply.flaw if reply is not None else ""
+        order["problem"] = f"{problem}; {flaw}" if flaw else str(problem)
     else:
         order["verdict"] = in_terms_of_models(reading.verdict, first)
-        order["aspects"] = {name: in_terms_of_models(place, first) for name, place in reading.aspects.items()}
+        for name, aspect in reading.aspects.items():
+            order["aspects"][name] = in_terms_of_models(aspect, first)
         order["reason"] = reading.reason
     if reply is not None:
-        order |= {"reply": reply.text or reply.refusal, "served_by": reply.model}
+        order["reply"] = reply.text or reply.refusal
+        order["served_by"] = reply.model
     return order
 
 
-def _read(reply: Reply, criteria: Iterable[str] = ()) -> Reading:
+def _read(
+    reply: Reply,
+    criteria: Iterable[str] = (),
+) -> Reading:
     if reply.refusal:
         raise UnreadableAnswer("the judge refused")
     return read_answer(reply.text, criteria)
 
 
-def _repair(question: JudgeQuestion, reply: Reply, problem: UnreadableAnswer, rubric: Rubric) -> JudgeQuestion:
-    """The same question, the answer, and the wish for one that can be read."""
-    wish = (
+def _repair(
+    question: JudgeQuestion,
+    reply: Reply,
+    problem: UnreadableAnswer,
+    rubric: Rubric,
+) -> JudgeQuestion:
+    """Question again, with the unreadable answer and a request for one that can be read."""
+    request = (
         f"Your answer cannot be read as a verdict: {problem}. Answer once more, briefly, with only this JSON object: "
         f"{answer_form(rubric)}"
     )
-    said = (reply.text or reply.refusal)[:QUOTED].strip() or "(no answer)"
-    added = ({"role": "assistant", "content": said}, {"role": "user", "content": wish})
-    return JudgeQuestion((*question.messages, *added), question.schema)
+    answer = (reply.text or reply.refusal)[:QUOTED].strip() or "(no answer)"
+    messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": request})
+    return JudgeQuestion((*question.messages, *messages), question.schema)

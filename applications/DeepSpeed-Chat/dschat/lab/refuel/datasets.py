@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dschat.base.atomic import writing
+from dschat.base.atomic import reporting, writing
 from dschat.base.errors import UserError
 from dschat.base.fingerprints import content_hash, contents_hash, file_hash
-from dschat.base.journal import first_change
-from dschat.base.jsonl import parse_json, read_object, write_rows
+from dschat.base.kept import Kept, settings_of_kept
 from dschat.data.hub import push
 from dschat.data.sources import is_folder
 from dschat.lab.refuel.options import RefuelOutputFlags
@@ -42,7 +41,7 @@ class Place:
 
     def go_on_with_date(self) -> None:
         """Gives chat templates the date of the run that made the data set, or began to; see `go_on_with_date`."""
-        made = None if self.options.overwrite else read_object(self.folder / RECORD).get("settings")
+        made = None if self.options.overwrite else settings_of_kept(self.folder / RECORD)
         go_on_with_date(self.folder / ROWS, self.options.overwrite, made)
 
     def finished(self, files: Sequence[str], settings: Mapping[str, Any]) -> str | None:
@@ -50,21 +49,27 @@ class Place:
 
         Raises UserError where that run had other settings.
         """
-        record = self.folder / RECORD
-        if self.options.overwrite or not record.exists() or not (self.folder / files[0]).exists():
+        if self.options.overwrite or not (self.folder / files[0]).exists():
             return None
-        made = parse_json(record.read_bytes(), str(record))
-        if not isinstance(made, dict) or not {"settings", "summary"} <= made.keys():
-            raise UserError(f"{record} does not say how the data set was made: give another folder, or --overwrite.")
-        if changed := first_change(made["settings"], json.loads(json.dumps(dict(settings)))):
+        summary = Kept(self.folder / RECORD, settings)
+        try:
+            difference = summary.difference()
+            content = summary.open()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{error}: give another folder, or --overwrite.") from error
+        if difference:
             remedy = "give another folder, or --overwrite to make it anew."
-            raise UserError(f"{self.folder} holds a data set that was made with {changed}: {remedy}")
+            raise UserError(f"{self.folder} holds a data set that was made with {difference}: {remedy}")
+        if content is None:
+            return None
         present = [name for name in files if (self.folder / name).exists()]
-        return f"{made['summary']}; finished before: {self.hand_over(present)}"
+        return f"{content}; finished before: {self.hand_over(present)}"
 
     def record(self, settings: Mapping[str, Any], summary: str) -> None:
-        """Writes how the rows are made, and what they are."""
-        write_rows(self.folder / RECORD, [{"settings": dict(settings), "summary": summary}])
+        """Writes how the rows are made, and the line that sums them up. Raises UserError where it cannot."""
+        file = self.folder / RECORD
+        with reporting(str(file)):
+            Kept(file, settings).write(summary)
 
     def hand_over(self, files: Sequence[str]) -> str:
         """Copies or pushes finished files; where they are now. Raises UserError where that is not possible."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogues of the policy with a user, each drawn twice from one of its turns on."""
+"""Dialogues of the policy with a user, each sampled twice from one of its turns on."""
 
 import os
 from collections import Counter
@@ -15,10 +15,11 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
 from dschat.base.user_function import load_function
 from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
-from dschat.data.dialogues import Message, check_dialogue, encode_states, state
+from dschat.data.dialogues import Message, check_dialogue, encode_states
 from dschat.data.encoding import turn_end
 from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
+from dschat.lab.generate_options import TokenSamplerFlags
 from dschat.lab.policy import Compute, load_sampler, locate_policy
 from dschat.lab.refuel.datasets import Place, described_function, digest, make_rows
 from dschat.lab.refuel.options import GenerateOptions
@@ -36,7 +37,7 @@ from dschat.models.limits import position_limit, trained_length
 from dschat.models.template_date import SETTING, template_date
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rollouts.chat_servers import Endpoint, EndpointFlags, checked_address, checked_key
-from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out
+from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out_pairs
 from dschat.rollouts.sampling import row_seed
 from dschat.rollouts.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser
 
@@ -49,29 +50,29 @@ SERVER = EndpointFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max
 
 
 def run_generate(options: GenerateOptions) -> str:
-    """Draws all dialogues, writes train.jsonl and hands it over; returns the line that sums it up.
+    """Sample all dialogues, write train.jsonl and hand it over; returns the line that sums it up.
 
-    Raises UserError for bad models or data, or a data set that is there with other settings.
+    Raises:
+        UserError: bad models or data, or a data set that is there with other settings.
     """
-    Place(options).go_on_with_date()
-    where = Compute.chosen(options)
-    path = locate_policy(options.model)
+    Place(options.output).go_on_with_date()
+    flags = options.dialogues
+    where = Compute.chosen(options.compute)
+    path = locate_policy(flags.model)
     tokenizer = load_tokenizer(path, "--model")
     endpoint = _endpoint(options)
-    firsts, repeated = first_messages(options.prompts, tokenizer, options.num_data)
-    settings = _settings(options, path, where)
-    settings |= {"prompts": f"{options.prompts} (rows {digest(firsts)})", SETTING: template_date()}
+    openings, repeated = first_messages(flags.prompts, tokenizer, flags.num_data)
 
     def prepare() -> BatchFunction:
         with enough_memory("--model, --user_model: the GPU's memory does not hold both", f"--user_server, {LARGER}"):
             assistant = _open_assistant(path, "--model", tokenizer, options, where)
-            user = _open_user(options, endpoint, where) if options.num_turns > 1 else UserFromData([])
-        drawing = DialogueSampling(assistant, user, options.num_turns, options.seed)
+            user = _open_user(options, endpoint, where) if flags.num_turns > 1 else UserFromData([])
+        sampling = DialogueSampling(assistant, user, flags.num_turns, flags.seed)
 
         def of_numbers(numbers: list[int]) -> list[Entry]:
             problem = f"--batch_size: the GPU's memory does not suffice for {len(numbers)} dialogues"
             with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
-                return drawing.draw(numbers, [firsts[number] for number in numbers])
+                return sampling.sample(numbers, [openings[number] for number in numbers])
 
         return of_numbers
 
@@ -80,48 +81,77 @@ def run_generate(options: GenerateOptions) -> str:
         reasons = Counter(entry["reason"] for entry in entries if entry["row"] is None)
         if not rows:
             raise UserError(
-                f"none of {len(entries)} dialogues of {PROMPTS} {options.prompts} is left ({in_words(reasons)}); see "
+                f"none of {len(entries)} dialogues of {PROMPTS} {flags.prompts} is left ({in_words(reasons)}); see "
                 "--help for the limits."
             )
         left_out = f", {reasons.total()} left out ({in_words(reasons)})" if reasons else ""
-        return rows, f"{len(rows)} dialogues of {options.num_turns} turns{left_out}, {repeated} prompts were repeated"
+        return rows, f"{len(rows)} dialogues of {flags.num_turns} turns{left_out}, {repeated} prompts were repeated"
 
-    part = RunPart(batches=in_batches(range(len(firsts)), options.batch_size), prepare=prepare, unit="dialogue")
-    return make_rows(options, settings, part, conclude)
+    settings = _settings(options, path, where)
+    settings["prompts"] = f"{flags.prompts} (rows {digest(openings)})"
+    settings[SETTING] = template_date()
+    batches = in_batches(range(len(openings)), options.generation.batch_size)
+    part = RunPart(batches=batches, prepare=prepare, unit="dialogue")
+    return make_rows(options.output, settings, part, conclude)
 
 
 @dataclass(frozen=True)
 class DialogueSampling:
-    """How dialogues are drawn."""
+    """Samples dialogues twice.
 
-    assistant: PolicyAssistant  # the policy
-    user: User  # asks
-    turns: int  # H, of every dialogue
-    seed: int  # of the run
+    Attributes:
+        assistant: the policy.
+        user: writes the user's messages.
+        turns: H, turns of every dialogue.
+        seed: of the run.
+    """
 
-    def draw(self, numbers: Sequence[int], firsts: Sequence[Message]) -> list[Entry]:
-        """Draws each dialogue, by its number, twice: from its first message, and again from one of its turns on."""
-        first = self._roll_out(self.seed, numbers, [[message] for message in firsts])
-        reasons = {number: said.ended for number, said in zip(numbers, first, strict=True) if said.ended}
-        whole = {number: said.messages for number, said in zip(numbers, first, strict=True) if not said.ended}
-        places = {number: sampled_turns(self.seed, number, self.turns) for number in whole}
-        starts = [state(dialogue, places[number][1]) for number, dialogue in whole.items()]
-        second = self._roll_out(self.seed + SECOND_SEED, list(whole), starts) if whole else []
-        rows = {}
-        for number, said in zip(whole, second, strict=True):
-            if said.ended:
-                reasons[number] = said.ended
-            else:
-                last, turn = places[number]
-                rows[number] = {"number": number, FIRST: whole[number], SECOND: said.messages, LAST: last, TURN: turn}
-        return [{"number": n, "row": rows.get(n), "reason": reasons.get(n, "")} for n in numbers]
+    assistant: PolicyAssistant
+    user: User
+    turns: int
+    seed: int
 
-    def _roll_out(self, seed: int, numbers: Sequence[int], starts: Sequence[list[Message]]) -> list[Any]:
-        seeds = [row_seed(seed, number) for number in numbers]
-        return roll_out(starts, [self.turns] * len(starts), self.assistant, self.user, seeds)
+    def sample(
+        self,
+        numbers: Sequence[int],
+        openings: Sequence[Message],
+    ) -> list[Entry]:
+        """Sample each dialogue twice: from its first message, and again from one of its turns on.
+
+        Args:
+            numbers: of the dialogues, which their seeds are made of.
+            openings: the first message of each.
+        """
+        turns = [sampled_turns(self.seed, number, self.turns) for number in numbers]
+        pairs = roll_out_pairs(
+            [[message] for message in openings],
+            [self.turns] * len(numbers),
+            [turn for _, turn in turns],
+            self.assistant,
+            self.user,
+            [row_seed(self.seed, number) for number in numbers],
+            [row_seed(self.seed + SECOND_SEED, number) for number in numbers],
+        )
+        entries: list[Entry] = []
+        for number, (last, turn), pair in zip(numbers, turns, pairs, strict=True):
+            row: Entry | None = None
+            if pair.second is not None and not pair.ended:
+                row = {
+                    "number": number,
+                    FIRST: pair.first.messages,
+                    SECOND: pair.second.messages,
+                    LAST: last,
+                    TURN: turn,
+                }
+            entries.append({"number": number, "row": row, "reason": pair.ended})
+        return entries
 
 
-def sampled_turns(seed: int, number: int, turns: int) -> tuple[int, int]:
+def sampled_turns(
+    seed: int,
+    number: int,
+    turns: int,
+) -> tuple[int, int]:
     """(L, h) of a dialogue with H turns, from the run's seed and its number.
 
     L ~ Uniform{0, …, H−1} is the last turn that is scored, h ~ Uniform{0, …, L} the turn whose replies are compared.
@@ -134,71 +164,108 @@ def sampled_turns(seed: int, number: int, turns: int) -> tuple[int, int]:
 def _open_assistant(
     path: str, flag: str, tokenizer: PreTrainedTokenizerBase, options: GenerateOptions, where: Compute
 ) -> PolicyAssistant:
+    """A model that writes replies, which end at the end of a turn, too."""
     ends = [turn_end(tokenizer).token_id]
-    causal_lm, sampling, draw = load_sampler(path, flag, tokenizer, options, options.temperature, where, ends)
-    most = position_limit(causal_lm) or trained_length(causal_lm.config)
-    return PolicyAssistant(draw, tokenizer, sampling, most, may_end=True)
+    sampler = TokenSamplerFlags(top_k=0, top_p=options.dialogues.top_p)
+    causal_lm, sampling, draw = load_sampler(
+        path, flag, tokenizer, options.generation, sampler, options.dialogues.temperature, where, ends
+    )
+    longest = position_limit(causal_lm) or trained_length(causal_lm.config)
+    return PolicyAssistant(draw, tokenizer, sampling, longest, may_end=True)
 
 
 def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compute) -> User:
-    if options.user_function:
-        return FunctionUser(load_function(options.user_function, "--user_function"), "--user_function")
+    """The user: a function, a server or a model."""
+    flags = options.user
+    if flags.user_function:
+        return FunctionUser(load_function(flags.user_function, "--user_function"), "--user_function")
     if endpoint is not None:
-        writer = ServerWriter(endpoint, options.temperature, options.concurrency, Place(options).folder / CACHE)
+        cache = Place(options.output).folder / CACHE
+        writer = ServerWriter(endpoint, options.dialogues.temperature, options.requests.concurrency, cache)
         return SimulatedUser(writer)
-    path = locate_policy(options.user_model)
+    path = locate_policy(flags.user_model)
     tokenizer = load_tokenizer(path, "--user_model")
     return SimulatedUser(ModelWriter(_open_assistant(path, "--user_model", tokenizer, options, where)))
 
 
 def _endpoint(options: GenerateOptions) -> Endpoint | None:
-    """The server that plays the user, if one does; raises UserError where address or key are bad."""
-    if options.user_server is None:
+    """The server that plays the user, or None; raises UserError where its address or key is bad."""
+    if options.user.user_server is None:
         return None
-    url = checked_address(options.user_server, SERVER.url)
-    limits = (options.max_new_tokens, options.timeout, options.max_tries)
-    endpoint = Endpoint(options.user_model, url, *limits, flags=SERVER)
+    endpoint = Endpoint(
+        model=options.user.user_model,
+        base_url=checked_address(options.user.user_server, SERVER.url),
+        max_tokens=options.generation.max_new_tokens,
+        timeout=options.requests.timeout,
+        tries=options.requests.max_tries,
+        flags=SERVER,
+    )
     return replace(endpoint, key=checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY", endpoint))
 
 
-def _settings(options: GenerateOptions, path: str, where: Compute) -> dict[str, Any]:
+def _settings(
+    options: GenerateOptions,
+    path: str,
+    where: Compute,
+) -> dict[str, Any]:
     """What the rows depend on, by flag."""
     names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
-    names += ["batch_size"] if options.rollout_engine == "generate" else []  # then the draws depend on it
-    settings = settings_of(options, names) | where.settings | {"model": folder_stamp(path)}
-    if options.num_turns == 1:
+    if options.generation.rollout_engine == "generate":  # then responses depend on their batch
+        names.append("batch_size")
+    settings = settings_of(options, names) | where.settings
+    settings["model"] = folder_stamp(path)
+    if options.dialogues.num_turns == 1:
         return settings
-    if options.user_function:
-        return settings | {"user-function": described_function(options.user_function)}
-    on_server = options.user_server is not None
-    user = options.user_model if on_server else folder_stamp(locate_policy(options.user_model))
-    return settings | {"user-model": f"{user} on a server" if on_server else user}
+
+    user = options.user
+    if user.user_function:
+        settings["user-function"] = described_function(user.user_function)
+    elif user.user_server is not None:
+        settings["user-model"] = f"{user.user_model} on a server"
+    else:
+        settings["user-model"] = folder_stamp(locate_policy(user.user_model))
+    return settings
 
 
-def first_messages(name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> tuple[list[Message], int]:
-    """So many first messages of a data set (0 = all), and how many others were the same.
+def first_messages(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    most: int,
+) -> tuple[list[Message], int]:
+    """The first messages of a data set, without repetitions.
 
-    Two are the same where the policy's chat template makes the same tokens of them. Raises UserError where there is no
-    such data set, or a row, which it names, has no message to begin with.
+    Two messages are equal if the policy's chat template makes the same tokens of them.
+
+    Args:
+        name: file, folder or data set of the hub.
+        tokenizer: of the policy.
+        most: messages to return; 0 = all.
+
+    Returns:
+        The messages, and the number of repetitions that were left out.
+
+    Raises:
+        UserError: there is no such data set, or a row, which is named, has no message to begin with.
     """
-    found: list[Message] = []
+    openings: list[Message] = []
     seen: set[tuple[int, ...]] = set()
     repeated = 0
     messages = (_first(raw, origin) for origin, raw in open_data(name, PROMPTS).train)
     while chunk := list(islice(messages, CHUNK)):
         states = encode_states(tokenizer, [[message] for message in chunk], f"{PROMPTS} {name}")
         for message, ids in zip(chunk, map(tuple, states), strict=True):
-            if most and len(found) == most:
-                return found, repeated
-            repeated += ids in seen
-            if ids not in seen:
-                found.append(message)
-                seen.add(ids)
-    return found, repeated
+            if most and len(openings) == most:
+                return openings, repeated
+            if ids in seen:
+                repeated += 1
+                continue
+            openings.append(message)
+            seen.add(ids)
+    return openings, repeated
 
 
 def _first(raw: Any, origin: str) -> Message:
-    """What the user of a row says first, with role and content."""
+    """The first message of a row's user, with role and content."""
     columns: dict[str, Any] = raw if isinstance(raw, dict) else {}
     content: Any
     if columns.get("messages") is not None:
@@ -206,7 +273,8 @@ def _first(raw: Any, origin: str) -> Message:
     trajectory = columns.get("trajectory")
     if isinstance(trajectory, list) and trajectory and isinstance(trajectory[0], dict):
         message = trajectory[0]
-        role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+        role = message.get("role", message.get("from"))
+        content = message.get("content", message.get("value"))
         if role not in USERS:
             raise UserError(
                 f"{origin}: the trajectory begins with {role!r}, not with a user; correct or remove the row."

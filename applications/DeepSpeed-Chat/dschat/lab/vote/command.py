@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dschat.base.display import for_reading, wrapped
 from dschat.data.hub import compared_set
 from dschat.lab.options import VoteOptions
-from dschat.lab.responses import model_names, read_pairs
+from dschat.lab.responses import read_pairs
 from dschat.lab.vote.sessions import CHOICES, HumanSession, RaterView, ShownPair, Study, VoteFile, guidelines
 
 KEYS = "1 A is better   2 B is better   3 equal   4 pass   |   u undo   c comment   ? guidelines   q quit"
@@ -18,15 +18,16 @@ WIDEST = 100  # characters
 
 
 def vote(options: VoteOptions) -> str:
-    """Asks a person, in the terminal or on a page; returns what is left to say."""
-    pairs = read_pairs(options.model_name_a, "--model_name_a", options.model_name_b, "--model_name_b")
-    first, second = model_names([options.model_name_a, options.model_name_b])
-    dataset = compared_set(options.dataset, own=True) if options.dataset else ""
-    study = Study(pairs, VoteFile(options.output), (first, second), dataset, options.seed)
-    if options.web:
-        return _vote_in_browser(study, options.rater or "", options.port)
+    """Ask a person for votes, in the terminal or on a page; returns the last lines of output."""
+    files = options.compared
+    flags = options.voting
+    pairs = read_pairs(files.model_name_a, "--model_name_a", files.model_name_b, "--model_name_b")
+    dataset = compared_set(flags.dataset, own=True) if flags.dataset else ""
+    study = Study(pairs, VoteFile(files.output), files.names, dataset, files.seed)
+    if flags.web:
+        return _vote_in_browser(study, flags.rater or "", flags.port)
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-    rater = _login_name() if options.rater is None else options.rater
+    rater = _login_name() if flags.rater is None else flags.rater
     TerminalRating(study.session(rater), input, print).run()
     return ""
 
@@ -39,7 +40,7 @@ def _login_name() -> str:
 
 
 def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
-    """Serves the page until Ctrl-C; returns how far everybody is."""
+    """Serve the page until Ctrl-C; returns the progress of all raters."""
     from dschat.lab.vote.page import serve
 
     page, address = serve(study, rater, port)
@@ -53,15 +54,22 @@ def _vote_in_browser(study: Study, rater: str, port: int | None) -> str:
 
 
 class TerminalRating:
-    """Asks one rater until everything has a vote, the rater quits or the input ends."""
+    """Asks a rater until all items have a vote, the rater quits or the input ends."""
 
-    def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
-        """Takes the rater's session and the two ends of a terminal; EOFError of `ask`, or Ctrl-C, ends the session."""
-        self._session, self._ask, self._say = session, ask, say
+    def __init__(
+        self,
+        session: HumanSession,
+        ask: Callable[[str], str],
+        say: Callable[[str], None],
+    ) -> None:
+        """Takes the rater's session, and what reads and writes lines; EOFError of `ask`, or Ctrl-C, ends it."""
+        self._session = session
+        self._ask = ask
+        self._say = say
         self._comment = ""
 
     def run(self) -> None:
-        """Asks item after item; every vote is saved before the next. Raises UserError where that is not possible."""
+        """Ask about item after item; a vote is saved before the next. Raises UserError where it cannot be saved."""
         self._say(self._guidelines())
         view: RaterView | None = self._session.view()
         try:
@@ -73,7 +81,7 @@ class TerminalRating:
         self._say(self._session.summary())
 
     def _answer(self, view: RaterView, item: ShownPair) -> RaterView | None:
-        """Asks until something else is to be shown; None to quit."""
+        """Handle keys until the screen changes; returns the next screen, or None to quit."""
         while True:
             word, _, rest = self._ask("> ").strip().partition(" ")
             key = word.lower()
@@ -85,34 +93,41 @@ class TerminalRating:
             if key == "q":
                 return None
             if key == "u":
-                taken = self._session.undo(view.last) if view.last is not None else None
-                if taken is not None:
-                    self._comment = str(taken.details.get("comment") or "")
+                undone_vote = self._session.undo(view.last) if view.last is not None else None
+                if undone_vote is not None:
+                    self._comment = str(undone_vote.details.get("comment") or "")
                     self._say("Taken back; this was your last vote:")
-                    return self._session.view(taken.id)
+                    return self._session.view(undone_vote.id)
                 self._say("There is no vote to take back.")
             elif key == "c":
-                asked = "Comment (kept with your vote; empty removes it): "
-                self._comment = rest.strip() or self._ask(asked).strip()
+                question = "Comment (kept with your vote; empty removes it): "
+                self._comment = rest.strip() or self._ask(question).strip()
                 self._say("Comment noted; now vote." if self._comment else "No comment.")
+            elif key == "?":
+                self._say(self._guidelines())
             else:
-                self._say(self._guidelines() if key == "?" else f"Type one of the keys, then Enter. {KEYS}")
+                self._say(f"Type one of the keys, then Enter. {KEYS}")
 
     def _show(self, view: RaterView, item: ShownPair) -> None:
         first, second = item.responses
         width = self._width()
-        self._say(f"\n{f'== Item {view.voted + 1} of {view.total} '.ljust(width, '=')}")
+        heading = f"== Item {view.voted + 1} of {view.total} "
+        self._say("\n" + heading.ljust(width, "="))
         for title, text in (("PROMPT", item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
-            self._say(f"{f'-- {title} '.ljust(width, '-')}\n{wrapped(for_reading(text), width)}\n")
+            line = f"-- {title} ".ljust(width, "-")
+            self._say(f"{line}\n{wrapped(for_reading(text), width)}\n")
         if self._comment:
             self._say(f"Comment: {for_reading(self._comment)}")
         self._say(KEYS)
 
     def _guidelines(self) -> str:
-        lines = []
+        width = self._width()
+        lines: list[str] = []
         for text, *parts in guidelines(self._session.study.dataset):
-            lines += [f"* {text}", *(f"  - {part}" for part in parts)]
-        return "\n".join(wrapped(line, self._width()) for line in lines)
+            lines.append(wrapped(f"* {text}", width))
+            for part in parts:
+                lines.append(wrapped(f"  - {part}", width))
+        return "\n".join(lines)
 
     def _width(self) -> int:
         return min(shutil.get_terminal_size().columns, WIDEST)

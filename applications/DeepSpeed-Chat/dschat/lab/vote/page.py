@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Votes in a browser: a page of Gradio on this machine's loopback address, which asks no other host for anything.
+"""Votes in a browser: a Gradio page on this machine's loopback address, which loads nothing from other hosts.
 
-The browser keeps nothing that matters. Each vote comes with the rater's name and the item that was shown, and undo
-with the vote that was the last; the session decides whether that still holds. So two tabs, a double click, a reload
+The browser holds no state that matters. Each vote comes with the rater's name and the item that was shown, and undo
+with the vote that was the last; the session decides whether they still apply. So two tabs, a double click, a reload
 and a new server on the same port do no harm.
 """
 
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent  # of human.html, human.css and human.js
 TITLE = "Which response is better?"
 BUTTONS = (("1", "A is better"), ("2", "B is better"), ("3", "Equal"), ("4", "Pass"), ("u", "Undo"))
 LONGEST_COMMENT = 2000  # characters
-# What the browser does around the calls. The address carries the rater, so that a reload comes back to her.
+# Scripts in the browser. The address holds the rater's name, so that a reload returns to the same session.
 RATER_FROM_ADDRESS = "() => [new URL(location.href).searchParams.get('rater') || '']"
 RATER_INTO_ADDRESS = """(name) => {
     const address = new URL(location.href);
@@ -33,7 +33,7 @@ RATER_INTO_ADDRESS = """(name) => {
     return [name];
 }"""
 TO_THE_TOP = "() => { window.scrollTo(0, 0); }"
-Parts = dict[str, Component]  # the components that a screen changes, by name; `build` says which
+Parts = dict[str, Component]  # the components of `build` that a screen changes, by name
 NAME_NEEDED = f"Give a name of 1 to {LONGEST_NAME} characters."
 NOT_COUNTED = "That vote did not count: the item had your vote already, from another tab or a second click."
 UNDONE = "Taken back. This was your last vote."
@@ -44,16 +44,23 @@ SPECIAL = str.maketrans({char: f"&#{ord(char)};" for char in "&<>\"'`${}@\\"})
 
 @dataclass(frozen=True)
 class Screen:
-    """What to show."""
+    """A new state of the page.
 
-    rater: str  # whose screen it is; empty asks for the name
-    view: RaterView | None  # None leaves everything as it is, but for the note
+    Attributes:
+        rater: whose screen it is; empty asks for the name.
+        view: item and progress; None leaves everything as it is, but for the note.
+        note: message above the item.
+        comment: content of the comment box.
+    """
+
+    rater: str
+    view: RaterView | None
     note: str = ""
-    comment: str = ""  # content of the comment box
+    comment: str = ""
 
 
 class Screens:
-    """Answers the browsers of all raters; may be called by several threads."""
+    """The screens of all raters; may be called by several threads."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
@@ -61,7 +68,7 @@ class Screens:
         self._lock = threading.Lock()
 
     def enter(self, asked: bool, rater: str) -> Screen:
-        """A rater comes, or comes back; `asked` if the name was typed, so that a bad one is worth a note."""
+        """The first screen of a rater; `asked` if the name was typed, so that a bad one gets a note."""
         try:
             rater_name(rater)
         except UserError:
@@ -72,8 +79,14 @@ class Screens:
         except UserError as error:
             return Screen("", None, str(error))
 
-    def vote(self, choice: str, rater: str, item_id: str, comment: str) -> Screen:
-        """A vote, one of CHOICES, on the item that was shown."""
+    def vote(
+        self,
+        choice: str,
+        rater: str,
+        item_id: str,
+        comment: str,
+    ) -> Screen:
+        """The screen after a vote, one of CHOICES, on the item that was shown."""
         try:
             session = self._session(rater)
             saved = session.vote(item_id, choice, comment)
@@ -82,7 +95,7 @@ class Screens:
             return Screen(rater, None, f"Not saved! {error}")
 
     def undo(self, rater: str, last: str) -> Screen:
-        """Takes back what was the last vote when the screen was made; its comment returns to the box."""
+        """The screen after undoing the vote that was the last on the screen before; its comment is in the box."""
         try:
             session = self._session(rater)
             taken = session.undo(last)
@@ -93,7 +106,7 @@ class Screens:
             return Screen(rater, None, f"Not taken back! {error}")
 
     def _session(self, rater: str) -> HumanSession:
-        """The session of a rater, the same for all tabs."""
+        """The session of a rater, shared by all tabs."""
         name = rater_name(rater).casefold()
         with self._lock:
             if name not in self._sessions:
@@ -101,23 +114,36 @@ class Screens:
             return self._sessions[name]
 
 
-def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
-    """Opens the page; returns Gradio's object, whose server ends with the process or with `close()`, and the address.
+def serve(
+    study: Study,
+    rater: str,
+    port: int | None,
+) -> tuple[Any, str]:
+    """Serve the page.
 
-    The form starts with the rater's name; without a port the first free one from 7860 is taken. Raises UserError where
-    Gradio is not installed or the port is taken.
+    Args:
+        study: what is voted on.
+        rater: name in the form at the start.
+        port: to listen on; the first free one from 7860 if None.
+
+    Returns:
+        Gradio's object, whose server ends with the process or with `close()`, and the address.
+
+    Raises:
+        UserError: Gradio is not installed, or the port is taken.
     """
     if port is not None:
         check_address(HOST, port)
     page = build(study, rater)
-    css, js = ((FOLDER / name).read_text(encoding="utf-8") for name in ("human.css", "human.js"))
+    css = (FOLDER / "human.css").read_text(encoding="utf-8")
+    js = (FOLDER / "human.js").read_text(encoding="utf-8")
     return page, launch(page, css, js, port)
 
 
 def build(study: Study, rater: str) -> Any:
-    """The page as Gradio Blocks: a form for the name, the ballot, and the end; one of them is visible.
+    """The page as Gradio Blocks: a form for the name, the ballot, and the end, one of which is visible.
 
-    The rater, the item and the last vote lie in hidden boxes: what the browser sends with a vote.
+    Hidden boxes hold the rater, the item and the last vote, which the browser sends with a vote.
     """
     gr = gradio("--web")
     html = partial(gr.HTML, js_on_load=None)
@@ -128,7 +154,8 @@ def build(study: Study, rater: str) -> Any:
             html(page_html().guidelines(guidelines(study.dataset)))
             name = gr.Textbox(rater, label="Your name", max_length=LONGEST_NAME, elem_id="human-name", autofocus=True)
             start = gr.Button("Start", variant="primary", elem_id="human-start")
-        parts["progress"], parts["note"] = html(visible=False), html(visible=False)
+        parts["progress"] = html(visible=False)
+        parts["note"] = html(visible=False)
         with gr.Column(visible=False) as parts["ballot"]:
             with gr.Accordion("Guidelines (?)", open=False, elem_id="human-guidelines"):
                 html(page_html().guidelines(guidelines(study.dataset)))
@@ -154,7 +181,7 @@ def build(study: Study, rater: str) -> Any:
 
 
 def _button(gr: Any, key: str, label: str) -> Component:
-    """A button; the style sheet draws its key, which is part of the class, beside the label."""
+    """A button for a key, which the style sheet shows beside the label."""
     variant = "primary" if key in "12" else "secondary"
     return gr.Button(label, variant=variant, elem_classes=["human-key", f"human-key-{key}"], min_width=120)
 
@@ -167,7 +194,7 @@ def _connect(
     form: tuple[Component, Component],
     keys: list[tuple[str, Component]],
 ) -> None:
-    """Binds the answers to the events: of the page, of the form's name and start button, of the keys' buttons."""
+    """Connect the events of the page, of the form and of the buttons to their screens."""
     common: dict[str, Any] = {
         "outputs": list(parts.values()),
         "queue": False,
@@ -175,21 +202,29 @@ def _connect(
         "api_visibility": "private",
     }
 
-    def shown(answer: Callable[..., Screen]) -> Callable[..., dict[Component, Any]]:
-        return lambda *sent: _updates(gr, parts, answer(*sent))
+    def updating(screen_of: Callable[..., Screen]) -> Callable[..., dict[Component, Any]]:
+        return lambda *inputs: _updates(gr, parts, screen_of(*inputs))
 
     name, start = form
-    blocks.load(shown(partial(screens.enter, False)), inputs=parts["rater"], js=RATER_FROM_ADDRESS, **common)
+    blocks.load(updating(partial(screens.enter, False)), inputs=parts["rater"], js=RATER_FROM_ADDRESS, **common)
     for event in (start.click, name.submit):
-        event(shown(partial(screens.enter, True)), inputs=name, js=RATER_INTO_ADDRESS, **common)
+        event(updating(partial(screens.enter, True)), inputs=name, js=RATER_INTO_ADDRESS, **common)
     for key, button in keys:
-        answer, sent = (screens.undo, ["last"]) if key == "u" else (partial(screens.vote, key), ["item", "comment"])
-        pressed = button.click(shown(answer), inputs=[parts[kind] for kind in ("rater", *sent)], **common)
-        pressed.then(None, js=TO_THE_TOP)
+        screen_of: Callable[..., Screen] = partial(screens.vote, key)
+        inputs = [parts["rater"], parts["item"], parts["comment"]]
+        if key == "u":
+            screen_of = screens.undo
+            inputs = [parts["rater"], parts["last"]]
+        click = button.click(updating(screen_of), inputs=inputs, **common)
+        click.then(None, js=TO_THE_TOP)
 
 
-def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
-    """A screen as values of the components."""
+def _updates(
+    gr: Any,
+    parts: Parts,
+    screen: Screen,
+) -> dict[Component, Any]:
+    """The values that a screen gives to components."""
     view = screen.view
     values = {"note": gr.update(value=page_html().note(screen.note), visible=bool(screen.note))}
     if view is not None:
@@ -212,7 +247,7 @@ def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
 
 @cache
 def page_html() -> Any:
-    """What the page shows as HTML: the macros of human.html. Every text in them is `escaped`."""
+    """The macros of human.html, which make HTML; all texts in them are `escaped`."""
 
     def safe(value: object) -> Markup:
         return value if isinstance(value, Markup) else Markup(escaped(str(value)))
@@ -226,5 +261,5 @@ def page_html() -> Any:
 
 
 def escaped(text: str) -> str:
-    """The text as HTML that shows it, character for character."""
+    """HTML that shows a text character for character."""
     return text.translate(SPECIAL)

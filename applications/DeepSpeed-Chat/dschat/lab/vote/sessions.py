@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""People as judges: guidelines, sessions and the file of votes."""
+"""Votes of people: guidelines, a rater's session, and the file of votes."""
 
 import time
 from collections import Counter
@@ -17,10 +17,10 @@ from dschat.lab.responses import Comparison, Pair, Side, Verdict, compared, comp
 
 FLAG = "--output"
 LONGEST_NAME = 60  # characters
-# What a rater types → the verdict, where the first model's response stands at the first place.
+# Key that a rater presses → verdict, where the first model's response is shown first.
 CHOICES: dict[str, Verdict] = {"1": "A", "2": "B", "3": "tie", "4": "skip"}
 
-Point = tuple[str, *tuple[str, ...]]  # a guideline, and what it consists of
+Point = tuple[str, *tuple[str, ...]]  # a guideline and its parts
 OPENING: Point = ("Read the prompt and both responses, then choose the response you would rather be given.",)
 BY_DATASET: dict[str, Point] = {
     "summarize": (
@@ -54,44 +54,51 @@ GENERAL: tuple[Point, ...] = (
 
 
 def guidelines(dataset: str) -> list[Point]:
-    """What a person is asked to look at, in reading order; without a known data set what holds for any."""
-    return [OPENING, *([BY_DATASET[dataset]] if dataset in BY_DATASET else []), *GENERAL]
+    """Guidelines for raters in reading order; without a published data set the general ones."""
+    if dataset in BY_DATASET:
+        return [OPENING, BY_DATASET[dataset], *GENERAL]
+    return [OPENING, *GENERAL]
 
 
 class VoteFile:
-    """Votes of people, one row each, in the order they were given.
+    """A file of votes, one row per vote, in the order of voting.
 
-    Nothing is kept in memory: whoever changes the file locks it, reads it, and replaces it at once. A kill at any
-    moment leaves the state before a vote or after it.
+    Nothing is held in memory: each change locks the file, reads it, and replaces it at once. A kill at any moment
+    leaves the state before a vote or after it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens the file of votes, which need not exist; raises UserError where its folder cannot be written."""
+        """Takes the file, which need not exist; raises UserError where its folder cannot be written."""
         self.path = path
         make_writable(path.parent, f"{FLAG} {path}")
 
     def votes(self) -> list[Comparison]:
-        """Every vote of every rater, oldest first; raises UserError, with the line, where a row is no vote."""
+        """All votes of all raters, oldest first; raises UserError, with the line, where a row is no vote."""
         return [vote for _, vote in self._read()]
 
     @contextmanager
     def changed(self) -> Iterator[list[Comparison]]:
-        """The votes, which nobody else can change meanwhile; what was done to the list is written at the end."""
-        with closing(Lock(self.path.with_name(f".{self.path.name}.lock"), f"{FLAG} {self.path}", waits=True)):
+        """The votes as a list that may be changed; it is written at the end of the block, and locked until then."""
+        lock_file = self.path.with_name(f".{self.path.name}.lock")
+        with closing(Lock(lock_file, f"{FLAG} {self.path}", waits=True)):
             votes = self.votes()
             before = list(votes)
             yield votes
             if votes != before:
                 write_rows(self.path, [vote.to_row() for vote in votes])
 
-    def check(self, pairs: Sequence[Pair], models: tuple[str, str]) -> None:
-        """Raises UserError, with file and line, unless all rows are people's votes on these pairs of these models."""
-        known = {pair.id for pair in pairs}
+    def check(
+        self,
+        pairs: Sequence[Pair],
+        models: tuple[str, str],
+    ) -> None:
+        """Raise UserError, with file and line, unless all rows are people's votes on these pairs of these models."""
+        pair_ids = {pair.id for pair in pairs}
         for origin, vote in self._read():
             problem = None
             if vote.kind != "human":
                 problem = f"a verdict of kind {vote.kind!r}, not a person's vote"
-            elif vote.id not in known:
+            elif vote.id not in pair_ids:
                 problem = "a vote on responses that the two files do not hold"
             elif (vote.model_a, vote.model_b) != models:
                 problem = f"a vote on {vote.model_a} and {vote.model_b}, and now it is {' and '.join(models)}"
@@ -106,39 +113,47 @@ class VoteFile:
 
 @dataclass(frozen=True)
 class ShownPair:
-    """A pair as one rater sees it: `first` is the model whose response stands at the first place."""
+    """A pair as a rater sees it: `first` is the model whose response is shown first."""
 
     pair: Pair
     first: Side
 
     @property
     def responses(self) -> tuple[str, str]:
-        """The texts at the first and the second place."""
-        a, b = self.pair.a.response, self.pair.b.response
+        """The texts in the order in which they are shown."""
+        a = self.pair.a.response
+        b = self.pair.b.response
         return (a, b) if self.first == "A" else (b, a)
 
     def verdict(self, choice: str) -> Verdict:
-        """What a choice, one of CHOICES, says about the models."""
+        """The verdict on the models that a choice, one of CHOICES, stands for."""
         verdict = CHOICES[choice]
         return verdict if self.first == "A" else mirrored(verdict)
 
 
-def items_for(pairs: Sequence[Pair], rater: str, seed: int) -> list[ShownPair]:
-    """What one rater is shown, in the order of the pairs; a pair of the same texts is asked once.
+def items_for(
+    pairs: Sequence[Pair],
+    rater: str,
+    seed: int,
+) -> list[ShownPair]:
+    """The pairs that a rater is shown, in their order; pairs of equal texts are asked about once.
 
-    Every second pair in an order drawn from seed, rater and texts has the first model at the first place; whether
-    that begins with the first or the second pair is drawn as well. The order of the files and the case of the
-    rater's name change nothing.
+    Pairs are shuffled by seed, rater and texts, and every second one shows the first model first; whether that begins
+    with the first or the second pair is random as well. The order of the files and the case of the rater's name change
+    nothing.
     """
-    once = {pair.id: pair for pair in pairs}
-    start = int(_draw(seed, rater, "")[-1], 16) % 2
-    drawn = sorted(once, key=lambda pair_id: _draw(seed, rater, pair_id))
-    ahead = set(drawn[start::2])
-    return [ShownPair(pair, "A" if pair_id in ahead else "B") for pair_id, pair in once.items()]
+    pair_by_id = {pair.id: pair for pair in pairs}
+    start = int(_random_key(seed, rater, "")[-1], 16) % 2
+    shuffled_ids = sorted(pair_by_id, key=lambda pair_id: _random_key(seed, rater, pair_id))
+    first_model_first = set(shuffled_ids[start::2])
+    items: list[ShownPair] = []
+    for pair_id, pair in pair_by_id.items():
+        items.append(ShownPair(pair, "A" if pair_id in first_model_first else "B"))
+    return items
 
 
 def rater_name(text: str) -> str:
-    """A rater's name, with single spaces; raises UserError if it is empty, too long or not all of it can be shown."""
+    """A rater's name, with single spaces; raises UserError if it is empty, too long or has invisible characters."""
     name = " ".join(text.split())
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
         raise UserError(f"--rater {name!r}: a name of 1 to {LONGEST_NAME} visible characters is needed.")
@@ -147,102 +162,138 @@ def rater_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class Study:
-    """What all raters have in common."""
+    """What all raters have in common.
+
+    Attributes:
+        pairs: responses to compare.
+        votes: the file of votes.
+        models: names of the first and the second.
+        dataset: summarize, hh-rlhf, webgpt, a name of the user's own, or empty.
+        seed: of the shuffling of sides.
+    """
 
     pairs: Sequence[Pair]
     votes: VoteFile
-    models: tuple[str, str]  # names of the first and the second
-    dataset: str = ""  # summarize, hh-rlhf, webgpt, a name of the user's own, or empty
-    seed: int = 42  # of the shuffling of sides
+    models: tuple[str, str]
+    dataset: str = ""
+    seed: int = 42
 
     def __post_init__(self) -> None:
-        """Refuses a file with votes on something else."""
+        """Raise UserError where the file holds votes on something else."""
         self.votes.check(self.pairs, self.models)
 
     def session(self, rater: str) -> "HumanSession":
-        """The session of a rater, as far as it went; raises UserError where the name cannot be used.
+        """The session of a rater, with the votes so far; raises UserError where the name cannot be used.
 
         A name that differs in case alone from an earlier rater's is that rater.
         """
         name = rater_name(rater)
-        known = {earlier.casefold(): earlier for earlier in reversed(self.raters())}
-        return HumanSession(self, known.get(name.casefold(), name))
+        for earlier in self.raters():
+            if earlier.casefold() == name.casefold():
+                return HumanSession(self, earlier)
+        return HumanSession(self, name)
 
     def raters(self) -> list[str]:
-        """Who has voted, in the order of their first votes."""
+        """Names of the raters, in the order of their first votes."""
         return list(dict.fromkeys(vote.rater for vote in self.votes.votes()))
 
 
 @dataclass(frozen=True)
 class RaterView:
-    """Where a rater stands."""
+    """Progress of a rater.
 
-    item: ShownPair | None  # what to show; None if everything has a vote
-    voted: int  # items with a vote of this rater
-    total: int  # all items
-    last: str | None  # id of the item voted on last, for `undo`; None if there is no vote
+    Attributes:
+        item: to show; None if all items have a vote.
+        voted: number of items with a vote of this rater.
+        total: number of items.
+        last: id of the item voted on last, for `undo`; None without votes.
+    """
+
+    item: ShownPair | None
+    voted: int
+    total: int
+    last: str | None
 
 
 class HumanSession:
-    """One rater's votes on the items of a study. Holds no vote itself: the file does."""
+    """A rater's votes on the items of a study. The votes themselves are in the file alone."""
 
     def __init__(self, study: Study, rater: str) -> None:
-        self.study, self.rater = study, rater
+        self.study = study
+        self.rater = rater
         self._items = {item.pair.id: item for item in items_for(study.pairs, rater, study.seed)}
-        self._shown: dict[str, float] = {}  # item → when it was shown last
+        self._shown: dict[str, float] = {}  # item → time when it was shown last
 
     def view(self, item_id: str | None = None) -> RaterView:
-        """What to show now: the item of this id if it has no vote, else the first without one."""
-        own = self._own(self.study.votes.votes())
-        given = {vote.id for vote in own}
-        open_ids = [name for name in self._items if name not in given]
+        """The next screen: with the item of this id if it has no vote, else with the first that has none."""
+        votes = self._votes_of_rater(self.study.votes.votes())
+        voted_ids = {vote.id for vote in votes}
+        open_ids = [name for name in self._items if name not in voted_ids]
         item = None
         if open_ids:
-            name = item_id if item_id in open_ids else open_ids[0]
-            item, self._shown[name] = self._items[name], time.monotonic()
-        return RaterView(item, len(self._items) - len(open_ids), len(self._items), own[-1].id if own else None)
+            next_id = item_id if item_id in open_ids else open_ids[0]
+            item = self._items[next_id]
+            self._shown[next_id] = time.monotonic()
+        return RaterView(
+            item=item,
+            voted=len(self._items) - len(open_ids),
+            total=len(self._items),
+            last=votes[-1].id if votes else None,
+        )
 
-    def vote(self, item_id: str, choice: str, comment: str = "") -> bool:
-        """Puts a vote, one of CHOICES, on the item that the rater saw on the disk; raises UserError where it cannot.
+    def vote(
+        self,
+        item_id: str,
+        choice: str,
+        comment: str = "",
+    ) -> bool:
+        """Write a vote, one of CHOICES, on the item that the rater saw to the file.
 
-        False if this rater had voted on the item already, elsewhere: nothing was written.
+        Returns:
+            False if this rater had voted on the item already, elsewhere; then nothing is written.
+
+        Raises:
+            UserError: the file cannot be written.
         """
-        item, shown = self._items.get(item_id), self._shown.get(item_id)
+        item = self._items.get(item_id)
         if item is None:
             return False
-        with self.study.votes.changed() as votes:
-            if any(vote.id == item_id for vote in self._own(votes)):
+        shown = self._shown.get(item_id)
+        study = self.study
+        with study.votes.changed() as votes:
+            if any(vote.id == item_id for vote in self._votes_of_rater(votes)):
                 return False
             seconds = None if shown is None else round(time.monotonic() - shown, 1)
             details = {"first": item.first, "comment": comment.strip(), "seconds": seconds}
-            who = (self.rater, self.study.models, self.study.dataset)
-            votes.append(compared(item.pair, item.verdict(choice), "human", *who, details))
+            verdict = item.verdict(choice)
+            votes.append(compared(item.pair, verdict, "human", self.rater, study.models, study.dataset, details))
         return True
 
     def undo(self, item_id: str) -> Comparison | None:
-        """Takes the last vote back; None, and nothing is changed, if it is not on this item."""
+        """Remove the rater's last vote and return it; if that is not on this item, change nothing and return None."""
         with self.study.votes.changed() as votes:
-            own = self._own(votes)
-            if not own or own[-1].id != item_id:
+            rater_votes = self._votes_of_rater(votes)
+            if not rater_votes or rater_votes[-1].id != item_id:
                 return None
-            votes.remove(own[-1])
-        return own[-1]
+            last_vote = rater_votes[-1]
+            votes.remove(last_vote)
+        return last_vote
 
     def summary(self) -> str:
-        """One line: how many votes there are and where. Who won is said when nothing is left to vote on."""
+        """One line with the number of votes and their file; with the result once all items have a vote."""
         view = self.view()
         line = f"{self.rater}: {view.voted} of {view.total} voted"
         if view.item is None:
-            counts = Counter(vote.verdict for vote in self._own(self.study.votes.votes()))
+            counts = Counter(vote.verdict for vote in self._votes_of_rater(self.study.votes.votes()))
             first, second = self.study.models
             line += f" ({first} better {counts['A']}, {second} better {counts['B']}, "
             line += f"equal {counts['tie']}, passed {counts['skip']})"
         return f"{line}: {self.study.votes.path}"
 
-    def _own(self, votes: Sequence[Comparison]) -> list[Comparison]:
+    def _votes_of_rater(self, votes: Sequence[Comparison]) -> list[Comparison]:
         return [vote for vote in votes if vote.rater == self.rater]
 
 
-def _draw(seed: int, rater: str, text: str) -> str:
-    """A hash to sort by; the same on every machine."""
+def _random_key(seed: int, rater: str, text: str) -> str:
+    """A hash to shuffle by; the same on every machine."""
     return content_hash(f"{seed}\0{rater.casefold()}\0{text}")

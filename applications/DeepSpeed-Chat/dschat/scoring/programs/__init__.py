@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of programs that a model wrote: run in a sandbox, on tests."""
+"""Scores programs that a model wrote by running them on tests in a sandbox."""
 
 from dschat.scoring.programs.run import ProgramOutcome, run_tests
 from dschat.scoring.programs.sandbox import SandboxLimits

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A response → the program in it: which fenced code block is run, and where its characters come from.
+"""Finds the program in a response: which fenced code block is run, and the positions of its characters.
 
-Fences follow CommonMark 0.31 (sections 4.5, 5.1 and 5.2): three or more backticks or tildes, indented
-by at most three columns, in list items and block quotes as well; closed by a fence of the same character that is at
-least as long, else by the end of the item, the quote or the text. One rule of CommonMark is left out on purpose: HTML
-does not hide a fence, so that a block below a line `<answer>` counts.
+Fences follow CommonMark 0.31 (sections 4.5, 5.1 and 5.2): three or more backticks or tildes, indented by at most three
+columns, also in list items and block quotes; closed by a fence of the same character that is at least as long, or by
+the end of the item, the quote or the text. One rule of CommonMark is omitted on purpose: HTML does not hide a fence,
+so that a block below a line `<answer>` counts.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -18,17 +19,18 @@ from typing import Literal
 
 ProgramBlock = Literal["first", "last"]
 
-THINKING, ANSWERING = "<think>", "</think>"
+THINK_START = "<think>"
+THINK_END = "</think>"
 LINE = re.compile(r"([^\r\n]*)(\r\n|\n|\r|\Z)")
 OPENING = re.compile(r"(?P<fence>`{3,})(?P<info>[^`]*)$|(?P<tildes>~{3,})(?P<tilde_info>.*)$")
 MARKER = re.compile(r"(?:[-+*]|\d{1,9}[.)])(?=[ \t]|$)")
-# The first word behind a fence: python, py3, Python3.11, language-python; or a class in braces, {.python .numbered}.
+# The first word after a fence: python, py3, Python3.11, language-python; or a class in braces, {.python .numbered}.
 PYTHON = re.compile(
     r"(?:lang(?:uage)?-)?(?:i?python|py|pypy)[\d.]*(?![^\s,:;={}])|\{(?:[^}]*[\s.])?python[\d.]*[\s},:]", re.I
 )
-MOST_INDENTED = 3  # columns; a line further in is an indented code block, which opens and closes nothing
+MAX_INDENT = 3  # columns; a line with more is an indented code block, which opens and closes nothing
 TAB = 4  # columns from one tab stop to the next
-DEEPEST = 20  # list items and quotes inside one another that are followed
+MAX_DEPTH = 20  # of nested list items and quotes
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class ProgramLine:
 
     Attributes:
         text: with its line ending.
-        start: the position of its first character in the response.
+        start: position of its first character in the response.
     """
 
     text: str
@@ -46,17 +48,17 @@ class ProgramLine:
 
 @dataclass(frozen=True)
 class Program:
-    """A program and where its characters come from."""
+    """A program, and the positions of its lines in the response."""
 
     lines: tuple[ProgramLine, ...]
 
     @property
     def text(self) -> str:
-        """The source, without what indents all of it."""
+        """The source, without common indentation."""
         return "".join(line.text for line in self.lines)
 
     def position_in_response(self, position: int) -> int:
-        """Where a character of the text, or its end, is in the response."""
+        """The position in the response of a character of the text, or of its end."""
         ends = list(accumulate(len(line.text) for line in self.lines))
         if not ends:
             return 0
@@ -67,34 +69,42 @@ class Program:
 
 @dataclass
 class Block:
-    """A fenced block: the words behind its opening fence, and its lines without the indentation of the fence."""
+    """A fenced block: the words after its opening fence, and its lines without the fence's indentation."""
 
     info: str
     lines: list[ProgramLine] = field(default_factory=list)
 
     @property
     def is_blank(self) -> bool:
-        """Whether there is nothing in it."""
+        """Whether the block has only whitespace."""
         return not any(line.text.strip() for line in self.lines)
 
     def holds(self, position: int) -> bool:
-        """Whether a position of the response is in it."""
-        return bool(self.lines) and self.lines[0].start <= position < self.lines[-1].start + len(self.lines[-1].text)
+        """Whether a position of the response is in the block."""
+        if not self.lines:
+            return False
+        end = self.lines[-1].start + len(self.lines[-1].text)
+        return self.lines[0].start <= position < end
 
 
-def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") -> Program | None:
-    """The program that a response answers with.
+def find_program(
+    response: str,
+    which: ProgramBlock = "last",
+    prompt: str = "",
+) -> Program | None:
+    """The program in a response's answer.
 
-    Nothing before its answer counts, see `answer_start`. Of the rest, it is the first or last fenced block that names
-    Python; if none does, the first or last block without a name; without such a block, all of the rest. Blank blocks
-    are passed over. A block that the prompt leaves open goes on in the response.
+    Only the answer counts, see `answer_start`. The program is the first or last fenced block that names Python; if
+    there is none, the first or last block without a name; otherwise the whole answer. Blank blocks are ignored. A
+    block that the prompt leaves open continues in the response.
 
     Args:
+        response: of a policy.
         which: which of several blocks.
-        prompt: what the response follows; one that ends in `<think>` has opened the response's thinking.
+        prompt: before the response; if it ends in `<think>`, the response begins with a thought.
 
     Returns:
-        The program; None where the response is still thinking at its end.
+        The program; None if the response ends in a thought.
     """
     start = answer_start(response, prompt)
     if start is None:
@@ -110,91 +120,99 @@ def find_program(response: str, which: ProgramBlock = "last", prompt: str = "") 
 
 
 def answer_start(response: str, prompt: str = "") -> int | None:
-    """Where the answer of a response begins, behind its thinking; None where it is still thinking at its end.
+    """The position after a response's thoughts; None if it ends in a thought.
 
-    A `<think>` at the start of a line opens a thought, outside of blocks; elsewhere it is mentioned. `</think>` closes
-    an open thought, inside a block only where none is outside; or one that nothing has opened, outside of blocks and
-    code spans.
+    A `<think>` at the start of a line outside blocks opens a thought. A `</think>` closes an open thought, preferably
+    one outside blocks. Without an open thought, a `</think>` outside blocks and code spans closes one from the start.
     """
     start = 0
-    is_thinking = prompt.rstrip().endswith(THINKING)
+    is_thinking = prompt.rstrip().endswith(THINK_START)
     while True:
         blocks = _blocks(response, start, prompt)
-        ends = _places(ANSWERING, response, start)
-        outside = [end for end in ends if not any(block.holds(end) for block in blocks)]
+        ends = [match.start() for match in re.finditer(THINK_END, response) if match.start() >= start]
+        outer_ends = [end for end in ends if not _is_in_block(end, blocks)]
         if is_thinking:
             if not ends:
                 return None
-            start = (outside or ends)[0] + len(ANSWERING)
+            first_end = outer_ends[0] if outer_ends else ends[0]
+            start = first_end + len(THINK_END)
             is_thinking = False
             continue
         opening = _first_thought(_lines(response, start), blocks)
-        before = (end for end in reversed(outside) if opening is None or end < opening)
-        closing = next((end for end in before if not _in_code_span(response, end)), None)
+        closing: int | None = None  # the last before the opening
+        for end in outer_ends:
+            if (opening is None or end < opening) and not _is_in_code_span(response, end):
+                closing = end
         if closing is not None:
-            start = closing + len(ANSWERING)
+            start = closing + len(THINK_END)
         elif opening is not None:
-            start = opening + len(THINKING)
+            start = opening + len(THINK_START)
             is_thinking = True
         else:
             return start
 
 
-def _places(mark: str, text: str, start: int) -> list[int]:
-    """Where a mark is in a text from a position on."""
-    return [found.start() for found in re.compile(re.escape(mark)).finditer(text, start)]
+def _is_in_block(position: int, blocks: Sequence[Block]) -> bool:
+    return any(block.holds(position) for block in blocks)
 
 
 def _first_thought(lines: Sequence[ProgramLine], blocks: Sequence[Block]) -> int | None:
-    """Where the first line outside of the blocks that begins with `<think>` has it."""
+    """The position of the first `<think>` at the start of a line outside the blocks."""
     for line in lines:
         text = line.text.lstrip()
-        place = line.start + len(line.text) - len(text)
-        if text.startswith(THINKING) and not any(block.holds(place) for block in blocks):
-            return place
+        position = line.start + len(line.text) - len(text)
+        if text.startswith(THINK_START) and not _is_in_block(position, blocks):
+            return position
     return None
 
 
-def _in_code_span(text: str, place: int) -> bool:
-    """Whether a place is between backticks in its line."""
-    line_start = max(text.rfind("\n", 0, place), text.rfind("\r", 0, place)) + 1
-    line_end = LINE.match(text, place)
-    assert line_end is not None  # every rest of a text begins with the rest of a line
-    return text.count("`", line_start, place) % 2 == 1 and "`" in line_end[0]
+def _is_in_code_span(text: str, position: int) -> bool:
+    """Whether a position is between backticks of its line."""
+    line_start = max(text.rfind("\n", 0, position), text.rfind("\r", 0, position)) + 1
+    line_end = LINE.match(text, position)
+    assert line_end is not None  # the pattern matches at any position
+    return text.count("`", line_start, position) % 2 == 1 and "`" in line_end[0]
 
 
 def _lines(text: str, start: int = 0) -> list[ProgramLine]:
     """The lines of a text from a position on."""
-    return [ProgramLine(found[0], found.start()) for found in LINE.finditer(text, start)]
+    return [ProgramLine(match[0], match.start()) for match in LINE.finditer(text, start)]
 
 
-def _blocks(response: str, start: int, prompt: str) -> list[Block]:
-    """The blocks of a response from a position on; from its beginning, with the one that the prompt leaves open."""
+def _blocks(
+    response: str,
+    start: int,
+    prompt: str,
+) -> list[Block]:
+    """The blocks of a response from a position on; from its beginning, with one that the prompt leaves open."""
     if start == 0 and _ends_in_block(prompt):
         blocks = _continued_blocks(response, prompt)
-        is_own = any(_opens_named_block(line) for block in blocks[:1] for line in block.lines)
-        if not is_own:  # else the open fence was a slip of the prompt, and the response opens a block itself
+        first_lines = blocks[0].lines if blocks else []
+        # If the response opens a named block itself, the open fence was a mistake in the prompt.
+        if not any(map(_opens_named_block, first_lines)):
             return blocks
     return list(fenced_blocks(_lines(response, start)))
 
 
 def _ends_in_block(prompt: str) -> bool:
-    """Whether a line behind the prompt would be in a block that the prompt has opened."""
+    """Whether a line after the prompt would be in a block that the prompt has opened."""
     if "```" not in prompt and "~~~" not in prompt:
         return False
-    before = prompt if prompt.endswith(("\n", "\r")) else f"{prompt}\n"
-    return any(block.holds(len(before)) for block in fenced_blocks(_lines(f"{before}x")))
+    prefix = prompt if prompt.endswith(("\n", "\r")) else f"{prompt}\n"
+    return any(block.holds(len(prefix)) for block in fenced_blocks(_lines(f"{prefix}x")))
 
 
 def _continued_blocks(response: str, prompt: str) -> list[Block]:
-    """The blocks of prompt and response together, of which the response holds something, without the prompt's part."""
+    """The blocks of prompt and response together, without lines of the prompt and blocks of the prompt alone."""
     lines = [ProgramLine(line.text, line.start - len(prompt)) for line in _lines(prompt + response)]
-    blocks = []
+    blocks: list[Block] = []
     for block in fenced_blocks(lines):
-        ending_here = [line for line in block.lines if line.start + len(line.text) > 0]
-        own = [_cut(line, max(0, -line.start)) for line in ending_here]
-        if own:
-            blocks.append(Block(block.info, own))
+        response_lines: list[ProgramLine] = []
+        for line in block.lines:
+            if line.start + len(line.text) > 0:
+                response_lines.append(_cut(line, max(0, -line.start)))
+        if response_lines:
+            blocks.append(Block(block.info, response_lines))
     return blocks
 
 
@@ -203,22 +221,27 @@ def _opens_named_block(line: ProgramLine) -> bool:
     return opening is not None and bool((opening["info"] or opening["tilde_info"] or "").strip())
 
 
-def program_of(response: str, which: ProgramBlock = "last", prompt: str = "") -> str | None:
-    """The text of the program that a response answers with, or None; see `find_program`."""
+def program_of(
+    response: str,
+    which: ProgramBlock = "last",
+    prompt: str = "",
+) -> str | None:
+    """The text of the program in a response's answer, or None; see `find_program`."""
     program = find_program(response, which, prompt)
     return None if program is None else program.text
 
 
 def names_python(info: str) -> bool:
-    """Whether the words behind an opening fence say that the block is Python."""
+    """Whether the words after an opening fence name Python."""
     return PYTHON.match(info) is not None
 
 
 def fenced_blocks(lines: Sequence[ProgramLine]) -> Iterator[Block]:
-    """The fenced code blocks of a Markdown text, in their order."""
+    """The fenced code blocks of a Markdown text, in order."""
     containers: list[int | None] = []
     block: Block | None = None
-    fence, fence_column = "", 0
+    fence = ""
+    fence_column = 0
     for line in lines:
         content = line.text.rstrip("\r\n")
         cursor, open_containers = _enter(content, containers)
@@ -228,12 +251,12 @@ def fenced_blocks(lines: Sequence[ProgramLine]) -> Iterator[Block]:
         del containers[open_containers:]
         if block is None:
             cursor = _open_containers(content, cursor, containers)
-            opening = OPENING.match(content, cursor.first) if cursor.indent <= MOST_INDENTED else None
+            opening = OPENING.match(content, cursor.first) if cursor.indent <= MAX_INDENT else None
             if opening is not None:
                 fence = opening["fence"] or opening["tildes"]
                 fence_column = cursor.first_column
                 block = Block((opening["info"] or opening["tilde_info"] or "").strip())
-        elif cursor.indent <= MOST_INDENTED and _closes(content[cursor.first :], fence):
+        elif cursor.indent <= MAX_INDENT and _closes(content[cursor.first :], fence):
             yield block
             block = None
         else:
@@ -244,28 +267,28 @@ def fenced_blocks(lines: Sequence[ProgramLine]) -> Iterator[Block]:
 
 
 def without_margin(lines: Sequence[ProgramLine]) -> tuple[ProgramLine, ...]:
-    """The lines without the whitespace that all of them begin with, and without any before the first statement.
+    """Removes the lines' common indentation, and any of the first line with text.
 
-    No Python program begins with an indented line; tokenizers begin texts with a space, and models indent blocks.
+    No Python program begins with an indented line, but tokenizers add a space before texts, and models indent blocks.
     """
-    written = [line.text for line in lines if line.text.strip()]
-    if not written:
+    code_lines = [line for line in lines if line.text.strip()]
+    if not code_lines:
         return tuple(lines)
-    indents = [text[: len(text) - len(text.lstrip(" \t"))] for text in written]
-    margin = _common_start(indents)
-    shortened = [_cut(line, len(margin)) if line.text.startswith(margin) else line for line in lines]
-    first = next(number for number, line in enumerate(shortened) if line.text.strip())
-    text = shortened[first].text
-    shortened[first] = _cut(shortened[first], len(text) - len(text.lstrip(" \t")))
+    margin = os.path.commonprefix([_indentation(line) for line in code_lines])
+    shortened: list[ProgramLine] = []
+    is_first = True
+    for line in lines:
+        if line.text.startswith(margin):
+            line = _cut(line, len(margin))
+        if is_first and line.text.strip():
+            line = _cut(line, len(_indentation(line)))
+            is_first = False
+        shortened.append(line)
     return tuple(shortened)
 
 
-def _common_start(texts: Sequence[str]) -> str:
-    shortest, longest = min(texts), max(texts)
-    for number, character in enumerate(shortest):
-        if longest[number] != character:
-            return shortest[:number]
-    return shortest
+def _indentation(line: ProgramLine) -> str:
+    return line.text[: len(line.text) - len(line.text.lstrip(" \t"))]
 
 
 def _cut(line: ProgramLine, count: int) -> ProgramLine:
@@ -274,14 +297,14 @@ def _cut(line: ProgramLine, count: int) -> ProgramLine:
 
 @dataclass(frozen=True)
 class _Cursor:
-    """Where the content of a line begins, behind the list items and quotes that it belongs to.
+    """The beginning of a line's content, after the markers of its list items and quotes.
 
-    Columns count from the start of the line, with tab stops of four.
+    Columns count from the start of the line, with a tab stop every four columns.
     """
 
-    position: int  # of the first character behind the last marker in this line
+    position: int  # of the first character after the last marker in this line
     column: int  # of that character
-    base: int  # column at which the content of the innermost container begins
+    base: int  # column of the content of the innermost container
     first: int  # position of the first character from there that is not whitespace
     first_column: int  # of that character
 
@@ -291,8 +314,14 @@ class _Cursor:
         return self.first_column - self.base
 
 
-def _cursor(content: str, position: int, column: int, base: int) -> _Cursor:
-    first, first_column = position, column
+def _cursor(
+    content: str,
+    position: int,
+    column: int,
+    base: int,
+) -> _Cursor:
+    first = position
+    first_column = column
     while first < len(content) and content[first] in " \t":
         first_column += TAB - first_column % TAB if content[first] == "\t" else 1
         first += 1
@@ -300,18 +329,19 @@ def _cursor(content: str, position: int, column: int, base: int) -> _Cursor:
 
 
 def _enter(content: str, containers: Sequence[int | None]) -> tuple[_Cursor, int]:
-    """The cursor of a line, and how many of the open containers it belongs to.
+    """The cursor of a line, and the number of open containers that it belongs to.
 
     Args:
-        containers: of each list item, the columns that its marker takes; None for a quote.
+        content: of the line.
+        containers: for each list item, the width of its marker in columns; None for a quote.
     """
     cursor = _cursor(content, 0, 0, 0)
     for number, width in enumerate(containers):
         is_blank = cursor.first == len(content)
         if width is None:
-            if is_blank or cursor.indent > MOST_INDENTED or content[cursor.first] != ">":
+            if is_blank or cursor.indent > MAX_INDENT or content[cursor.first] != ">":
                 return cursor, number
-            cursor = _behind_quote(content, cursor)
+            cursor = _after_quote(content, cursor)
         else:
             if not is_blank and cursor.indent < width:
                 return cursor, number
@@ -319,29 +349,32 @@ def _enter(content: str, containers: Sequence[int | None]) -> tuple[_Cursor, int
     return cursor, len(containers)
 
 
-def _open_containers(content: str, cursor: _Cursor, containers: list[int | None]) -> _Cursor:
-    """Adds the list items and quotes that begin in a line; returns the cursor behind their markers."""
-    while len(containers) < DEEPEST and cursor.indent <= MOST_INDENTED and cursor.first < len(content):
+def _open_containers(
+    content: str,
+    cursor: _Cursor,
+    containers: list[int | None],
+) -> _Cursor:
+    """Adds the list items and quotes that begin in a line; returns the cursor after their markers."""
+    while len(containers) < MAX_DEPTH and cursor.indent <= MAX_INDENT and cursor.first < len(content):
         marker = MARKER.match(content, cursor.first)
         if content[cursor.first] == ">":
             containers.append(None)
-            cursor = _behind_quote(content, cursor)
+            cursor = _after_quote(content, cursor)
         elif marker is not None:
-            outer = cursor.base
             column = cursor.first_column + len(marker[0])
-            behind = _cursor(content, marker.end(), column, column)
-            # An item that begins with a blank line or with indented code has its content one column behind the marker.
-            is_near = behind.first < len(content) and behind.indent <= TAB
-            base = behind.first_column if is_near else column + 1
-            containers.append(base - outer)
+            after_marker = _cursor(content, marker.end(), column, column)
+            # An item that begins with a blank line or indented code has its content one column after the marker.
+            is_near = after_marker.first < len(content) and after_marker.indent <= TAB
+            base = after_marker.first_column if is_near else column + 1
+            containers.append(base - cursor.base)
             cursor = _cursor(content, marker.end(), column, base)
         else:
             break
     return cursor
 
 
-def _behind_quote(content: str, cursor: _Cursor) -> _Cursor:
-    """The cursor behind a quote's `>`, which takes one column of whitespace with it."""
+def _after_quote(content: str, cursor: _Cursor) -> _Cursor:
+    """The cursor after a quote's `>`, which includes one column of whitespace."""
     position = cursor.first + 1
     column = cursor.first_column + 1
     takes_space = content[position : position + 1] in (" ", "\t")
@@ -353,12 +386,17 @@ def _closes(text: str, fence: str) -> bool:
     return len(closing) >= len(fence) and not closing.strip(fence[0])
 
 
-def _skip(content: str, cursor: _Cursor, column: int) -> int:
-    """The position behind the whitespace of a line of code up to a column; a tab that reaches beyond it is kept."""
-    position, reached = cursor.position, cursor.column
+def _skip(
+    content: str,
+    cursor: _Cursor,
+    column: int,
+) -> int:
+    """The position after the whitespace of a line of code up to a column; a tab that extends beyond it remains."""
+    position = cursor.position
+    reached_column = cursor.column
     while position < cursor.first:
-        reached += TAB - reached % TAB if content[position] == "\t" else 1
-        if reached > column:
+        reached_column += TAB - reached_column % TAB if content[position] == "\t" else 1
+        if reached_column > column:
             break
         position += 1
     return position

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dschat data check`: the check of data, with reference solutions run on their tests for --run_solutions."""
+"""`dschat data check --run_solutions`: the check of data, with reference solutions run on their tests."""
 
 import os
 
@@ -14,13 +14,17 @@ def run(options: CheckOptions) -> str:
     return command.run(options, describe_solutions)
 
 
-def describe_solutions(path: str, options: CheckOptions, settings: Settings) -> str:
-    """How many reference solutions of a source's first rows pass their tests, in lines below the check."""
+def describe_solutions(
+    path: str,
+    options: CheckOptions,
+    settings: Settings,
+) -> str:
+    """Lines about how many reference solutions of a source's first rows pass their tests."""
     from dschat.scoring.programs.run import ProgramPool
     from dschat.scoring.programs.scores import solutions_report
 
     source = load_source(path, settings.keys, settings.seed)
     rows = source.train + source.eval
-    pool = ProgramPool(options.sandbox_level, workers=os.cpu_count() or 1)
-    lines = solutions_report(rows[: options.run_solutions], pool)
+    pool = ProgramPool(options.check.sandbox_level, workers=os.cpu_count() or 1)
+    lines = solutions_report(rows[: options.check.run_solutions], pool)
     return "\n  ".join([f"\n\nreference solutions, sandbox level {pool.level}", *lines])

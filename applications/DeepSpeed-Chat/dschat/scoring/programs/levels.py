@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which walls this machine can put up: each level is tried out once by a program that looks for holes."""
+"""Finds the strongest sandbox level of this machine: each level is probed once by a program that looks for holes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REMEDIES = {
     " docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined in a container)",
     "rlimits": "run on Linux",
 }
-THREADS = "more threads than its limit (docs/programs.md says what helps)"  # what a sandbox that is used lacks
-# Looks for what no program may find; prints what it found.
-SEARCH = """
+THREADS = "more threads than its limit (docs/programs.md says what helps)"  # a hole that does not rule out a level
+# Tries what no program may do; prints a list of what succeeded.
+PROBE = """
 import json, os, socket, sys, threading
 port, secret, limit, no_limit = json.loads(input())
 found = []
@@ -55,26 +55,26 @@ print(json.dumps(found))
 
 
 def strongest_level(least: Level) -> Level:
-    """The strongest walls that stand on this machine.
+    """The strongest level that works on this machine.
 
     Raises:
-        UserError: only weaker ones stand; says what to install or to allow.
+        UserError: only levels weaker than `least` work; the message says what to install or to allow.
     """
-    wanted = LEVELS[: LEVELS.index(least) + 1]
-    for level in wanted:
+    acceptable_levels = LEVELS[: LEVELS.index(least) + 1]
+    for level in acceptable_levels:
         if not weakness(level):
             return level
-    reasons = "; ".join(f"{level}: {weakness(level)}. Remedy: {REMEDIES[level]}" for level in reversed(wanted))
+    reasons = [f"{level}: {weakness(level)}. Remedy: {REMEDIES[level]}" for level in reversed(acceptable_levels)]
     raise UserError(
-        f"--sandbox_level {least}: this machine cannot shut a program in so well ({reasons}). Or accept protection"
-        " from accidents alone, with programs that you trust: --sandbox_level rlimits."
+        f"--sandbox_level {least}: this machine does not support such isolation ({'; '.join(reasons)}). Or accept"
+        " protection from accidents alone, with programs that you trust: --sandbox_level rlimits."
     )
 
 
 def weakness(level: Level) -> str:
-    """Why a level is not one on this machine; empty if it is. The weakest one may have holes."""
-    reason, found = try_out(level)
-    holes = [hole for hole in found if hole != THREADS]
+    """Why a level does not work on this machine; empty if it does. The weakest level may have holes."""
+    reason, all_holes = try_out(level)
+    holes = [hole for hole in all_holes if hole != THREADS]
     if reason or level == "rlimits" or not holes:
         return reason
     return f"a program inside reaches {' and '.join(holes)}"
@@ -82,7 +82,7 @@ def weakness(level: Level) -> str:
 
 @cache
 def try_out(level: Level) -> tuple[str, tuple[str, ...]]:
-    """Why the walls of a level cannot be put up, empty if they can; and what a program inside reaches all the same."""
+    """Why a level cannot be set up, empty if it can; and what a program inside reaches nevertheless."""
     if sys.platform != "linux":
         return f"{sys.platform} has none", ()
     if level == "bubblewrap" and shutil.which("bwrap") is None:
@@ -90,13 +90,13 @@ def try_out(level: Level) -> tuple[str, tuple[str, ...]]:
     with socket.create_server(("127.0.0.1", 0)) as server, tempfile.NamedTemporaryFile(mode="w") as secret:
         secret.write("secret")
         secret.flush()
-        job = SandboxJob(SEARCH, json.dumps([server.getsockname()[1], secret.name, SandboxLimits().threads, THREADS]))
+        job = SandboxJob(PROBE, json.dumps([server.getsockname()[1], secret.name, SandboxLimits().threads, THREADS]))
         try:
-            execution = execute(job, SandboxLimits(seconds=60.0), level)  # on a machine that is busy, too
+            execution = execute(job, SandboxLimits(seconds=60.0), level)  # also on a busy machine
         except OSError as error:
             return f"it cannot be started: {error}", ()
     if not execution.started:
-        return f"it cannot be put up: {execution.message or 'it says nothing'}", ()
+        return f"it cannot be set up: {execution.message or 'no message'}", ()
     if execution.status != 0:
         return f"a test program ended with status {execution.status}: {execution.message}", ()
     return "", tuple(json.loads(execution.output))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs and their tests → what became of them. The sandbox returns data; what is right is decided here."""
+"""Runs programs on tests. The sandbox returns data; whether they are right is decided here."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ logger = logging.getLogger(__name__)
 
 DEFAULT = SandboxLimits()
 ATTEMPTS = 3  # to start a sandbox
-KEPT = 100_000  # outcomes of programs seen before
+MAX_CACHED = 100_000  # outcomes of programs
 Status = Literal["passed", "wrong", "runtime_error", "timeout", "compile_error", "invalid"]
-# From what counts most: a program is the first of these that one of its tests is. The sandbox could not be started for
-# an `invalid` one, which says nothing about it.
+# In order of precedence: a program has the first status that one of its tests has. A test is `invalid` if the sandbox
+# could not be started, which says nothing about the program.
 STATUSES: tuple[Status, ...] = ("invalid", "compile_error", "runtime_error", "timeout", "wrong", "passed")
 
 
 @dataclass(frozen=True)
 class ProgramOutcome:
-    """What became of a program and of its tests."""
+    """The outcome of a program's tests."""
 
-    tests: tuple[Status, ...]  # of those that were run, in order
-    total: int  # tests that there were to run
+    tests: tuple[Status, ...]  # of the tests that were run, in order
+    total: int  # number of tests, run or not
     level: str  # of the sandbox
     seconds: float
-    message: str = ""  # of the first test that was not passed: the text of its exception, which the program may forge
+    message: str = ""  # of the first test that failed: the text of its exception, which the program may forge
 
     @property
     def passed(self) -> int:
-        """Tests passed."""
-        return sum(test == "passed" for test in self.tests)
+        """The number of tests that passed."""
+        return self.tests.count("passed")
 
     @property
     def status(self) -> Status:
-        """Passed if every test was."""
+        """The status with the highest precedence; passed only if every test passed."""
         for status in STATUSES[:-1]:
             if status in self.tests:
                 return status
@@ -53,9 +53,9 @@ class ProgramOutcome:
 
 
 def paper_reward(outcome: ProgramOutcome) -> float:
-    """The published reward: −1 for a compile error, −0.6 for another error or a time-out, else from −0.3 to 1.
+    """The published reward: −1 for a compile error, −0.6 for another error or a time-out, otherwise from −0.3 to 1.
 
-    Source: MA-RLHF, appendix B.5; the outcome is not `invalid`.
+    The outcome must not be `invalid`. Source: MA-RLHF, appendix B.5.
     """
     if outcome.status == "compile_error":
         return -1.0
@@ -65,58 +65,78 @@ def paper_reward(outcome: ProgramOutcome) -> float:
 
 
 def ratio_reward(outcome: ProgramOutcome) -> float:
-    """Share of the tests passed; one that ended in an error is not passed."""
+    """The share of the tests that passed."""
     return outcome.passed / outcome.total
 
 
 def run_tests(
-    program: str, tests: Mapping[str, object] | str, limits: SandboxLimits = DEFAULT, level: Level = "namespaces"
+    program: str,
+    tests: Mapping[str, object] | str,
+    limits: SandboxLimits = DEFAULT,
+    level: Level = "namespaces",
 ) -> ProgramOutcome:
-    """Runs a program on every test, up to the first that ends in an error.
+    """Runs a program on its tests, until the first that ends in an error.
 
     Args:
-        tests: as APPS's column `input_output`: inputs, outputs, and fn_name where a function is to be called.
-        limits: what it may use.
-        level: the walls around it, which must be there: see `dschat.scoring.programs.levels`.
+        program: Python source.
+        tests: as in APPS's column `input_output`: inputs, outputs, and fn_name if a function is to be called.
+        limits: resource limits.
+        level: sandbox level, which must work on this machine, see `dschat.scoring.programs.levels`.
 
     Returns:
         The outcome; `invalid` without tests.
 
     Raises:
-        UserError: the tests are of another form.
+        UserError: the tests have another form.
     """
     return run_problem(program, parse_problem(tests, "tests"), limits, level)
 
 
 def run_problem(
-    program: str | None, problem: Problem, limits: SandboxLimits, level: Level, to_the_end: bool = False
+    program: str | None,
+    problem: Problem,
+    limits: SandboxLimits,
+    level: Level,
+    to_the_end: bool = False,
 ) -> ProgramOutcome:
     """Runs a program on the tests of a problem.
 
     Args:
-        program: None for a response without one, which counts as a compile error.
-        to_the_end: go on after an error; the tests after a compile error are not run.
+        program: None for a response without a program, which counts as a compile error.
+        problem: the tests.
+        limits: resource limits.
+        level: sandbox level.
+        to_the_end: go on after an error; tests after a compile error are never run.
     """
     if program is None and problem.cases:
         return ProgramOutcome(("compile_error",), len(problem.cases), level, 0.0, "the response has no program")
-    begun, ran, found, message = time.monotonic(), 0.0, list[Status](), ""
+    start = time.monotonic()
+    seconds = 0.0  # in the sandbox
+    statuses: list[Status] = []
+    message = ""
     for case in problem.cases:
-        if ran > limits.program_seconds:
+        if seconds > limits.program_seconds:
             status: Status = "timeout"
-            text = f"all tests together took more than {limits.program_seconds:g} s"
+            case_message = f"all tests together took more than {limits.program_seconds:g} s"
         else:
-            status, text, seconds = _run_case(program or "", case, limits, level)
-            ran += seconds
-        found.append(status)
-        if status != "passed":
-            message = message or text
-        if status in ("compile_error", "invalid") or (status in ("runtime_error", "timeout") and not to_the_end):
+            status, case_message, case_seconds = _run_case(program or "", case, limits, level)
+            seconds += case_seconds
+        statuses.append(status)
+        if status != "passed" and not message:
+            message = case_message
+        is_error = status in ("runtime_error", "timeout")
+        if status in ("compile_error", "invalid") or (is_error and not to_the_end):
             break
-    return ProgramOutcome(tuple(found), len(problem.cases), level, time.monotonic() - begun, message)
+    return ProgramOutcome(tuple(statuses), len(problem.cases), level, time.monotonic() - start, message)
 
 
-def _run_case(program: str, case: Case, limits: SandboxLimits, level: Level) -> tuple[Status, str, float]:
-    """What became of one test, why, and the program's seconds."""
+def _run_case(
+    program: str,
+    case: Case,
+    limits: SandboxLimits,
+    level: Level,
+) -> tuple[Status, str, float]:
+    """Status and message of one test, and the seconds that the program ran."""
     job = SandboxJob(program, case.text, case.function, case.arguments)
     for _ in range(ATTEMPTS):
         try:
@@ -125,15 +145,20 @@ def _run_case(program: str, case: Case, limits: SandboxLimits, level: Level) -> 
             reason = str(error)
             continue
         if execution.started:
-            return *_judge(execution, case, limits), execution.ran
-        reason = execution.message or "the sandbox did not come up"
+            status, message = _status_of(execution, case, limits)
+            return status, message, execution.ran
+        reason = execution.message or "the sandbox did not start"
     return "invalid", reason, 0.0
 
 
-def _judge(execution: Execution, case: Case, limits: SandboxLimits) -> tuple[Status, str]:
-    # The kernel kills a program that has used up its processor time.
-    killed = execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds
-    if execution.end == "time" or killed:
+def _status_of(
+    execution: Execution,
+    case: Case,
+    limits: SandboxLimits,
+) -> tuple[Status, str]:
+    # The kernel kills a program that exceeds its processor time.
+    was_killed = execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds
+    if execution.end == "time" or was_killed:
         return "timeout", f"more than {limits.seconds:g} s"
     if not execution.compiled:
         return "compile_error", execution.message
@@ -145,7 +170,7 @@ def _judge(execution: Execution, case: Case, limits: SandboxLimits) -> tuple[Sta
 
 
 class ProgramPool:
-    """Runs programs on tests. Equal programs with equal tests are run once, but for `invalid` ones and time-outs."""
+    """Runs programs on tests in threads, and caches outcomes other than `invalid` and `timeout`."""
 
     def __init__(
         self,
@@ -155,66 +180,80 @@ class ProgramPool:
         max_tests: int | None = None,
         to_the_end: bool = False,
     ) -> None:
-        """Looks which walls stand.
+        """Selects the strongest sandbox level of this machine.
 
         Args:
-            least: minimum isolation level.
-            workers: programs at a time.
-            max_tests: only so many tests of a problem, the first.
-            to_the_end: run the tests after one that ended in an error, too.
+            least: minimum level.
+            workers: number of programs that run at the same time.
+            limits: resource limits.
+            max_tests: maximum number of tests of a problem; the first ones are taken.
+            to_the_end: go on with the tests after an error.
 
         Raises:
-            UserError: only weaker walls stand on this machine.
+            UserError: only weaker levels work on this machine.
         """
-        self.level, self.limits = strongest_level(least), limits or SandboxLimits()
-        self._max_tests, self._to_the_end = max_tests, to_the_end
+        self.level = strongest_level(least)
+        self.limits = limits or SandboxLimits()
+        self._max_tests = max_tests
+        self._to_the_end = to_the_end
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
-        self._known: dict[str, Future[ProgramOutcome]] = {}
-        reached = " and ".join(try_out(self.level)[1])
+        self._cache: dict[str, Future[ProgramOutcome]] = {}
         logger.info("programs run at sandbox level %s, %d at a time", self.level, workers)
-        if reached:
-            logger.warning("at sandbox level %s a program reaches %s", self.level, reached)
+        _, holes = try_out(self.level)
+        if holes:
+            logger.warning("at sandbox level %s a program reaches %s", self.level, " and ".join(holes))
 
     def run(
-        self, programs: Sequence[str | None], tests: Sequence[str], origins: Sequence[str]
+        self,
+        programs: Sequence[str | None],
+        tests: Sequence[str],
+        origins: Sequence[str],
     ) -> list[ProgramOutcome]:
-        """Outcomes of programs, in their order.
+        """Runs programs, and returns their outcomes in the same order.
 
         Args:
-            programs: None for a response without one.
-            tests: the column `input_output` of each one's row, a JSON text.
+            programs: None for a response without a program.
+            tests: column `input_output` of each program's row, a JSON text.
             origins: of the rows, for messages.
 
         Raises:
-            UserError: a row's tests are of another form.
+            UserError: a row's tests have another form.
         """
         futures: list[Future[ProgramOutcome]] = []
         try:
-            for each in zip(programs, tests, origins, strict=True):
-                futures.append(self._submit(*each))
+            for program, program_tests, origin in zip(programs, tests, origins, strict=True):
+                futures.append(self._submit(program, program_tests, origin))
             return [future.result() for future in futures]
         except BaseException:
-            for future in futures:  # else the process would do all of them before it ends
+            for future in futures:  # otherwise the process would run all of them before it ends
                 future.cancel()
             raise
 
     def cases(self, tests: str, origin: str) -> tuple[Case, ...]:
-        """The tests of a row that are run. Raises UserError where they are of another form."""
+        """The tests of a row that are run. Raises UserError if they have another form."""
         return parse_problem(tests, origin, self._max_tests).cases
 
-    def _submit(self, program: str | None, tests: str, origin: str) -> Future[ProgramOutcome]:
-        how = [program, tests, asdict(self.limits), self.level, self._max_tests, self._to_the_end]
-        key = content_hash(json.dumps(how))
-        known = self._known.get(key)
-        if known is None or (known.done() and _says_little(known)):
-            if len(self._known) >= KEPT:
-                self._known.clear()
-            problem = parse_problem(tests, origin, self._max_tests)
-            known = self._threads.submit(run_problem, program, problem, self.limits, self.level, self._to_the_end)
-            self._known[key] = known
-        return known
+    def _submit(
+        self,
+        program: str | None,
+        tests: str,
+        origin: str,
+    ) -> Future[ProgramOutcome]:
+        parts = [program, tests, asdict(self.limits), self.level, self._max_tests, self._to_the_end]
+        key = content_hash(json.dumps(parts))
+        cached = self._cache.get(key)
+        if cached is not None and not _may_change(cached):
+            return cached
+        if len(self._cache) >= MAX_CACHED:
+            self._cache.clear()
+        problem = parse_problem(tests, origin, self._max_tests)
+        future = self._threads.submit(run_problem, program, problem, self.limits, self.level, self._to_the_end)
+        self._cache[key] = future
+        return future
 
 
-def _says_little(run: Future[ProgramOutcome]) -> bool:
-    """Whether a run that has ended may end otherwise another time."""
+def _may_change(run: Future[ProgramOutcome]) -> bool:
+    """Whether a finished run might have another outcome if it is repeated."""
+    if not run.done():
+        return False
     return run.cancelled() or run.exception() is not None or run.result().status in ("invalid", "timeout")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of one program inside a sandbox, seen from outside."""
+"""Runs one program once inside a sandbox, seen from outside; `inside.main` is the other side."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ Level = Literal["bubblewrap", "namespaces", "rlimits"]
 LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces", "rlimits")  # strongest first
 HERE = Path(__file__).resolve().parent
 START = "import sys; sys.path.insert(0, {here!r}); from inside.main import main; main({level!r}, *{ends})"
-# Nothing of the parent's; hashes are the same in every run.
+# Nothing is inherited from the parent; hashes are the same in every run.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
-SET_UP_SECONDS = 20.0  # for the walls and the interpreter, before the program's own time begins
-MESSAGE = 4096  # bytes read of a report
-CHUNK, SMALL = 2**16, 2**12
+SET_UP_SECONDS = 20.0  # for the sandbox and the interpreter, before the program's own time begins
+MAX_MESSAGE = 4096  # bytes read from a report
+CHUNK = 2**16  # bytes read at once
+SMALL_CHUNK = 2**12
 
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What a program may use: limits of one test, except where another thing is said."""
+    """Resource limits of one test, unless stated otherwise."""
 
-    seconds: float = 4.0  # of the clock, and of the processor
-    program_seconds: float = 60.0  # of the clock, all tests of a program together
-    memory: int = 2**30  # bytes of address space; a thread's stack counts whole
-    file_bytes: int = 16 * 2**20  # of one file, and of its folder
+    seconds: float = 4.0  # wall-clock time, and processor time
+    program_seconds: float = 60.0  # wall-clock time of all tests of a program
+    memory: int = 2**30  # bytes of address space, including whole stacks of threads
+    file_bytes: int = 16 * 2**20  # of one file, and of the working folder
     output_bytes: int = 8 * 2**20  # printed or returned
     open_files: int = 64
-    threads: int = 64  # and processes, at a time
+    threads: int = 64  # threads and processes at the same time
 
 
 @dataclass(frozen=True)
 class SandboxJob:
-    """What enters a sandbox."""
+    """Input of a sandbox."""
 
     source: str
     text: str = ""  # on standard input
@@ -60,94 +61,118 @@ class SandboxJob:
 
 @dataclass(frozen=True)
 class Execution:
-    """What came out of it."""
+    """Result of a run in a sandbox."""
 
-    started: bool  # the walls stood; otherwise nothing is known of the program
-    compiled: bool | None  # None if it ended before that was known
-    end: Literal["exit", "time", "output"]  # how it ended: by itself, of its time, or because its output was too long
+    started: bool  # whether the sandbox was set up; otherwise nothing is known about the program
+    compiled: bool | None  # None if the program ended before that was reported
+    end: Literal["exit", "time", "output"]  # ended by itself, timed out, or had too much output
     status: int  # exit status; 128 + n for signal n
-    output: bytes  # what it printed or returned
-    message: str  # the text of its exception, or why the walls do not stand
-    seconds: float  # from the start to the end
-    ran: float  # those of them since the walls stand
+    output: bytes  # printed or returned by the program
+    message: str  # text of its exception, or why the sandbox could not be set up
+    seconds: float  # from start to end
+    ran: float  # seconds since the sandbox was set up
 
 
-def execute(job: SandboxJob, limits: SandboxLimits, level: Level) -> Execution:
-    """Runs a program once. It can only return data; all its processes are gone afterwards.
+def execute(
+    job: SandboxJob,
+    limits: SandboxLimits,
+    level: Level,
+) -> Execution:
+    """Runs a program once. It can only return data, and all its processes are ended.
+
+    Args:
+        job: the program and its input.
+        limits: resource limits.
+        level: sandbox level.
 
     Raises:
         OSError: no process could be started.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     with ExitStack() as stack:
-        # The other levels have a folder of their own in memory.
-        folder = stack.enter_context(_folder()) if level == "rlimits" else "/"
-        given = stack.enter_context(_job_file(job, limits, level))
-        (reports, report_end), (info, info_end), (mapped_end, mapped) = (os.pipe() for _ in range(3))
-        for pipe in (reports, info, mapped):
+        # At the other levels, the program has a working folder in memory.
+        folder = stack.enter_context(_temporary_folder()) if level == "rlimits" else "/"
+        job_file = stack.enter_context(_job_file(job, limits, level))
+        report, report_end = os.pipe()
+        info, info_end = os.pipe()
+        mapped_end, mapped = os.pipe()
+        for pipe in (report, info, mapped):
             stack.callback(os.close, pipe)
-        ends = (report_end, info_end, mapped_end)
+        inner_ends = (report_end, info_end, mapped_end)
         try:
             process = subprocess.Popen(
-                _command(level, ends, limits),
-                stdin=given,
+                _command(level, inner_ends, limits),
+                stdin=job_file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                pass_fds=ends,
+                pass_fds=inner_ends,
                 env=ENVIRONMENT,
                 cwd=folder,
                 start_new_session=True,
                 bufsize=0,
             )
         finally:
-            for pipe in ends:
+            for pipe in inner_ends:
                 os.close(pipe)
         assert process.stdout is not None
         try:
             with process.stdout:
-                reading = _Reading(process.stdout.fileno(), reports, info, mapped, limits)
-                end = reading.to_the_end()
-            status = _wait(process, reading.deadline) if end == "exit" else None
+                reader = _PipeReader(process.stdout.fileno(), report, info, mapped, limits)
+                end = reader.read_all()
+            status = _wait(process, reader.deadline) if end == "exit" else None
         finally:
             _kill(process, level)
-    told = bytes(reading.data[reports])
+    content = bytes(reader.data[report])
+    started = content[:1] == b"R"
+    message = content[2:] if started else content[1:]
     return Execution(
-        started=told[:1] == b"R",
-        compiled={b"C": True, b"E": False}.get(told[1:2]),
+        started=started,
+        compiled={b"C": True, b"E": False}.get(content[1:2]),
         end="time" if end == "exit" and status is None else end,
         status=128 + signal.SIGKILL if status is None else status,
-        output=bytes(reading.data[reading.output]),
-        message=told[2 if told[:1] == b"R" else 1 :].decode(errors="replace"),
-        seconds=time.monotonic() - begun,
-        ran=reading.ran(),
+        output=bytes(reader.data[reader.output]),
+        message=message.decode(errors="replace"),
+        seconds=time.monotonic() - start,
+        ran=reader.seconds_running(),
     )
 
 
-class _Reading:
-    """Reads output and report until both are closed or a limit is passed.
+class _PipeReader:
+    """Reads output, report and info until all are closed or a limit is exceeded.
 
-    bubblewrap writes the process's id to `info`, and then the users of its namespace are named.
+    The process in the new namespaces, or bubblewrap, writes an id to `info`; then its namespace's users are mapped.
     """
 
-    def __init__(self, output: int, reports: int, info: int, mapped: int, limits: SandboxLimits) -> None:
-        self.output, self.reports, self.info, self.mapped, self.limits = output, reports, info, mapped, limits
-        self.data = {output: bytearray(), reports: bytearray(), info: bytearray()}
-        self.begun: float | None = None  # when the walls stood
-        self.deadline = time.monotonic() + SET_UP_SECONDS  # a new one then
+    def __init__(
+        self,
+        output: int,
+        report: int,
+        info: int,
+        mapped: int,
+        limits: SandboxLimits,
+    ) -> None:
+        self.output = output
+        self.report = report
+        self.info = info
+        self.mapped = mapped
+        self.limits = limits
+        self.data = {output: bytearray(), report: bytearray(), info: bytearray()}
+        self.running_since: float | None = None  # when the sandbox was set up
+        self.deadline = time.monotonic() + SET_UP_SECONDS  # replaced when the sandbox is set up
 
-    def ran(self) -> float:
-        """Seconds since the walls stand."""
-        return 0.0 if self.begun is None else time.monotonic() - self.begun
+    def seconds_running(self) -> float:
+        """Seconds since the sandbox was set up."""
+        return 0.0 if self.running_since is None else time.monotonic() - self.running_since
 
-    def to_the_end(self) -> Literal["exit", "time", "output"]:
-        """How it ended, as in `Execution`; "exit" if both are closed, though the process may still be there."""
-        most = {self.output: self.limits.output_bytes, self.reports: MESSAGE, self.info: MESSAGE}
+    def read_all(self) -> Literal["exit", "time", "output"]:
+        """Reads, and returns `Execution.end`; "exit" if all are closed, though the process may still exist."""
+        max_sizes = {self.output: self.limits.output_bytes, self.report: MAX_MESSAGE, self.info: MAX_MESSAGE}
         with selectors.DefaultSelector() as selector:
-            for pipe in most:
+            for pipe in max_sizes:
                 selector.register(pipe, selectors.EVENT_READ)
             while selector.get_map():
-                left = self.deadline - time.monotonic()
-                ready = selector.select(left) if left > 0 else []
+                remaining = self.deadline - time.monotonic()
+                ready = selector.select(remaining) if remaining > 0 else []
                 if not ready:
                     return "time"
                 for key, _ in ready:
@@ -155,24 +180,25 @@ class _Reading:
                     self._add(key.fd, chunk)
                     if not chunk:
                         selector.unregister(key.fd)
-                    elif len(self.data[key.fd]) > most[key.fd]:
+                    elif len(self.data[key.fd]) > max_sizes[key.fd]:
                         return "output"
-                    elif len(chunk) < SMALL:
-                        time.sleep(0.001)  # a flood of single bytes costs this process little
+                    elif len(chunk) < SMALL_CHUNK:
+                        time.sleep(0.001)  # so that a flood of single bytes costs this process little
         return "exit"
 
     def _add(self, pipe: int, chunk: bytes) -> None:
-        if pipe == self.reports and chunk and not self.data[pipe]:
-            self.begun = time.monotonic()
-            self.deadline = self.begun + self.limits.seconds
-        if pipe == self.info and chunk and not self.data[pipe]:
-            _name_users(chunk, self.mapped)
+        is_first = bool(chunk) and not self.data[pipe]
+        if pipe == self.report and is_first:
+            self.running_since = time.monotonic()
+            self.deadline = self.running_since + self.limits.seconds
+        if pipe == self.info and is_first:
+            _map_users(chunk, self.mapped)
         self.data[pipe] += chunk
 
 
 @contextmanager
-def _folder() -> Iterator[str]:
-    """A folder that is gone afterwards, however deep what is in it lies; nothing mounted there is gone with it."""
+def _temporary_folder() -> Iterator[str]:
+    """A folder that is removed with everything in it, however deep, but without what is mounted there."""
     folder = tempfile.mkdtemp(prefix="program-")
     try:
         yield folder
@@ -181,7 +207,11 @@ def _folder() -> Iterator[str]:
         subprocess.run(["rm", "-rf", "--one-file-system", folder])
 
 
-def _job_file(job: SandboxJob, limits: SandboxLimits, level: Level) -> IO[bytes]:
+def _job_file(
+    job: SandboxJob,
+    limits: SandboxLimits,
+    level: Level,
+) -> IO[bytes]:
     content: JobFile = {
         "source": job.source.encode(errors="surrogatepass"),
         "input": job.text.encode(errors="surrogatepass"),
@@ -201,48 +231,66 @@ def _job_file(job: SandboxJob, limits: SandboxLimits, level: Level) -> IO[bytes]
     return file
 
 
-def _name_users(info: bytes, mapped: int) -> None:
-    """Names the users of a new namespace: ours and, where we may give one away, the program's own. Raises OSError.
+def _map_users(info: bytes, mapped: int) -> None:
+    """Maps the users of a new namespace: ours and, if permitted, one for the program alone. Raises OSError.
 
-    `info` begins with the number of the process that has the namespace and waits for something on `mapped`.
+    `info` begins with the id of the process that has the namespace and waits for data on `mapped`.
     """
-    process, ours = Path("/proc", re.findall(r"\d+", info.decode())[0]), f"{OURS} {os.geteuid()} 1"
+    process_id = re.findall(r"\d+", info.decode())[0]
+    process = Path("/proc", process_id)
+    our_user = f"{OURS} {os.geteuid()} 1"
     (process / "setgroups").write_text("deny")
     (process / "gid_map").write_text(f"{OURS} {os.getegid()} 1")
     try:
-        (process / "uid_map").write_text(f"{ours}\n{PROGRAM} {PROGRAM} 1")
+        (process / "uid_map").write_text(f"{our_user}\n{PROGRAM} {PROGRAM} 1")
     except OSError:
-        (process / "uid_map").write_text(ours)
+        (process / "uid_map").write_text(our_user)
     os.write(mapped, b"go")
 
 
-def _command(level: Level, ends: tuple[int, int, int], limits: SandboxLimits) -> list[str]:
+def _command(
+    level: Level,
+    ends: tuple[int, int, int],
+    limits: SandboxLimits,
+) -> list[str]:
     python = os.path.realpath(sys.executable)
     code = START.format(here=str(HERE), level=level, ends=ends)
     command = [python, "-S", "-s", "-B", "-P", "-X", "utf8", "-c", code]
     return [*_bubblewrap(python, limits, ends), *command] if level == "bubblewrap" else command
 
 
-def _bubblewrap(python: str, limits: SandboxLimits, ends: tuple[int, int, int]) -> list[str]:
-    walls = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL", "--as-pid-1"]
-    if os.geteuid() == 0:  # else bubblewrap names the user, whose threads the kernel limits
-        walls += f"--cap-add CAP_SETUID --cap-add CAP_CHOWN --info-fd {ends[1]} --userns-block-fd {ends[2]}".split()
-        for parent in [up for path in (*interpreter_folders(), *DEVICES) for up in reversed(Path(path).parents)]:
-            walls += ["--dir", str(parent)]  # which that user may pass through
+def _bubblewrap(
+    python: str,
+    limits: SandboxLimits,
+    ends: tuple[int, int, int],
+) -> list[str]:
+    """The command of bubblewrap, before that of the interpreter."""
+    command = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL", "--as-pid-1"]
+    if os.geteuid() == 0:  # otherwise bubblewrap maps the user, whose threads the kernel limits
+        _, info_end, mapped_end = ends
+        command += (
+            f"--cap-add CAP_SETUID --cap-add CAP_CHOWN --info-fd {info_end} --userns-block-fd {mapped_end}".split()
+        )
+        for path in (*interpreter_folders(), *DEVICES):
+            for parent in reversed(Path(path).parents):  # the program's user must be able to enter them
+                command += ["--dir", str(parent)]
     for path in interpreter_folders():
-        walls += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
+        if os.path.islink(path):
+            command += ["--symlink", os.readlink(path), path]
+        else:
+            command += ["--ro-bind", path, path]
     for path in (python, str(HERE / "inside")):
-        walls += ["--ro-bind", path, path]
+        command += ["--ro-bind", path, path]
     for path in package_folders():
-        walls += ["--tmpfs", path, "--remount-ro", path]
+        command += ["--tmpfs", path, "--remount-ro", path]
     for path in DEVICES:
-        walls += ["--dev-bind", path, path]
-    walls += ["--hostname", "sandbox", "--size", str(limits.file_bytes), "--tmpfs", WORK, "--chdir", WORK]
-    return [*walls, "--remount-ro", "/"]
+        command += ["--dev-bind", path, path]
+    command += ["--hostname", "sandbox", "--size", str(limits.file_bytes), "--tmpfs", WORK, "--chdir", WORK]
+    return [*command, "--remount-ro", "/"]
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:
-    """Exit status; None if the time is up before."""
+    """The exit status; None if the process does not end before the deadline."""
     try:
         status = process.wait(max(0.05, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -251,9 +299,9 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:
 
 
 def _kill(process: subprocess.Popen[bytes], level: Level) -> None:
-    """Ends all processes of a run and waits for them."""
+    """Kills all processes of a run and waits for them."""
     if process.poll() is None and level != "rlimits":
-        for child in _children(process.pid):  # the outer process waits for the inner one and ends as it does
+        for child in _children(process.pid):  # the outer process ends together with the inner one
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
@@ -273,22 +321,28 @@ def _children(process: int) -> list[int]:
 
 @cache
 def interpreter_folders() -> list[str]:
-    """What Python needs of the file system: its standard library and shared libraries, its own and the system's."""
-    system = [path for path in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib") if os.path.exists(path)]
-    base = {"platbase": sys.base_exec_prefix}
-    own = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
-    libraries = glob(os.path.join(sys.base_prefix, "lib", "*.so*"))  # of an interpreter that brings its own
-    places = [os.path.realpath(os.path.dirname(libraries[0])) if libraries else "", *map(os.path.realpath, own)]
-    found = system
-    for path in filter(None, places):
-        found = found if any(Path(path).is_relative_to(place) for place in found) else [*found, path]
-    return found
+    """Folders that Python needs: its standard library, and shared libraries, its own and the system's."""
+    folders = [path for path in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib") if os.path.exists(path)]
+    python_folders: list[str] = []
+    libraries = glob(os.path.join(sys.base_prefix, "lib", "*.so*"))  # of an interpreter with its own libraries
+    if libraries:
+        python_folders.append(os.path.dirname(libraries[0]))
+    for name in ("stdlib", "platstdlib"):
+        python_folders.append(sysconfig.get_path(name, vars={"platbase": sys.base_exec_prefix}))
+    for path in map(os.path.realpath, python_folders):
+        if not any(Path(path).is_relative_to(folder) for folder in folders):
+            folders.append(path)
+    return folders
 
 
 @cache
 def package_folders() -> list[str]:
-    """Folders of installed packages below `interpreter_folders`, which programs do not see."""
-    names = ("site-packages", "dist-packages")
-    places = [p for folder in interpreter_folders() for depth in ("", "python3*/") for p in glob(f"{folder}/{depth}")]
-    found = {os.path.realpath(os.path.join(place, name)) for place in places for name in names}
-    return sorted(path for path in found if os.path.isdir(path))
+    """Folders of installed packages in `interpreter_folders`, which programs do not see."""
+    folders: set[str] = set()
+    for interpreter_folder in interpreter_folders():
+        for parent in (interpreter_folder, *glob(f"{interpreter_folder}/python3*/")):
+            for name in ("site-packages", "dist-packages"):
+                path = os.path.realpath(os.path.join(parent, name))
+                if os.path.isdir(path):
+                    folders.add(path)
+    return sorted(folders)

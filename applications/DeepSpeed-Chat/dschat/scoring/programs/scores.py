@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of responses that are programs: what became of them on the tests of their rows."""
+"""Scores responses that are programs by the tests of their rows."""
 
 from __future__ import annotations
 
@@ -28,67 +28,96 @@ from macro_actions.types import Rollout
 logger = logging.getLogger(__name__)
 
 COLUMN = "input_output"
-SILENT = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT, tokenize.ENDMARKER)
+NON_CODE = (tokenize.INDENT, tokenize.DEDENT, tokenize.NL, tokenize.COMMENT, tokenize.ENDMARKER)
 
 
-def end_of(response: str, function: str | None, which: ProgramBlock = "last", prompt: str = "") -> int:
-    """Where the function of this name ends in a response's program; without one, where the program ends.
+def end_of(
+    response: str,
+    function: str | None,
+    which: ProgramBlock = "last",
+    prompt: str = "",
+) -> int:
+    """The end of a function in a response's program, or of the program if it does not define the function.
 
     Args:
-        which: see `dschat.scoring.programs.blocks.find_program`, as for `prompt`.
+        response: of a policy.
+        function: name of the function; None for the program.
+        which: see `dschat.scoring.programs.blocks.find_program`.
+        prompt: see there.
 
     Returns:
-        The number of characters of the response up to there; all of them where it has no program.
+        The number of characters of the response up to the end; all of them if it has no program.
     """
     program = find_program(response, which, prompt)
     if program is None:
         return len(response)
     ends = [] if function is None else _ends_of(program.text, function)
-    return program.position_in_response(ends[-1] if ends else len(program.text.rstrip()))
+    end = ends[-1] if ends else len(program.text.rstrip())
+    return program.position_in_response(end)
 
 
 def _ends_of(program: str, function: str) -> list[int]:
-    """Where the functions of this name end, as far as Python can tell words and blocks apart. Nothing is compiled."""
-    lines = [0, *accumulate(len(line) + 1 for line in program.split("\n"))]
+    """The ends of all functions of this name, found in the program's tokens. Nothing is compiled."""
+    line_starts = [0, *accumulate(len(line) + 1 for line in program.split("\n"))]
     tokens: list[tokenize.TokenInfo] = []
     with suppress(tokenize.TokenError, SyntaxError):
         for token in tokenize.generate_tokens(StringIO(program).readline):
             tokens.append(token)
-    ends = []
-    for place, (word, name) in enumerate(pairwise(tokens)):
-        if (word.type, word.string, name.string) != (tokenize.NAME, "def", function):
-            continue
-        depth, last, has_body = 0, name, False
-        for token in tokens[place + 2 :]:
-            depth += (token.type == tokenize.INDENT) - (token.type == tokenize.DEDENT)
-            has_body = has_body or token.type == tokenize.INDENT
-            if token.type in SILENT:
-                if has_body and not depth:
-                    break
-            elif not has_body and last.type == tokenize.NEWLINE:  # the next statement, of a body in the same line
-                break
-            else:
-                last = token
-        (row, column) = last.start if last.type == tokenize.NEWLINE else last.end
-        ends.append(lines[row - 1] + column)
+    ends: list[int] = []
+    for index, (word, name) in enumerate(pairwise(tokens)):
+        if word.type == tokenize.NAME and word.string == "def" and name.string == function:
+            last = _last_token(tokens[index + 1 :])
+            row, column = last.start if last.type == tokenize.NEWLINE else last.end
+            ends.append(line_starts[row - 1] + column)
     return ends
 
 
-def rewards_of_tests(outcome: ProgramOutcome, reward: str) -> list[tuple[int | None, float]]:
-    """Numbers of tests and what they are worth, which is together the program's reward; None is the whole program.
+def _last_token(tokens: Sequence[tokenize.TokenInfo]) -> tokenize.TokenInfo:
+    """The last token of a function's code, from its name on."""
+    last = tokens[0]
+    depth = 0
+    has_block = False
+    for token in tokens[1:]:
+        if token.type == tokenize.INDENT:
+            depth += 1
+            has_block = True
+        elif token.type == tokenize.DEDENT:
+            depth -= 1
+        if token.type in NON_CODE:
+            if has_block and depth == 0:
+                break
+        elif not has_block and last.type == tokenize.NEWLINE:  # the next statement, after a body on the same line
+            break
+        else:
+            last = token
+    return last
 
-    Without an error, every test has its share of it. An error's is of the test that ended in it first; a compile
-    error's is of the program.
+
+def rewards_of_tests(outcome: ProgramOutcome, reward: str) -> list[tuple[int | None, float]]:
+    """Divides a program's reward among its tests.
+
+    Without an error, every test gets its share. The reward of an error goes to the first test that ended in one, that
+    of a compile error to the whole program.
+
+    Args:
+        outcome: of the tests.
+        reward: "paper" or "ratio".
+
+    Returns:
+        Number of the test, None for the whole program, and its part of the reward.
     """
-    total, passed = outcome.total, [status == "passed" for status in outcome.tests]
-    if reward == "ratio":
-        return [(number, is_passed / total) for number, is_passed in enumerate(passed)]
-    if outcome.status == "compile_error":
-        return [(None, paper_reward(outcome))]
-    if outcome.status in ("runtime_error", "timeout"):
-        first = next(n for n, status in enumerate(outcome.tests) if status in ("runtime_error", "timeout"))
-        return [(first, paper_reward(outcome))]
-    return [(number, (1.3 * is_passed - 0.3) / total) for number, is_passed in enumerate(passed)]
+    if reward != "ratio":
+        if outcome.status == "compile_error":
+            return [(None, paper_reward(outcome))]
+        for number, status in enumerate(outcome.tests):
+            if status in ("runtime_error", "timeout"):
+                return [(number, paper_reward(outcome))]
+    rewards: list[tuple[int | None, float]] = []
+    for number, status in enumerate(outcome.tests):
+        is_passed = status == "passed"
+        test_reward = float(is_passed) if reward == "ratio" else 1.3 * is_passed - 0.3
+        rewards.append((number, test_reward / outcome.total))
+    return rewards
 
 
 def rewards_by_segment(
@@ -98,18 +127,22 @@ def rewards_by_segment(
     which: ProgramBlock = "last",
     prompt: str = "",
 ) -> list[float]:
-    """A reward of each macro action: what tests are worth stands where the function that they call ends.
+    """The reward of each macro action: a test's reward goes to the one in which the function that it calls ends.
 
     Args:
-        tests: see `rewards_of_tests`.
-        functions: which each test calls; None for a program that reads standard input.
-        segments: texts of the macro actions, together the response.
-        which: see `dschat.scoring.programs.blocks.find_program`, as for `prompt`.
+        tests: from `rewards_of_tests`.
+        functions: the function that each test calls; None for a program that reads standard input.
+        segments: texts of the macro actions, which form the response.
+        which: see `dschat.scoring.programs.blocks.find_program`.
+        prompt: see there.
     """
-    ends, rewards, response = list(accumulate(map(len, segments))), [0.0] * len(segments), "".join(segments)
-    for number, worth in tests:
-        place = end_of(response, None if number is None else functions[number], which, prompt)
-        rewards[min(bisect_left(ends, place), len(ends) - 1)] += worth
+    response = "".join(segments)
+    segment_ends = list(accumulate(map(len, segments)))
+    rewards = [0.0] * len(segments)
+    for number, reward in tests:
+        function = None if number is None else functions[number]
+        end = end_of(response, function, which, prompt)
+        rewards[min(bisect_left(segment_ends, end), len(segments) - 1)] += reward
     return rewards
 
 
@@ -117,16 +150,23 @@ REWARDS: dict[str, Callable[[ProgramOutcome], float]] = {"paper": paper_reward, 
 
 
 class ProgramScores:
-    """Runs the program in each response; a sandbox that cannot be started leaves its row without a score."""
+    """Scores from running the program in each response; without score if its sandbox cannot be started."""
 
-    model: None = None  # no model, so that the self-check has nothing to compare
+    model: None = None  # the self-check has no model to compare
 
-    def __init__(self, pool: ProgramPool, reward: str, skips: bool = False, which: ProgramBlock = "last") -> None:
-        """Takes what runs programs.
+    def __init__(
+        self,
+        pool: ProgramPool,
+        reward: str,
+        skips: bool = False,
+        which: ProgramBlock = "last",
+    ) -> None:
+        """Takes a pool.
 
         Args:
-            reward: `paper` or `ratio`.
-            skips: go on where a process could run none of its programs.
+            pool: runs programs.
+            reward: "paper" or "ratio".
+            skips: go on even if a process could run none of its programs.
             which: see `dschat.scoring.programs.blocks.find_program`.
         """
         self._pool = pool
@@ -135,49 +175,68 @@ class ProgramScores:
         self._which = which
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
-        """One number for each response. Every rank must call it. Raises UserError, on all ranks alike."""
-        begun = time.monotonic()
-        rows = texts.rows
-        programs = [
-            program_of(response, self._which, prompt)
-            for response, prompt in zip(texts.responses, texts.prompts, strict=True)
-        ]
-        outcomes = self._pool.run(programs, [tests_of(row) for row in rows], [row.origin for row in rows])
-        seconds = time.monotonic() - begun
-        device = rollout.input_ids.device
-        missing = torch.tensor([outcome.status == "invalid" for outcome in outcomes])
-        problem = next((outcome.message or "no tests" for outcome in outcomes if outcome.status == "invalid"), None)
-        if problem is not None:
-            logger.warning("%d of %d programs could not be run: %s.", int(missing.sum()), len(missing), problem)
-        for owner, found in enumerate(gather_objects(problem if missing.all() else None)):
-            if found is not None and not self._skips:
-                raise UserError(
-                    f"no program of rank {owner} could be run: {found}. Lower --sandbox_workers, free memory, or give "
-                    "--on_reward_error skip."
-                )
-        reward, segments = REWARDS[self._reward], None
-        values = torch.tensor([0.0 if outcome.status == "invalid" else reward(outcome) for outcome in outcomes])
-        # The mean of the others leaves the mean of the rollout as it is.
-        values[missing] = values[~missing].mean()
-        if texts.segments is not None:
-            numbers = [
-                self._by_segment(*one) for one in zip(outcomes, rows, texts.segments.texts, texts.prompts, strict=True)
-            ]
-            segments = replace(texts.segments, of_prefixes=False).rewards(numbers)[1].to(device)
-        left_out = missing.to(device) if missing.any() else None
-        return Scores(values.to(device), left_out, _measured(outcomes, seconds), segments=segments)
+        """One number for each response. Every rank must call it. Raises UserError on all ranks alike."""
+        start = time.monotonic()
+        programs: list[str | None] = []
+        for response, prompt in zip(texts.responses, texts.prompts, strict=True):
+            programs.append(program_of(response, self._which, prompt))
+        tests = [tests_of(row) for row in texts.rows]
+        outcomes = self._pool.run(programs, tests, [row.origin for row in texts.rows])
+        seconds = time.monotonic() - start
 
-    def _by_segment(self, outcome: ProgramOutcome, row: Row, segments: Sequence[str], prompt: str) -> list[float]:
-        """The rewards of tests are those of macro actions, whatever other sources are asked for."""
+        missing = torch.tensor([outcome.status == "invalid" for outcome in outcomes])
+        self._report_invalid(outcomes)
+        reward = REWARDS[self._reward]
+        values = torch.tensor([0.0 if outcome.status == "invalid" else reward(outcome) for outcome in outcomes])
+        values[missing] = values[~missing].mean()  # so that the mean of the rollout does not change
+
+        device = rollout.input_ids.device
+        segment_rewards: torch.Tensor | None = None
+        if texts.segments is not None:
+            numbers = [self._segment_rewards(outcome, texts, row) for row, outcome in enumerate(outcomes)]
+            # These numbers are rewards even if other sources score prefixes.
+            _, segment_rewards = replace(texts.segments, of_prefixes=False).rewards(numbers)
+            segment_rewards = segment_rewards.to(device)
+        return Scores(
+            values.to(device),
+            missing.to(device) if missing.any() else None,
+            _measured(outcomes, seconds),
+            segments=segment_rewards,
+        )
+
+    def _report_invalid(self, outcomes: Sequence[ProgramOutcome]) -> None:
+        """Warns about programs that could not be run; raises UserError on all ranks if all of a rank's could not."""
+        problems = [outcome.message or "no tests" for outcome in outcomes if outcome.status == "invalid"]
+        if problems:
+            logger.warning("%d of %d programs could not be run: %s.", len(problems), len(outcomes), problems[0])
+        all_failed = len(problems) == len(outcomes)
+        rank_problems = gather_objects(problems[0] if problems and all_failed else None)
+        for rank, problem in enumerate(rank_problems):
+            if problem is not None and not self._skips:
+                raise UserError(
+                    f"no program of rank {rank} could be run: {problem}. Lower --sandbox_workers, free memory, or "
+                    "give --on_reward_error skip."
+                )
+
+    def _segment_rewards(
+        self,
+        outcome: ProgramOutcome,
+        texts: ResponseTexts,
+        row: int,
+    ) -> list[float]:
+        """The rewards of a response's macro actions."""
+        assert texts.segments is not None
+        segments = texts.segments.texts[row]
         if outcome.status == "invalid":
             return [0.0] * len(segments)
-        functions = [case.function for case in self._pool.cases(tests_of(row), row.origin)]
-        tests = rewards_of_tests(outcome, self._reward)
-        return rewards_by_segment(tests, functions, segments, self._which, prompt)
+        data_row = texts.rows[row]
+        functions = [case.function for case in self._pool.cases(tests_of(data_row), data_row.origin)]
+        test_rewards = rewards_of_tests(outcome, self._reward)
+        return rewards_by_segment(test_rewards, functions, segments, self._which, texts.prompts[row])
 
 
 def tests_of(row: Row) -> str:
-    """A row's column of tests, as JSON text. Raises UserError where it has none."""
+    """A row's column of tests, as JSON text. Raises UserError if it has none."""
     tests = row.extra.get(COLUMN)
     if not isinstance(tests, str):
         raise UserError(f"{row.origin}: there is no text in column {COLUMN!r}: --reward_source programs needs tests.")
@@ -185,7 +244,7 @@ def tests_of(row: Row) -> str:
 
 
 def _measured(outcomes: Sequence[ProgramOutcome], seconds: float) -> Measured:
-    """Shares of the outcomes, tests per second, and the seconds that running took."""
+    """Metrics: shares of outcomes, tests per second, and seconds."""
     counts = Counter(outcome.status for outcome in outcomes)
     shares = {f"programs/{status}": (float(counts[status]), float(len(outcomes))) for status in STATUSES}
     tests = float(sum(len(outcome.tests) for outcome in outcomes))
@@ -193,42 +252,52 @@ def _measured(outcomes: Sequence[ProgramOutcome], seconds: float) -> Measured:
 
 
 def has_tests(row: Row) -> bool:
-    """Whether a row has a test; raises UserError where its column of tests holds something else."""
+    """Whether a row has a test. Raises UserError if its column of tests has another form."""
     return bool(parse_problem(tests_of(row), row.origin, most=1).cases)
 
 
-def run_solutions(rows: Sequence[Row], pool: ProgramPool, which: ProgramBlock = "last") -> dict[int, ProgramOutcome]:
+def run_solutions(
+    rows: Sequence[Row],
+    pool: ProgramPool,
+    which: ProgramBlock = "last",
+) -> dict[int, ProgramOutcome]:
     """Runs the first reference solution of each row that has one.
 
-    A solution that is written as a response, with its program in a fenced block, is read as responses are.
+    The program may be in a fenced block, as in a response.
 
     Args:
+        rows: of the data.
+        pool: runs programs.
         which: see `dschat.scoring.programs.blocks.find_program`.
 
     Returns:
-        Number of the row → outcome.
+        Outcomes by number of the row.
     """
-    numbers = [number for number, row in enumerate(rows) if row.chosen is not None]
-    chosen = [rows[number] for number in numbers]
-    tests, origins = [tests_of(row) for row in chosen], [row.origin for row in chosen]
-    programs = [program_of(row.chosen or "", which) for row in chosen]
-    return dict(zip(numbers, pool.run(programs, tests, origins), strict=True))
+    solved = {number: row for number, row in enumerate(rows) if row.chosen is not None}
+    programs = [program_of(row.chosen or "", which) for row in solved.values()]
+    tests = [tests_of(row) for row in solved.values()]
+    outcomes = pool.run(programs, tests, [row.origin for row in solved.values()])
+    return dict(zip(solved, outcomes, strict=True))
 
 
 def solutions_report(rows: Sequence[Row], pool: ProgramPool) -> list[str]:
-    """Lines: how many of the rows have tests and a solution, how many of these fail, and which.
+    """Lines about how many rows have tests and a solution, how many solutions fail, and which.
 
     Raises:
-        UserError: a row's tests are of another form.
+        UserError: a row's tests have another form.
     """
     tested = [row for row in rows if has_tests(row)]
     outcomes = run_solutions(tested, pool)
-    failed = {i: found for i, found in outcomes.items() if found.status != "passed"}
-    untested, unsolved = len(rows) - len(tested), len(tested) - len(outcomes)
+    failures: list[str] = []
+    for number, outcome in outcomes.items():
+        if outcome.status != "passed":
+            failures.append(f"{tested[number].origin}: {outcome.status} {outcome.message}".rstrip())
+    untested = len(rows) - len(tested)
+    unsolved = len(tested) - len(outcomes)
     lines = [
         f"{len(rows):,} rows: {untested:,} without tests, {unsolved:,} without a solution",
-        f"{len(outcomes) - len(failed):,} of {len(outcomes):,} solutions pass",
+        f"{len(outcomes) - len(failures):,} of {len(outcomes):,} solutions pass",
     ]
-    if failed:
+    if failures:
         lines.append("these fail, and --drop_unsolvable leaves them out of step 3:")
-    return lines + [f"{tested[i].origin}: {found.status} {found.message}".rstrip() for i, found in failed.items()]
+    return lines + failures

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known before models are opened: the examples of a step, and texts longer than a model can read.
+"""The examples of a step, and checks of lengths, before models are opened.
 
 One process of a machine makes the examples, the others read what it made.
 """
@@ -36,34 +36,48 @@ UNSOLVED = "its own solution fails its tests"
 
 
 def load_step_data(
-    config: CommonConfig, kind: type[E], make: Make[E], validate: Validate | None = None, on_prompt: bool | None = None
+    config: CommonConfig,
+    kind: type[E],
+    make: Make[E],
+    validate: Validate | None = None,
+    on_prompt: bool | None = None,
 ) -> StepData[E]:
-    """The examples of a step; for `make` and `validate` see `dschat.data.loading.ExampleLoader`. Every rank must call
-    it.
+    """The examples of a step. Every rank must call it.
 
-    `on_prompt`: in step 1, prompts are learnt from, too. Raises UserError: no data, a bad row, or no example is left.
+    Args:
+        config: the flags.
+        kind: the type of the examples.
+        make: makes examples from rows, see `dschat.data.loading.ExampleLoader`.
+        validate: warns about rows, see there.
+        on_prompt: in step 1, prompts are learnt from, too.
+
+    Raises:
+        UserError: there are no data, a row is bad, or no example is left.
     """
     loader = ExampleLoader(config, kind, make, validate, on_prompt)
-    if broadcast_object(loader.is_small):
-        return loader.read(show=is_main())
-    key = broadcast_object(loader.key if is_main() else "")
+    made_from = broadcast_object(loader.made_from if is_main() else {})
     data = None
     if is_main():
-        data = loader.find(key, show=True)
+        data = loader.open(made_from, show=True)
         data = loader.make(show=True) if data is None else data
     barrier()
+    # The first process of another machine, which may have a disk of its own.
     if data is None:
-        data = loader.find(key)
-        if data is None and os.environ.get("LOCAL_RANK") == "0":  # of a machine with a disk of its own
+        data = loader.open(made_from)
+        if data is None and os.environ.get("LOCAL_RANK") == "0":
             data = loader.make()
     barrier()
     if data is None:
-        data = loader.find(key)
+        data = loader.open(made_from)
     return loader.read() if data is None else data
 
 
 def check_lengths(config: CommonConfig) -> None:
-    """Refuses texts longer than a model can read, before anything is loaded. Raises UserError."""
+    """Checks, before anything is loaded, that models can read texts of the lengths that flags allow.
+
+    Raises:
+        UserError: a model reads fewer tokens.
+    """
     if isinstance(config, OneModelConfig):
         check_length(config.model.model_name_or_path, BASE, config.model.max_seq_len, "--max_seq_len")
     elif isinstance(config, PPOConfig):
@@ -71,10 +85,8 @@ def check_lengths(config: CommonConfig) -> None:
         check_shared_base(config)
         check_heads(config)
         # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
-        for flag, path in (
-            (ACTOR, config.models.actor_model_name_or_path),
-            (CRITIC, config.models.critic_model_name_or_path),
-        ):
+        paths = {ACTOR: config.models.actor_model_name_or_path, CRITIC: config.models.critic_model_name_or_path}
+        for flag, path in paths.items():
             if path and not is_on_base(config, path):
                 check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
 
@@ -85,40 +97,55 @@ def load_problems(
     pool: ProgramPool,
     validate: Validate,
 ) -> StepData[PromptExample]:
-    """The problems of a step's share, encoded in this process; see `rows_with_tests`.
+    """The problems of a step's share of the data, encoded in this process; see `rows_with_tests`.
 
-    `validate` is given the training rows, to warn of what is odd in them.
+    `validate` gets the training rows and warns about them.
     """
     share = load_share(config, show=is_main())
     if is_main():
         validate(share.train)
         warn_of_plain_prompts(share.train, make.keywords["tokenizer"], config.columns.apply_chat_template)
-    rows, left_out = rows_with_tests(share.train, pool, config.programs.drop_unsolvable, config.programs.program_block)
-    held_out_rows, left_out_eval = rows_with_tests(
-        share.eval, pool, config.programs.drop_unsolvable, config.programs.program_block
-    )
+    flags = config.programs
+    rows, without_tests = rows_with_tests(share.train, pool, flags.drop_unsolvable, flags.program_block)
     prompts, dropped = make(rows)
-    held_out, dropped_eval = make(held_out_rows, held_out=True)
-    counts = {"train": left_out + dropped, "eval": left_out_eval + dropped_eval}
+    eval_rows, eval_without_tests = rows_with_tests(share.eval, pool, flags.drop_unsolvable, flags.program_block)
+    held_out, eval_dropped = make(eval_rows, held_out=True)
+    counts = {"train": without_tests + dropped, "eval": eval_without_tests + eval_dropped}
     return StepData(prompts, held_out, share.sources, share.files, counts)
 
 
 def rows_with_tests(
-    rows: Sequence[Row], pool: ProgramPool, drop_unsolvable: bool = False, program_block: ProgramBlock = "last"
+    rows: Sequence[Row],
+    pool: ProgramPool,
+    drop_unsolvable: bool = False,
+    program_block: ProgramBlock = "last",
 ) -> tuple[list[Row], Counter[str]]:
-    """Rows that have a test in their column `input_output` and, if asked for, whose first reference solution passes;
-    one without any counts as such.
+    """Rows with tests and, with `drop_unsolvable`, whose first reference solution passes them.
 
-    The processes share the solutions. Returns the rows in their order, and reason → number of the others. Raises
-    UserError where a row's tests are of another form.
+    A row without a reference solution is kept. The processes share the solutions.
+
+    Args:
+        rows: rows of the data; tests are in the column `input_output`.
+        pool: runs the solutions.
+        drop_unsolvable: leave out rows whose solution fails.
+        program_block: which block of a solution is the program.
+
+    Returns:
+        The rows in their order, and the number of other rows by reason.
+
+    Raises:
+        UserError: a row's tests have another form.
     """
     tested = [row for row in rows if has_tests(row)]
     dropped = Counter({NO_TESTS: len(rows) - len(tested)})
     if drop_unsolvable:
-        own = list(range(len(tested)))[rank() :: world_size()]
-        outcomes = run_solutions([tested[number] for number in own], pool, program_block)
-        failed = {own[i] for i, found in outcomes.items() if found.status not in ("passed", "invalid")}
-        everywhere = set().union(*gather_objects(failed))
-        dropped[UNSOLVED] = len(everywhere)
-        tested = [row for number, row in enumerate(tested) if number not in everywhere]
+        local_numbers = list(range(len(tested)))[rank() :: world_size()]
+        outcomes = run_solutions([tested[number] for number in local_numbers], pool, program_block)
+        failed = set()
+        for position, outcome in outcomes.items():
+            if outcome.status not in ("passed", "invalid"):
+                failed.add(local_numbers[position])
+        failed_on_any_rank = set().union(*gather_objects(failed))
+        dropped[UNSOLVED] = len(failed_on_any_rank)
+        tested = [row for number, row in enumerate(tested) if number not in failed_on_any_rank]
     return tested, +dropped

@@ -37,14 +37,25 @@ ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_pa
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is decided before the models are opened."""
+    """What is decided before the models are opened.
+
+    Attributes:
+        batches: batch sizes.
+        updates: optimiser updates of the whole run.
+        compiles: whether decoder layers are compiled; with --compile auto, what was chosen.
+    """
 
     batches: BatchPlan
-    updates: int  # optimiser updates of the whole run
-    compiles: bool  # whether decoder layers are compiled: the answer where --compile is auto
+    updates: int
+    compiles: bool
 
     @classmethod
-    def of(cls, config: CommonConfig, batches: BatchPlan, updates: int) -> Self:
+    def of(
+        cls,
+        config: CommonConfig,
+        batches: BatchPlan,
+        updates: int,
+    ) -> Self:
         """The plan of a run on this process's device."""
         return cls(batches, updates, config.compiles(device().type == "cuda", updates))
 
@@ -69,14 +80,14 @@ def opening_of(config: CommonConfig, settings: EngineSettings) -> Opening:
 
 
 def frozen_settings(config: PPOConfig, plan: RunPlan) -> EngineSettings:
-    """Reference and reward model: whole on every rank, or sharded where the actor is or they live in CPU memory."""
+    """Settings of reference and reward model: sharded if the actor is, or if they are in CPU memory."""
     sharded = config.memory.actor_zero_stage == 3 or config.memory.offload_reference_model
     settings = engine_settings(config, plan, False, 3 if sharded else 0)
     return replace(settings, offload=config.memory.offload_reference_model)
 
 
 def one_optimizer(config: OneModelConfig, total_updates: int) -> OptimizerSettings:
-    """Of a run that trains one model."""
+    """Optimiser settings of a run that trains one model."""
     return optimizer_settings(config, total_updates, config.model.learning_rate, config.model.weight_decay)
 
 
@@ -96,39 +107,48 @@ def optimizer_settings(
 def trained_part(
     config: CommonConfig, rank: int, tokenizer: PreTrainedTokenizerBase, path: str, flag: str
 ) -> Finetuning:
-    """What the flags train of the model at a path, with adapters of this rank.
+    """Which parameters the flags train of the model at a path; `rank` is that of LoRA adapters.
 
-    Raises UserError where an adapter alone would be saved (--no_merge_lora) over embeddings that must grow.
+    Raises:
+        UserError: an adapter alone would be saved (--no_merge_lora) over embeddings that must grow.
     """
-    finetuning = Finetuning(*config.finetuning.options(rank))
+    finetuning = Finetuning(**config.finetuning.arguments(rank))
     if finetuning.rank and not config.finetuning.merge_lora:
         require_no_growth(open_config(path, flag), tokenizer, f"{flag} {path}")
     return finetuning
 
 
-def build_policy(config: SupervisedConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> Engine[PolicyModel]:
+def build_policy(
+    config: SupervisedConfig,
+    plan: RunPlan,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Engine[PolicyModel]:
     """The engine of step 1, of DPO and of REFUEL on pairs.
 
     Step 1's softmax goes over all rows of the embeddings, as in transformers' own loss: its texts teach the model that
     ids without a token do not occur, which programs that do not mask these ids rely on. The other losses compare
-    distributions of which samples are drawn, or could be, and leave such ids out.
+    distributions that are sampled from, and leave such ids out.
     """
     settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
-    path, opening = config.model.model_name_or_path, opening_of(config, settings)
-    finetuning, is_sft = (
-        trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE),
-        isinstance(config, SFTConfig),
-    )
-    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening, all_rows=is_sft)
+    path = config.model.model_name_or_path
+    opening = opening_of(config, settings)
+    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE)
+    all_rows = isinstance(config, SFTConfig)
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening, all_rows=all_rows)
     choose_trained(model, finetuning, path)
     return train_engine(PolicyModel(model), one_optimizer(config, plan.updates), settings)
 
 
-def build_reward_model(config: RewardConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> Engine[ScalarModel]:
+def build_reward_model(
+    config: RewardConfig,
+    plan: RunPlan,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Engine[ScalarModel]:
     """The engine of step 2's reward model."""
     settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
-    path, opening = config.model.model_name_or_path, opening_of(config, settings)
+    path = config.model.model_name_or_path
+    opening = opening_of(config, settings)
     finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE)
     seed = derive_seed(config.optimisation.seed, SeedKind.HEAD)
     model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening, head_seed=seed)
@@ -147,23 +167,36 @@ def build_refuel_models(
     reward: DialogueScores,
     report: Report | None = None,
 ) -> RefuelModels:
-    """The policy, and its frozen start as the reference where the reward depends on it.
+    """The models of REFUEL online: the policy, and its frozen start as the reference if the KL has a coefficient.
 
-    `end_id` ends a reply; `report` is told how decoding steps are launched.
+    `end_id` ends a reply; `report` is called with how decoding steps are launched.
     """
     settings = engine_settings(config, plan, config.engine.gradient_checkpointing, config.engine.zero_stage)
     settings = replace(settings, offload=config.engine.offload and config.engine.zero_stage > 0)
     path = config.model.model_name_or_path
-    torch.manual_seed(config.optimisation.seed)  # rows that embeddings grow by are to be the reference's
-    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening_of(config, settings))
-    choose_trained(model, trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE), path)
+    torch.manual_seed(config.optimisation.seed)  # new rows of the embeddings must equal the reference's
+    model = load_causal_lm(
+        path,
+        BASE,
+        settings.dtype,
+        tokenizer,
+        end_id,
+        opening_of(config, settings),
+    )
+    finetuning = trained_part(config, config.finetuning.lora_dim, tokenizer, path, BASE)
+    choose_trained(model, finetuning, path)
     if config.dialogues.trained_layers:
         train_top_layers(model, config.dialogues.trained_layers, "--trained_layers")
-    optimizer = one_optimizer(config, plan.updates)
-    policy = train_engine(PolicyModel(model), replace(optimizer, epsilon=config.rounds.adam_epsilon), settings)
-    rows = config.sampling.per_device_generation_batch_size
-    name, causal_lm = config.dialogues.rollout_engine, policy.module.inner
-    engine = choose_engine(name, rows, causal_lm, "--rollout_engine", config.sampling.decode_graphs, report)
+    optimizer = replace(one_optimizer(config, plan.updates), epsilon=config.rounds.adam_epsilon)
+    policy = train_engine(PolicyModel(model), optimizer, settings)
+    engine = choose_engine(
+        config.dialogues.rollout_engine,
+        config.sampling.per_device_generation_batch_size,
+        policy.module.inner,
+        "--rollout_engine",
+        config.sampling.decode_graphs,
+        report,
+    )
     return RefuelModels(policy, _refuel_reference(config, plan, tokenizer, policy), reward, engine)
 
 

@@ -33,8 +33,9 @@ from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, r
 from dschat.models.vocabulary import lacks_rows, row_count
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.generate import Report, choose_engine
-from dschat.rollouts.vllm import VllmEngine
-from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
+from dschat.rollouts.vllm.engine import VllmEngine
+from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
+from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.run import ProgramPool
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.models import PPOModels
@@ -43,15 +44,17 @@ logger = logging.getLogger(__name__)
 
 
 def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
-    """The actor's tokenizer, with a token to pad with; the critic's must be the same, the reward model's need not.
+    """The actor's tokenizer, with a pad token; the critic's must be the same, the reward model's need not.
 
-    Raises UserError: a tokenizer is missing or unusable, or texts may be longer than the reward model can read.
+    Raises:
+        UserError: a tokenizer is missing or unusable, or texts may be longer than the reward model can read.
     """
     end_token = config.data.end_of_conversation_token
     tokenizer = load_tokenizer(config.models.actor_model_name_or_path, ACTOR, end_token=end_token)
-    critic, reward = config.models.critic_model_name_or_path, config.rewards.reward_model_name_or_path
+    reward = config.rewards.reward_model_name_or_path
     reward_on_base = is_on_base(config, reward)
-    for flag, path in ((CRITIC, critic), (REWARD, reward if reward_on_base else None)):
+    paths = {CRITIC: config.models.critic_model_name_or_path, REWARD: reward if reward_on_base else None}
+    for flag, path in paths.items():
         # The folder of an adapter alone need not hold a tokenizer.
         if path and (not config.memory.share_base or find_adapter(path) != Path(path)):
             require_same_tokenizer(tokenizer, load_tokenizer(path, flag, end_token=end_token), ACTOR, flag)
@@ -71,34 +74,51 @@ def build_ppo_models(
     """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
 
     There is a critic where --advantage_estimator needs one. `programs` runs the responses, with --reward_source
-    programs; `report` is told how decoding steps are launched.
+    programs; `report` is called with how decoding steps are launched.
     """
     settings = engine_settings(
-        config, plan, bool(config.memory.actor_gradient_checkpointing), config.memory.actor_zero_stage or 0
+        config,
+        plan,
+        gradient_checkpointing=bool(config.memory.actor_gradient_checkpointing),
+        zero_stage=config.memory.actor_zero_stage or 0,
     )
-    path, end_id = (
-        config.models.actor_model_name_or_path,
-        end_token_id(tokenizer, config.data.end_of_conversation_token),
-    )
+    path = config.models.actor_model_name_or_path
+    end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    opening = opening_of(config, settings)
     seed_new_rows(config, tokenizer)
-    opening, own = opening_of(config, settings), own_end_ids(path)
-    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, opening, own)
-    critic, reward = beside_actor(config, model) if config.memory.share_base else (None, None)
-    choose_trained(model, trained_part(config, config.memory.actor_lora_dim or 0, tokenizer, path, ACTOR), path)
+    model = load_causal_lm(
+        path,
+        ACTOR,
+        settings.dtype,
+        tokenizer,
+        end_id,
+        opening,
+        own_end_ids(path),
+    )
+    critic: PreTrainedModel | None = None
+    reward: PreTrainedModel | None = None
+    if config.memory.share_base:  # before the actor has adapters
+        critic, reward = beside_actor(config, model)
+    finetuning = trained_part(config, config.memory.actor_lora_dim or 0, tokenizer, path, ACTOR)
+    choose_trained(model, finetuning, path)
     optimizer = optimizer_settings(
-        config, plan.updates, config.optimizers.actor_learning_rate, config.optimizers.actor_weight_decay
+        config,
+        plan.updates,
+        config.optimizers.actor_learning_rate,
+        config.optimizers.actor_weight_decay,
     )
     actor = train_engine(PolicyModel(model), optimizer, settings)
     shared = None if reward is None else shared_scores(plan.batches, settings, reward)
+    metric: FunctionScores | None = None
+    if config.rewards.metric_function:
+        metric = function_scores(config.rewards.metric_function, "--metric_function")
     return PPOModels(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
         critic=_build_critic(config, plan, tokenizer, critic) if config.advantages.needs.critic else None,
         reward=reward_source(config, plan, tokenizer, programs, shared),
         rollouts=_rollout_engine(config, actor, tokenizer, report),
-        metric=function_scores(config.rewards.metric_function, "--metric_function")
-        if config.rewards.metric_function
-        else None,
+        metric=metric,
         metric_name=config.rewards.metric_name or "",
     )
 
@@ -106,23 +126,30 @@ def build_ppo_models(
 def _build_reference(
     config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
 ) -> PolicyEngine:
+    """The SFT model; with LoRA, the actor without its adapters."""
     if config.memory.actor_lora_dim:
         return AdaptersOff(actor)
     settings = frozen_settings(config, plan)
     seed_new_rows(config, tokenizer)
-    path, opening = config.models.actor_model_name_or_path, opening_of(config, settings)
-    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, opening=opening)
+    path = config.models.actor_model_name_or_path
+    model = load_causal_lm(
+        path,
+        ACTOR,
+        settings.dtype,
+        tokenizer,
+        opening=opening_of(config, settings),
+    )
     return frozen_engine(PolicyModel(model), settings)
 
 
-def grows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the actor's embeddings must get rows for ids of its tokenizer that it lacks."""
+def has_new_rows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the actor's embeddings lack rows for ids of its tokenizer and must grow."""
     return lacks_rows(open_config(config.models.actor_model_name_or_path, ACTOR), tokenizer)
 
 
 def seed_new_rows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Lets actor and reference draw the same numbers for new rows, which softmax spreads over all log-probs."""
-    if grows(config, tokenizer):
+    """Seeds torch, so that actor and reference get the same new rows, which change all log-probs."""
+    if has_new_rows(config, tokenizer):
         torch.manual_seed(config.optimisation.seed)
 
 
@@ -132,39 +159,48 @@ def _build_critic(
     tokenizer: PreTrainedTokenizerBase,
     shared: PreTrainedModel | None,
 ) -> Engine[ScalarModel]:
-    """The critic: ``shared`` is it, with a base that is not its own."""
+    """The engine of the critic; with --share_base, its model is `shared`."""
     settings = engine_settings(
-        config, plan, bool(config.memory.critic_gradient_checkpointing), config.memory.critic_zero_stage or 0
+        config,
+        plan,
+        gradient_checkpointing=bool(config.memory.critic_gradient_checkpointing),
+        zero_stage=config.memory.critic_zero_stage or 0,
     )
     path = config.models.critic_model_name_or_path or config.models.actor_model_name_or_path
     if config.models.critic_model_name_or_path is None:
         logger.info("the critic starts from the actor, with a zero value head")
-    opening, model = opening_of(config, settings), shared
+    model = shared
     if model is None:
-        is_given = config.models.critic_model_name_or_path is not None
         model = load_scalar(
             path,
             CRITIC,
             settings.dtype,
             tokenizer,
             for_this_run=True,
-            opening=opening,
-            may_grow=not is_given,
+            opening=opening_of(config, settings),
+            may_grow=config.models.critic_model_name_or_path is None,
         )
     if lora_config(model) is None:
         finetuning = trained_part(config, config.memory.critic_lora_dim or 0, tokenizer, path, CRITIC)
         choose_trained(model, finetuning, path)
     optimizer = optimizer_settings(
-        config, plan.updates, config.optimizers.critic_learning_rate, config.optimizers.critic_weight_decay
+        config,
+        plan.updates,
+        config.optimizers.critic_learning_rate,
+        config.optimizers.critic_weight_decay,
     )
     return train_engine(ScalarModel(model), optimizer, settings)
 
 
 def _rollout_engine(
-    config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, report: Report | None = None
+    config: PPOConfig,
+    actor: Engine[PolicyModel],
+    tokenizer: PreTrainedTokenizerBase,
+    report: Report | None = None,
 ) -> RolloutEngine:
+    """What samples from the actor: vLLM, or an engine of this process."""
     if config.rollouts.uses_vllm:
-        if grows(config, tokenizer):
+        if has_new_rows(config, tokenizer):
             raise UserError(
                 f"{ACTOR} {config.models.actor_model_name_or_path}: --rollout_engine vllm opens the model as it is,"
                 " but its embeddings have fewer rows than its tokenizer has ids. Use --rollout_engine continuous, or a"
@@ -172,24 +208,31 @@ def _rollout_engine(
             )
         max_tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
         if config.vllm.vllm_url is not None:
-            vocabulary = row_count(actor.module.inner.config)
             needs = ServerNeeds(
-                vocabulary,
+                row_count(actor.module.inner.config),
                 max_tokens,
                 config.sampling.temperature or 1.0,
-                config.vllm.vllm_patience,
                 config.vllm.vllm_timeout,
             )
             return VllmServers(config.vllm.vllm_url, needs)
-        share = config.vllm.vllm_tensor_parallel
-        return VllmEngine(config.models.actor_model_name_or_path, max_tokens, config.vllm.vllm_gpu_memory, share)
-    rows = config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt
-    name, causal_lm = config.rollouts.rollout_engine, actor.module.inner
-    return choose_engine(name, rows, causal_lm, "--rollout_engine", config.sampling.decode_graphs, report)
+        return VllmEngine(
+            config.models.actor_model_name_or_path,
+            max_tokens,
+            config.vllm.vllm_gpu_memory,
+            config.vllm.vllm_tensor_parallel,
+        )
+    return choose_engine(
+        config.rollouts.rollout_engine,
+        config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt,
+        actor.module.inner,
+        "--rollout_engine",
+        config.sampling.decode_graphs,
+        report,
+    )
 
 
 def check_heads(config: PPOConfig) -> None:
-    """Raises UserError where the actor's attention heads cannot be dealt out to the ranks that share vLLM."""
+    """Raises UserError if the actor's attention heads cannot be split over the ranks that share vLLM."""
     if config.vllm.vllm_tensor_parallel == 1:
         return
     heads: int = open_config(config.models.actor_model_name_or_path, ACTOR).get_text_config().num_attention_heads

@@ -40,7 +40,7 @@ STEP_3 = ReaderFlags(
 
 
 def build_program_pool(config: PPOConfig) -> ProgramPool:
-    """What runs programs; raises UserError where the machine cannot shut them in as asked for."""
+    """The pool that runs programs. Raises UserError if the machine cannot isolate them at the level asked for."""
     stops_early = config.programs.program_reward == "paper"  # the first error decides its reward
     return ProgramPool(
         config.programs.sandbox_level,
@@ -62,81 +62,136 @@ def reward_source(
     `programs` runs the responses, with --reward_source programs; `on_base` is the reward model's, if its base is the
     actor's.
     """
-    skips = config.rewards.on_reward_error == "skip"
+    flags = config.rewards
+    skips = flags.on_reward_error == "skip"
     sources: list[ScoreSource] = []
-    for spec in config.rewards.reward_function or []:
-        source = function_scores(
-            spec, "--reward_function", config.rewards.on_reward_error, config.rewards.segment_rewards is not None
-        )
-        sources.append(source)
+    for spec in flags.reward_function or []:
+        with_segments = flags.segment_rewards is not None
+        sources.append(function_scores(spec, "--reward_function", flags.on_reward_error, with_segments))
     if on_base is not None:
         sources.append(on_base)
-    elif config.rewards.reward_model_name_or_path is not None:
-        sources.append(_model_scores(config, config.rewards.reward_model_name_or_path, plan, tokenizer))
-    if config.rewards.reward_url is not None:
-        asked = (
-            config.rewards.reward_url,
-            config.rewards.reward_batch,
-            config.rewards.reward_timeout,
-            config.rewards.reward_patience,
+    elif flags.reward_model_name_or_path is not None:
+        sources.append(_model_scores(config, flags.reward_model_name_or_path, plan, tokenizer))
+    if flags.reward_url is not None:
+        settings = UrlSettings(
+            flags.reward_url,
+            flags.reward_batch,
+            flags.reward_timeout,
+            flags.reward_patience,
+            skips,
         )
-        sources.append(UrlScores(UrlSettings(*asked, skips)))
+        sources.append(UrlScores(settings))
     if programs is not None:
-        sources.append(ProgramScores(programs, config.programs.program_reward, skips, config.programs.program_block))
-    if len(sources) == 1 and config.rewards.reward_weights is None and not skips:
+        sources.append(
+            ProgramScores(
+                programs,
+                config.programs.program_reward,
+                skips,
+                config.programs.program_block,
+            )
+        )
+
+    if len(sources) == 1 and flags.reward_weights is None and not skips:
         return sources[0]
-    named = len(sources) > 1 or config.rewards.reward_weights is not None
-    names = config.rewards.source_names if named else [""]
-    weights = config.rewards.reward_weights or [1.0] * len(sources)
-    return WeightedScores([Weighted(*one) for one in zip(names, weights, sources, strict=True)], skips)
+    has_names = len(sources) > 1 or flags.reward_weights is not None
+    names = flags.source_names if has_names else [""]
+    weights = flags.reward_weights or [1.0] * len(sources)
+    weighted = []
+    for name, weight, source in zip(names, weights, sources, strict=True):
+        weighted.append(Weighted(name, weight, source))
+    return WeightedScores(weighted, skips)
 
 
 def own_reward_tokenizer(
     config: PPOConfig, path: str, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedTokenizerBase | None:
-    """The reward model's tokenizer, if the model must read texts: it is another than the actor's, or --rm_template."""
-    own = load_reward_tokenizer(path, config.rewards.rm_template, STEP_3)
-    return own if config.rewards.rm_template or not same_ids(tokenizer, own) else None
+    """The reward model's tokenizer, if it differs from the actor's or --rm_template is set; the model then reads texts.
+
+    None if the model can read the actor's ids.
+    """
+    reward_tokenizer = load_reward_tokenizer(path, config.rewards.rm_template, STEP_3)
+    if config.rewards.rm_template or not same_ids(tokenizer, reward_tokenizer):
+        return reward_tokenizer
+    return None
 
 
-def _model_scores(config: PPOConfig, path: str, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> ScoreSource:
+def _model_scores(
+    config: PPOConfig,
+    path: str,
+    plan: RunPlan,
+    tokenizer: PreTrainedTokenizerBase,
+) -> ScoreSource:
+    """Scores of the reward model at a path: from the actor's ids, or through text if its tokenizer is another."""
     settings = frozen_settings(config, plan)
     opening = opening_of(config, settings)
-    own, size = own_reward_tokenizer(config, path, tokenizer), pass_size(plan.batches).without_gradient
-    if own is None:
+    size = pass_size(plan.batches).without_gradient
+    reward_tokenizer = own_reward_tokenizer(config, path, tokenizer)
+    if reward_tokenizer is None:
         model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, opening=opening)
         warn_of_reward_loss(model.config, f"{REWARD} {path}")
         return RewardModelScores(frozen_engine(ScalarModel(model), settings), size.rows, size.tokens)
-    form = "its chat template" if config.rewards.rm_template else "prompt + response + EOS"
+
+    rm_template = config.rewards.rm_template
+    form = "its chat template" if rm_template else "prompt + response + EOS"
     logger.info("%s %s scores through text, as %s, with a tokenizer of its own", REWARD, path, form)
     skips = config.rewards.on_reward_error == "skip"
     if reads_both_ways(open_config(path, REWARD)):
-        where = (device(), settings.dtype, size.rows, STEP_3, size.tokens)
-        reader = load_reward_model(path, own, config.rewards.rm_template, *where)
+        reader = load_reward_model(
+            path,
+            reward_tokenizer,
+            rm_template,
+            device(),
+            settings.dtype,
+            size.rows,
+            STEP_3,
+            size.tokens,
+        )
         return TextRewardScores(reader, skips)
-    model = load_scalar(path, REWARD, settings.dtype, own, may_be_new=False, opening=opening)
+    model = load_scalar(path, REWARD, settings.dtype, reward_tokenizer, may_be_new=False, opening=opening)
     engine = frozen_engine(ScalarModel(model), settings)
-    classifier = ClassifierReader(model, own.pad_token_id, device(), size.rows, False, engine, size.tokens)
-    return TextRewardScores(RewardReader(classifier, own, path, config.rewards.rm_template, STEP_3), skips)
+    pad_id = reward_tokenizer.pad_token_id
+    classifier = ClassifierReader(
+        model,
+        pad_id,
+        device(),
+        size.rows,
+        False,
+        engine,
+        size.tokens,
+    )
+    return TextRewardScores(RewardReader(classifier, reward_tokenizer, path, rm_template, STEP_3), skips)
 
 
-def function_scores(spec: str, flag: str, on_error: str = "stop", with_segments: bool = False) -> FunctionScores:
+def function_scores(
+    spec: str,
+    flag: str,
+    on_error: str = "stop",
+    with_segments: bool = False,
+) -> FunctionScores:
+    """Scores of a user's function. Raises UserError if it cannot be imported or called as the flags need it."""
     function = load_function(spec, flag)
     require_arguments(function, spec, flag, with_segments)
     return FunctionScores(function, flag, on_error)
 
 
 def build_dialogue_scores(config: RefuelOnlineConfig, device: torch.device) -> DialogueScores:
-    """The source of scores of an online REFUEL run, which computes on a device."""
-    path, flag = config.dialogues.reward_model_name_or_path, "--reward_model"
+    """The source of scores of an online REFUEL run; a reward model computes on the device."""
+    path = config.dialogues.reward_model_name_or_path
     if path is None:
-        flag = "--reward_function"
-        return FunctionDialogueScores(load_function(config.dialogues.reward_function or "", flag), flag)
+        function = load_function(config.dialogues.reward_function or "", "--reward_function")
+        return FunctionDialogueScores(function, "--reward_function")
+    flag = "--reward_model"
     check_length(path, flag, config.model.max_seq_len, "--max_seq_len")
     tokenizer = load_reward_tokenizer(path, rm_template=False, flags=ReaderFlags(flag))
     model = load_classifier(path, flag, training_dtype(config.engine.dtype), tokenizer)
     model.to("cpu" if config.engine.offload else device).eval()
     size = eval_size(config)
-    pad_id, rows, tokens = tokenizer.pad_token_id, size.rows, size.tokens
-    reader = ClassifierReader(model, pad_id, device, rows, config.engine.offload, max_tokens=tokens)
+    reader = ClassifierReader(
+        model,
+        tokenizer.pad_token_id,
+        device,
+        size.rows,
+        config.engine.offload,
+        max_tokens=size.tokens,
+    )
     return RewardModelDialogueScores(reader, tokenizer, f"{flag} {path}")

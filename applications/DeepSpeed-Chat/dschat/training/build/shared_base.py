@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One frozen base in memory for the models of step 3 (--share_base): which of them stand on it, and how.
+"""One frozen base in memory for the models of step 3 (--share_base): which models share it, and how.
 
 1. settings/ppo_loss.py has the flag, settings/ppo.py its rules: every trained model needs adapters, and all engines
    are at ZeRO 3 or none is.
@@ -42,16 +42,17 @@ logger = logging.getLogger(__name__)
 
 
 def check_shared_base(config: PPOConfig) -> None:
-    """Looks at the folders of --share_base before anything is loaded. Raises UserError where the critic is a whole
-    model or of another rank, or the reward model neither whole nor over the base.
+    """Checks the folders of --share_base before anything is loaded.
+
+    Raises:
+        UserError: the critic is a whole model or has another rank, or the reward model is neither a whole model nor an
+            adapter over the base.
     """
     if not config.memory.share_base:
         return
-    actor, critic, reward = (
-        config.models.actor_model_name_or_path,
-        config.models.critic_model_name_or_path,
-        config.rewards.reward_model_name_or_path,
-    )
+    actor = config.models.actor_model_name_or_path
+    critic = config.models.critic_model_name_or_path
+    reward = config.rewards.reward_model_name_or_path
     if critic is not None:
         folder = find_adapter(critic)
         if folder is None or not is_on_base(config, critic):
@@ -108,11 +109,17 @@ def _why_not(folder: Path | None) -> str:
 
 
 def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedModel | None, PreTrainedModel | None]:
-    """Critic and reward model with the weights of the actor, which has no adapters yet, below; None for what there is
-    not, or what is a whole model. A critic that starts from no adapter has none yet. `check_shared_base` has accepted
-    the flags.
+    """Critic and reward model over the weights of the actor, which has no adapters yet.
+
+    `check_shared_base` has accepted the flags.
+
+    Returns:
+        The critic, without adapters if it starts from none; None without a critic. The reward model; None if there is
+        none, or if it is a whole model.
     """
-    base, critic, reward = config.models.actor_model_name_or_path, None, None
+    base = config.models.actor_model_name_or_path
+    critic: PreTrainedModel | None = None
+    reward: PreTrainedModel | None = None
     if config.advantages.needs.critic:
         critic = classifier_beside(actor, CRITIC)
         folder = find_adapter(config.models.critic_model_name_or_path)
@@ -129,20 +136,25 @@ def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedM
 
 
 def classifier_beside(causal_lm: Any, flag: str) -> Any:
-    """A sequence classifier with one label whose backbone holds the weights of a causal LM without adapters; its head
-    starts at zero.
+    """A sequence classifier with one label on the weights of a causal LM without adapters; its head is zero.
 
-    These weights must not be trained: a change of them would change the classifier. Raises UserError where the
-    family's classifiers have another backbone, or no ``score`` layer.
+    These weights must not be trained: a change of them would change the classifier.
+
+    Raises:
+        UserError: the family's classifiers have another backbone, or no ``score`` layer.
     """
     shared = [*causal_lm.base_model.parameters(), *causal_lm.base_model.buffers()]
-    backbone = copy.deepcopy(causal_lm.base_model, {id(tensor): tensor for tensor in shared})
+    backbone = copy.deepcopy(
+        causal_lm.base_model,
+        {id(tensor): tensor for tensor in shared},
+    )
     config = backbone.config
     config.num_labels = 1
     drop_eos_as_pad(config)
     with torch.device("meta"):
         classifier: Any = classifier_class(config)(config)
-    prefix, head = classifier.base_model_prefix, getattr(classifier, "score", None)
+    prefix = classifier.base_model_prefix
+    head = getattr(classifier, "score", None)
     if type(getattr(classifier, prefix, None)) is not type(backbone) or not isinstance(head, nn.Linear):
         raise UserError(
             f"{flag}: a {type(classifier).__name__} cannot stand on the base of a {type(causal_lm).__name__}. Leave "
@@ -150,15 +162,19 @@ def classifier_beside(causal_lm: Any, flag: str) -> Any:
         )
     setattr(classifier, prefix, backbone)
     weight = next(causal_lm.parameters())
-    classifier.score = nn.Linear(head.in_features, 1, head.bias is not None, device=weight.device, dtype=weight.dtype)
+    classifier.score = nn.Linear(
+        head.in_features,
+        1,
+        head.bias is not None,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
     zero_head(classifier.score)
     return classifier
 
 
 def shared_scores(plan: BatchPlan, settings: EngineSettings, reward: PreTrainedModel) -> RewardModelScores:
-    """Scores of a reward model of `beside_actor`, whose weights are whole or in parts as those of the actor's engine
-    are.
-    """
+    """Scores of a reward model of `beside_actor`; its weights are sharded as those of the actor's engine are."""
     stage = 3 if settings.zero_stage == 3 else 0
     settings = replace(settings, gradient_checkpointing=False, zero_stage=stage)
     size = pass_size(plan).without_gradient

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each training step is made of: data, models, the algorithm, and the loop around them."""
+"""The training steps: each builds its data, models and algorithm, and runs the loop."""
 
 import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
+
+from transformers import PreTrainedTokenizerBase
 
 from dschat.training.build.data import check_lengths, load_problems, load_step_data
 from dschat.training.build.engines import RunPlan, build_policy, build_refuel_models, build_reward_model
@@ -30,7 +32,6 @@ from dschat.data.messages import WEIGHT
 from dschat.data.sources import load_share, source_line
 from dschat.data.template_notes import warn_of_dialogues, warn_of_template
 from dschat.engine.process_group import training_dtype
-from dschat.models.finetuning import Finetuning
 from dschat.models.load import warn_without_classifier
 from dschat.models.operations import Peaks
 from dschat.models.tokenizer import end_token_id, load_tokenizer
@@ -39,19 +40,20 @@ from dschat.run.distributed import device, is_main
 from dschat.run.model_folders import SavedModel
 from dschat.run.output import RunOutput, warn_unless_made_by
 from dschat.run.peaks import measure_own_gpu
+from dschat.scoring.programs.run import ProgramPool
 from dschat.settings.common import CommonConfig
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
-from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig
+from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig, SupervisedConfig
 from dschat.training.supervised.dpo import DPOTask
 from dschat.training.loop import loop_of, total_updates
 from dschat.training.ppo.algorithm import PPO
 from dschat.training.ppo.models import MovingAverage
 from dschat.training.refuel.algorithm import Refuel
-from dschat.training.refuel.pairs import RefuelTask, kept_reference
+from dschat.training.refuel.pairs import RefuelTask, saved_reference
 from dschat.training.supervised.reward import RewardTask
 from dschat.training.supervised.sft import SFTTask
-from dschat.training.supervised.algorithm import Supervised
+from dschat.training.supervised.algorithm import EngineT, Example, Supervised, Task
 
 logger = logging.getLogger(__name__)
 
@@ -75,50 +77,55 @@ def train_sft(config: SFTConfig, run: RunOutput) -> None:
     reads = () if config.sft.sft_on_prompt else (WEIGHT,)  # with prompts, every token is trained on
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=reads)
     data = load_step_data(config, SFTExample, make, validate, config.sft.sft_on_prompt)
-    plan = _announce(config, run, data)
+    plan = _plan_run(config, run, data)
     warn_without_classifier(base)
-    peaks = _peaks(config, run)
+    peaks = _measure_peaks(config, run)
     engine = build_policy(config, plan, tokenizer)
-    width = config.model.max_seq_len if config.sft.packing else None
-    options = (
-        config.sft.sft_on_prompt,
-        config.sft.label_smoothing,
-        width,
-        config.optimisation.max_tokens_per_micro_batch is not None,
+    task = SFTTask(
+        data.train,
+        data.eval,
+        tokenizer.pad_token_id,
+        sft_on_prompt=config.sft.sft_on_prompt,
+        label_smoothing=config.sft.label_smoothing,
+        packed_width=config.model.max_seq_len if config.sft.packing else None,
+        by_tokens=config.optimisation.max_tokens_per_micro_batch is not None,
     )
-    task = SFTTask(data.train, data.eval, tokenizer.pad_token_id, *options)
-    algorithm = Supervised(engine, task, config, run, peaks=peaks)
-    loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
+    saved = SavedModel(engine, "policy", base)
+    _fit_supervised("policy", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_reward(config: RewardConfig, run: RunOutput) -> None:
     """Step 2: the reward model."""
     base = config.model.model_name_or_path
     check_lengths(config)
-    # Beside an adapter alone no embeddings are saved, which therefore must not grow by a pad token.
-    saves_classifier = (
-        config.finetuning.merge_lora or Finetuning(*config.finetuning.options(config.finetuning.lora_dim)).rank == 0
-    )
+    # An adapter alone is saved without embeddings, which therefore must not grow by a pad token.
+    saves_classifier = config.finetuning.merge_lora or config.finetuning.lora_dim == 0
     tokenizer = load_tokenizer(base, MODEL, saves_classifier, config.data.end_of_conversation_token)
     warn_unless_made_by("sft", base, MODEL)
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    margin_key = config.preferences.margin_key
     make = partial(
         pair_examples,
         tokenizer=tokenizer,
         max_seq_len=config.model.max_seq_len,
         eos_id=end_id,
-        margin_key=config.preferences.margin_key,
+        margin_key=margin_key,
     )
-    reads = () if config.preferences.margin_key is None else (config.preferences.margin_key,)
+    reads = () if margin_key is None else (margin_key,)
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns, reads=reads)
     data = load_step_data(config, PairExample, make, validate)
-    plan = _announce(config, run, data)
-    peaks = _peaks(config, run)
+    plan = _plan_run(config, run, data)
+    peaks = _measure_peaks(config, run)
     engine = build_reward_model(config, plan, tokenizer)
-    centering = config.preferences.center_rewards_coefficient
-    task = RewardTask(data.train, data.eval, tokenizer.pad_token_id, config.preferences.reward_loss, centering)
-    algorithm = Supervised(engine, task, config, run, peaks=peaks)
-    loop_of(algorithm, {"reward": engine}, [SavedModel(engine, "reward model", base)], tokenizer, config, run).fit()
+    task = RewardTask(
+        data.train,
+        data.eval,
+        tokenizer.pad_token_id,
+        loss=config.preferences.reward_loss,
+        centering=config.preferences.center_rewards_coefficient,
+    )
+    saved = SavedModel(engine, "reward model", base)
+    _fit_supervised("reward", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_dpo(config: DPOConfig, run: RunOutput) -> None:
@@ -131,12 +138,19 @@ def train_dpo(config: DPOConfig, run: RunOutput) -> None:
     make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.model.max_seq_len, eos_id=end_id)
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns)
     data = load_step_data(config, PreferenceExample, make, validate)
-    plan = _announce(config, run, data)
-    peaks = _peaks(config, run)
+    plan = _plan_run(config, run, data)
+    peaks = _measure_peaks(config, run)
     engine = build_policy(config, plan, tokenizer)
-    task = DPOTask(data.train, data.eval, tokenizer.pad_token_id, config, run, model_hash(base))
-    algorithm = Supervised(engine, task, config, run, peaks=peaks)
-    loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
+    task = DPOTask(
+        data.train,
+        data.eval,
+        tokenizer.pad_token_id,
+        config,
+        run,
+        model_hash(base),
+    )
+    saved = SavedModel(engine, "policy", base)
+    _fit_supervised("policy", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_ppo(config: PPOConfig, run: RunOutput) -> None:
@@ -146,7 +160,9 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     end_id = end_token_id(tokenizer, config.data.end_of_conversation_token)
     condition = TerminationCondition(config.termination, tokenizer, end_id, config.optimisation.seed)
     run.record.parser = condition.parser
-    programs = build_program_pool(config) if config.rewards.reward_source == "programs" else None
+    programs: ProgramPool | None = None
+    if config.rewards.reward_source == "programs":
+        programs = build_program_pool(config)
     make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.sampling.max_prompt_seq_len)
     validate = partial(warn_of_template, tokenizer, end_id=end_id, keys=config.columns)
     if programs is not None:
@@ -154,9 +170,9 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         data = load_problems(config, make, programs, validate)
     else:
         data = load_step_data(config, PromptExample, make, validate)
-    plan = _announce(config, run, data)
-    peaks = _peaks(config, run)
-    models = build_ppo_models(config, plan, tokenizer, programs, _decoding(run))
+    plan = _plan_run(config, run, data)
+    peaks = _measure_peaks(config, run)
+    models = build_ppo_models(config, plan, tokenizer, programs, _record_decoding(run))
     average = MovingAverage(models.actor) if config.memory.enable_ema else None
 
     actor_base = config.models.actor_model_name_or_path
@@ -167,33 +183,54 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         saved.append(SavedModel(models.actor, role, actor_base, "actor_ema", average.whole_weights))
     if models.critic is not None:
         saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
-    parts = None if average is None else average.parts
-    algorithm = PPO(models, data.train, data.eval, tokenizer, condition, config, run, average, peaks=peaks)
-    loop_of(algorithm, models.trained, saved, tokenizer, config, run, parts).fit()
+    average_parts = None if average is None else average.parts
+    algorithm = PPO(
+        models,
+        data.train,
+        data.eval,
+        tokenizer,
+        condition,
+        config,
+        run,
+        average,
+        peaks=peaks,
+    )
+    loop_of(algorithm, models.trained, saved, tokenizer, config, run, average_parts).fit()
 
 
 def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
-    """REFUEL on pairs of dialogues that were drawn and scored before."""
+    """REFUEL on pairs of dialogues that were sampled and scored before."""
     base = config.model.model_name_or_path
     check_lengths(config)
     tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
-    rows = (config.pairs.start_idx, config.pairs.end_idx)
-    data = load_regression_data(config.data.data_path, config.model.max_seq_len, id_count(tokenizer), *rows)
-    plan = _announce(config, run, data)
-    peaks = _peaks(config, run)
+    data = load_regression_data(
+        config.data.data_path,
+        config.model.max_seq_len,
+        id_count(tokenizer),
+        config.pairs.start_idx,
+        config.pairs.end_idx,
+    )
+    plan = _plan_run(config, run, data)
+    peaks = _measure_peaks(config, run)
     engine = build_policy(config, plan, tokenizer)
-    pad_id = tokenizer.pad_token_id
-    reference = kept_reference(config, pad_id, model_hash(base), run.folder)
-    rest = (config.regression.eta, config.pairs.temperature, reference, config.engine.self_checks)
-    task = RefuelTask(data.train, data.eval, pad_id, *rest)
-    algorithm = Supervised(engine, task, config, run, peaks=peaks)
-    loop_of(algorithm, {"refuel": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
+    task = RefuelTask(
+        data.train,
+        data.eval,
+        tokenizer.pad_token_id,
+        config.regression.eta,
+        config.pairs.temperature,
+        saved_reference(config, tokenizer.pad_token_id, model_hash(base), run.folder),
+        config.engine.self_checks,
+    )
+    saved = SavedModel(engine, "policy", base)
+    _fit_supervised("refuel", saved, engine, task, tokenizer, config, run, peaks)
 
 
 def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     """REFUEL online, with the users of the data."""
     check_lengths(config)
-    tokenizer = load_tokenizer(config.model.model_name_or_path, MODEL, end_token=config.data.end_of_conversation_token)
+    base = config.model.model_name_or_path
+    tokenizer = load_tokenizer(base, MODEL, end_token=config.data.end_of_conversation_token)
     end_id = turn_end(tokenizer).token_id
     share = load_share(config)
     if is_main():
@@ -206,18 +243,50 @@ def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
     )
     dialogues, dropped = dialogue_examples(share.train, tokenizer, limits)
     held_out, dropped_eval = dialogue_examples(share.eval, tokenizer, limits, held_out=True)
-    data = StepData(dialogues, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
-    plan = _announce(config, run, data)
-    peaks = _peaks(config, run)
+    data = StepData(
+        dialogues,
+        held_out,
+        share.sources,
+        share.files,
+        {"train": dropped, "eval": dropped_eval},
+    )
+    plan = _plan_run(config, run, data)
+    peaks = _measure_peaks(config, run)
     reward = build_dialogue_scores(config, device())
-    models = build_refuel_models(config, plan, tokenizer, end_id, reward, _decoding(run))
-    saved = [SavedModel(models.policy, "policy", config.model.model_name_or_path)]
+    models = build_refuel_models(config, plan, tokenizer, end_id, reward, _record_decoding(run))
+    saved = [SavedModel(models.policy, "policy", base)]
     algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run, peaks=peaks)
-    loop_of(algorithm, {"policy": models.policy}, saved, tokenizer, config, run).fit()
+    loop_of(
+        algorithm,
+        {"policy": models.policy},
+        saved,
+        tokenizer,
+        config,
+        run,
+    ).fit()
 
 
-def _announce(config: CommonConfig, run: RunOutput, data: StepData[E]) -> RunPlan:
-    """Says how many rows of each source are used and how long the run is; returns its plan."""
+def _fit_supervised(
+    name: str,
+    saved: SavedModel,
+    engine: EngineT,
+    task: Task[Example, EngineT],
+    tokenizer: PreTrainedTokenizerBase,
+    config: SupervisedConfig,
+    run: RunOutput,
+    peaks: Peaks | None,
+) -> None:
+    """Trains one engine on a task; `name` is the engine's in checkpoints."""
+    algorithm = Supervised(engine, task, config, run, peaks=peaks)
+    loop_of(algorithm, {name: engine}, [saved], tokenizer, config, run).fit()
+
+
+def _plan_run(
+    config: CommonConfig,
+    run: RunOutput,
+    data: StepData[E],
+) -> RunPlan:
+    """Logs how many rows of each source are used and how long the run is; returns the run's plan."""
     for source in data.sources:
         logger.info("%s", source_line(source))
     run.describe_data(data, **data.dropped)
@@ -226,11 +295,11 @@ def _announce(config: CommonConfig, run: RunOutput, data: StepData[E]) -> RunPla
     return RunPlan.of(config, run.plan, updates)
 
 
-def _peaks(config: CommonConfig, run: RunOutput) -> Peaks | None:
+def _measure_peaks(config: CommonConfig, run: RunOutput) -> Peaks | None:
     """Measures this process's GPU while nothing else is on it; None on a CPU."""
     return measure_own_gpu(training_dtype(config.engine.dtype), run.record)
 
 
-def _decoding(run: RunOutput) -> Callable[[str], None]:
-    """Notes in the run's record how continuous batching launches its steps."""
+def _record_decoding(run: RunOutput) -> Callable[[str], None]:
+    """Writes into the run's record how continuous batching launches its steps."""
     return partial(setattr, run.record, "decoding")

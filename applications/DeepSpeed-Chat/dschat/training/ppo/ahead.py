@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rollout ahead (--rollouts_ahead 1): servers draw the next rollout while this one trains."""
+"""Sampling one rollout ahead (--rollouts_ahead 1): servers sample the next rollout while this one is trained on."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from dschat.data.examples import PromptExample
 from dschat.rollouts.engine import AheadEngine, Generation, Pending
 from dschat.run.distributed import world_size
-from dschat.run.state import Json, Progress, SeedKind
-from dschat.scoring.source import ResponseTexts
+from dschat.run.state import Progress, SeedKind
 from dschat.training.iteration import put_together
+from dschat.training.ppo.collect import CollectorState, CurrentSampler, RolloutWork, Sampler, Samples
 from dschat.training.ppo.models import ActorSampler
 from macro_actions.types import tensors_of
 
@@ -22,66 +20,98 @@ logger = logging.getLogger("dschat")
 
 
 @dataclass(frozen=True)
-class Upcoming:
-    """The rollout of an iteration to come."""
+class UpcomingRollout:
+    """The rollout of a later iteration."""
 
     iteration: int
-    responses: Pending | Generation  # being drawn or, after a resume, drawn
+    responses: Pending | Generation  # still being sampled; or sampled already, after a resume
 
 
-class RolloutAhead:
-    """Draws the rollout of each iteration while the one before it trains, with the weights that one begins with."""
+class AheadSampler(Sampler):
+    """Samples the rollout of each iteration during the one before it, with the weights that one begins with."""
 
-    def __init__(self, sample: ActorSampler, samples: int) -> None:
-        """Takes what samples, with an engine that can draw ahead, and the responses to each prompt."""
-        assert isinstance(sample.engine, AheadEngine)  # the flags say so
-        self._sample, self._engine, self._samples = sample, sample.engine, samples
-        self._upcoming: Upcoming | None = None
-        # While a rollout is scored: that one, if it was drawn ahead. It lies nowhere else so far.
+    def __init__(
+        self,
+        actor: ActorSampler,
+        prompts: Sequence[PromptExample],
+        samples_per_prompt: int,
+        prompts_of_iteration: Callable[[int], list[int] | None],
+    ) -> None:
+        """Takes what samples, with an engine that can sample ahead.
+
+        Args:
+            actor: samples responses.
+            prompts: the training prompts.
+            samples_per_prompt: responses to each.
+            prompts_of_iteration: positions of this rank's prompts in an iteration; None after the last.
+        """
+        assert isinstance(actor.engine, AheadEngine)  # --rollouts_ahead requires it
+        self._actor = actor
+        self._engine = actor.engine
+        self._prompts = prompts
+        self._samples_per_prompt = samples_per_prompt
+        self._prompts_of_iteration = prompts_of_iteration
+        self._current = CurrentSampler(actor, prompts, samples_per_prompt)
+        self._upcoming: UpcomingRollout | None = None
+        # While a rollout is scored: that one, if it was sampled ahead. It is kept nowhere else until then.
         self._is_scoring = False
-        self._taken: Upcoming | None = None
+        self._taken: UpcomingRollout | None = None
 
-    def begin(self, examples: Sequence[PromptExample], iteration: int) -> None:
-        """Lets servers draw for an iteration, with the actor's weights of now. Every rank must call it."""
-        rows = self._sample.rows(examples, SeedKind.TRAINING, iteration, self._samples)
-        with self._sample.session():
-            pending = self._engine.begin(rows.prompts, self._sample.sampling, rows.seeds)
-        self._upcoming, self._is_scoring = Upcoming(iteration, pending), True
+    def sample(self, work: RolloutWork) -> Samples:
+        samples = self.take(work) or self._current.sample(work)
+        next_prompts = self._prompts_of_iteration(work.iteration + 1)
+        if next_prompts is not None:
+            self._begin(next_prompts, work.iteration + 1)
+        return samples
 
-    def take(self, examples: Sequence[PromptExample], iteration: int) -> tuple[Generation, ResponseTexts] | None:
-        """The rollout of an iteration, if it was begun. Every rank must call it."""
+    def take(self, work: RolloutWork) -> Samples | None:
+        """The rollout of an iteration, if it was sampled ahead. Every rank must call it."""
         upcoming = self._upcoming
-        if upcoming is None or upcoming.iteration != iteration:
+        if upcoming is None or upcoming.iteration != work.iteration:
             return None
-        drawn = upcoming.responses
-        if not isinstance(drawn, Generation):
-            drawn = drawn.finish(self._sample.policy)
-        # Not before: a signal may come.
-        self._upcoming, self._taken, self._is_scoring = None, Upcoming(iteration, drawn), True
-        return self._sample.told(drawn, self._sample.rows(examples, SeedKind.TRAINING, iteration, self._samples))
+        generation = upcoming.responses
+        if not isinstance(generation, Generation):
+            generation = generation.finish()
+        # Only now: a signal may interrupt the waiting.
+        self._upcoming = None
+        self._taken = UpcomingRollout(work.iteration, generation)
+        self._is_scoring = True
+        examples = [self._prompts[number] for number in work.prompt_numbers]
+        requested = self._actor.request(examples, SeedKind.TRAINING, work.iteration, self._samples_per_prompt)
+        generation, texts = self._actor.label(generation, requested)
+        return Samples(generation, texts, is_stale=True)
 
     def accept(self) -> None:
-        """The rollout has been scored: the iteration has it."""
-        self._is_scoring, self._taken = False, None
+        self._is_scoring = False
+        self._taken = None
 
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """What a checkpoint holds of it, with which a resumed run goes on exactly. Every rank must call it.
+    def state(self) -> CollectorState:
+        """The sampled rollout of the next iteration. Every rank must call it.
 
-        As long as a rollout is scored, the actor has the weights with which the next one can be drawn again.
+        As long as a rollout is scored, the actor has the weights with which the next one can be sampled again.
         """
         upcoming = self._taken if self._is_scoring else self._upcoming
         if upcoming is None:
             return {}, {}
-        drawn = upcoming.responses
-        settled = drawn if isinstance(drawn, Generation) else drawn.settle()
+        responses = upcoming.responses
+        settled = responses if isinstance(responses, Generation) else responses.settle()
         if settled is None:
-            logger.warning("The rollout that servers draw ahead cannot be finished now: no checkpoint has it.")
+            logger.warning("The rollout that servers sample ahead cannot be finished now: no checkpoint has it.")
             return {}, {}
         return {"ahead": [upcoming.iteration, world_size()]}, tensors_of(settled, "ahead")
 
     def load(self, state: Progress) -> None:
         iteration, ranks = state.numbers.get("ahead", (None, world_size()))
-        if ranks != world_size():  # each has other prompts now
-            logger.warning("The rollout that was drawn ahead by %d processes is drawn again.", ranks)
+        if ranks != world_size():  # each rank has other prompts now
+            logger.warning("The rollout that %d processes sampled ahead is sampled again.", ranks)
         elif iteration is not None:
-            self._upcoming = Upcoming(iteration, put_together(Generation, state.tensors, "ahead"))
+            self._upcoming = UpcomingRollout(iteration, put_together(Generation, state.tensors, "ahead"))
+
+    def _begin(self, prompt_numbers: Sequence[int], iteration: int) -> None:
+        """Lets servers sample for an iteration, with the actor's current weights."""
+        examples = [self._prompts[number] for number in prompt_numbers]
+        requested = self._actor.request(examples, SeedKind.TRAINING, iteration, self._samples_per_prompt)
+        with self._actor.session():
+            pending = self._engine.begin(requested.prompts, self._actor.sampling, requested.seeds)
+        self._upcoming = UpcomingRollout(iteration, pending)
+        self._is_scoring = True

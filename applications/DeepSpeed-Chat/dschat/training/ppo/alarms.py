@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs that a policy has found a way around its reward, read off a rollout's metrics; each is one line in the log."""
+"""Alarms: signs in a rollout's metrics that a policy games its reward; each is one line in the log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def repetition_alarm(metrics: Metrics) -> str | None:
 
 
 def eos_alarm(metrics: Metrics, ended_before: bool) -> str | None:
-    """Responses do not end any more, though they did (``ended_before``)."""
+    """No response ends by itself any more, though some did before (``ended_before``)."""
     if metrics["response/eos_rate"] > 0 or not ended_before:
         return None
     return "no response ends with EOS any more: all are cut at --max_answer_seq_len"
@@ -71,7 +71,7 @@ def short_alarm(metrics: Metrics, first_length: float | None) -> str | None:
 
 
 def critic_alarm(metrics: Metrics) -> str | None:
-    """The critic's values, where there is a critic, are further from the returns than their mean is."""
+    """The critic's values, if there is a critic, are further from the returns than a constant would be."""
     explained = metrics.get("val/explained_variance")
     if explained is None or explained >= SMALLEST_EXPLAINED_VARIANCE:
         return None
@@ -79,7 +79,7 @@ def critic_alarm(metrics: Metrics) -> str | None:
 
 
 def count_alarm(metrics: Metrics) -> str | None:
-    """No token is left that the policy's loss is of."""
+    """The policy's loss has no token left."""
     if metrics.get("policy/counted") != 0:
         return None
     return (
@@ -94,9 +94,12 @@ def spread_of(metrics: Metrics) -> float:
     return spread / deviation if deviation > 0 else 0.0
 
 
-def scale_alarm(metrics: Metrics, spread: float, rows: int) -> str | None:
-    """The KL penalty of a response is larger than the differences between scores, so that the policy stays where it is
-    or returns there.
+def scale_alarm(
+    metrics: Metrics,
+    spread: float,
+    rows: int,
+) -> str | None:
+    """The KL penalty outweighs the differences between scores, so that the policy stays at the reference.
 
     Gaussian scores of standard deviation s, with the coefficient β, are maximised at a KL of s² / (2 β²) nats: half a
     nat where s = β. The KL counts as one nat at least, so that the first rollout shows a scale that is too small.
@@ -106,7 +109,8 @@ def scale_alarm(metrics: Metrics, spread: float, rows: int) -> str | None:
         spread: largest `spread_of` so far. Scores of a trained policy may all be high; then they differ less.
         rows: of a rollout on all ranks.
     """
-    kl, coefficient = max(metrics["objective/kl"], SMALLEST_KL), metrics.get("objective/kl_coef", 0.0)
+    kl = max(metrics["objective/kl"], SMALLEST_KL)
+    coefficient = metrics.get("objective/kl_coef", 0.0)
     if rows < ENOUGH_SCORES or spread >= coefficient * kl:
         return None
     remedy = "a smaller --kl_ctl"
@@ -120,34 +124,49 @@ def scale_alarm(metrics: Metrics, spread: float, rows: int) -> str | None:
 
 
 class Alarms:
-    """Reads the metrics of every iteration; each alarm is logged at most once in so many updates."""
+    """Reads the metrics of every iteration; each alarm is logged at most once per interval."""
 
-    def __init__(self, flags: AlarmFlags, interval: int, rows: int, checks_scale: bool = True) -> None:
+    def __init__(
+        self,
+        flags: AlarmFlags,
+        interval: int,
+        rows: int,
+        checks_scale: bool = True,
+    ) -> None:
         """Takes the flags.
 
         Args:
-            flags: --max_kl in nats, and what is done above it.
+            flags: --max_kl in nats, and what happens above it.
             interval: updates between two lines of the same alarm.
             rows: responses of a rollout on all ranks.
             checks_scale: whether the scale of scores matters.
         """
-        self._flags, self._interval, self._rows = flags, interval, rows
+        self._flags = flags
+        self._interval = interval
+        self._rows = rows
         self._checks_scale = checks_scale
         self._spread = 0.0  # largest spread of scores so far
-        self._logged: dict[str, int] = {}  # alarm → after how many updates it was logged last
+        self._logged: dict[str, int] = {}  # alarm → updates before it was last logged
         self._ended = False  # a response has ended with EOS
         self._first_length: float | None = None  # mean length of the first rollout's responses, in tokens
 
-    def check(self, metrics: Metrics, update: int, may_stop: bool = True) -> str | None:
-        """Logs what is wrong after so many updates; returns why the run must end, if it must.
+    def check(
+        self,
+        metrics: Metrics,
+        update: int,
+        may_stop: bool = True,
+    ) -> str | None:
+        """Logs alarms; returns why the run must end, if it must.
 
-        The metrics are an iteration's, the same on every rank; one whose rollout was left out has none to look at.
-        `may_stop`: there is more to come that a stop would spare.
+        Args:
+            metrics: of an iteration, the same on every rank; without those of a rollout if it was left out.
+            update: updates so far.
+            may_stop: whether this is not the last iteration.
         """
         if "objective/kl" not in metrics:
             return None
         self._spread = max(self._spread, spread_of(metrics))
-        found = {
+        alarms = {
             "kl": kl_alarm(metrics, self._flags.max_kl),
             "length": length_alarm(metrics, self._rows),
             "repetition": repetition_alarm(metrics),
@@ -160,13 +179,13 @@ class Alarms:
         self._ended = self._ended or metrics["response/eos_rate"] > 0
         if self._first_length is None:
             self._first_length = metrics["response/length"]
-        stops = self._flags.kl_action == "stop" and may_stop and found["kl"] is not None
-        for name, sentence in found.items():
+        stops = self._flags.kl_action == "stop" and may_stop and alarms["kl"] is not None
+        for name, sentence in alarms.items():
             if sentence is not None and not (stops and name == "kl"):
                 self._log(name, f"{after(update)}, {sentence}", update)
         if not stops:
             return None
-        return f"{after(update)}, {found['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
+        return f"{after(update)}, {alarms['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
 
     def state_dict(self) -> Json:
         return {
@@ -182,7 +201,12 @@ class Alarms:
         self._first_length = state["first_length"]
         self._spread = state["spread"]
 
-    def _log(self, name: str, message: str, update: int) -> None:
+    def _log(
+        self,
+        name: str,
+        message: str,
+        update: int,
+    ) -> None:
         last = self._logged.get(name)
         if last is None or update - last >= self._interval:
             self._logged[name] = update

@@ -1,35 +1,165 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credit assignment as the flags say: an estimator of `macro_actions.estimators`; scores and advantages normalised.
+"""Credit assignment: advantages as the flags say, computed before an update or by its own forward passes.
 
-Moments of scores and of advantages are those of all ranks.
+An estimator of `macro_actions.estimators` assigns credit; scores and advantages may be normalised, by moments over all
+ranks.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dschat.models.layout import Layout
 from dschat.run.distributed import sum_over_ranks
 from dschat.settings.ppo import PPOConfig
+from dschat.training.ppo.batch import ScoredRows, equal_groups
 from macro_actions.estimators import ESTIMATORS, Estimator, penalised, response_penalty
-from macro_actions.groups import are_equal
 from macro_actions.masked import masked_moments, whiten, whiten_rows
 from macro_actions.rewards import ScoreMoments
-from macro_actions.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
+from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
+
+AssignCredit = Callable[[Trajectory, MacroActions], PPOBatch]
 
 
-def with_scores(moments: ScoreMoments, scored: ScoredRollout | Trajectory) -> ScoreMoments:
-    """The running moments with the scores of a rollout on all ranks, the same on every rank. Every rank must call it.
+class Credit(Protocol):
+    """Advantages of a rollout of B rows, as an update reads them."""
 
-    Rows without a response token count for nothing, they have no score; nor do numbers that are not finite.
+    @property
+    def rollout(self) -> Rollout:
+        """The sampled responses."""
+
+    @property
+    def macro(self) -> MacroActions:
+        """Their macro actions."""
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """Shape (B, R), bool: tokens that the policy's loss is about."""
+
+    @property
+    def checked(self) -> PPOBatch | ScoredRollout:
+        """What is known before the update, to be checked for numbers that are not finite."""
+
+    def part(
+        self,
+        layout: Layout,
+        logprobs: Tensor,
+        values: Callable[[], Tensor],
+    ) -> PPOBatch:
+        """A micro-batch of b rows.
+
+        Args:
+            layout: the rows.
+            logprobs: shape ``(b, R')``, the actor's, from the update's forward pass.
+            values: gives the critic's values, shape ``(b, R')``, from the update's forward pass.
+        """
+
+    def whole(self) -> PPOBatch:
+        """All rows; after the update's first pass over them."""
+
+
+class ComputedCredit:
+    """Advantages that are known before the update."""
+
+    def __init__(self, batch: PPOBatch) -> None:
+        self.checked = batch
+
+    @property
+    def rollout(self) -> Rollout:
+        return self.checked.rollout
+
+    @property
+    def macro(self) -> MacroActions:
+        return self.checked.macro
+
+    @property
+    def loss_mask(self) -> Tensor:
+        return self.checked.policy_mask
+
+    def part(
+        self,
+        layout: Layout,
+        logprobs: Tensor,
+        values: Callable[[], Tensor],
+    ) -> PPOBatch:
+        return trim(select_rows(self.checked, layout.rows), layout.width)
+
+    def whole(self) -> PPOBatch:
+        return self.checked
+
+
+class FusedCredit:
+    """Advantages from the update's own forward passes, where a rollout has one update.
+
+    The policy that samples is the one that is updated, so a separate pass over the rollout would compute the same
+    log-probs and values once more. Credit assignment works on any subset of rows, and so micro-batch by micro-batch.
+    """
+
+    def __init__(self, rows: ScoredRows, assign: AssignCredit) -> None:
+        """Takes B rows without log-probs, and what assigns credit row by row."""
+        self._rows = rows
+        self._assign = assign
+        self._logprobs = torch.zeros_like(rows.scored.ref_logprobs)
+        self._values = torch.zeros_like(rows.scored.ref_logprobs)
+
+    @property
+    def rollout(self) -> Rollout:
+        return self._rows.rollout
+
+    @property
+    def macro(self) -> MacroActions:
+        return self._rows.macro
+
+    @property
+    def loss_mask(self) -> Tensor:
+        return self._rows.response_mask
+
+    @property
+    def checked(self) -> ScoredRollout:
+        return self._rows.scored
+
+    def part(
+        self,
+        layout: Layout,
+        logprobs: Tensor,
+        values: Callable[[], Tensor],
+    ) -> PPOBatch:
+        logprobs = logprobs.detach()
+        detached_values = values().detach()
+        self._logprobs[layout.rows, : layout.width] = logprobs
+        self._values[layout.rows, : layout.width] = detached_values
+        part = trim(select_rows(self._rows, layout.rows), layout.width)
+        return self._assign(part.scored.with_numbers(logprobs, detached_values), part.macro)
+
+    def whole(self) -> PPOBatch:
+        return self._assign(
+            self._rows.scored.with_numbers(self._logprobs, self._values),
+            self._rows.macro,
+        )
+
+
+def with_scores(moments: ScoreMoments, scored: ScoredRollout) -> ScoreMoments:
+    """Running moments that include the scores of a rollout on all ranks. Every rank must call it.
+
+    Rows without a response token have no score and do not count; nor do scores that are not finite.
     """
     counted = scored.response_mask.any(1) & scored.scores.isfinite()
     scores = torch.where(counted, scored.scores, 0.0).double()
-    count, total = sum_over_ranks(torch.stack([counted.sum().double(), scores.sum()])).tolist()
+    totals = torch.stack([counted.sum().double(), scores.sum()])
+    count, total = sum_over_ranks(totals).tolist()
     mean = total / max(count, 1.0)
     distances = torch.where(counted, scores - mean, 0.0)
-    return moments.merged(count, mean, float(sum_over_ranks(distances.square().sum())))
+    return moments.merged(
+        count,
+        mean,
+        float(sum_over_ranks(distances.square().sum())),
+    )
 
 
 def assign_credit(
@@ -41,85 +171,105 @@ def assign_credit(
     moments: ScoreMoments | None = None,
     estimator: Estimator | None = None,
 ) -> PPOBatch:
-    """Advantages and, of a critic, returns.
+    """Advantages and, with a critic, returns.
 
     With --normalize_scores, scores are normalised first; --missing_eos_penalty and --clip_reward_value then count in
-    standard deviations. The batch's trajectory keeps the scores as they were given.
+    standard deviations. The batch's trajectory keeps the scores as their source gave them.
 
     Args:
-        trajectory: of this rank.
-        macro: its macro actions.
-        kl_coef: of this iteration; with --adaptive_kl_target it is not the flag's.
+        trajectory: rows of this rank.
+        macro: their macro actions.
+        kl_coef: coefficient of the KL penalty in this iteration; --adaptive_kl_target changes it.
         config: the flags.
-        samples: responses of each prompt, which are rows in succession.
+        samples: responses to each prompt, in rows that follow each other.
         moments: of the scores so far, with --normalize_scores.
-        estimator: that of --advantage_estimator when None.
+        estimator: replaces that of --advantage_estimator.
     """
-    given = trajectory
-    # As a term of the loss, the KL is no part of the rewards.
-    in_rewards = kl_coef if config.loss.kl_in == "reward" else 0.0
+    # The KL is a part of the rewards or a term of the loss, never both.
+    kl_in_rewards = kl_coef if config.loss.kl_in == "reward" else 0.0
     longest = config.sampling.max_answer_seq_len
-    settings = replace(config.estimator, kl_coef=in_rewards, samples=samples, longest=longest)
+    settings = replace(config.estimator, kl_coef=kl_in_rewards, samples=samples, longest=longest)
+
+    normalised = trajectory
     if moments is not None:
-        own = trajectory.segment_rewards
-        trajectory = replace(
-            trajectory,
-            scores=moments.normalised(trajectory.scores),
-            segment_rewards=None if own is None else own / moments.deviation,
-        )
+        segment_rewards = trajectory.segment_rewards
+        if segment_rewards is not None:
+            segment_rewards = segment_rewards / moments.deviation
+        scores = moments.normalised(trajectory.scores)
+        normalised = replace(trajectory, scores=scores, segment_rewards=segment_rewards)
+
     assign = ESTIMATORS[config.advantages.advantage_estimator] if estimator is None else estimator
-    batch = assign(trajectory, macro, settings)
+    batch = assign(normalised, macro, settings)
     counted = tokens_that_count(
         batch, samples, config.advantages.drop_equal_groups, config.advantages.max_token_probability
     )
-    batch = replace(batch, trajectory=given, counted=counted)
+    batch = replace(batch, trajectory=trajectory, counted=counted)
+
+    penalty: Tensor | None = None
     if config.advantages.needs.kl_apart and estimator is None:
-        return normalise(batch, config.advantages.normalized_over, response_penalty(batch.kl, settings.kl_coef))
-    return normalise(batch, config.advantages.normalized_over)
+        penalty = response_penalty(batch.kl, settings.kl_coef)
+    return normalise(batch, config.advantages.normalized_over, penalty)
 
 
 def trained_scores(
-    scores: Tensor, finished: Tensor, lengths: Tensor, config: PPOConfig, moments: ScoreMoments | None
+    scores: Tensor,
+    finished: Tensor,
+    lengths: Tensor,
+    config: PPOConfig,
+    moments: ScoreMoments | None,
 ) -> Tensor:
-    """Scores (B,) as they are trained on: normalised, less penalties, clamped. Finished and lengths are (B,)."""
+    """Scores as they are trained on, (B,): normalised, less penalties, clamped.
+
+    Args:
+        scores: shape ``(B,)``, as their source gave them.
+        finished: shape ``(B,)``, bool, whether the response ended by itself.
+        lengths: shape ``(B,)``, tokens of each response.
+        config: the flags.
+        moments: of the scores so far, with --normalize_scores.
+    """
     if moments is not None:
         scores = moments.normalised(scores)
     settings = replace(config.estimator, longest=config.sampling.max_answer_seq_len)
     scores = penalised(scores, finished, lengths, settings)
-    most = settings.clip_reward_value
-    return scores if most is None else scores.clamp(-most, most)
+    limit = settings.clip_reward_value
+    return scores if limit is None else scores.clamp(-limit, limit)
 
 
-def tokens_that_count(batch: PPOBatch, samples: int, drop_equal: bool, max_probability: float | None) -> Tensor | None:
-    """(B, R) bool: the tokens that the policy's loss is of; None for all of the response.
+def tokens_that_count(
+    batch: PPOBatch,
+    samples: int,
+    drop_equal: bool,
+    max_probability: float | None,
+) -> Tensor | None:
+    """Tokens that the policy's loss is about, (B, R) bool; None for all response tokens.
 
     Args:
-        batch: of B rows, samples of a prompt in succession.
-        samples: of a prompt.
+        batch: B rows; the samples of a prompt follow each other.
+        samples: responses to each prompt.
         drop_equal: leave out prompts whose responses all have the same score (DAPO, Yu et al. 2025).
-        max_probability: leave out tokens that were likelier under the policy that drew them (SPO, Guo et al. 2025).
+        max_probability: leave out tokens that the sampling policy gave a higher probability (SPO, Guo et al. 2025).
     """
     mask = batch.response_mask
     if drop_equal and samples > 1:
-        mask = mask & ~equal_groups(batch.trajectory, samples).repeat_interleave(samples)[:, None]
+        is_equal = equal_groups(batch.trajectory.scores, mask, samples).repeat_interleave(samples)
+        mask = mask & ~is_equal[:, None]
     if max_probability is not None:
         mask = mask & (batch.trajectory.logprobs <= math.log(max_probability))
     return None if mask is batch.response_mask else mask
 
 
-def equal_groups(trajectory: Trajectory, samples: int) -> Tensor:
-    """(P,) bool: prompts whose responses, `samples` rows in succession, all have the same score, as it was given."""
-    by_prompt = (x.unflatten(0, (-1, samples)) for x in (trajectory.scores, trajectory.response_mask.any(1)))
-    return are_equal(*by_prompt)
-
-
-def normalise(batch: PPOBatch, over: str | None, penalty: Tensor | None = None) -> PPOBatch:
+def normalise(
+    batch: PPOBatch,
+    over: str | None,
+    penalty: Tensor | None = None,
+) -> PPOBatch:
     """The batch with advantages of mean 0 and variance 1 over each row's tokens, or those of all ranks.
 
     Args:
-        batch: of B rows; the tokens are those that the policy's loss is of.
+        batch: B rows; the tokens are those that the policy's loss is about.
         over: ``row``, ``batch``, or None: the advantages stay as they are.
-        penalty: (B,), a part of each row's advantages that is left out and then added as it is.
+        penalty: shape ``(B,)``, a part of each row's advantages that is not normalised: it is taken out before and
+            added afterwards.
     """
     if over is None:
         return batch
@@ -135,7 +285,7 @@ def normalise(batch: PPOBatch, over: str | None, penalty: Tensor | None = None) 
 
 
 def whiten_advantages(batch: PPOBatch) -> PPOBatch:
-    """The batch with advantages of mean 0 and variance 1 over the tokens of all ranks that the policy's loss is of."""
+    """The batch with advantages of mean 0 and variance 1 over all tokens of the policy's loss, on all ranks."""
     totals = torch.stack(masked_moments(batch.advantages, batch.policy_mask))
     count, total, squares = sum_over_ranks(totals).unbind()
     advantages = whiten(batch.advantages, batch.policy_mask, (count, total, squares))

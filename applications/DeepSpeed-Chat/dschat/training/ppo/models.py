@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of a run of step 3: what draws from the actor, what they say of a rollout, and the actor's average."""
+"""Models of a step-3 run: engines and score sources, the sampler of the actor, and the actor's moving average."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -16,31 +16,37 @@ from dschat.data.examples import PromptExample
 from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, PassSize, layouts
 from dschat.models.tokenizer import end_token_id
-from dschat.rollouts.engine import AheadEngine, Draw, Generation, PolicySampler, RolloutEngine
+from dschat.rollouts.engine import AheadEngine, Generation, PolicySampler, ResponseSampler, RolloutEngine
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.distributed import largest_over_ranks
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
-from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource, scores_of
+from dschat.scoring.source import ResponseTexts, Scores, ScoreSource
 from dschat.settings.ppo import PPOConfig
-from macro_actions.segments import on_last_tokens
-from macro_actions.types import MacroActions, Rollout, ScoredRollout, Trajectory, without_responses
+from macro_actions.types import Rollout
 
-# Numbers (B,) of each response beside its score, by name: what the parts of the score say, and the metric function.
-AuxiliaryScores = Mapping[str, Tensor]
 DECAY = 0.992  # of the moving average, per PPO iteration
 
 
 @dataclass(frozen=True)
 class PPOModels:
-    """Engines and score sources of a run, and what draws from the actor; without a critic it is None."""
+    """Engines and score sources of a run.
+
+    Attributes:
+        actor: the policy that is trained.
+        reference: the frozen policy that the KL penalty compares with.
+        critic: the value model; None for estimators without one.
+        reward: gives the scores.
+        rollouts: samples from the actor.
+        metric: a second score that is logged and never trained on.
+        metric_name: its name in metrics.
+    """
 
     actor: TrainedPolicy
     reference: PolicyEngine
     critic: TrainedScalar | None
     reward: ScoreSource
     rollouts: RolloutEngine
-    # A second score, logged and never trained on.
     metric: Callable[[Rollout, ResponseTexts], Tensor | Scores] | None = None
     metric_name: str = ""
 
@@ -49,100 +55,65 @@ class PPOModels:
         """The actor and, where there is one, the critic, by name."""
         return trained_engines(self.actor, self.critic)
 
-    def score(
-        self,
-        rollout: Rollout,
-        texts: ResponseTexts,
-        temperature: float,
-        size: PassSize,
-        ref_logprobs: Tensor | None = None,
-        macro: MacroActions | None = None,
-    ) -> tuple[ScoredRollout, AuxiliaryScores, Measured]:
-        """Scores and reference log-probs of B responses; the auxiliary scores; what scoring measured.
-
-        A response that could not be scored is taken away: its row has no token to train on. The temperature is that of
-        sampling, 1 for greedy. The reference's log-probs may be known; `macro` are the macro actions that the texts
-        have as segments.
-        """
-        scores = scores_of(self.reward(rollout, texts))
-        auxiliary = dict(scores.parts)
-        if self.metric is not None:
-            auxiliary[self.metric_name] = scores_of(self.metric(rollout, replace(texts, segments=None))).values
-        if scores.missing is not None:
-            rollout = without_responses(rollout, scores.missing)
-        if ref_logprobs is None:
-            ref_logprobs = response_logprobs(self.reference, rollout, temperature, size)
-        ref_logprobs = torch.where(rollout.response_mask, ref_logprobs, 0.0)
-        own = None
-        if macro is not None and scores.segments is not None:
-            own = on_last_tokens(scores.segments, macro)
-        return ScoredRollout(rollout, ref_logprobs, scores.values.float(), own), auxiliary, scores.measured
-
-    def complete(
-        self, scored: ScoredRollout, temperature: float, size: PassSize, logprobs: Tensor | None = None
-    ) -> Trajectory:
-        """The same with the actor's log-probs, unless they are known, and, where there is a critic, its values."""
-        for engine in self.trained.values():
-            engine.eval()
-        rollout = scored.rollout
-        if logprobs is None:
-            logprobs = response_logprobs(self.actor, rollout, temperature, size)
-        values = None if self.critic is None else response_values(self.critic, rollout, size)
-        return scored.with_numbers(logprobs, values)
-
 
 def trained_engines(actor: TrainedPolicy, critic: TrainedScalar | None) -> dict[str, Trained]:
     """The actor and, where there is one, the critic, by name."""
-    return {"actor": actor} | ({} if critic is None else {"critic": critic})
+    engines: dict[str, Trained] = {"actor": actor}
+    if critic is not None:
+        engines["critic"] = critic
+    return engines
 
 
-def response_logprobs(model: PolicyForward, rollout: Rollout, temperature: float, size: PassSize) -> Tensor:
+def response_logprobs(
+    model: PolicyForward,
+    rollout: Rollout,
+    temperature: float,
+    size: PassSize,
+) -> Tensor:
     """Log-probs of every response token, (B, R) float32, 0 off the response; without gradient.
 
-    The temperature is that of sampling, 1 for greedy.
+    The temperature is that of sampling, 1 for greedy decoding.
     """
 
-    def logprobs(rows: Layout) -> Tensor:
-        return rows.spread(model(rows.input_ids, None, rows.targets, temperature, False)[0])
+    def logprobs(layout: Layout) -> Tensor:
+        token_logprobs, _ = model(layout.input_ids, None, layout.targets, temperature, False)
+        return layout.spread(token_logprobs)
 
-    return _of_rows(rollout, size, logprobs)
+    return _compute_by_passes(rollout, size, logprobs)
 
 
 def response_values(model: ScalarForward, rollout: Rollout, size: PassSize) -> Tensor:
     """V(x, y_<j), the state before every response token j, (B, R) float32, 0 off the response; without gradient."""
-    return _of_rows(rollout, size, lambda rows: rows.before(model(rows.input_ids, None)))
+    return _compute_by_passes(
+        rollout,
+        size,
+        lambda layout: layout.before(model(layout.input_ids, None)),
+    )
 
 
 @torch.no_grad()
-def _of_rows(rollout: Rollout, size: PassSize, numbers: Callable[[Layout], Tensor]) -> Tensor:
+def _compute_by_passes(
+    rollout: Rollout,
+    size: PassSize,
+    forward: Callable[[Layout], Tensor],
+) -> Tensor:
+    """Numbers (B, R) of a rollout, from forward passes of a size over rows of similar length."""
     result = torch.zeros_like(rollout.response_mask, dtype=torch.float32)
-    for rows in layouts(rollout, size, largest_over_ranks):
+    for layout in layouts(rollout, size, largest_over_ranks):
         raise_if_stopped()
-        result[rows.rows, : rows.width] = numbers(rows)
+        result[layout.rows, : layout.width] = forward(layout)
     return result
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Responses that are asked for, prompt after prompt."""
+def actor_sampling(
+    config: PPOConfig, tokenizer: PreTrainedTokenizerBase, model_ends: Collection[int] = ()
+) -> Sampling:
+    """How the actor samples.
 
-    examples: list[PromptExample]  # one for each row
-    numbers: list[int]  # of the row among those of its prompt
-    seeds: list[int]
-    samples: int  # responses to each prompt
-
-    @property
-    def prompts(self) -> list[list[int]]:
-        """Their ids."""
-        return [example.prompt_ids for example in self.examples]
-
-
-def actor_sampling(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, own_ends: Collection[int] = ()) -> Sampling:
-    """How the actor samples. EOS always ends a response; --end_of_conversation_token and the model's own end tokens
-    do, too.
+    A response ends with EOS, --end_of_conversation_token, or one of the model's own end tokens (`model_ends`).
     """
     end_ids = {end_token_id(tokenizer, config.data.end_of_conversation_token), tokenizer.eos_token_id}
-    end_ids |= set(own_ends) - {tokenizer.pad_token_id}
+    end_ids |= set(model_ends) - {tokenizer.pad_token_id}
     return Sampling(
         max_new_tokens=config.sampling.max_answer_seq_len,
         end_ids=tuple(sorted(end_ids)),
@@ -154,60 +125,97 @@ def actor_sampling(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, own_en
     )
 
 
-class ActorSampler(PolicySampler):
-    """Draws responses from the actor."""
+@dataclass(frozen=True)
+class RequestedRows:
+    """Responses to be sampled, prompt after prompt."""
 
-    def __call__(
-        self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1, again: bool = False
+    examples: list[PromptExample]  # the prompt of each row
+    sample_numbers: list[int]  # of each row among the responses to its prompt
+    seeds: list[int]
+    samples: int  # responses to each prompt
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Token ids of each row's prompt."""
+        return [example.prompt_ids for example in self.examples]
+
+
+class ActorSampler(PolicySampler):
+    """Samples responses from the actor."""
+
+    def sample(
+        self,
+        examples: Sequence[PromptExample],
+        kind: SeedKind,
+        iteration: int,
+        samples: int = 1,
+        same_weights: bool = False,
     ) -> tuple[Generation, ResponseTexts]:
-        """Some responses to each prompt, in rows that follow each other; see `rows`, and `session` for `again`. Every
-        rank must call it.
+        """Responses to each prompt, in rows that follow each other, and their texts. Every rank must call it.
+
+        For the first four arguments see `request`, for `same_weights` see `session`.
         """
-        rows = self.rows(examples, kind, draw, samples)
-        with self.session(again) as draw_responses:
-            drawn = draw_responses(rows.prompts, self.sampling, rows.seeds)
-        return self.told(drawn, rows)
+        requested = self.request(examples, kind, iteration, samples)
+        with self.session(same_weights) as draw_responses:
+            generation = draw_responses(requested.prompts, self.sampling, requested.seeds)
+        return self.label(generation, requested)
 
     @contextmanager
-    def session(self, again: bool = False) -> Iterator[Draw]:
-        """That of the engine. Every rank must enter it; a signal ends it on all.
+    def session(self, same_weights: bool = False) -> Iterator[ResponseSampler]:
+        """A session of the rollout engine. Every rank must enter it; a signal ends it on all.
 
         Args:
-            again: the actor has the weights of the last session, which an engine that has kept them need not be sent.
+            same_weights: the actor's weights have not changed since the last session, so that an engine that keeps a
+                copy need not be sent them.
         """
         self.policy.eval()
-        if again and isinstance(self.engine, AheadEngine):
-            opened = self.engine.session_again(self.policy)
+        if same_weights and isinstance(self.engine, AheadEngine):
+            session = self.engine.session_again(self.policy)
         else:
-            opened = self.engine.session(self.policy)
-        with stopping_together(), opened as draw_responses:
+            session = self.engine.session(self.policy)
+        with stopping_together(), session as draw_responses:
             yield draw_responses
 
-    def rows(self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1) -> Rows:
-        """What is asked for: so many `samples` of each prompt of this rank, in iteration number `draw`.
+    def request(
+        self,
+        examples: Sequence[PromptExample],
+        kind: SeedKind,
+        iteration: int,
+        samples: int = 1,
+    ) -> RequestedRows:
+        """Rows for `samples` responses to each prompt of this rank.
 
-        A row's seed is made from the run's seed, kind, draw, the prompt's index and the sample's number, so that it
-        depends neither on the rank nor on the other rows.
+        A row's seed follows from the run's seed, the kind, the iteration, the prompt's index and the number of the
+        response, so that it depends neither on the rank nor on other rows.
         """
-        numbers = list(range(samples)) * len(examples)
-        of_rows = [example for example in examples for _ in range(samples)]
-        # A first response has the seed of an only one.
-        seeds = [
-            row_seed(self.seed, kind, draw, example.index, *([number] if number else []))
-            for example, number in zip(of_rows, numbers, strict=True)
-        ]
-        return Rows(of_rows, numbers, seeds, samples)
+        row_examples = []
+        sample_numbers = []
+        seeds = []
+        for example in examples:
+            for number in range(samples):
+                # The first response has the seed that it would have as the only one.
+                number_in_seed = [number] if number else []
+                row_examples.append(example)
+                sample_numbers.append(number)
+                seeds.append(row_seed(self.seed, kind, iteration, example.index, *number_in_seed))
+        return RequestedRows(row_examples, sample_numbers, seeds, samples)
 
-    def told(self, drawn: Generation, rows: Rows) -> tuple[Generation, ResponseTexts]:
-        """What was drawn, with its prompts' indices, and what it says."""
-        index = torch.tensor([example.index for example in rows.examples], device=drawn.bad_rows.device)
-        sample_index = torch.tensor(rows.numbers, device=index.device) if rows.samples > 1 else None
-        drawn = replace(drawn, rollout=replace(drawn.rollout, prompt_index=index, sample_index=sample_index))
-        return drawn, ResponseTexts(
-            [example.prompt_text for example in rows.examples],
-            [decode_response(self.tokenizer, ids) for ids in drawn.rollout.response_rows()],
-            [example.row for example in rows.examples],
+    def label(
+        self,
+        generation: Generation,
+        requested: RequestedRows,
+    ) -> tuple[Generation, ResponseTexts]:
+        """Sampled responses with the indices of their prompts, and their texts."""
+        device = generation.bad_rows.device
+        prompt_index = torch.tensor([example.index for example in requested.examples], device=device)
+        sample_index = torch.tensor(requested.sample_numbers, device=device) if requested.samples > 1 else None
+        rollout = replace(generation.rollout, prompt_index=prompt_index, sample_index=sample_index)
+        texts = ResponseTexts(
+            [example.prompt_text for example in requested.examples],
+            [decode_response(self.tokenizer, ids) for ids in rollout.response_rows()],
+            [example.row for example in requested.examples],
         )
+        return replace(generation, rollout=rollout), texts
 
 
 class MovingAverage:
@@ -217,8 +225,9 @@ class MovingAverage:
     """
 
     def __init__(self, engine: TrainedPolicy, decay: float = DECAY) -> None:
-        """Starts at the weights of the actor's engine; `decay` is the weight of the past."""
-        self._engine, self._decay = engine, decay
+        """Starts at the current weights of the actor's engine; `decay` is the weight of the past."""
+        self._engine = engine
+        self._decay = decay
         # This process's parts of the average, by name.
         self.parts = {name: part.float().clone() for name, part in engine.parts().items()}
 

@@ -1,176 +1,303 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the states before macro actions, measured by sampling: completions from there are drawn and scored."""
+"""Values of the states before macro actions, measured by sampling and scoring completions (segment_mc)."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
+from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, largest_over_ranks, world_size
-from dschat.run.state import Json, Progress, SeedKind, random_states, set_random_states
-from dschat.scoring.source import ResponseTexts
+from dschat.run.state import Progress, SeedKind, random_states, set_random_states
+from dschat.scoring.source import ResponseTexts, ScoreSource, scores_of
+from dschat.settings.ppo import PPOConfig
+from dschat.training.ppo.batch import ScoredBatch, ScoredRows
+from dschat.training.ppo.collect import Collector, CollectorState, RolloutWork
+from dschat.training.ppo.credit import trained_scores, with_scores
 from dschat.training.ppo.models import ActorSampler
+from macro_actions.rewards import ScoreMoments
+from macro_actions.segments import to_tokens
 from macro_actions.types import MacroActions, Rollout, select_rows
 
-# Completed responses, their texts, and their lengths in tokens → a score of each, (N,), as it is trained on, and which
-# could not be scored, (N,) bool, if any.
-Score = Callable[[Rollout, ResponseTexts, Tensor], tuple[Tensor, Tensor | None]]
+STATE = "completions"  # name of the state in a checkpoint
 
 
 @dataclass(frozen=True)
-class State:
-    """What a response has come to before one of its macro actions."""
+class SegmentState:
+    """A response up to one of its macro actions."""
 
     row: int
-    number: int  # of the macro action
-    start: int  # tokens of the response before it
+    macro_action: int
+    start: int  # response tokens before the macro action
 
 
-class SegmentValues:
-    """V̂(s) = the mean score of K completions from s (Kazemnejad et al. 2024, "VinePPO").
+@dataclass
+class MeasuredParts:
+    """Parts of a rollout whose values have been measured, in their order."""
 
-    Completions without a score are left out; of a state that has none left, it is the mean over the part.
+    iteration: int = -1
+    checksum: int = 0  # of the rollout, see `_checksum`
+    values: list[Tensor] = field(default_factory=list)  # (b, M) each
+    tokens: list[int] = field(default_factory=list)  # sampled for each part
+    # Global random states after each part: score sources may draw random numbers.
+    random: list[dict[str, Tensor]] = field(default_factory=list)
 
-    They are drawn part by part of a rollout. A run that is stopped keeps the parts that are done: with the same
-    weights it draws the same rollout again, and goes on with the next part.
+    def truncate(self, count: int) -> None:
+        """Drops all but the first parts."""
+        del self.values[count:]
+        del self.tokens[count:]
+        del self.random[count:]
+
+
+class SegmentValueCollector(Collector):
+    """Adds the values of the states before macro actions to a rollout.
+
+    V̂(s) is the mean score of K completions from s (Kazemnejad et al. 2024, "VinePPO"). Completions without a score are
+    left out; a state that has none left gets the mean over the states that are measured together with it.
+
+    Values are measured part by part. A run that is stopped keeps the finished parts: with the same weights it samples
+    the same rollout again, and goes on with the next part.
     """
 
-    def __init__(self, completions: int, rows: int) -> None:
-        """Takes K, and the responses of a part."""
-        self._completions, self._rows = completions, rows
-        self._of = (-1, 0)  # iteration and checksum of the rollout that the parts are of
-        self._parts: list[Tensor] = []  # (b, M) each
-        self._tokens: list[int] = []  # drawn for each
-        self._random: list[dict[str, Tensor]] = []  # the global random states after each, which scores may draw from
-
-    def __call__(
+    def __init__(
         self,
-        sample: ActorSampler,
-        rollout: Rollout,
-        macro: MacroActions,
+        inner: Collector,
+        actor: ActorSampler,
+        reward: ScoreSource,
+        prompts: Sequence[PromptExample],
+        config: PPOConfig,
+        part_rows: int,
+    ) -> None:
+        """Takes the stage before it, and what samples and scores; `part_rows` responses are measured together."""
+        self._inner = inner
+        self._actor = actor
+        self._reward = reward
+        self._prompts = prompts
+        self._config = config
+        self._completions = config.advantages.mc_samples
+        self._part_rows = part_rows
+        self._parts = MeasuredParts()
+
+    def collect(self, work: RolloutWork) -> ScoredBatch:
+        batch = self._inner.collect(work)
+        work.clock.record("scoring")
+        assert batch.prompt_numbers is not None  # batches of training have them
+        examples = [self._prompts[number] for number in batch.prompt_numbers.tolist()]
+        moments = None if work.moments is None else with_scores(work.moments, batch.rows.scored)
+        values, tokens = self.measure(batch.rows, examples, work.iteration, moments)
+        work.clock.record("completions")
+        rows = replace(batch.rows, values=to_tokens(values, batch.rows.macro))
+        totals = {**batch.stats.totals, "rollout/mc_tokens": tokens}
+        return replace(batch, rows=rows, stats=replace(batch.stats, totals=totals))
+
+    def measure(
+        self,
+        rows: ScoredRows,
         examples: Sequence[PromptExample],
         iteration: int,
-        score: Score,
+        moments: ScoreMoments | None,
     ) -> tuple[Tensor, int]:
-        """Every rank must call it, with as many rows.
+        """Values of the states before macro actions. Every rank must call it, with as many rows.
 
         Args:
-            sample: what draws.
-            rollout: B rows.
-            macro: their macro actions, M at most.
+            rows: B responses with M macro actions at most.
             examples: the prompt of each row.
             iteration: a part of the seeds.
-            score: see `Score`.
+            moments: of the scores so far, with --normalize_scores.
 
         Returns:
-            values (B, M) float32, 0 where there is no macro action; and the tokens that were drawn on this rank.
+            Values (B, M) float32, 0 where there is no macro action; and the tokens that were sampled on this rank.
 
         Raises:
             Stopped: soon after a signal.
         """
-        of = (iteration, _checksum(rollout, macro))
-        if self._of != of:
-            self._of, self._parts, self._tokens, self._random = of, [], [], []
-        ids, starts = rollout.response_rows(), (macro.lengths.cumsum(1) - macro.lengths).tolist()
-        counts = macro.mask.sum(1).tolist()
-        done = -largest_over_ranks(-len(self._parts))
-        del self._parts[done:], self._tokens[done:], self._random[done:]
-        if self._random and self._random[-1]:
-            set_random_states(self._random[-1])
-        for first in range(done * self._rows, len(ids), self._rows):
-            rows = range(first, min(first + self._rows, len(ids)))
-            # A response without a token, which could not be scored, is completed all the same: no rank is without one.
-            states = [
-                State(row, n, starts[row][n] if counts[row] else 0) for row in rows for n in range(counts[row] or 1)
-            ]
-            # The actor's weights do not change from one part to the next.
-            again = first > done * self._rows
-            means, tokens = self._measured(sample, rollout, ids, states, examples, iteration, score, again)
-            part = means.new_zeros(len(rows), max(macro.mask.shape[1], 1))
-            part[[state.row - first for state in states], [state.number for state in states]] = means
-            self._parts.append(part[:, : macro.mask.shape[1]])
-            self._tokens.append(tokens)
-            self._random.append(random_states())
-        return torch.where(macro.mask, torch.cat(self._parts), 0.0), sum(self._tokens)
+        rollout = rows.rollout
+        macro = rows.macro
+        checksum = _checksum(rollout, macro)
+        if (self._parts.iteration, self._parts.checksum) != (iteration, checksum):
+            self._parts = MeasuredParts(iteration, checksum)
 
-    def forget(self) -> None:
-        """The iteration has the values."""
-        self._of, self._parts, self._tokens, self._random = (-1, 0), [], [], []
+        # Go on after the parts that all ranks have finished.
+        parts = self._parts
+        finished = self._finished_on_all_ranks()
+        parts.truncate(finished)
+        if parts.random and parts.random[-1]:
+            set_random_states(parts.random[-1])
 
-    def _measured(
-        self,
-        sample: ActorSampler,
-        rollout: Rollout,
-        ids: Sequence[Sequence[int]],
-        states: Sequence[State],
-        examples: Sequence[PromptExample],
-        iteration: int,
-        score: Score,
-        again: bool,
-    ) -> tuple[Tensor, int]:
-        """The mean score of the completions of each state, (S,), and the tokens of all."""
-        each = [state for state in states for _ in range(self._completions)]
-        numbers = list(range(self._completions)) * len(states)
-        samples = [0] * len(ids) if rollout.sample_index is None else rollout.sample_index.tolist()
-        asked = [examples[state.row] for state in each]
-        seeds = [
-            row_seed(sample.seed, SeedKind.COMPLETION, iteration, e.index, samples[state.row], state.number, n)
-            for state, e, n in zip(each, asked, numbers, strict=True)
-        ]
-        before = [list(ids[state.row][: state.start]) for state in each]
-        prompts = [[*example.prompt_ids, *prefix] for example, prefix in zip(asked, before, strict=True)]
-        limits = [sample.sampling.max_new_tokens - state.start for state in each]
-        with sample.session(again) as draw:
-            drawn = draw(prompts, sample.sampling, seeds, limits=limits)
-        lengths = drawn.rollout.response_mask.sum(1)
-        index = torch.tensor([example.index for example in asked], device=lengths.device)
-        rows = zip(before, drawn.rollout.response_rows(), strict=True)
-        texts = ResponseTexts(
-            [example.prompt_text for example in asked],
-            [decode_response(sample.tokenizer, [*prefix, *completion]) for prefix, completion in rows],
-            [example.row for example in asked],
-        )
-        more = largest_over_ranks(len(asked)) - len(asked)  # so that all ranks score as many
-        padded = torch.tensor([*range(len(asked)), *[0] * more], device=lengths.device)
-        whole = lengths + torch.tensor([state.start for state in each], device=lengths.device)
-        completed = select_rows(replace(drawn.rollout, prompt_index=index), padded)
-        scores, missing = score(completed, texts.repeated(more), whole[padded])
-        counted = torch.ones_like(lengths, dtype=torch.bool) if missing is None else ~missing[: len(asked)]
-        # Of logits that are not finite: that stops the run, or leaves the rollout out.
-        scores = torch.where(drawn.bad_rows, torch.nan, torch.where(counted, scores[: len(asked)], 0.0))
-        by_state, count = scores.view(-1, self._completions).sum(1), counted.view(-1, self._completions).sum(1)
-        mean = scores.sum() / counted.sum().clamp(min=1)
-        return torch.where(count > 0, by_state / count.clamp(min=1), mean), int(lengths.sum())
+        response_ids = rollout.response_rows()
+        columns = macro.mask.shape[1]
+        for first in range(finished * self._part_rows, len(response_ids), self._part_rows):
+            part = range(first, min(first + self._part_rows, len(response_ids)))
+            states = _states_of(macro, part)
+            generation, texts = self._sample_completions(
+                rollout, response_ids, states, examples, iteration, first > finished * self._part_rows
+            )
+            means = self._mean_scores(generation, texts, states, moments)
+            values = means.new_zeros(len(part), max(columns, 1))
+            rows_of_part = [state.row - first for state in states]
+            values[rows_of_part, [state.macro_action for state in states]] = means
+            parts.values.append(values[:, :columns])
+            parts.tokens.append(int(generation.rollout.response_mask.sum()))
+            parts.random.append(random_states())
+        return torch.where(macro.mask, torch.cat(parts.values), 0.0), sum(parts.tokens)
 
-    def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """What a checkpoint holds of the parts that are done on all ranks. Every rank must call it."""
-        done = -largest_over_ranks(-len(self._parts))
-        if not done:
-            return {}, {}
-        tensors = {f"completions.{n}": part for n, part in enumerate(self._parts[:done])}
-        tensors |= {f"completions.random.{name}": state for name, state in self._random[done - 1].items()}
-        known = torch.tensor([*self._of, *self._tokens[:done]])
-        return {"completions": [world_size(), done]}, tensors | {"completions.of": known}
+    def accept(self) -> None:
+        self._parts = MeasuredParts()
+        self._inner.accept()
+
+    def state(self) -> CollectorState:
+        """The parts that are finished on all ranks. Every rank must call it."""
+        numbers, tensors = self._inner.state()
+        parts = self._parts
+        finished = self._finished_on_all_ranks()
+        if not finished:
+            return numbers, tensors
+        tensors = dict(tensors)
+        for number, values in enumerate(parts.values[:finished]):
+            tensors[f"{STATE}.{number}"] = values
+        for name, random_state in parts.random[finished - 1].items():
+            tensors[f"{STATE}.random.{name}"] = random_state
+        tensors[f"{STATE}.of"] = torch.tensor([parts.iteration, parts.checksum, *parts.tokens[:finished]])
+        return {**numbers, STATE: [world_size(), finished]}, tensors
 
     def load(self, state: Progress) -> None:
-        """Takes that up, unless ranks have other prompts now."""
-        if state.numbers.get("completions", [0])[0] == world_size():
-            iteration, checksum, *self._tokens = state.tensors["completions.of"].tolist()
-            self._of = iteration, checksum
-            self._parts = [state.tensors[f"completions.{n}"].to(device()) for n in range(len(self._tokens))]
-            start = "completions.random."
-            found = {name.removeprefix(start): x for name, x in state.tensors.items() if name.startswith(start)}
-            self._random = [found] * len(self._parts)  # those before the last are not needed again
+        """Restores the finished parts, unless ranks have other prompts now."""
+        self._inner.load(state)
+        ranks, _ = state.numbers.get(STATE, [0, 0])
+        if ranks != world_size():
+            return
+        iteration, checksum, *tokens = state.tensors[f"{STATE}.of"].tolist()
+        values = [state.tensors[f"{STATE}.{number}"].to(device()) for number in range(len(tokens))]
+        random_state = {}
+        prefix = f"{STATE}.random."
+        for name, tensor in state.tensors.items():
+            if name.startswith(prefix):
+                random_state[name.removeprefix(prefix)] = tensor
+        # Only the states after the last part are needed.
+        self._parts = MeasuredParts(
+            iteration,
+            checksum,
+            values,
+            tokens,
+            [random_state] * len(tokens),
+        )
+
+    def _finished_on_all_ranks(self) -> int:
+        """How many parts every rank has finished: the smallest number."""
+        return -largest_over_ranks(-len(self._parts.values))
+
+    def _sample_completions(
+        self,
+        rollout: Rollout,
+        response_ids: Sequence[Sequence[int]],
+        states: Sequence[SegmentState],
+        examples: Sequence[PromptExample],
+        iteration: int,
+        same_weights: bool,
+    ) -> tuple[Generation, ResponseTexts]:
+        """K completions of each state, S · K rows, and the texts of the completed responses."""
+        actor = self._actor
+        sample_numbers = [0] * len(response_ids)
+        if rollout.sample_index is not None:
+            sample_numbers = rollout.sample_index.tolist()
+
+        row_examples = []
+        prefixes = []
+        prompts = []
+        seeds = []
+        limits = []
+        for state in states:
+            example = examples[state.row]
+            prefix = list(response_ids[state.row][: state.start])
+            seed_parts = (iteration, example.index, sample_numbers[state.row], state.macro_action)
+            for number in range(self._completions):
+                row_examples.append(example)
+                prefixes.append(prefix)
+                prompts.append([*example.prompt_ids, *prefix])
+                seeds.append(row_seed(actor.seed, SeedKind.COMPLETION, *seed_parts, number))
+                limits.append(actor.sampling.max_new_tokens - state.start)
+
+        with actor.session(same_weights) as draw_responses:
+            generation = draw_responses(prompts, actor.sampling, seeds, limits=limits)
+        prompt_index = torch.tensor(
+            [example.index for example in row_examples],
+            device=generation.bad_rows.device,
+        )
+        generation = replace(generation, rollout=replace(generation.rollout, prompt_index=prompt_index))
+
+        responses = []
+        for prefix, completion in zip(prefixes, generation.rollout.response_rows(), strict=True):
+            responses.append(decode_response(actor.tokenizer, [*prefix, *completion]))
+        prompt_texts = [example.prompt_text for example in row_examples]
+        return generation, ResponseTexts(prompt_texts, responses, [example.row for example in row_examples])
+
+    def _mean_scores(
+        self,
+        generation: Generation,
+        texts: ResponseTexts,
+        states: Sequence[SegmentState],
+        moments: ScoreMoments | None,
+    ) -> Tensor:
+        """The mean score of the K completions of each state, (S,), as scores are trained on."""
+        rollout = generation.rollout
+        count = len(rollout.response_mask)
+        starts = torch.tensor(
+            [state.start for state in states],
+            device=rollout.response_mask.device,
+        )
+        lengths = rollout.response_mask.sum(1) + starts.repeat_interleave(self._completions)
+
+        # Ranks with fewer completions repeat their first, so that all score as many.
+        padding = largest_over_ranks(count) - count
+        padded_rows = torch.tensor(
+            [*range(count), *[0] * padding],
+            device=lengths.device,
+        )
+        padded = select_rows(rollout, padded_rows)
+        raw_scores = scores_of(self._reward(padded, texts.repeated(padding)))
+        scores = trained_scores(
+            raw_scores.values.float(), padded.finished, lengths[padded_rows], self._config, moments
+        )[:count]
+
+        is_counted = torch.ones_like(lengths, dtype=torch.bool)
+        if raw_scores.missing is not None:
+            is_counted = ~raw_scores.missing[:count]
+        scores = torch.where(is_counted, scores, 0.0)
+        # NaN stops the run or leaves the rollout out, as --on_nonfinite says.
+        scores = torch.where(generation.bad_rows, torch.nan, scores)
+
+        sums = scores.view(-1, self._completions).sum(1)
+        counts = is_counted.view(-1, self._completions).sum(1)
+        mean_of_all = scores.sum() / is_counted.sum().clamp(min=1)
+        return torch.where(counts > 0, sums / counts.clamp(min=1), mean_of_all)
+
+
+def _states_of(macro: MacroActions, rows: Sequence[int]) -> list[SegmentState]:
+    """The states before the macro actions of some rows.
+
+    A response without tokens, because it could not be scored, has one state: no rank is without completions.
+    """
+    starts = (macro.lengths.cumsum(1) - macro.lengths).tolist()
+    counts = macro.mask.sum(1).tolist()
+    states = []
+    for row in rows:
+        if not counts[row]:
+            states.append(SegmentState(row, 0, 0))
+        for number in range(counts[row]):
+            states.append(SegmentState(row, number, starts[row][number]))
+    return states
 
 
 def _checksum(rollout: Rollout, macro: MacroActions) -> int:
     """Checksum of the responses, without padding, and of the lengths of their macro actions."""
-    lengths = [own[mask].tolist() for own, mask in zip(macro.lengths, macro.mask, strict=True)]
+    lengths = []
+    for row_lengths, row_mask in zip(macro.lengths, macro.mask, strict=True):
+        lengths.append(row_lengths[row_mask].tolist())
     return zlib.crc32(repr((rollout.response_rows(), lengths)).encode())

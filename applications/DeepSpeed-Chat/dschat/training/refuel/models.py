@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.data.collate import pad
-from dschat.data.dialogues import Dialogue, DialogueExample, state
+from dschat.data.dialogues import DialogueExample
 from dschat.data.encoding import turn_end
 from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
 from dschat.models.layout import Layout, Lengths, PassSize, group_by_length, lay_out
@@ -24,8 +24,10 @@ from dschat.rollouts.dialogues import (
     AssistantTurn,
     DialogueRollout,
     PolicyAssistant,
+    SampledPair,
     UserFromData,
     roll_out,
+    roll_out_pairs,
 )
 from dschat.rollouts.engine import Generation, PolicySampler, RolloutEngine, pad_prompts
 from dschat.rollouts.sampling import Sampling, row_seed
@@ -36,44 +38,59 @@ from dschat.scoring.source import DialogueScores
 from dschat.settings.refuel import RefuelOnlineConfig
 from macro_actions.types import Rollout
 
-FIRST, SECOND, TURN = range(3)  # what a dialogue's seeds of a round are for
+FIRST, SECOND, TURN = range(3)  # what the seeds of a dialogue are for in a round
 
 
 @dataclass(frozen=True)
-class DrawnPair:
-    """Two dialogues that are one up to the user's message of a turn."""
+class RefuelModels:
+    """Engines and the score source of a run.
 
-    turn: int  # h, from 0
-    first: DialogueRollout
-    second: DialogueRollout
+    Attributes:
+        policy: the policy that is trained.
+        reference: its frozen start; None where no reward depends on it.
+        reward: scores dialogues.
+        rollouts: samples from the policy.
+    """
 
-    @property
-    def replies(self) -> tuple[AssistantTurn, AssistantTurn]:
-        """Those that are compared: of turn h."""
-        return self.first.replies[self.turn], self.second.replies[self.turn]
-
-
-def draws_of(pairs: Sequence[DrawnPair]) -> list[Lengths]:
-    """Lengths of the replies that were sampled together: those of one turn, in the first dialogues or the second."""
-    draws = []
-    for rollouts in ([pair.first for pair in pairs], [pair.second for pair in pairs]):
-        turns = {turn for rollout in rollouts for turn in rollout.replies}
-        for turn in sorted(turns):
-            replies = [rollout.replies[turn] for rollout in rollouts if turn in rollout.replies]
-            states = np.array([len(reply.state_ids) for reply in replies])
-            draws.append(Lengths(states, np.array([len(reply.ids) for reply in replies])))
-    return draws
+    policy: TrainedPolicy
+    reference: PolicyEngine | None
+    reward: DialogueScores
+    rollouts: RolloutEngine
 
 
-def drawn_turn(seed: int, iteration: int, example: DialogueExample) -> int:
-    """h, evenly from the turns of a dialogue; it follows from the run's seed, the round and the row alone."""
+def lengths_of_samplings(pairs: Sequence[SampledPair]) -> list[Lengths]:
+    """Lengths of the replies that were sampled together: those of one turn, in the first or the second dialogues."""
+    lengths = []
+    first_dialogues = [pair.first for pair in pairs]
+    second_dialogues = [pair.second for pair in pairs if pair.second is not None]
+    for dialogues in (first_dialogues, second_dialogues):
+        replies_by_turn: dict[int, list[AssistantTurn]] = {}
+        for dialogue in dialogues:
+            for turn, reply in dialogue.replies.items():
+                replies_by_turn.setdefault(turn, []).append(reply)
+        for _, replies in sorted(replies_by_turn.items()):
+            state_lengths = np.array([len(reply.state_ids) for reply in replies])
+            lengths.append(
+                Lengths(
+                    state_lengths,
+                    np.array([len(reply.ids) for reply in replies]),
+                )
+            )
+    return lengths
+
+
+def compared_turn(seed: int, iteration: int, example: DialogueExample) -> int:
+    """The turn h whose replies are compared, uniform over a dialogue's turns.
+
+    It follows from the run's seed, the round and the row alone.
+    """
     return row_seed(seed, SeedKind.TRAINING, iteration, example.index, TURN) % example.num_turns
 
 
 def dialogue_sampling(config: RefuelOnlineConfig, tokenizer: PreTrainedTokenizerBase) -> Sampling:
-    """Replies end with the template's end of a turn, with EOS, or with --end_of_conversation_token."""
-    own = end_token_id(tokenizer, config.data.end_of_conversation_token)
-    end_ids = {turn_end(tokenizer).token_id, tokenizer.eos_token_id, own}
+    """How replies are sampled: they end with the template's end of a turn, EOS, or --end_of_conversation_token."""
+    end_of_conversation = end_token_id(tokenizer, config.data.end_of_conversation_token)
+    end_ids = {turn_end(tokenizer).token_id, tokenizer.eos_token_id, end_of_conversation}
     return Sampling(
         max_new_tokens=config.sampling.max_answer_seq_len,
         end_ids=tuple(sorted(end_ids)),
@@ -84,74 +101,102 @@ def dialogue_sampling(config: RefuelOnlineConfig, tokenizer: PreTrainedTokenizer
 
 
 class DialogueSampler(PolicySampler):
-    """Draws dialogues with the policy. Every rank must call its methods; each may draw another number of them."""
+    """Samples dialogues of the policy with the users of the data.
 
-    def pairs(self, examples: Sequence[DialogueExample], iteration: int) -> list[DrawnPair]:
+    Every rank must call its methods; each may have another number of dialogues.
+    """
+
+    def sample_pairs(
+        self,
+        examples: Sequence[DialogueExample],
+        iteration: int,
+    ) -> list[SampledPair]:
         """Two dialogues of each example of this rank: all turns, then those from h on once more.
 
-        Seeds are made from the run's seed, the round and the example's index: draws depend neither on the rank nor on
-        other rows.
+        Seeds follow from the run's seed, the round and the example's index, so that a dialogue depends neither on the
+        rank nor on other rows.
         """
-        turns = [drawn_turn(self.seed, iteration, example) for example in examples]
-        user, count = self._user_of(examples)
-        seeds = [
-            [row_seed(self.seed, SeedKind.TRAINING, iteration, example.index, part) for example in examples]
-            for part in (FIRST, SECOND)
-        ]
+        turns = []
+        first_seeds = []
+        second_seeds = []
+        for example in examples:
+            turns.append(compared_turn(self.seed, iteration, example))
+            first_seeds.append(
+                row_seed(
+                    self.seed,
+                    SeedKind.TRAINING,
+                    iteration,
+                    example.index,
+                    FIRST,
+                )
+            )
+            second_seeds.append(
+                row_seed(
+                    self.seed,
+                    SeedKind.TRAINING,
+                    iteration,
+                    example.index,
+                    SECOND,
+                )
+            )
+        starts = [example.messages[:1] for example in examples]
+        num_turns = [example.num_turns for example in examples]
+        user = UserFromData([example.messages for example in examples])
         with self._assistant(self.sampling) as assistant:
-            first = roll_out([example.messages[:1] for example in examples], count, assistant, user, seeds[0])
-            shared = [state(one.messages, turn) for one, turn in zip(first, turns, strict=True)]
-            second = roll_out(shared, count, assistant, user, seeds[1])
-        return [DrawnPair(*pair) for pair in zip(turns, first, second, strict=True)]
+            return roll_out_pairs(starts, num_turns, turns, assistant, user, first_seeds, second_seeds)
 
-    def answers(self, examples: Sequence[DialogueExample], temperature: float) -> list[DialogueRollout]:
-        """Whole dialogues for an evaluation, the same draws every time; at temperature 0 with the likeliest tokens."""
-        user, count = self._user_of(examples)
+    def answers(
+        self,
+        examples: Sequence[DialogueExample],
+        temperature: float,
+    ) -> list[DialogueRollout]:
+        """Whole dialogues for an evaluation, with the same seeds every time; at temperature 0 greedy."""
+        starts = [example.messages[:1] for example in examples]
+        num_turns = [example.num_turns for example in examples]
+        user = UserFromData([example.messages for example in examples])
         seeds = [row_seed(self.seed, SeedKind.EVALUATION, example.index) for example in examples]
         with self._assistant(replace(self.sampling, temperature=temperature)) as assistant:
-            return roll_out([example.messages[:1] for example in examples], count, assistant, user, seeds)
+            return roll_out(starts, num_turns, assistant, user, seeds)
 
-    def first_replies(self, states: Sequence[list[int]], seeds: Sequence[int]) -> Generation:
-        """Replies to states as ids, as the engine gives them."""
+    def first_replies(
+        self,
+        states: Sequence[list[int]],
+        seeds: Sequence[int],
+    ) -> Generation:
+        """Replies to states, which are token ids, as the engine gives them."""
         self.policy.eval()
-        with stopping_together(), self.engine.session(self.policy) as draw:
-            return draw(states, self.sampling, seeds)
+        with stopping_together(), self.engine.session(self.policy) as draw_responses:
+            return draw_responses(states, self.sampling, seeds)
 
-    def rollout_of(self, replies: Sequence[AssistantTurn], indices: Sequence[int]) -> Rollout:
+    def rollout_of(
+        self,
+        replies: Sequence[AssistantTurn],
+        indices: Sequence[int],
+    ) -> Rollout:
         """B replies with their states as tensors; `indices` are the examples'."""
-        prompts, mask = pad_prompts([reply.state_ids for reply in replies], self.sampling.pad_id, device())
-        ids, drawn_mask = (
-            x.to(device()) for x in pad([reply.ids for reply in replies], self.sampling.pad_id, "right")
-        )
+        pad_id = self.sampling.pad_id
+        prompt_ids, prompt_mask = pad_prompts([reply.state_ids for reply in replies], pad_id, device())
+        reply_ids, reply_mask = pad([reply.ids for reply in replies], pad_id, "right")
+        reply_ids = reply_ids.to(device())
+        reply_mask = reply_mask.to(device())
         return Rollout(
-            input_ids=torch.cat([prompts, ids], dim=1),
-            attention_mask=torch.cat([mask, drawn_mask], dim=1),
-            response_mask=drawn_mask,
+            input_ids=torch.cat([prompt_ids, reply_ids], dim=1),
+            attention_mask=torch.cat([prompt_mask, reply_mask], dim=1),
+            response_mask=reply_mask,
             prompt_index=torch.tensor(indices, device=device()),
-            finished=torch.tensor([reply.finished for reply in replies], device=device()),
+            finished=torch.tensor(
+                [reply.finished for reply in replies],
+                device=device(),
+            ),
         )
 
     @contextmanager
     def _assistant(self, sampling: Sampling) -> Iterator[Assistant]:
-        """The policy as it is now: its weights are gathered once for all turns inside."""
+        """The policy with its current weights, which are gathered once for all turns inside."""
         self.policy.eval()
-        with stopping_together(), self.engine.session(self.policy) as draw:
-            yield PolicyAssistant(draw, self.tokenizer, sampling, position_limit(self.policy.module.inner))
-
-    @staticmethod
-    def _user_of(examples: Sequence[DialogueExample]) -> tuple[UserFromData, list[int]]:
-        said: list[Dialogue] = [example.messages for example in examples]
-        return UserFromData(said), [example.num_turns for example in examples]
-
-
-@dataclass(frozen=True)
-class RefuelModels:
-    """Engines and the source of scores of a run, and what draws from the policy."""
-
-    policy: TrainedPolicy
-    reference: PolicyEngine | None  # None where no reward depends on it
-    reward: DialogueScores
-    rollouts: RolloutEngine
+        with stopping_together(), self.engine.session(self.policy) as draw_responses:
+            limit = position_limit(self.policy.module.inner)
+            yield PolicyAssistant(draw_responses, self.tokenizer, sampling, limit)
 
 
 def pair_layouts(rollout: Rollout, size: PassSize) -> list[Layout]:
@@ -169,17 +214,24 @@ def pair_layouts(rollout: Rollout, size: PassSize) -> list[Layout]:
     return [lay_out(rollout, np.concatenate([pairs, pairs + count]), lengths) for pairs in groups]
 
 
-def summed_logprobs(model: PolicyForward, rows: Layout, temperature: float) -> Tensor:
+def summed_logprobs(model: PolicyForward, layout: Layout, temperature: float) -> Tensor:
     """Σ log π(y_j | s, y_<j) over each reply's tokens, (b,) float32, differentiable."""
-    logprobs, _ = model(rows.input_ids, None, rows.targets, temperature, False)
-    return rows.spread(logprobs).sum(1)
+    logprobs, _ = model(layout.input_ids, None, layout.targets, temperature, False)
+    return layout.spread(logprobs).sum(1)
 
 
 @torch.no_grad()
-def reply_logprobs(model: PolicyForward, layouts: Sequence[Layout], temperature: float) -> Tensor:
-    """The same for all B rows of some layouts, by row number; without gradient."""
-    result = torch.zeros(sum(len(rows.rows) for rows in layouts), device=layouts[0].rows.device)
-    for rows in layouts:
+def reply_logprobs(
+    model: PolicyForward,
+    layouts: Sequence[Layout],
+    temperature: float,
+) -> Tensor:
+    """Σ log π(y_j | s, y_<j) of all B rows of some layouts, (B,) float32 by row number; without gradient."""
+    result = torch.zeros(
+        sum(len(layout.rows) for layout in layouts),
+        device=layouts[0].rows.device,
+    )
+    for layout in layouts:
         raise_if_stopped()
-        result[rows.rows] = summed_logprobs(model, rows, temperature)
+        result[layout.rows] = summed_logprobs(model, layout, temperature)
     return result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REFUEL: the log-ratios of two replies to a state shall differ as their rewards-to-go do, times η."""
+"""REFUEL on prepared pairs: regresses the difference of two replies' log-ratios on η times that of their rewards."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.settings.refuel import RefuelConfig
-from dschat.training.iteration import eval_size
+from dschat.training.iteration import eval_size, on_device
 from dschat.training.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
-from dschat.training.selfcheck import TOLERANCE, check_modes, check_weights
+from dschat.training.selfcheck import check_modes, check_weights, tolerance_of
 from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
 from macro_actions.losses import regression_loss
 
@@ -40,23 +40,34 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         reference: Reference | None = None,
         self_checks: bool = True,
     ) -> None:
-        """Takes pairs, η of `regression_loss`, and what divides the logits, then and now.
+        """Takes pairs of replies.
 
-        `reference` adds the log-probs of the policy before training; None where the pairs have them.
-        `self_checks` compare them with the policy's before the first update.
+        Args:
+            train: training pairs.
+            eval: held-out pairs.
+            pad_id: fills ids.
+            eta: η of `macro_actions.losses.regression_loss`.
+            temperature: divides the logits, of the policy and of the reference.
+            reference: adds the log-probs of the policy before training; None if the pairs have them.
+            self_checks: compare them with the policy's before the first update.
         """
-        self.train, self.eval = train, eval
-        self._pad_id, self._eta, self._temperature, self._reference = pad_id, eta, temperature, reference
+        self.train = train
+        self.eval = eval
+        self._pad_id = pad_id
+        self._eta = eta
+        self._temperature = temperature
+        self._reference = reference
         self._self_checks = self_checks
 
     def prepare(self, engine: TrainedPolicy) -> None:
-        """Raises UserError where log-probs that were kept are not those of this policy."""
+        """Adds the reference's log-probs. Raises UserError if a file has those of another policy."""
         if self._reference is None:
             return
         with stop_signals():
-            pairs = [*self.train, *self.eval]
-            known, count = self._reference(engine, pairs), len(self.train)
-            self.train, self.eval = known[:count], known[count:]
+            count = len(self.train)
+            pairs = self._reference(engine, [*self.train, *self.eval])
+            self.train = pairs[:count]
+            self.eval = pairs[count:]
             if self._self_checks:
                 self.check_start(engine, self.train[:2])
             raise_if_stopped()
@@ -76,21 +87,33 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         chosen, rejected, differences = self._ratios(engine, examples)
         losses = []
         for row in torch.arange(len(examples), device=chosen.device)[:, None]:
-            losses.append(self._loss_of(chosen[row], rejected[row], differences[row], 1.0))
+            losses.append(
+                self._loss_of(
+                    chosen[row],
+                    rejected[row],
+                    differences[row],
+                    1.0,
+                )
+            )
         return statistics_of_rows(losses, [1] * len(examples))
 
-    def _ratios(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> tuple[Tensor, Tensor, Tensor]:
+    def _ratios(
+        self,
+        engine: TrainedPolicy,
+        examples: Sequence[RegressionExample],
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-ratios of the chosen and of the rejected replies, and the differences of their rewards, (B,) each."""
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
-        old_chosen, old_rejected = torch.tensor([e.ref_logprobs for e in examples], device=chosen.device).T
+        ref_logprobs = torch.tensor([example.ref_logprobs for example in examples], device=chosen.device)
+        ref_chosen, ref_rejected = ref_logprobs.T
         # Rewards are subtracted in double precision: they are often large and close together.
-        differences = torch.tensor([e.chosen_reward - e.rejected_reward for e in examples], device=chosen.device)
-        return chosen - old_chosen, rejected - old_rejected, differences
+        differences = [example.chosen_reward - example.rejected_reward for example in examples]
+        return chosen - ref_chosen, rejected - ref_rejected, torch.tensor(differences, device=chosen.device)
 
     def _loss_of(
         self, chosen: Tensor, rejected: Tensor, differences: Tensor, count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and what is reported of it; see `_ratios` for the three tensors."""
+        """The loss and its statistics; see `_ratios` for the three tensors."""
         loss, stats = regression_loss(chosen, rejected, differences, self._eta, count)
         named = {name: stats[name] for name in ("kl", "agreement", "ratio", "ratio_squared")}
         named["kl_chosen"] = chosen.detach().sum() / count
@@ -99,31 +122,71 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
 
     @torch.no_grad()
     def self_check(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
-        """Padding and training mode change nothing: a pair alone has the log-probs that it has beside a longer one."""
+        """Checks that padding and training mode change nothing. Raises UserError.
+
+        A pair alone must have the log-probs that it has beside a longer one.
+        """
         together = pair_logprobs(engine, examples, self._pad_id, self._temperature)
-        for n, example in enumerate(examples):
+        for row, example in enumerate(examples):
             alone = pair_logprobs(engine, [example], self._pad_id, self._temperature)
-            for x, y in zip(together, alone, strict=True):
-                self._require_close(engine, float(x[n]), float(y[0]), example, "alone and in a batch")
-        options, every = (examples, self._pad_id, self._temperature), torch.ones(1, dtype=torch.bool, device=device())
-        check_modes(engine, "log-probs", every, lambda: torch.cat(pair_logprobs(engine, *options)))
+            for of_batch, of_pair in zip(together, alone, strict=True):
+                self._require_close(
+                    engine,
+                    float(of_batch[row]),
+                    float(of_pair[0]),
+                    example,
+                    "alone and in a batch",
+                )
+
+        def logprobs() -> Tensor:
+            return torch.cat(pair_logprobs(engine, examples, self._pad_id, self._temperature))
+
+        check_modes(
+            engine,
+            "log-probs",
+            torch.ones(1, dtype=torch.bool, device=device()),
+            logprobs,
+        )
 
     @torch.no_grad()
     def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
-        """Before the first update the policy is the one before training: D = 0, and the loss is the mean of (η ΔR)²;
-        else UserError.
+        """Checks that the policy is the reference before the first update, so that the loss is the mean of (η ΔR)².
+
+        Raises:
+            UserError: its log-probs are others.
         """
         engine.eval()
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
-        for example, *now in zip(examples, chosen.tolist(), rejected.tolist(), strict=True):
-            for x, y in zip(now, example.ref_logprobs or (), strict=True):
-                self._require_close(engine, x, y, example, "now and when the reference was computed")
+        when = "now and when the reference was computed"
+        for row, example in enumerate(examples):
+            if example.ref_logprobs is not None:
+                self._require_close(
+                    engine,
+                    float(chosen[row]),
+                    example.ref_logprobs[0],
+                    example,
+                    when,
+                )
+                self._require_close(
+                    engine,
+                    float(rejected[row]),
+                    example.ref_logprobs[1],
+                    example,
+                    when,
+                )
 
-    def _require_close(self, engine: TrainedPolicy, x: float, y: float, example: RegressionExample, when: str) -> None:
+    def _require_close(
+        self,
+        engine: TrainedPolicy,
+        x: float,
+        y: float,
+        example: RegressionExample,
+        when: str,
+    ) -> None:
         """Raises UserError where two sums of log-probs differ by more than rounding of each token explains."""
         tokens = max(len(example.chosen_ids), len(example.rejected_ids))
         # Rounding errors of single tokens add up like a random walk.
-        tolerance = 2 * TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, math.sqrt(tokens))
+        tolerance = 2 * tolerance_of(engine, math.sqrt(tokens))
         check_weights(engine, x - y)
         if not abs(x - y) <= tolerance:
             raise UserError(
@@ -133,24 +196,41 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
             )
 
     def collate(self, examples: Sequence[RegressionExample]) -> dict[str, Tensor]:
-        return {name: x.to(device()) for name, x in collate_preferences(examples, self._pad_id).items()}
+        return on_device(collate_preferences(examples, self._pad_id))
 
 
-def kept_reference(config: RefuelConfig, pad_id: int, model: str, folder: Path) -> Reference:
-    """The reference of a run, by the `dschat.base.fingerprints.model_hash` of its policy.
+def saved_reference(
+    config: RefuelConfig,
+    pad_id: int,
+    model: str,
+    folder: Path,
+) -> Reference:
+    """The reference of a run, whose log-probs a file keeps.
 
-    A file keeps its log-probs: with --task.cluster beside the pairs, else in the run's folder.
+    With --task.cluster the file is beside the pairs, else in the run's folder.
+
+    Args:
+        config: the flags.
+        pad_id: fills ids.
+        model: `dschat.base.fingerprints.model_hash` of the policy.
+        folder: the run's.
     """
     file = folder / FOLDER / "logprobs.safetensors"
     if config.pairs.cluster is not None:
         data = Path(config.data.data_path[0])
-        place = (
-            data
-            if data.is_dir()
-            else data.parent
-            if data.is_file()
-            else Path(config.output.output_dir).resolve().parent
-        )
-        file = place / f"{data.stem if data.is_file() else data.resolve().name}_{config.pairs.cluster}.safetensors"
-    temperature, size = config.pairs.temperature, eval_size(config)
-    return partial(with_reference, pad_id=pad_id, size=size, temperature=temperature, file=file, model=model)
+        name = data.resolve().name
+        parent = data
+        if data.is_file():
+            name = data.stem
+            parent = data.parent
+        elif not data.is_dir():  # a data set of the hub
+            parent = Path(config.output.output_dir).resolve().parent
+        file = parent / f"{name}_{config.pairs.cluster}.safetensors"
+    return partial(
+        with_reference,
+        pad_id=pad_id,
+        size=eval_size(config),
+        temperature=config.pairs.temperature,
+        file=file,
+        model=model,
+    )

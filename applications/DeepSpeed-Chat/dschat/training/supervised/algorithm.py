@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning from given texts: one optimiser update per iteration, on a task with a loss."""
+"""Supervised training: one optimiser update per iteration, on a task with a loss."""
 
 from __future__ import annotations
 
@@ -34,21 +34,26 @@ AnyEngine = TypeVar("AnyEngine", contravariant=True)
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """What an evaluation measures on n examples, by example."""
+    """What an evaluation measures on n examples, by example.
 
-    counts: Tensor  # (n,) what the loss is a mean over: 1, or an example's response tokens
-    sums: dict[str, Tensor]  # (n,) each: the loss, and statistics, summed over that
+    Attributes:
+        counts: shape ``(n,)``, what the loss is a mean over: 1, or an example's response tokens.
+        sums: shape ``(n,)`` each: the loss and statistics, summed over what is counted.
+    """
+
+    counts: Tensor
+    sums: dict[str, Tensor]
 
 
 class Task(Protocol[Example, AnyEngine]):
-    """What is learnt: examples, a loss and an evaluation. Tasks inherit what most of them do."""
+    """What is learnt: examples, a loss and an evaluation. Methods that are not abstract have a default."""
 
     name: str  # of the loss in the metrics
     train: Sequence[Example]
     eval: Sequence[Example]
 
     def prepare(self, engine: AnyEngine) -> None:
-        """What needs the weights that training starts from: called before a checkpoint takes their place."""
+        """Computes what depends on the weights that training starts from, before a checkpoint replaces them."""
         return None
 
     def count(self, examples: Sequence[Example]) -> int:
@@ -56,11 +61,11 @@ class Task(Protocol[Example, AnyEngine]):
         return len(examples)
 
     def texts(self, examples: Sequence[Example]) -> list[tuple[int, int]]:
-        """Tokens of each text of the examples, and how many of them the loss needs log-probs of."""
+        """Tokens of each text of the examples, and in how many of them the loss needs log-probs."""
         return [(len(example), 0) for example in examples]
 
     def with_placeholders(self, examples: Sequence[Example]) -> Sequence[Example]:
-        """Examples that a loss can be computed of before `prepare`, whose numbers are of no matter."""
+        """Examples whose loss can be computed before `prepare`; its value does not matter."""
         return examples
 
     def padded_tokens(self, examples: Sequence[Example]) -> int:
@@ -79,15 +84,16 @@ class Task(Protocol[Example, AnyEngine]):
 
     @abstractmethod
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        """What the engine reads of a micro-batch."""
+        """Tensors of a micro-batch that the engine reads."""
 
     @abstractmethod
     def self_check(self, engine: AnyEngine, examples: Sequence[Example]) -> None:
         """Raises UserError if the model is computed wrongly."""
 
     def conclude(self, metrics: Mapping[str, float]) -> None:
-        """Warns about what was trained. The metrics have no prefix; they are those of the last evaluation, or of the
-        last update where nothing is held out.
+        """Warns about what was trained.
+
+        The metrics, without prefix, are those of the last evaluation, or of the last update if nothing is held out.
         """
         return None
 
@@ -110,15 +116,24 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         *,
         peaks: Peaks | None = None,
     ) -> None:
-        """Takes the engine of a PolicyModel (step 1, DPO, REFUEL on pairs) or ScalarModel (the reward model), the
-        task, and the peaks of this process's GPU.
+        """Takes the parts of a run.
+
+        Args:
+            engine: of a PolicyModel (step 1, DPO, REFUEL on pairs) or a ScalarModel (the reward model).
+            task: what is learnt.
+            config: the flags.
+            run: batch sizes and the output folder.
+            peaks: speeds of this process's GPU, for throughput metrics.
         """
-        self.engine, self.task, self.config = engine, task, config
+        self.engine = engine
+        self.task = task
+        self.config = config
+        self.plan = run.plan
         self.nonfinite = NonFinite(config.optimisation.on_nonfinite, run)
-        self.name, self.work_batch = task.name, run.plan.micro_batch
+        self.name = task.name
+        self.work_batch = run.plan.micro_batch
         self.shown: Mapping[str, str] = {"loss": f"loss/{task.name}"}
         self.lengths: Sequence[int] = lengths_of(task.train)
-        self.plan = run.plan
         self.size = pass_size(run.plan)
         self.throughput = Throughput([engine], peaks)
         self.last_update: Metrics = {}
@@ -127,18 +142,22 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         self.task.prepare(self.engine)
 
     def self_check(self) -> None:
-        """The task's, on two examples."""
+        """The task's self-check, on two examples."""
         self.engine.eval()
         self.task.self_check(self.engine, self.task.train[:2])
 
     def rehearse(self) -> None:
-        """A pass over the longest examples that may meet in a micro-batch."""
+        """Trains without effect on the longest examples that may meet in a micro-batch."""
         numbers = self.longest_micro_batch()
-        rows, flag = self.config.sequences_per_example * len(numbers), "per_device_train_batch_size"
         examples = self.task.with_placeholders([self.task.train[number] for number in numbers])
+        sequences = self.config.sequences_per_example * len(numbers)
         tokens = self.task.padded_tokens(examples)
-        with rehearsal({"model": self.engine}, rows, tokens, flag):
-            loss, _ = self.task.loss(self.engine, examples, float(self.task.count(examples)))
+        with rehearsal({"model": self.engine}, sequences, tokens, "per_device_train_batch_size"):
+            loss, _ = self.task.loss(
+                self.engine,
+                examples,
+                float(self.task.count(examples)),
+            )
             self.engine.backward(loss)
 
     def longest_micro_batch(self) -> list[int]:
@@ -147,54 +166,82 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         Processes deal out the examples of an update by length, as do the micro-batches of packed ones.
         """
         longest_first = np.argsort(-np.asarray(self.lengths), kind="stable")
-        apart = self.plan.world_size
+        step = self.plan.world_size
         if self.config.spreads_lengths:
-            apart *= self.plan.accumulation
+            step *= self.plan.accumulation
         tokens = self.config.sequences_per_example * int(self.lengths[longest_first[0]])
-        numbers: list[int] = longest_first[::apart].tolist()
+        numbers: list[int] = longest_first[::step].tolist()
         return numbers[: rows_of(self.size, tokens)]
 
     def iterate(self, work: Work, iteration: int) -> Metrics:
         """One optimiser update on micro-batches of example numbers."""
         clock = Clock()
+        task = self.task
         self.engine.train()
-        batches = [[self.task.train[number] for number in rows] for rows in self._micro_batches(work)]
-        own_count = torch.tensor(float(sum(self.task.count(batch) for batch in batches)), device=device())
-        count = sum_over_ranks(own_count)
-        sums, learning_rate = Means(), self.engine.learning_rate
+        learning_rate = self.engine.learning_rate
+
+        # What the loss is a mean over, on all ranks.
+        batches = []
+        for numbers in self._micro_batches(work):
+            batches.append([task.train[number] for number in numbers])
+        local_count = float(sum(task.count(batch) for batch in batches))
+        count = sum_over_ranks(torch.tensor(local_count, device=device()))
+
+        # Forward and backward.
+        sums = Means()
         for batch in batches:
             raise_if_stopped()
-            loss, stats = self.task.loss(self.engine, batch, count)
+            loss, stats = task.loss(self.engine, batch, count)
             self.engine.backward(loss)
             self.engine.step()
-            sums.add_sum(f"loss/{self.task.name}", loss)
+            sums.add_sum(f"loss/{task.name}", loss)
             sums.add_sums({f"train/{name}": value for name, value in stats.items()})
         if self.nonfinite.in_update({"model": self.engine}, iteration, lambda: self._tensors(batches)):
             return {SKIPPED_NONFINITE: 1.0, "lr": learning_rate}
-        norm = {"skipped": 1.0} if self.engine.skipped else {"grad_norm": self.engine.grad_norm}
-        self.last_update = {**with_variances(sums.reduce()), **norm, "lr": learning_rate}
-        clock.lap("training")
-        texts = TrainedTexts.of(text for batch in batches for text in self.task.texts(batch))
-        return self.last_update | clock.seconds | self.throughput.trained(texts, clock.seconds["time/training"])
+
+        # Metrics.
+        metrics = with_variances(sums.reduce())
+        if self.engine.skipped:
+            metrics["skipped"] = 1.0
+        else:
+            metrics["grad_norm"] = self.engine.grad_norm
+        metrics["lr"] = learning_rate
+        self.last_update = metrics
+        clock.record("training")
+        texts: list[tuple[int, int]] = []
+        for batch in batches:
+            texts += task.texts(batch)
+        throughput = self.throughput.trained(TrainedTexts.of(texts), clock.seconds["time/training"])
+        return metrics | clock.seconds | throughput
 
     def _micro_batches(self, work: Work) -> Work:
-        """The example numbers of an update, cut anew where that is by tokens."""
+        """Example numbers of an update's micro-batches, which --max_tokens_per_micro_batch cuts anew."""
         if self.size.tokens is None:
             return work
-        numbers = [number for rows in work for number in rows]
+        numbers = [number for batch in work for number in batch]
         tokens = self.config.sequences_per_example * np.array([self.lengths[number] for number in numbers])
-        return [[numbers[row] for row in group] for group in micro_batches(tokens, self.size, [self.engine])]
+        batches = []
+        for group in micro_batches(tokens, self.size, [self.engine]):
+            batches.append([numbers[row] for row in group])
+        return batches
 
     def _tensors(self, batches: list[list[Example]]) -> dict[str, Tensor]:
-        parts = [(number, self.task.collate(batch)) for number, batch in enumerate(batches)]
-        return {f"{number}.{name}": x for number, part in parts for name, x in part.items()}
+        """Tensors of an update by number of the micro-batch and name."""
+        tensors = {}
+        for number, batch in enumerate(batches):
+            for name, tensor in self.task.collate(batch).items():
+                tensors[f"{number}.{name}"] = tensor
+        return tensors
 
     def conclude(self, result: Metrics) -> None:
-        """The task's warnings, from the last evaluation or, where nothing is held out, from the last update."""
-        prefix, metrics = ("eval/", result) if result else ("train/", self.last_update)
-        found = {name.removeprefix(prefix): x for name, x in metrics.items() if name.startswith(prefix)}
-        if found:
-            self.task.conclude(found)
+        """The task's warnings, from the last evaluation or, if nothing is held out, from the last update."""
+        prefix = "eval/" if result else "train/"
+        metrics = {}
+        for name, number in (result or self.last_update).items():
+            if name.startswith(prefix):
+                metrics[name.removeprefix(prefix)] = number
+        if metrics:
+            self.task.conclude(metrics)
 
     @torch.no_grad()
     def evaluate(self) -> tuple[Metrics, list[Sample]]:
@@ -204,21 +251,26 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         self.engine.eval()
         held_out = self.task.eval[: self.config.num_eval_examples(world_size()) or None]
         means = RowMeans()
-        for rows in shares(held_out, eval_size(self.config), self.config.sequences_per_example):
+        for numbers in shares(held_out, eval_size(self.config), self.config.sequences_per_example):
             raise_if_stopped()
             # A rank that has run out of examples takes part in every forward pass all the same, without weight.
-            examples = [held_out[number] for number in rows or [0]]
-            measured = self.task.row_statistics(self.engine, examples)
-            is_counted = float(bool(rows))
-            for name, totals in measured.sums.items():
-                means.add(name, totals * is_counted, measured.counts * is_counted)
-        metrics = {name: x for name, x in means.reduce().items() if not name.endswith(f"_squared{STANDARD_ERROR}")}
-        summary = self.task.summary(with_variances(metrics)) | {ROWS: float(len(held_out))}
-        return {f"eval/{name}": value for name, value in summary.items()}, []
+            examples = [held_out[number] for number in numbers or [0]]
+            statistics = self.task.row_statistics(self.engine, examples)
+            weight = float(bool(numbers))
+            for name, totals in statistics.sums.items():
+                means.add(name, totals * weight, statistics.counts * weight)
+
+        metrics = {}
+        for name, number in means.reduce().items():
+            if not name.endswith(f"_squared{STANDARD_ERROR}"):
+                metrics[name] = number
+        summary = self.task.summary(with_variances(metrics))
+        summary[ROWS] = float(len(held_out))
+        return {f"eval/{name}": number for name, number in summary.items()}, []
 
 
 def statistics_of_rows(losses: Sequence[tuple[Tensor, dict[str, Tensor]]], counts: Sequence[int]) -> RowStatistics:
     """Statistics of n examples from the loss of each, computed alone and divided by 1."""
-    each = [{"loss": loss, **stats} for loss, stats in losses]
-    sums = {name: torch.stack([row[name] for row in each]) for name in each[0]}
+    rows = [{"loss": loss, **stats} for loss, stats in losses]
+    sums = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     return RowStatistics(torch.tensor(counts, device=sums["loss"].device), sums)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 2 as direct preference optimisation: the policy's log-ratio of the chosen response shall exceed the other's."""
+"""Step 2 as direct preference optimisation: raises the log-ratio of the chosen response above the rejected one's."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from dschat.run.distributed import device, world_size
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.settings.supervised import DPOConfig
-from dschat.training.iteration import eval_size
+from dschat.training.iteration import eval_size, on_device
 from dschat.training.reference import FOLDER, pair_logprobs, pair_texts, with_logprobs, with_reference
 from dschat.training.selfcheck import check_policy
 from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
@@ -36,11 +36,22 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         run: Run,
         model: str,
     ) -> None:
-        """Takes pairs without log-probs of the reference, which the run's folder keeps; `model` is the policy's
-        `dschat.base.fingerprints.model_hash`.
+        """Takes pairs of responses.
+
+        Args:
+            train: training pairs without log-probs of the reference.
+            eval: held-out pairs, likewise.
+            pad_id: fills ids.
+            config: the flags.
+            run: its folder keeps the reference's log-probs.
+            model: the policy's `dschat.base.fingerprints.model_hash`.
         """
-        self.train, self.eval = train, eval
-        self._pad_id, self._config, self._run, self._model = pad_id, config, run, model
+        self.train = train
+        self.eval = eval
+        self._pad_id = pad_id
+        self._config = config
+        self._run = run
+        self._model = model
 
     def prepare(self, engine: TrainedPolicy) -> None:
         if self._config.dpo.reference_free:
@@ -48,7 +59,7 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         held_out = self.eval[: self._config.num_eval_examples(world_size()) or None]
         with stop_signals():
             self.train = self._with_reference(engine, self.train, "train")
-            if held_out:  # how many are evaluated may be another number after a break
+            if held_out:  # a resumed run may evaluate another number of them
                 self.eval = self._with_reference(engine, held_out, f"eval-{len(held_out)}")
             raise_if_stopped()
 
@@ -62,34 +73,53 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         chosen, rejected = self._log_ratios(engine, examples)
-        return dpo_loss(chosen, rejected, self._config.dpo.beta, self._config.dpo.label_smoothing, count)
+        return dpo_loss(
+            chosen,
+            rejected,
+            self._config.dpo.beta,
+            self._config.dpo.label_smoothing,
+            count,
+        )
 
     def row_statistics(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> RowStatistics:
+        flags = self._config.dpo
         chosen, rejected = self._log_ratios(engine, examples)
         losses = []
-        for better, worse in zip(chosen, rejected, strict=True):
+        for row in range(len(examples)):
             losses.append(
-                dpo_loss(better[None], worse[None], self._config.dpo.beta, self._config.dpo.label_smoothing, 1.0)
+                dpo_loss(
+                    chosen[row : row + 1],
+                    rejected[row : row + 1],
+                    flags.beta,
+                    flags.label_smoothing,
+                    1.0,
+                )
             )
         return statistics_of_rows(losses, [1] * len(examples))
 
-    def _log_ratios(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> tuple[Tensor, Tensor]:
-        """Of the chosen and of the rejected responses, (B,) each: log-ratios, or log-probs with --reference_free."""
+    def _log_ratios(
+        self,
+        engine: TrainedPolicy,
+        examples: Sequence[PreferenceExample],
+    ) -> tuple[Tensor, Tensor]:
+        """Log-ratios of the chosen and of the rejected responses, (B,) each; log-probs with --reference_free."""
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, TEMPERATURE)
-        if not self._config.dpo.reference_free:
-            chosen_ref, rejected_ref = self._reference(examples).unbind(1)
-            chosen, rejected = chosen - chosen_ref, rejected - rejected_ref
-        return chosen, rejected
+        if self._config.dpo.reference_free:
+            return chosen, rejected
+        chosen_ref, rejected_ref = self._reference(examples).unbind(1)
+        return chosen - chosen_ref, rejected - rejected_ref
 
     def self_check(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> None:
         chosen = [SFTExample(example.prompt_ids, example.chosen_ids) for example in examples]
-        batch = {name: x.to(device()) for name, x in collate_sft(chosen, self._pad_id).items()}
+        batch = on_device(collate_sft(chosen, self._pad_id))
         tokens = (batch["input_ids"], batch["attention_mask"])
         check_policy(engine, tokens, batch["response_mask"].shape[1], TEMPERATURE, self._pad_id)
 
     def collate(self, examples: Sequence[PreferenceExample]) -> dict[str, Tensor]:
-        batch = {name: x.to(device()) for name, x in collate_preferences(examples, self._pad_id).items()}
-        return batch if self._config.dpo.reference_free else batch | {"ref_logprobs": self._reference(examples)}
+        batch = on_device(collate_preferences(examples, self._pad_id))
+        if not self._config.dpo.reference_free:
+            batch["ref_logprobs"] = self._reference(examples)
+        return batch
 
     def _with_reference(
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], name: str
@@ -100,4 +130,8 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
 
     def _reference(self, examples: Sequence[PreferenceExample]) -> Tensor:
         """(B, 2) float32; raises TypeError for pairs without log-probs of the reference."""
-        return torch.tensor([example.ref_logprobs for example in examples], dtype=torch.float32, device=device())
+        return torch.tensor(
+            [example.ref_logprobs for example in examples],
+            dtype=torch.float32,
+            device=device(),
+        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 2, the reward model: the chosen response of a pair shall score above the rejected one."""
+"""Step 2, the reward model: learns to score the chosen response of a pair above the rejected one."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,15 @@ from dschat.models.engines import TrainedScalar
 from dschat.run.distributed import device, is_main
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KLFlags
+from dschat.training.iteration import on_device
 from dschat.training.selfcheck import check_scalar
 from dschat.training.supervised.algorithm import RowStatistics, Task, statistics_of_rows
 from macro_actions.reward_losses import Pairs, RewardLoss, reward_loss
+from macro_actions.types import select_rows
 
 logger = logging.getLogger(__name__)
 
-FEWEST_NATS = 5.0  # that a pair's margin must move the policy by at step 3's default --kl_ctl
+SMALLEST_SHIFT = 5.0  # nats by which a pair's margin must move the policy, at step 3's default --kl_ctl
 
 
 class RewardTask(Task[PairExample, TrainedScalar]):
@@ -36,8 +38,11 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         centering: float = 0.0,
     ) -> None:
         """Takes the pairs; for `loss` and `centering` see `macro_actions.reward_losses`."""
-        self.train, self.eval, self._pad_id = train, eval, pad_id
-        self._loss, self._centering = loss, centering
+        self.train = train
+        self.eval = eval
+        self._pad_id = pad_id
+        self._loss = loss
+        self._centering = centering
 
     def count(self, examples: Sequence[PairExample]) -> int:
         if self._loss == "per_sample":
@@ -45,8 +50,11 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         return super().count(examples)
 
     def texts(self, examples: Sequence[PairExample]) -> list[tuple[int, int]]:
-        sequences = [ids for example in examples for ids in (example.chosen_ids, example.rejected_ids)]
-        return [(len(ids), 0) for ids in sequences]
+        lengths = []
+        for example in examples:
+            lengths.append((len(example.chosen_ids), 0))
+            lengths.append((len(example.rejected_ids), 0))
+        return lengths
 
     def loss(
         self, engine: TrainedScalar, examples: Sequence[PairExample], count: Tensor | float
@@ -58,17 +66,34 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         chosen, rejected, pairs = self._scores(engine, examples)
         losses = []
         for row in torch.arange(len(examples), device=device())[:, None]:
-            margins = None if pairs.margins is None else pairs.margins[row]
-            pair = Pairs(pairs.ids[row], pairs.other_ids[row], pairs.mask[row], pairs.other_mask[row], margins)
-            losses.append(reward_loss(self._loss, chosen[row], rejected[row], pair, self._centering, 1.0))
+            pair = select_rows(pairs, row)
+            losses.append(
+                reward_loss(
+                    self._loss,
+                    chosen[row],
+                    rejected[row],
+                    pair,
+                    self._centering,
+                    1.0,
+                )
+            )
         return statistics_of_rows(losses, [self.count([example]) for example in examples])
 
-    def _scores(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> tuple[Tensor, Tensor, Pairs]:
+    def _scores(
+        self,
+        engine: TrainedScalar,
+        examples: Sequence[PairExample],
+    ) -> tuple[Tensor, Tensor, Pairs]:
         """The model's numbers at every token of the chosen and of the rejected sequences, (N, T) each; the pairs."""
         tokens = self.collate(examples)
         chosen, rejected = engine(**tokens).chunk(2)
-        (ids, other_ids), (mask, other_mask) = tokens["input_ids"].chunk(2), tokens["attention_mask"].chunk(2)
-        margins = torch.tensor([example.margin for example in examples], dtype=torch.float32, device=device())
+        ids, other_ids = tokens["input_ids"].chunk(2)
+        mask, other_mask = tokens["attention_mask"].chunk(2)
+        margins = torch.tensor(
+            [example.margin for example in examples],
+            dtype=torch.float32,
+            device=device(),
+        )
         return chosen, rejected, Pairs(ids, other_ids, mask, other_mask, margins)
 
     def conclude(self, metrics: Mapping[str, float]) -> None:
@@ -81,22 +106,22 @@ class RewardTask(Task[PairExample, TrainedScalar]):
         check_scalar(engine, (tokens["input_ids"], tokens["attention_mask"]), self._pad_id)
 
     def collate(self, examples: Sequence[PairExample]) -> dict[str, Tensor]:
-        return {name: x.to(device()) for name, x in collate_pairs(examples, self._pad_id).items()}
+        return on_device(collate_pairs(examples, self._pad_id))
 
 
 def margin_warning(accuracy: float, margin: float) -> str | None:
-    """Says that step 3 will learn little from a reward model; None where it can.
+    """Warning that step 3 will learn little from a reward model; None if its margin is large enough.
 
     With the coefficient β of the KL penalty, the best policy prefers the chosen response of a pair to the rejected one
     by margin / β nats more than the reference does (Rafailov et al. 2023, equation 5).
 
     Args:
-        accuracy: share of pairs that are ranked right.
+        accuracy: share of pairs that are ranked correctly.
         margin: mean of chosen score − rejected score.
     """
     coefficient: float = default_of(KLFlags, "kl_coef")
     nats = max(0.0, margin / coefficient)
-    if nats >= FEWEST_NATS:
+    if nats >= SMALLEST_SHIFT:
         return None
     return (
         f"the scores of a pair differ by only {margin:.2g} on average (accuracy {accuracy:.3f}): with --kl_ctl"

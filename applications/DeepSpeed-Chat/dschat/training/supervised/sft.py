@@ -12,6 +12,7 @@ from dschat.data.examples import SFTExample
 from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device
 from dschat.run.metrics import STANDARD_ERROR
+from dschat.training.iteration import on_device
 from dschat.training.selfcheck import check_packing, check_policy
 from dschat.training.supervised.algorithm import RowStatistics, Task
 from macro_actions.losses import sft_loss
@@ -34,13 +35,22 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
     ) -> None:
         """Takes the demonstrations.
 
-        `label_smoothing` is ε of the targets in training; evaluation is without, so that exp(loss) is the perplexity.
-        Rows of `packed_width` tokens hold several examples. `by_tokens` pads rows to the longest example, not to the
-        longest prompt and the longest response.
+        Args:
+            train: training examples.
+            eval: held-out examples.
+            pad_id: fills ids.
+            sft_on_prompt: prompts are learnt from, too.
+            label_smoothing: ε of the targets in training; evaluation is without, so that exp(loss) is the perplexity.
+            packed_width: tokens of a row that holds several examples; None puts one into each row.
+            by_tokens: pad rows to the longest example, not to the longest prompt and the longest response.
         """
-        self.train, self.eval = train, eval
-        self._pad_id, self._on_prompt, self._smoothing = pad_id, sft_on_prompt, label_smoothing
-        self._width, self._by_tokens = packed_width, by_tokens
+        self.train = train
+        self.eval = eval
+        self._pad_id = pad_id
+        self._on_prompt = sft_on_prompt
+        self._smoothing = label_smoothing
+        self._width = packed_width
+        self._by_tokens = by_tokens
 
     def prepare(self, engine: TrainedPolicy) -> None:
         """Raises UserError where packed examples of this model would see each other."""
@@ -55,11 +65,11 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
 
     @property
     def _pads_both_parts(self) -> bool:
-        """Whether prompts and responses are padded each to the longest of their own."""
+        """Whether prompts are padded to the longest prompt, and responses to the longest response."""
         return self._width is None and not self._by_tokens and not self._on_prompt
 
     def with_placeholders(self, examples: Sequence[SFTExample]) -> Sequence[SFTExample]:
-        """As many examples, among them those with the longest prompt and the longest response, which may meet."""
+        """As many examples, with the longest prompt and the longest response among them, which may meet."""
         if not self._pads_both_parts:
             return examples
         longest_prompt = max(self.train, key=lambda example: len(example.prompt_ids))
@@ -85,26 +95,45 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         batch = self.collate(examples)
         logprobs, mask = self._logprobs(engine, batch)
         if "targets" not in batch:
-            return RowStatistics(mask.sum(1), {"loss": -torch.where(mask, logprobs, 0.0).sum(1)})
+            loss = -torch.where(mask, logprobs, 0.0).sum(1)
+            return RowStatistics(mask.sum(1), {"loss": loss})
         if "position_ids" in batch:  # a packed row holds several texts, each from position 0 on
             text = (batch["position_ids"].flatten() == 0).cumsum(0) - 1
         else:
-            text = torch.arange(batch["input_ids"].numel(), device=device()) // batch["input_ids"].shape[1]
+            columns = batch["input_ids"].shape[1]
+            text = torch.arange(batch["input_ids"].numel(), device=device()) // columns
         text_of_target = text[batch["targets"]]
         zeros = logprobs.new_zeros(int(text[-1]) + 1)
         counts = zeros.index_add(0, text_of_target, torch.ones_like(logprobs))
-        return RowStatistics(counts, {"loss": -zeros.index_add(0, text_of_target, logprobs)})
+        loss = -zeros.index_add(0, text_of_target, logprobs)
+        return RowStatistics(counts, {"loss": loss})
 
-    def _logprobs(self, engine: TrainedPolicy, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _logprobs(
+        self,
+        engine: TrainedPolicy,
+        batch: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
         """Log-probs of the tokens that are learnt, (N,) or (B, R), and a mask of those that count."""
         smoothing = self._smoothing if torch.is_grad_enabled() else 0.0
         if "targets" in batch:
-            ids, targets, positions = batch["input_ids"], batch["targets"], batch.get("position_ids")
-            logprobs, _ = engine(ids, None, targets, with_entropy=False, smoothing=smoothing, position_ids=positions)
+            targets = batch["targets"]
+            logprobs, _ = engine(
+                batch["input_ids"],
+                None,
+                targets,
+                with_entropy=False,
+                smoothing=smoothing,
+                position_ids=batch.get("position_ids"),
+            )
             return logprobs, torch.ones_like(targets, dtype=torch.bool)
         mask = batch["response_mask"]
-        tokens = batch["input_ids"], batch["attention_mask"], mask.shape[1]
-        logprobs, _ = engine(*tokens, with_entropy=False, smoothing=smoothing)
+        logprobs, _ = engine(
+            batch["input_ids"],
+            batch["attention_mask"],
+            mask.shape[1],
+            with_entropy=False,
+            smoothing=smoothing,
+        )
         return logprobs, mask
 
     def self_check(self, engine: TrainedPolicy, examples: Sequence[SFTExample]) -> None:
@@ -114,9 +143,11 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         perplexity = math.exp(min(means["loss"], 700.0))
-        error = means.get(f"loss{STANDARD_ERROR}")
-        errors = {} if error is None else {f"perplexity{STANDARD_ERROR}": perplexity * error}  # to first order
-        return {**means, "perplexity": perplexity, **errors}
+        summary = {**means, "perplexity": perplexity}
+        loss_error = means.get(f"loss{STANDARD_ERROR}")
+        if loss_error is not None:
+            summary[f"perplexity{STANDARD_ERROR}"] = perplexity * loss_error  # to first order
+        return summary
 
     def collate(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
         if self._width is not None:
@@ -125,8 +156,8 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
             batch = collate_targets(examples, self._pad_id, self._on_prompt)
         else:
             return self._unpacked(examples)
-        return {name: x.to(device()) for name, x in batch.items()}
+        return on_device(batch)
 
     def _unpacked(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
         batch = collate_sft(examples, self._pad_id, self._on_prompt)
-        return {name: x.to(device()) for name, x in batch.items()}
+        return on_device(batch)

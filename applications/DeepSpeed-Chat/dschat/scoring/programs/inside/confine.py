@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process may use and ask of the kernel: resource limits, file access (Landlock), system calls (seccomp).
+"""Restricts this process: resource limits, capabilities, file access (Landlock) and system calls (seccomp).
 
-None of these can be undone by the process that they hold for.
+The process cannot undo any of these.
 """
 
 from __future__ import annotations
@@ -14,26 +14,39 @@ import re
 import resource
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .kernel import PR_CAPBSET_DROP, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, call, libc, prctl
 
 STACK = 128 * 2**20  # bytes; programs recurse deeply
 
-# Landlock: rights on files by version of its interface, and the two that reading needs.
+# Landlock: all rights on files by version of its interface, and those for reading and writing.
 ALL_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
-READ = 1 << 2 | 1 << 3  # of files and folders
-READ_WRITE = 1 << 1 | 1 << 2  # of files
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+READ = 1 << 2 | 1 << 3  # files and folders
+READ_WRITE = 1 << 1 | 1 << 2  # files
+NETWORK_RIGHTS = 3  # bind and connect
+SCOPES = 3  # abstract sockets and signals of other processes
+CREATE_RULESET = 444
+ADD_RULE = 445
+RESTRICT_SELF = 446
 
 # BPF: load a word of the system call's data, compare, return.
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-NUMBER, MACHINE, FIRST_ARGUMENT = 0, 4, 16  # offsets in that data
+LOAD = 0x20
+EQUAL = 0x15
+ANY_BIT = 0x45
+RETURN = 0x06
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+ERROR = 0x00050000
+# Offsets in the system call's data.
+NUMBER = 0
+MACHINE = 4
+FIRST_ARGUMENT = 16
 CLONE_THREAD = 0x10000
 
-# System calls that an ordinary Python program makes; everything else is refused. None of them starts a process, opens
-# a socket, changes a file's owner, mode or times, mounts, traces or sets the clock.
-# Name, number on x86_64, number on aarch64 (- where it does not exist).
+# System calls of ordinary Python programs; all others are refused. None of these starts a process, opens a socket,
+# changes a file's owner, mode or times, mounts, traces or sets the clock.
+# Name, number on x86_64, number on aarch64 (- if it does not exist).
 CALLS = """
 read 0 63  write 1 64  readv 19 65  writev 20 66  pread64 17 67  pwrite64 18 68  open 2 -  openat 257 56  close 3 57
 close_range 436 436  lseek 8 62  stat 4 -  fstat 5 80  lstat 6 -  newfstatat 262 79  statx 332 291  access 21 -
@@ -56,23 +69,40 @@ copy_file_range 326 285  statfs 137 43  fstatfs 138 44
 WORDS = CALLS.split()
 X86_64 = {int(number) for number in WORDS[1::3]}
 AARCH64 = {int(number) for number in WORDS[2::3] if number != "-"}
-# Machine → the code that the kernel checks (AUDIT_ARCH), the allowed calls, the numbers of clone, clone3, prlimit64,
-# tgkill.
-TABLES = {
-    "x86_64": (0xC000003E, X86_64, 56, 435, 302, 234),
-    "aarch64": (0xC00000B7, AARCH64, 220, 435, 261, 131),
+
+
+class SystemCalls(NamedTuple):
+    """System calls of one kind of machine."""
+
+    audit_arch: int  # the kernel's code of the machine
+    allowed: set[int]
+    clone: int
+    clone3: int
+    prlimit64: int
+    tgkill: int
+
+
+SYSTEM_CALLS = {
+    "x86_64": SystemCalls(0xC000003E, X86_64, clone=56, clone3=435, prlimit64=302, tgkill=234),
+    "aarch64": SystemCalls(0xC00000B7, AARCH64, clone=220, clone3=435, prlimit64=261, tgkill=131),
 }
 
 
-def limit_resources(seconds: float, memory: int, file_bytes: int, files: int, threads: int | None) -> None:
+def limit_resources(
+    seconds: float,
+    memory: int,
+    file_bytes: int,
+    files: int,
+    threads: int | None,
+) -> None:
     """Sets limits that only the machine's administrator could raise again.
 
     Args:
-        seconds: of the processor.
+        seconds: processor time.
         memory: bytes of address space.
-        file_bytes: bytes of a file that it writes.
-        files: open at once.
-        threads: and processes, at a time in a user namespace, from Linux 5.14 on; None: no limit.
+        file_bytes: size of a file that the process writes.
+        files: open files.
+        threads: threads and processes at the same time in the user namespace, from Linux 5.14 on; None for no limit.
     """
     limits = {
         resource.RLIMIT_CPU: math.ceil(seconds),
@@ -84,51 +114,56 @@ def limit_resources(seconds: float, memory: int, file_bytes: int, files: int, th
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
-    if threads is not None and tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (5, 14):
+    release = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+    if threads is not None and release >= (5, 14):
         limits[resource.RLIMIT_NPROC] = threads
-    for kind, wanted in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(kind, (value, value))
+    for kind, limit in limits.items():
+        _, hard_limit = resource.getrlimit(kind)
+        if hard_limit != resource.RLIM_INFINITY:
+            limit = min(limit, hard_limit)
+        resource.setrlimit(kind, (limit, limit))
     prctl(PR_SET_DUMPABLE, 0)
 
 
 def drop_capabilities() -> None:
-    """Gives up every privilege for good, also that of gaining one from a file."""
+    """Gives up all capabilities for good, and the possibility to gain one from a file."""
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) == -1:
             break
-    header, data = struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *[0] * 6)
-    call("capset", header, data)
+    header = struct.pack("Ii", 0x20080522, 0)
+    no_capabilities = bytes(24)
+    call("capset", header, no_capabilities)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def restrict_files(readable: Sequence[str], devices: Sequence[str], writable: str) -> int:
-    """Landlock: reading below some paths, reading and writing devices, everything below one folder, nothing elsewhere.
+def restrict_files(
+    readable: Sequence[str],
+    devices: Sequence[str],
+    writable: str,
+) -> int:
+    """Landlock: allows reading some folders, reading and writing devices, and everything in one folder.
 
     Returns:
-        The version of the kernel's interface; 0 where it has none, and nothing was restricted.
+        The version of the kernel's interface; 0 if it has none, and nothing was restricted.
     """
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
         return 0
     rights = ALL_RIGHTS[min(version, max(ALL_RIGHTS))]
-    network = 3 if version >= 4 else 0  # bind and connect
-    scopes = 3 if version >= 6 else 0  # abstract sockets and signals of others
-    words = {1: (rights,), 2: (rights,), 3: (rights,), 4: (rights, network), 5: (rights, network)}
-    attributes = (
-        struct.pack("=3Q", rights, network, scopes)
-        if version >= 6
-        else struct.pack(f"={len(words[version])}Q", *words[version])
-    )
+    handled = [rights]
+    if version >= 4:
+        handled.append(NETWORK_RIGHTS)
+    if version >= 6:
+        handled.append(SCOPES)
+    attributes = struct.pack(f"={len(handled)}Q", *handled)
     ruleset = call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
-    rules = [*((path, READ) for path in readable), *((path, READ_WRITE) for path in devices), (writable, rights)]
-    for path, allowed in rules:
+    allowed_rights = dict.fromkeys(readable, READ) | dict.fromkeys(devices, READ_WRITE) | {writable: rights}
+    for path, allowed in allowed_rights.items():
         if not os.path.exists(path):
             continue
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, place), 0)
-        os.close(place)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, descriptor), 0)
+        os.close(descriptor)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     call("syscall", RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
@@ -136,15 +171,15 @@ def restrict_files(readable: Sequence[str], devices: Sequence[str], writable: st
 
 
 def restrict_calls() -> bool:
-    """seccomp: the system calls above and threads; whatever else fails with EPERM.
+    """seccomp: allows the system calls above and threads; all others fail with EPERM.
 
     Returns:
-        False on a machine whose numbers are not known or whose kernel has no filters; nothing was restricted then.
+        False on other machines, and if the kernel has no filters; then nothing was restricted.
     """
-    table = TABLES.get(os.uname().machine)
-    if table is None:
+    system_calls = SYSTEM_CALLS.get(os.uname().machine)
+    if system_calls is None:
         return False
-    code = b"".join(struct.pack("=HBBI", *line) for line in _filter(*table))
+    code = b"".join(struct.pack("=HBBI", *line) for line in _filter(system_calls))
     program = ctypes.create_string_buffer(code)
     pointer = struct.pack("@HP", len(code) // 8, ctypes.addressof(program))
     try:
@@ -155,18 +190,32 @@ def restrict_calls() -> bool:
     return True
 
 
-def _filter(
-    machine: int, allowed: set[int], clone: int, clone3: int, prlimit: int, tgkill: int
-) -> list[tuple[int, int, int, int]]:
-    """Lines of a BPF program: operation, lines to skip if true, if false, operand."""
-    lines = [(LOAD, 0, 0, MACHINE), (EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
-    # The C library falls back from clone3, whose flags a filter cannot read, to clone.
-    lines += [(EQUAL, 0, 1, clone3), (RETURN, 0, 0, ERROR | errno.ENOSYS)]
-    for number in sorted(allowed):
-        lines += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+def _filter(system_calls: SystemCalls) -> list[tuple[int, int, int, int]]:
+    """Lines of a BPF program: operation, lines to skip if true, lines to skip if false, operand."""
     refuse = (RETURN, 0, 0, ERROR | errno.EPERM)
-    # Threads; limits of its own, those of process 0; signals to itself.
-    tests = {clone: (ANY_BIT, 0, 1, CLONE_THREAD), prlimit: (EQUAL, 0, 1, 0), tgkill: (EQUAL, 0, 1, os.getpid())}
-    for number, test in tests.items():
-        lines += [(EQUAL, 0, 4, number), (LOAD, 0, 0, FIRST_ARGUMENT), test, (RETURN, 0, 0, ALLOW), refuse]
-    return [*lines, refuse]
+    lines = [
+        (LOAD, 0, 0, MACHINE),
+        (EQUAL, 1, 0, system_calls.audit_arch),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+        # The C library falls back from clone3, whose flags a filter cannot read, to clone.
+        (EQUAL, 0, 1, system_calls.clone3),
+        (RETURN, 0, 0, ERROR | errno.ENOSYS),
+    ]
+    for number in sorted(system_calls.allowed):
+        lines.append((EQUAL, 0, 1, number))
+        lines.append((RETURN, 0, 0, ALLOW))
+    # Calls that depend on their first argument.
+    conditions = {
+        system_calls.clone: (ANY_BIT, 0, 1, CLONE_THREAD),  # threads, no processes
+        system_calls.prlimit64: (EQUAL, 0, 1, 0),  # the process's own limits, as those of process 0
+        system_calls.tgkill: (EQUAL, 0, 1, os.getpid()),  # signals to itself
+    }
+    for number, condition in conditions.items():
+        lines.append((EQUAL, 0, 4, number))
+        lines.append((LOAD, 0, 0, FIRST_ARGUMENT))
+        lines.append(condition)
+        lines.append((RETURN, 0, 0, ALLOW))
+        lines.append(refuse)
+    lines.append(refuse)
+    return lines

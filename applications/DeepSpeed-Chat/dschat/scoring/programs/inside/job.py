@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parent hands in, as a file of `marshal`, which knows integers of any length."""
+"""The job that the parent passes in, as a file of `marshal`, which supports integers of any length."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TypedDict
 
 
 class JobFile(TypedDict):
-    """A program, one input, and what it may use."""
+    """A program, one input, and its limits."""
 
     source: bytes
     input: bytes  # standard input
-    function: str | None  # to call instead
+    function: str | None  # function to call; None for a program that reads standard input
     arguments: tuple[object, ...]
-    seconds: float  # of the processor
+    seconds: float  # processor time
     memory: int
     file_bytes: int
     files: int
-    threads: int | None  # of a user namespace of its own; else all of the user's would count
+    threads: int | None  # in its own user namespace; None without one, where all threads of the user would count
     readable: list[str]  # folders
-    hidden: list[str]  # folders below these
+    hidden: list[str]  # folders inside these

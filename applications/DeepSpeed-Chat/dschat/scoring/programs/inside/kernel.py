@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C library's calls that Python does not offer."""
+"""Functions of the C library that Python does not offer."""
 
 from __future__ import annotations
 
@@ -8,23 +8,33 @@ import os
 
 libc = ctypes.CDLL(None, use_errno=True)
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 22, 38
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
 
 
 def call(name: str, *arguments: object) -> int:
-    """A function of libc; None is a null pointer. Raises OSError where it returned -1."""
-    found: int = getattr(libc, name)(*(_argument(argument) for argument in arguments))
-    if found == -1:
+    """Calls a function of libc; None is a null pointer. Raises OSError if it returns -1."""
+    result: int = getattr(libc, name)(*map(_argument, arguments))
+    if result == -1:
         code = ctypes.get_errno()
         raise OSError(code, f"{name}: {os.strerror(code)}")
-    return found
+    return result
 
 
-def prctl(option: int, value: object = 0, further: object = 0) -> None:
+def prctl(
+    option: int,
+    value: object = 0,
+    second_value: object = 0,
+) -> None:
     """prctl(2); raises OSError."""
-    call("prctl", option, value, further, 0, 0)
+    call("prctl", option, value, second_value, 0, 0)
 
 
 def _argument(argument: object) -> object:
-    # A plain int would be passed as 32 bits.
-    return ctypes.c_ulong(argument) if isinstance(argument, int) and argument >= 0 else argument
+    # ctypes would pass an int as 32 bits.
+    if isinstance(argument, int) and argument >= 0:
+        return ctypes.c_ulong(argument)
+    return argument

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a job, shuts itself in, runs the program once; the parent judges what comes out.
+"""Reads a job, restricts this process and runs the program once; the parent judges the output.
 
-The job comes over standard input. The descriptor `report` gets "R" when the walls stand ("F" and a reason if they do
-not), then "C" when the source compiles or "E" when it does not, all before a line of the program runs; then the text
-of its exception. Standard output gets what the program prints, or the JSON of what the called function returned, see
+The job comes from standard input. The descriptor `report` receives "R" when the sandbox is set up, or "F" and a reason
+if that failed; then "C" or "E", whether the source compiles, all before a line of the program runs; then the text of
+its exception. Standard output receives what the program prints, or the JSON of the function's result, see
 `dschat.scoring.programs.inside.values`.
 
-A program that reads standard input is the module `__main__`. One whose function is called is the module `program`, as
-if it were imported, so that code below `if __name__ == "__main__"` (reading input, `unittest.main()`) does not run.
+A program that reads standard input is the module `__main__`. A program whose function is called is the module
+`program`, as if it were imported, so code below `if __name__ == "__main__"` (reading input, `unittest.main()`) does
+not run.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from .kernel import PR_SET_PDEATHSIG, prctl
 from .namespaces import DEVICES, become_program, enter
 from .values import json_of
 
-MESSAGE = 300  # bytes of an exception's text
-# Names that programs of functions use without an import: the sites whose problems these are have them.
+MAX_MESSAGE = 300  # bytes of an exception's text
+# Names that programs of functions use without an import, because the sites that publish the problems provide them.
 FOR_FUNCTIONS = """
 import bisect, collections, copy, fractions, functools, heapq, itertools, math, operator, random, re, string, sys, time
 from bisect import bisect_left, bisect_right, insort
@@ -41,13 +42,18 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple, Un
 """
 
 
-def main(level: str, report: int, info: int, mapped: int) -> None:
-    """One test of one program."""
+def main(
+    level: str,
+    report: int,
+    info: int,
+    mapped: int,
+) -> None:
+    """Runs one test of one program."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with open(0, "rb", closefd=False) as file:
         job: JobFile = marshal.load(file)
     try:
-        output = _shut_in(level, job, info, mapped)
+        output = _set_up(level, job, info, mapped)
     except Exception as error:
         os.write(report, b"F" + _text(error))
         raise
@@ -55,12 +61,17 @@ def main(level: str, report: int, info: int, mapped: int) -> None:
     _run(job, report, output)
 
 
-def _shut_in(level: str, job: JobFile, info: int, mapped: int) -> int:
-    """Puts up the walls; returns the descriptor of the output."""
+def _set_up(
+    level: str,
+    job: JobFile,
+    info: int,
+    mapped: int,
+) -> int:
+    """Sets up the sandbox; returns the descriptor of the output."""
     if level == "namespaces":
         enter(job["readable"], job["hidden"], job["file_bytes"], info, mapped)
-    for end in (info, mapped):
-        os.closerange(end, end + 1)  # some are closed already
+    for descriptor in (info, mapped):
+        os.closerange(descriptor, descriptor + 1)  # ignores descriptors that are closed already
     os.environ.clear()
     output = _open_standard_files(job["input"], job["function"] is not None)
     if level != "rlimits":
@@ -72,28 +83,38 @@ def _shut_in(level: str, job: JobFile, info: int, mapped: int) -> int:
     return output
 
 
-def _open_standard_files(text: bytes, of_function: bool) -> int:
-    """The test's input on descriptor 0, nothing on 2; returns where the output goes, which is not 1 of a function."""
-    place = os.memfd_create("input")
-    with open(place, "wb", closefd=False) as file:
+def _open_standard_files(text: bytes, calls_function: bool) -> int:
+    """Connects descriptor 0 to the test's input and 2 to nothing; if a function is called, also 1.
+
+    Returns:
+        The descriptor of the output.
+    """
+    input_file = os.memfd_create("input")
+    with open(input_file, "wb", closefd=False) as file:
         file.write(text)
-    os.lseek(place, 0, os.SEEK_SET)
-    os.dup2(place, 0)
-    os.close(place)
+    os.lseek(input_file, 0, os.SEEK_SET)
+    os.dup2(input_file, 0)
+    os.close(input_file)
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     output = 1
-    if of_function:
+    if calls_function:
         output = os.dup(1)
         os.dup2(nothing, 1)
     os.close(nothing)
     return output
 
 
-def _run(job: JobFile, report: int, output: int) -> None:
+def _run(
+    job: JobFile,
+    report: int,
+    output: int,
+) -> None:
+    """Compiles and runs the program, and reports the outcome."""
     sys.set_int_max_str_digits(0)
-    sys.argv, sys.path = ["program.py"], sys.path[1:]  # without the folder of this package
-    builtins.exit = builtins.quit = _sitebuiltins.Quitter("exit", "Ctrl-D")  # which `site` would have set
+    sys.argv = ["program.py"]
+    sys.path = sys.path[1:]  # without this package's folder
+    builtins.exit = builtins.quit = _sitebuiltins.Quitter("exit", "Ctrl-D")  # otherwise set by `site`
     try:
         code = compile(job["source"], "program.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
@@ -118,21 +139,25 @@ def _run(job: JobFile, report: int, output: int) -> None:
 
 
 def _module(name: str) -> dict[str, object]:
-    """The names of a new module that `sys.modules` has as this name and as `__main__`."""
+    """The namespace of a new module, registered in `sys.modules` under a name and as `__main__`."""
     module = types.ModuleType(name)
     sys.modules[name] = sys.modules["__main__"] = module
     return vars(module)
 
 
-def _result_of_call(code: types.CodeType, function: str, arguments: tuple[object, ...]) -> bytes:
-    """The JSON of what a function of the program returns.
+def _result_of_call(
+    code: types.CodeType,
+    function: str,
+    arguments: tuple[object, ...],
+) -> bytes:
+    """Calls a function of the program; returns the JSON of its result.
 
-    A program that ends itself with status 0 (`sys.exit()` behind its definitions) has been read to its end.
+    A program that ends with status 0 (`sys.exit()` after its definitions) counts as read completely.
     """
     helpers: dict[str, object] = {}
     exec(FOR_FUNCTIONS, helpers)
     names = _module("program")
-    # Behind the program's own names, so that `count` is a function of the program only where the program defines it.
+    # As builtins, so that the name `count` in `names` is a function only if the program defines it.
     names["__builtins__"] = helpers | vars(builtins)
     try:
         exec(code, names)
@@ -142,10 +167,17 @@ def _result_of_call(code: types.CodeType, function: str, arguments: tuple[object
     return json_of(_call(names, function, arguments))
 
 
-def _call(names: dict[str, object], name: str, arguments: tuple[object, ...]) -> object:
-    """What a function of the program returns, or a method of its class `Solution`."""
+def _call(
+    names: dict[str, object],
+    name: str,
+    arguments: tuple[object, ...],
+) -> object:
+    """Calls a function of the program, or a method of its class `Solution`."""
     solution = names.get("Solution")
-    function = getattr(solution(), name) if name not in names and callable(solution) else names[name]
+    if name not in names and callable(solution):
+        function = getattr(solution(), name)
+    else:
+        function = names[name]
     if not callable(function):
         raise TypeError(f"{name} is no function")
     return function(*arguments)
@@ -153,6 +185,6 @@ def _call(names: dict[str, object], name: str, arguments: tuple[object, ...]) ->
 
 def _text(error: BaseException) -> bytes:
     try:
-        return f"{type(error).__name__}: {error}".encode(errors="replace")[:MESSAGE]
+        return f"{type(error).__name__}: {error}".encode(errors="replace")[:MAX_MESSAGE]
     except Exception:
         return b"an exception without a text"

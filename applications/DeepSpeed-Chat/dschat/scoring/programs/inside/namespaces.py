@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process in namespaces of its own: no network, no other processes, a root that holds the interpreter alone."""
+"""Moves this process into new namespaces: no network, no other processes, a root folder with the interpreter alone."""
 
 from __future__ import annotations
 
@@ -13,28 +13,45 @@ from contextlib import suppress
 from .kernel import PR_SET_PDEATHSIG, call, prctl
 
 # unshare(2): user, process ids, network, mounts, inter-process communication, host name, control groups.
-NEW_USER, NEW_OTHERS = 0x10000000, 0x20000000 | 0x40000000 | 0x00020000 | 0x08000000 | 0x04000000 | 0x02000000
+NEW_USER = 0x10000000
+NEW_OTHERS = 0x20000000 | 0x40000000 | 0x00020000 | 0x08000000 | 0x04000000 | 0x02000000
 # mount(2)
-READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+READ_ONLY = 1
+NO_SUID = 2
+NO_DEVICES = 4
+NO_PROGRAMS = 8
+REMOUNT = 32
+BIND = 4096
+RECURSIVE = 16384
+PRIVATE = 1 << 18
 DETACH = 2
-# statvfs' flag → mount's: a remount may not take away what the place has already.
-KEPT = {1: READ_ONLY, 2: NO_SUID, 4: NO_DEVICES, 8: NO_PROGRAMS, 1024: 1024, 2048: 2048, 4096: 1 << 21}
-ROOT = "/proc"  # where the new root is put together: it is everywhere, and the interpreter never lies below it
+# Flag of statvfs → flag of mount; a remount must keep those that are set.
+MOUNT_FLAGS = {1: READ_ONLY, 2: NO_SUID, 4: NO_DEVICES, 8: NO_PROGRAMS, 1024: 1024, 2048: 2048, 4096: 1 << 21}
+ROOT = "/proc"  # where the new root is built: it always exists, and the interpreter is never inside it
 WORK = "/program"
 DEVICES = ("/dev/null", "/dev/urandom")
-OURS, PROGRAM = 65533, 65534  # users in the namespace: who started it, and the program's own, nobody outside
-MOUNT_SETATTR, AT_RECURSIVE = 442, 0x8000
+# Users in the namespace: the one who started it, and the program's own, who is nobody outside.
+OURS = 65533
+PROGRAM = 65534
+MOUNT_SETATTR = 442
+AT_RECURSIVE = 0x8000
 
 
-def enter(readable: Sequence[str], hidden: Sequence[str], work_bytes: int, info: int, mapped: int) -> None:
-    """Returns in a child that is alone; this process waits for it and exits as it does.
+def enter(
+    readable: Sequence[str],
+    hidden: Sequence[str],
+    work_bytes: int,
+    info: int,
+    mapped: int,
+) -> None:
+    """Returns in a child process inside the namespaces; this process waits for the child and exits with its status.
 
     Args:
         readable: folders of the interpreter and its libraries, which keep their paths.
-        hidden: folders below these that are to be empty.
-        work_bytes: size of the folder `WORK`, which is empty, in memory and gone with the process.
-        info: gets the number of the process with the new namespaces.
-        mapped: has something to read when the users of the namespace are named.
+        hidden: folders inside these that are to be empty.
+        work_bytes: size of the folder `WORK`, which is empty, in memory, and disappears with the process.
+        info: receives the id of the process with the new namespaces.
+        mapped: has data when the users of the namespace are mapped.
 
     Raises:
         OSError: the system does not allow it.
@@ -44,7 +61,8 @@ def enter(readable: Sequence[str], hidden: Sequence[str], work_bytes: int, info:
     os.read(mapped, 1)
     child = os.fork()
     if child:
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        _, wait_status = os.waitpid(child, 0)
+        status = os.waitstatus_to_exitcode(wait_status)
         os._exit(128 - status if status < 0 else status)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     call("sethostname", b"sandbox", 7)
@@ -52,16 +70,20 @@ def enter(readable: Sequence[str], hidden: Sequence[str], work_bytes: int, info:
 
 
 def become_program(readable: Sequence[str]) -> None:
-    """Becomes the user `PROGRAM`, where that can be: root's threads have no limit, whatever its name."""
+    """Becomes the user `PROGRAM` if possible, since the kernel does not limit the threads of root."""
     if not all(os.stat(path).st_mode & 0o005 == 0o005 for path in readable):
         return
     with suppress(OSError):  # the namespace has no such user
         os.chown(os.getcwd(), PROGRAM, -1)
         os.setresuid(PROGRAM, PROGRAM, PROGRAM)
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the change took it away
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the change of user has cleared it
 
 
-def _private_root(readable: Sequence[str], hidden: Sequence[str], work_bytes: int) -> None:
+def _private_root(
+    readable: Sequence[str],
+    hidden: Sequence[str],
+    work_bytes: int,
+) -> None:
     os.umask(0o022)
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
     _memory_folder(ROOT, 2**20)
@@ -78,47 +100,48 @@ def _private_root(readable: Sequence[str], hidden: Sequence[str], work_bytes: in
     os.mkdir(ROOT + WORK)
     _memory_folder(ROOT + WORK, work_bytes)
     _remount(ROOT)
-    # The old root goes on top of the new one and is taken away from there.
+    # The old root is mounted on top of the new one, and unmounted there.
     os.chdir(ROOT)
     call("pivot_root", b".", b".")
     call("umount2", b".", DETACH)
     os.chdir(WORK)
 
 
-def _memory_folder(place: str, size: int) -> None:
+def _memory_folder(target: str, size: int) -> None:
+    """Mounts a folder in memory."""
     options = f"size={size},nr_inodes=4096,mode=755".encode()
-    call("mount", b"tmpfs", os.fsencode(place), b"tmpfs", NO_SUID | NO_DEVICES | NO_PROGRAMS, options)
+    call("mount", b"tmpfs", os.fsencode(target), b"tmpfs", NO_SUID | NO_DEVICES | NO_PROGRAMS, options)
 
 
 def _bind(path: str) -> None:
-    place = ROOT + path
+    """Mounts a folder or file of the old root read-only at the same path of the new one."""
+    target = ROOT + path
     if os.path.isdir(path):
-        os.makedirs(place, exist_ok=True)
+        os.makedirs(target, exist_ok=True)
     else:
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        _write(place, "")
-    call("mount", os.fsencode(path), os.fsencode(place), None, BIND | RECURSIVE, None)
-    _read_only(place)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "w"):
+            pass
+    call("mount", os.fsencode(path), os.fsencode(target), None, BIND | RECURSIVE, None)
+    _read_only(target)
 
 
-def _read_only(place: str) -> None:
-    """Makes a mount read-only with all that is mounted below it; before Linux 5.12 without that."""
+def _read_only(target: str) -> None:
+    """Makes a mount read-only, from Linux 5.12 on with all mounts inside it."""
     attributes = struct.pack("4Q", 1 | 2, 0, 0, 0)  # MOUNT_ATTR_RDONLY, NOSUID
     try:
-        call("syscall", MOUNT_SETATTR, 2**64 - 100, os.fsencode(place), AT_RECURSIVE, attributes, len(attributes))
+        call("syscall", MOUNT_SETATTR, 2**64 - 100, os.fsencode(target), AT_RECURSIVE, attributes, len(attributes))
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise
-        _remount(place)
+        _remount(target)
 
 
-def _remount(place: str) -> None:
-    had = os.statvfs(place).f_flag
-    kept = sum(mount for found, mount in KEPT.items() if had & found)
-    flags = REMOUNT | BIND | READ_ONLY | NO_SUID | (kept & ~READ_ONLY)
-    call("mount", None, os.fsencode(place), None, flags, None)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
+def _remount(target: str) -> None:
+    """Makes a single mount read-only, and keeps its other flags."""
+    present = os.statvfs(target).f_flag
+    flags = REMOUNT | BIND | READ_ONLY | NO_SUID
+    for statvfs_flag, mount_flag in MOUNT_FLAGS.items():
+        if present & statvfs_flag:
+            flags |= mount_flag
+    call("mount", None, os.fsencode(target), None, flags, None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function returned, as JSON, for the parent to compare.
+"""Converts a function's result to JSON, for the parent to compare.
 
-Tuples, generators, ranges, dict views and other iterables are lists. Exact fractions and decimals are numbers. A set,
-which has no order, is an object with the one key `SET`, whose value lists its elements. Anything else that JSON does
-not know is an object with the one key `UNKNOWN`, which equals nothing that can be expected.
+Tuples, generators, ranges, dict views and other iterables become lists, fractions and decimals numbers. A set, which
+has no order, becomes an object with the single key `SET` and the list of its elements. Anything else that JSON does
+not support becomes an object with the single key `UNKNOWN`, which equals no expected value.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import math
 from collections.abc import Iterable, KeysView, Mapping
 from collections.abc import Set as AbstractSet
 
-# No text of a test holds a zero byte.
-SET, UNKNOWN = "\0set", "\0type"
+# No text of a test contains a zero byte.
+SET = "\0set"
+UNKNOWN = "\0type"
 
 
 def json_of(value: object) -> bytes:
-    """JSON of a value. Raises what the value's own iterators raise."""
+    """JSON of a value. Raises any exception of the value's own iterators."""
     return json.dumps(plain(value)).encode()
 
 
@@ -32,10 +33,10 @@ def plain(value: object) -> object:
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
-        return {_key(key): plain(content) for key, content in value.items()}
+        return {_key(key): plain(element) for key, element in value.items()}
     if isinstance(value, bytes | bytearray | memoryview):
         return {UNKNOWN: type(value).__name__}
-    if isinstance(value, AbstractSet) and not isinstance(value, KeysView):  # keys have the order of the dictionary
+    if isinstance(value, AbstractSet) and not isinstance(value, KeysView):  # keys are ordered
         return {SET: [plain(element) for element in value]}
     if isinstance(value, Iterable):
         return [plain(element) for element in value]
@@ -43,7 +44,7 @@ def plain(value: object) -> object:
 
 
 def _number(value: object) -> object:
-    from decimal import Decimal  # here, so that a program without a function starts sooner
+    from decimal import Decimal  # imported late, so that programs without function start sooner
     from fractions import Fraction
 
     if not isinstance(value, Fraction | Decimal):
@@ -53,4 +54,6 @@ def _number(value: object) -> object:
 
 
 def _key(key: object) -> str | int | float | None:
-    return key if key is None or isinstance(key, str | int | float) else str(key)
+    if key is None or isinstance(key, str | int | float):
+        return key
+    return str(key)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every run would do once, done before runs are forked."""
+"""Work that every run would repeat, done once in the process from which runs are forked."""
 
 import gc
 

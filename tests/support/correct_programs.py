@@ -62,7 +62,7 @@ RETURNING: dict[str, Callable[[Numbers], object]] = {
 }
 
 
-def right_programs(number: int, seed: int) -> list[tuple[str, str]]:
+def correct_programs(number: int, seed: int) -> list[tuple[str, str]]:
     """So many programs, each with the text of its tests."""
     draw = random.Random(seed)
     found = []

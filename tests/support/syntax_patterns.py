@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places in Python code, found by syntax tree: neither names of variables nor files nor line breaks matter.
+"""Patterns of Python code, found by syntax tree: names of variables, files and line breaks do not matter.
 
 A pattern is Python: an expression, statements, or `name=value` for an argument of a call. In it `_a`, `_b` … stand for
 any expression, the same letter for the same one; `*_a` and `**_a` for the rest of what is given to a call.

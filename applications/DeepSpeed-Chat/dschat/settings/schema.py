@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON schema of a command's YAML files, with which an editor completes and checks them.
+
+    dschat ppo --print_schema > ppo.schema.json
+
+and, in the first line of the file for editors with a YAML language server:
+
+    # yaml-language-server: $schema=ppo.schema.json
+
+The schema knows types, choices, ranges and the names of flags. Rules between flags are checked by the command itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_origin
+
+from dschat.settings.flags import (
+    ABOVE_0,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    BELOW_1,
+    UP_TO_1,
+    ZERO_TO_ONE,
+    Flag,
+    Range,
+    flags_of,
+)
+from dschat.settings.parser import INERT_FLAGS
+from dschat.settings.words import FALSE, TRUE, kind_of
+
+Schema = dict[str, Any]  # a JSON schema
+
+VARIABLE = r"\$\{"  # a value may name variables of the environment
+# Numbers that YAML 1.1 reads as text, such as 1e-5, and words that stand for numbers.
+NUMBER = r"^([-+]?(\.?inf|[0-9.]+([eE][-+]?[0-9]+)?)|none)$"
+LIMITS: Mapping[Range, Schema] = {
+    AT_LEAST_0: {"minimum": 0},
+    AT_LEAST_1: {"minimum": 1},
+    ABOVE_0: {"exclusiveMinimum": 0},
+    ZERO_TO_ONE: {"minimum": 0, "maximum": 1},
+    BELOW_1: {"minimum": 0, "exclusiveMaximum": 1},
+    UP_TO_1: {"exclusiveMinimum": 0, "maximum": 1},
+}
+
+
+def json_schema(command: type, title: str) -> Schema:
+    """JSON schema (draft 2020-12) of the files that `--config` of a command takes.
+
+    Args:
+        command: the class of its flags.
+        title: name of the command.
+    """
+    properties: Schema = {
+        "extends": {"type": "string", "description": "preset or file with further values, which this file overrides"},
+        "preset": {"type": "object", "description": "only in presets that are shipped"},
+    }
+    for name, flag in flags_of(command).items():
+        schema = _flag_schema(flag)
+        properties[name] = schema
+        for alias in flag.aliases:
+            properties[alias.lstrip("-")] = schema | {"description": f"same as {name}"}
+    inert_flags: Mapping[str, str] | None = getattr(command, "own_inert_flags", None)
+    if inert_flags is not None:
+        for name, reason in (INERT_FLAGS | dict(inert_flags)).items():
+            properties[name] = {"deprecated": True, "description": f"without effect: {reason}"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        "type": "object",
+        "properties": properties,
+        # Hyphens are accepted in the place of underscores.
+        "patternProperties": {"^[a-z_]+-[a-z_-]+$": {}},
+        "additionalProperties": False,
+    }
+
+
+def _flag_schema(flag: Flag) -> Schema:
+    """Schema of a flag's value; null stands for the default."""
+    kind, several, _ = kind_of(flag.type)
+    value_schemas = _value_schemas(kind, flag)
+    alternatives = [*value_schemas, {"type": "null"}]
+    if several:
+        alternatives.append({"type": "array", "items": {"anyOf": value_schemas}})
+    schema: Schema = {"description": flag.help, "anyOf": alternatives}
+    if isinstance(flag.default, bool | int | str | list):
+        schema["default"] = flag.default
+    if flag.range is not None and flag.range not in LIMITS:
+        schema["description"] += f": {flag.range[1]}"
+    return schema
+
+
+def _value_schemas(kind: Any, flag: Flag) -> list[Schema]:
+    """Alternatives for a single value of a flag, as YAML may read it."""
+    variable: Schema = {"type": "string", "pattern": VARIABLE}
+    if kind is bool:
+        return [{"type": "boolean"}, _words((*TRUE, *FALSE)), variable]
+    if flag.choices or get_origin(kind) is Literal:
+        # YAML 1.1 reads `on` and `off` as booleans.
+        choices = list(flag.choices)
+        if "on" in choices:
+            choices += [True, False]
+        return [{"enum": choices}, variable]
+    if kind in (int, float):
+        limits = {} if flag.range is None else LIMITS.get(flag.range, {})
+        number = {"type": "integer" if kind is int else "number"}
+        return [number | limits, {"type": "string", "pattern": NUMBER}, variable]
+    if kind in (str, Path):
+        return [{"type": ["string", "number", "boolean"]}]
+    return [{}]
+
+
+def _words(words: Sequence[str]) -> Schema:
+    return {"type": "string", "enum": list(words)}

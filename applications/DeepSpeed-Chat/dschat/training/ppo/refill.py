@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refilling a rollout (--refill_rounds): prompts whose responses all have the same score give way to further ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dschat.data.collate import further_examples
+from dschat.data.examples import PromptExample
+from dschat.models.layout import Lengths
+from dschat.run.distributed import gather_on_host, interleave_over_ranks, rank, world_size
+from dschat.run.state import Progress, SeedKind, derive_seed
+from dschat.settings.batches import BatchPlan
+from dschat.settings.ppo import PPOConfig
+from dschat.training.ppo.batch import (
+    ScoredBatch,
+    concat_rows,
+    prompts_with_equal_scores,
+    select_prompts,
+    without_totals,
+)
+from dschat.training.ppo.collect import Collector, CollectorState, RolloutWork
+from dschat.training.ppo.models import ActorSampler
+from dschat.training.ppo.score import RolloutScorer
+from macro_actions.groups import refilled
+from macro_actions.types import mapped
+
+
+class RefillCollector(Collector):
+    """Adds rounds of further prompts to a rollout, in the place of prompts with equal scores.
+
+    Equal scores that remain after the last round are left out of the loss by --drop_equal_groups. Which prompts a
+    rollout ends up with does not depend on the number of ranks. A run that is stopped during refilling samples the
+    whole rollout again.
+    """
+
+    def __init__(
+        self,
+        inner: Collector,
+        actor: ActorSampler,
+        scorer: RolloutScorer,
+        prompts: Sequence[PromptExample],
+        config: PPOConfig,
+        plan: BatchPlan,
+    ) -> None:
+        self._inner = inner
+        self._actor = actor
+        self._scorer = scorer
+        self._prompts = prompts
+        self._rounds = config.advantages.refill_rounds
+        self._seed = config.optimisation.seed
+        self._samples = plan.samples_per_prompt
+        self._rollout_size = plan.global_rollout
+
+    def collect(self, work: RolloutWork) -> ScoredBatch:
+        batch = self._inner.collect(work)
+        used_prompts = interleave_over_ranks(work.prompt_numbers)
+        order_seed = derive_seed(self._seed, SeedKind.REFILL, work.iteration)
+        replaced_count = 0
+        sampled_tokens = 0
+        for round_number in range(self._rounds):
+            is_equal = self._equal_on_all_ranks(batch)
+            if not is_equal.any():
+                break
+            work.clock.record("scoring")
+
+            # As many further prompts as a rollout has; this rank answers its share.
+            numbers = further_examples(len(self._prompts), used_prompts, self._rollout_size, order_seed, round_number)
+            further, tokens = self._collect_further(
+                numbers[rank() :: world_size()],
+                work,
+                round_number,
+            )
+            sampled_tokens += tokens
+
+            # Those with different scores replace prompts with equal ones, on all ranks together.
+            groups = refilled(is_equal, self._equal_on_all_ranks(further), world_size())
+            batch = replace_prompts(batch, further, groups, self._samples, self._actor.sampling.pad_id)
+            local_groups = groups[rank() :: world_size()]
+            replaced_count += int((local_groups >= self._rollout_size).sum())
+        totals = {
+            **batch.stats.totals,
+            "rollout/refilled": replaced_count,
+            "rollout/refill_tokens": sampled_tokens,
+        }
+        return replace(batch, stats=replace(batch.stats, totals=totals))
+
+    def accept(self) -> None:
+        self._inner.accept()
+
+    def state(self) -> CollectorState:
+        return self._inner.state()
+
+    def load(self, state: Progress) -> None:
+        self._inner.load(state)
+
+    def _collect_further(
+        self, prompt_numbers: Sequence[int], work: RolloutWork, round_number: int
+    ) -> tuple[ScoredBatch, int]:
+        """Scored responses to further prompts of this rank, and how many tokens were sampled."""
+        examples = [self._prompts[number] for number in prompt_numbers]
+        seed = derive_seed(work.iteration, round_number)
+        generation, texts = self._actor.sample(
+            examples, SeedKind.REFILL, seed, self._samples, same_weights=round_number > 0
+        )
+        work.clock.record("generation")
+        work.clock.sampled.append(Lengths.of(generation.rollout))
+        batch = self._scorer.score_rollout(generation, texts, work.epoch)
+        numbers = torch.tensor(prompt_numbers, device=batch.bad_rows.device)
+        numbers = numbers.repeat_interleave(self._samples)
+        return replace(batch, prompt_numbers=numbers), int(generation.rollout.response_mask.sum())
+
+    def _equal_on_all_ranks(self, batch: ScoredBatch) -> Tensor:
+        """Which prompts of all ranks, dealt to them in turn, have equal scores: (P,) bool on the host."""
+        local = prompts_with_equal_scores(batch, self._samples).tolist()
+        return torch.tensor(interleave_over_ranks(local))
+
+
+def replace_prompts(
+    batch: ScoredBatch, further: ScoredBatch, groups: Tensor, samples: int, pad_id: int
+) -> ScoredBatch:
+    """Batch of this rank in which further prompts have taken slots. Every rank must call it.
+
+    Args:
+        batch: this rank's prompts.
+        further: as many further prompts of this rank.
+        groups: shape ``(P,)``, int64, from `macro_actions.groups.refilled`: the prompt in each slot of all ranks.
+            Further prompts are numbered from P; slots and prompts are dealt to ranks in turn.
+        samples: responses to each prompt.
+        pad_id: fills ids.
+    """
+    ranks = world_size()
+    group_of_slot: list[int] = groups.tolist()
+    num_slots = len(group_of_slot)
+
+    # Prompts that are sampled on one rank and trained on another pass through host memory.
+    further_rows = mapped(without_totals(further), Tensor.cpu)
+    replacements: dict[int, ScoredBatch] = {}
+    passed_on: dict[int, ScoredBatch] = {}
+    for slot, group in enumerate(group_of_slot):
+        if group >= num_slots and group % ranks == rank():
+            replacements[group] = select_prompts(further_rows, [(group - num_slots) // ranks], samples)
+            if slot % ranks != group % ranks:
+                passed_on[group] = replacements[group]
+    for received in gather_on_host(passed_on):
+        replacements |= received
+
+    # This rank's slots, in their order: prompts that stay, and replacements below them.
+    device = batch.bad_rows.device
+    local_groups = group_of_slot[rank() :: ranks]
+    parts = [without_totals(batch)]
+    order = []
+    for slot, group in enumerate(local_groups):
+        if group < num_slots:
+            order.append(slot)
+        else:
+            order.append(len(local_groups) + len(parts) - 1)
+            parts.append(mapped(replacements[group], lambda x: x.to(device)))
+    rows = select_prompts(concat_rows(parts, pad_id), order, samples)
+
+    stats = replace(
+        batch.stats.with_sums_of(further.stats),
+        auxiliary=rows.stats.auxiliary,
+    )
+    return replace(rows, stats=stats)

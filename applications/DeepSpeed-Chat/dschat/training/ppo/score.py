@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scoring a rollout: scores, log-probs, values, and where its macro actions end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dschat.data.encoding import decode_response
+from dschat.models.layout import PassSize
+from dschat.rollouts.engine import Generation
+from dschat.rollouts.termination import Ends, TerminationCondition
+from dschat.scoring.segments import Segments
+from dschat.scoring.source import ResponseTexts, Scores, scores_of
+from dschat.settings.ppo import PPOConfig
+from dschat.training.ppo.batch import ExternalStats, ScoredBatch, ScoredRows
+from dschat.training.ppo.models import PPOModels, response_logprobs, response_values
+from macro_actions.conditions import at_most
+from macro_actions.segments import on_last_tokens, segment
+from macro_actions.token_text import TokenReader, texts_of_macro_actions
+from macro_actions.types import MacroActions, Rollout, ScoredRollout, without_responses
+
+
+class RolloutScorer:
+    """Scores rollouts with the models of a run, and cuts their responses into macro actions."""
+
+    def __init__(
+        self,
+        models: PPOModels,
+        condition: TerminationCondition,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PPOConfig,
+        size: PassSize,
+    ) -> None:
+        """Takes models and settings; `size` is what a forward pass without gradients may hold."""
+        self.models = models
+        self.condition = condition
+        self._tokenizer = tokenizer
+        self._reader = TokenReader(tokenizer)
+        self._config = config
+        self._temperature = config.sampling.temperature
+        self._size = size
+
+    def score_rollout(
+        self,
+        generation: Generation,
+        texts: ResponseTexts,
+        epoch: int = 0,
+        fuses_credit: bool = False,
+    ) -> ScoredBatch:
+        """Scores responses and cuts them into macro actions. Every rank must call it.
+
+        With --segment_rewards the macro actions come first, because score sources give a reward to each; the
+        termination condition then reads neither scores nor values.
+
+        Args:
+            generation: B sampled responses.
+            texts: what they say.
+            epoch: pass over the training prompts, for conditions that are random.
+            fuses_credit: do not compute the actor's log-probs and the critic's values.
+        """
+        rollout = generation.rollout
+        ends: Ends | None = None
+        macro: MacroActions | None = None
+        ref_logprobs: Tensor | None = None
+
+        # Macro actions first, if score sources reward them one by one.
+        if self._config.rewards.segment_rewards is not None:
+            ref_logprobs = response_logprobs(self.models.reference, rollout, self._temperature, self._size)
+            ends = self._ends_without_scores(generation, ref_logprobs, epoch)
+            macro = segment(ends.ends, rollout.response_mask)
+            texts = replace(texts, segments=self._segments_of(rollout, texts, macro))
+
+        # Scores, and the reference's log-probs.
+        scores = scores_of(self.models.reward(rollout, texts))
+        auxiliary = dict(scores.parts)
+        if self.models.metric is not None:
+            metric_scores = self.models.metric(rollout, replace(texts, segments=None))
+            auxiliary[self.models.metric_name] = scores_of(metric_scores).values
+        scored = self._scored_rollout(rollout, scores, ref_logprobs, macro)
+
+        # The actor's log-probs and the critic's values.
+        logprobs: Tensor | None = None
+        values: Tensor | None = None
+        if not fuses_credit:
+            logprobs = self.actor_logprobs(scored.rollout, generation)
+            values = self.critic_values(scored.rollout)
+
+        # Macro actions, unless they came first.
+        if ends is None:
+            ends = self.find_ends(scored, logprobs, values, epoch)
+        rows = ScoredRows(scored, segment(ends.ends, scored.response_mask), logprobs, values)
+        return ScoredBatch(rows, generation.bad_rows, ExternalStats(auxiliary, ends.totals, scores.measured))
+
+    def actor_logprobs(self, rollout: Rollout, generation: Generation) -> Tensor:
+        """Log-probs of the actor, (B, R).
+
+        An actor in float32 has computed them while it sampled; sampling in a shorter format rounds differently from a
+        forward pass, so that they are computed anew.
+        """
+        is_float32 = next(self.models.actor.module.parameters()).dtype == torch.float32
+        if is_float32 and generation.logprobs is not None:
+            return generation.logprobs
+        self.models.actor.eval()
+        return response_logprobs(self.models.actor, rollout, self._temperature, self._size)
+
+    def critic_values(self, rollout: Rollout) -> Tensor | None:
+        """Values of the states before each response token, (B, R); None without a critic."""
+        if self.models.critic is None:
+            return None
+        self.models.critic.eval()
+        return response_values(self.models.critic, rollout, self._size)
+
+    def find_ends(
+        self,
+        scored: ScoredRollout,
+        logprobs: Tensor | None,
+        values: Tensor | None,
+        epoch: int,
+    ) -> Ends:
+        """Where macro actions end; with --advantage_estimator segment_mc at most --mc_max_segments in a response."""
+        ends = self.condition(
+            scored if logprobs is None else scored.with_numbers(logprobs, values),
+            epoch,
+        )
+        if not self._config.advantages.needs.segment_values:
+            return ends
+        limited = at_most(ends.ends, scored.response_mask, self._config.advantages.mc_max_segments)
+        return replace(ends, ends=limited)
+
+    def _ends_without_scores(
+        self,
+        generation: Generation,
+        ref_logprobs: Tensor,
+        epoch: int,
+    ) -> Ends:
+        """Where macro actions end before there are scores: the termination condition reads zeros in their place."""
+        scored = ScoredRollout(generation.rollout, ref_logprobs, ref_logprobs.new_zeros(len(ref_logprobs)))
+        logprobs: Tensor | None = None
+        if self._config.termination.reads_policy:
+            logprobs = self.actor_logprobs(generation.rollout, generation)
+        return self.find_ends(scored, logprobs, None, epoch)
+
+    def _segments_of(
+        self,
+        rollout: Rollout,
+        texts: ResponseTexts,
+        macro: MacroActions,
+    ) -> Segments:
+        """Texts and lengths of the macro actions of each response, for the score sources."""
+        decode = partial(decode_response, self._tokenizer)
+        segment_texts = []
+        segment_lengths = []
+        for response, ids, row_lengths in zip(
+            texts.responses, rollout.response_rows(), macro.lengths.tolist(), strict=True
+        ):
+            lengths = [length for length in row_lengths if length]
+            segment_texts.append(texts_of_macro_actions(self._reader, decode, response, ids, lengths))
+            segment_lengths.append(lengths)
+        by_prefix = self._config.rewards.segment_rewards == "prefix"
+        return Segments(segment_texts, segment_lengths, by_prefix)
+
+    def _scored_rollout(
+        self,
+        rollout: Rollout,
+        scores: Scores,
+        ref_logprobs: Tensor | None,
+        macro: MacroActions | None,
+    ) -> ScoredRollout:
+        """Rollout with its scores and the reference's log-probs, which may be known.
+
+        A response that could not be scored loses its tokens: its row has nothing to train on.
+        """
+        if scores.missing is not None:
+            rollout = without_responses(rollout, scores.missing)
+        if ref_logprobs is None:
+            ref_logprobs = response_logprobs(self.models.reference, rollout, self._temperature, self._size)
+        ref_logprobs = torch.where(rollout.response_mask, ref_logprobs, 0.0)
+        segment_rewards = None
+        if macro is not None and scores.segments is not None:
+            segment_rewards = on_last_tokens(scores.segments, macro)
+        return ScoredRollout(rollout, ref_logprobs, scores.values.float(), segment_rewards)
