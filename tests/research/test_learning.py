@@ -179,7 +179,7 @@ def test_every_kind_of_trial(tmp_path: Path) -> None:
 
 
 def test_the_document_has_a_place_for_every_group() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "results-tables.md").read_text(encoding="utf-8")
     names = {
         "quickstart",
         "quickstart kernels",
