@@ -211,9 +211,9 @@ def measure_phases(
     peaks: dict[str, int] = {}
     alive = 0
     profiler = start_profiler()
-    lap = Clock.lap
+    record = Clock.record
 
-    def profiled_lap(clock: Clock, name: str) -> None:
+    def profiled_record(clock: Clock, name: str) -> None:
         nonlocal alive, profiler
         gc.collect()  # an allocation that is freed later would not be seen
         profiler.stop()
@@ -223,9 +223,9 @@ def measure_phases(
             peak = max(peak, alive)
         peaks[PHASES[name]] = peak
         profiler = start_profiler()
-        lap(clock, name)
+        record(clock, name)
 
-    setattr(Clock, "lap", profiled_lap)  # noqa: B010  # a method for mypy
+    setattr(Clock, "record", profiled_record)  # noqa: B010  # a method for mypy
     run_step(step, argv, program)
     profiler.stop()
     return peaks
