@@ -211,9 +211,9 @@ def measure_phases(
     peaks: dict[str, int] = {}
     alive = 0
     profiler = start_profiler()
-    lap = Clock.lap
+    record = Clock.record
 
-    def profiled_lap(clock: Clock, name: str) -> None:
+    def profiled_record(clock: Clock, name: str) -> None:
         nonlocal alive, profiler
         gc.collect()  # an allocation that is freed later would not be seen
         profiler.stop()
@@ -223,9 +223,9 @@ def measure_phases(
             peak = max(peak, alive)
         peaks[PHASES[name]] = peak
         profiler = start_profiler()
-        lap(clock, name)
+        record(clock, name)
 
-    setattr(Clock, "lap", profiled_lap)  # noqa: B010  # a method for mypy
+    setattr(Clock, "record", profiled_record)  # noqa: B010  # a method for mypy
     run_step(step, argv, program)
     profiler.stop()
     return peaks
@@ -241,5 +241,8 @@ def start_profiler() -> profile:
 def allocations(profiler: profile) -> list[int]:
     """Bytes of each allocation in order; negative for memory that was freed."""
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    sizes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    sizes = []
+    for event in events:
+        if event.name() == "[memory]":
+            sizes.append((event.start_ns(), event.nbytes()))  # type: ignore[union-attr]
     return [size for _, size in sorted(sizes)]
