@@ -15,8 +15,7 @@ from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import rank, world_size
 from dschat.settings.batches import plan_batches
 from dschat.training.loop import Loop
-from dschat.training.ppo.credit import whiten_advantages
-from dschat.training.ppo.credit import ComputedCredit
+from dschat.training.ppo.credit import ComputedCredit, whiten_advantages
 from dschat.training.ppo.update import ppo_update
 from factories import (
     engine_of,
