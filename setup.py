@@ -36,7 +36,6 @@ REQUIREMENTS = [
     "rouge-score>=0.1.2",
     "tqdm>=4.66.3",
     "numpy>=1.26",
-    "pandas>=2.2",
     "fastapi>=0.115,<1",
     "uvicorn>=0.35,<1",
     "starlette>=0.37.2",

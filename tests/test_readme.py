@@ -243,6 +243,17 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tests_that_a_document_names_are_there(document):
+    """`folder/test_file.py` and `folder/test_file.py::test_name`, below tests/."""
+    for path, function in re.findall(
+        r"`(?:tests/)?([\w/]*test_[a-z_0-9]+\.py)(?:::(\w+))?", document.read_text("utf-8")
+    ):
+        file = ROOT / "tests" / path
+        assert file.is_file(), f"{document}: {path}"
+        assert not function or f"def {function}(" in file.read_text("utf-8"), f"{document}: {path}::{function}"
+
+
 def test_the_page_of_flags_is_what_the_declarations_make():
     assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == "\n".join(page()) + "\n"
 

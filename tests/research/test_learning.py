@@ -179,7 +179,7 @@ def test_every_kind_of_trial(tmp_path: Path) -> None:
 
 
 def test_the_document_has_a_place_for_every_group() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "results-tables.md").read_text(encoding="utf-8")
     names = {
         "quickstart",
         "quickstart kernels",
@@ -240,8 +240,8 @@ def group_of(settings: dict[str, Any], **values: Any) -> Group:
 
 
 def test_settings_beside_the_baseline_by_hand() -> None:
-    """Ten updates: n = 5 has gold .25 more and 2.5 tokens more, of which each is worth .01; at a KL of 2 all have their
-    third number. Seed 1 has no baseline."""
+    """Ten updates: n = 5 has gold .25 more and 2.5 tokens more, each worth .01; at a KL of 2 all have their third
+    number. Seed 1 has no baseline."""
     group = group_of({PPO: {"ngram": 1}, MACRO: {"ngram": 5}})
     rows = []
     for setting, seed, more in ((PPO, 0, 0.0), (MACRO, 0, 0.25), (MACRO, 1, 0.5)):

@@ -74,7 +74,7 @@ def test_what_a_server_refuses_and_what_the_run_says(server, actor, token, monke
     with pytest.raises(ServerLost, match="does not answer.*Start it again"):
         VllmServers([f"http://127.0.0.1:{free_port()}"], NEEDS).session(actor).__enter__()
     monkeypatch.setenv("VLLM_API_KEY", "another")
-    with pytest.raises(UserError, match="the token is missing or wrong.*. Set VLLM_API_KEY to what it is where"):
+    with pytest.raises(UserError, match="the token is missing or wrong.*. Set VLLM_API_KEY to its value where"):
         VllmServers([server.url], NEEDS).session(actor).__enter__()
 
 

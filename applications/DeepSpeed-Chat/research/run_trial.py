@@ -115,7 +115,7 @@ def make_config(
 
 def read_curves(output: Path, gold: str) -> pd.DataFrame:
     """Metrics of a run's rollouts under the names of CURVES; NaN for those that a run does not have."""
-    rows = []
+    rows: list[dict[str, float]] = []
     with open(output / "metrics.jsonl", encoding="utf-8") as lines:
         for line in lines:
             metrics = json.loads(line)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import bootstrap
@@ -277,7 +278,7 @@ def draw(groups: Sequence[Group], folder: Path) -> bytes:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9}):
         figure = Figure(figsize=(width, 7.2), layout="constrained")
         axes = figure.subplots(2, len(groups), squeeze=False, sharey="col")
-        handles = {}
+        handles: dict[str, Artist] = {}
         for column, group in enumerate(groups):
             over_updates, over_kl = axes[:, column]
             draw_group(over_updates, over_kl, group, group.curves(folder))

@@ -241,5 +241,8 @@ def start_profiler() -> profile:
 def allocations(profiler: profile) -> list[int]:
     """Bytes of each allocation in order; negative for memory that was freed."""
     events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    sizes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
+    sizes = []
+    for event in events:
+        if event.name() == "[memory]":
+            sizes.append((event.start_ns(), event.nbytes()))  # type: ignore[union-attr]
     return [size for _, size in sorted(sizes)]

@@ -92,8 +92,8 @@ def _token_sections(
 ) -> dict[str, list[str]]:
     """The sections of the report that need a tokenizer."""
     measure = partial(_measure_rows, tokenizer, settings.end_id)
-    tokens, _ = encode_rows(RowTokens, measure, rows, "tokenising", workers_for(rows), show=True)
-    tokens = list(tokens)
+    encoded, _ = encode_rows(RowTokens, measure, rows, "tokenising", workers_for(rows), show=True)
+    tokens = list(encoded)
     sections = _lengths_in_tokens(tokens, settings)
     sections["special tokens"] = special_notes(rows, tokens, tokenizer, settings.end_id) or ["nothing to note"]
     notes = template_notes(tokenizer, rows, settings.end_id, (WEIGHT,))

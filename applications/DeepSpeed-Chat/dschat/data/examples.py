@@ -423,7 +423,7 @@ def empty_responses(rows: Sequence[Row], chosen_alone: bool = False) -> str:
 
 def margin_of(row: Row, key: str) -> float:
     """The number in a row's column. Raises UserError, which names the row, unless it is a number of at least 0."""
-    margin = row.extra.get(key)
+    margin: Any = row.extra.get(key)
     if isinstance(margin, str):  # as CSV files hold numbers
         with suppress(ValueError):
             margin = float(margin)

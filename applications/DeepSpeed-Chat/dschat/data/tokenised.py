@@ -314,12 +314,13 @@ def _collect(
     file: Path | None,
 ) -> tuple[Examples[E], Counter[str]]:
     """Writes the tables of batches one after another; `report` is called with the size of each finished batch."""
-    sink = pa.BufferOutputStream() if file is None else open(file, "wb")  # noqa: SIM115
+    buffer = pa.BufferOutputStream()
+    sink = buffer if file is None else open(file, "wb")  # noqa: SIM115
     with sink, pa.ipc.new_stream(sink, schema_of(kind)) as writer:
         for table, size in zip(tables, sizes, strict=True):
             writer.write_table(table)
             report(size)
-    whole = open_table([file]) if file is not None else _read_stream(sink.getvalue())
+    whole = open_table([file]) if file is not None else _read_stream(buffer.getvalue())
     reasons = whole[REASON].drop_null().to_pylist()
     return Examples(kind, whole), Counter(reasons)
 

@@ -16,11 +16,11 @@ from dschat.base.jsonl import iterate_rows, text_of
 from dschat.base.pictures import legend_label, short
 from dschat.base.statistics import mean_interval
 from dschat.lab.chart import Chart, Curve, draw_charts, look_of, offset_of
+from dschat.lab.generate_options import PUBLISHED_NUMBERS
 from dschat.lab.page import NAME, Report, Table, write_report
 from dschat.lab.responses import FILE, model_names, number_of, numbers_of
 from dschat.lab.table import result_table
 
-PUBLISHED = (4, 8, 16, 32)  # numbers of responses to choose from in Chai et al., ICLR 2025, section 4.4
 REMARK = (
     "Mean over the prompts of the reward model's score, with a 95 % interval (Student's t over prompts). All subsets: "
     "the mean over all choices of N of the responses drawn; first N: the best of the first N drawn, as published. "
@@ -110,7 +110,7 @@ def sweep_of(
 def published_numbers(sweeps: Sequence[Sweep]) -> list[int]:
     """Numbers of responses to choose from: the published ones that were sampled, and all."""
     most = max(sweep.most_responses for sweep in sweeps)
-    return [n for n in PUBLISHED if n < most] + [most]
+    return [n for n in PUBLISHED_NUMBERS if n < most] + [most]
 
 
 def best_of_n(

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal
 
 from dschat.base.errors import UserError
 from dschat.data.hub import COMPARED_SETS, compared_set
-from dschat.lab.best_of import PUBLISHED
 from dschat.settings.commands import OverwriteFlags
 from dschat.settings.common import SEED, ColumnFlags, OptimisationFlags
 from dschat.settings.config import Config
@@ -28,6 +27,8 @@ TRAINING_SEED: int = default_of(OptimisationFlags, "seed")
 STEP_FOLDERS = ("sft", "reward", "dpo", "ppo", "refuel")
 Dtype = Literal["fp32", "bf16", "fp16"]
 Engine = Literal["continuous", "generate"]
+# Numbers of responses to choose from in Chai et al., ICLR 2025, section 4.4.
+PUBLISHED_NUMBERS = (4, 8, 16, 32)
 
 
 def _is_temperature(value: float | str) -> bool:
@@ -179,7 +180,7 @@ class ReferenceFlags:
 class SweepFlags:
     """Temperatures, and numbers of responses to choose from."""
 
-    best_of: Sequence[int] = flag("numbers of responses to choose from", PUBLISHED, AT_LEAST_1)
+    best_of: Sequence[int] = flag("numbers of responses to choose from", PUBLISHED_NUMBERS, AT_LEAST_1)
     temperatures: Sequence[float] = flag(
         "at which so many are drawn", (0.2, 0.4, 0.6, 0.8, 1.0, 1.2), TEMPERATURE, nargs="*"
     )
