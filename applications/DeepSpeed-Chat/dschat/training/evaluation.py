@@ -154,14 +154,15 @@ def evaluate_dialogues(
     counted_replies = replies if local_dialogues else []
 
     means = RowMeans()
-    _add_by_dialogue(means, "scores", [of_dialogue[-1:] for of_dialogue in scores])
+    _add_by_dialogue(means, "scores", [dialogue_scores[-1:] for dialogue_scores in scores])
     for turn in range(max(example.num_turns for example in held_out)):
-        _add_by_dialogue(means, f"scores_turn_{turn + 1}", [of_dialogue[turn : turn + 1] for of_dialogue in scores])
+        turn_scores = [dialogue_scores[turn : turn + 1] for dialogue_scores in scores]
+        _add_by_dialogue(means, f"scores_turn_{turn + 1}", turn_scores)
     eos_rates = []
     lengths = []
-    for of_dialogue in counted_replies:
-        eos_rates.append([float(reply.finished) for reply in of_dialogue])
-        lengths.append([float(len(reply.ids)) for reply in of_dialogue])
+    for dialogue_replies in counted_replies:
+        eos_rates.append([float(reply.finished) for reply in dialogue_replies])
+        lengths.append([float(len(reply.ids)) for reply in dialogue_replies])
     _add_by_dialogue(means, "eos_rate", eos_rates)
     _add_by_dialogue(means, "length", lengths)
 
@@ -171,13 +172,15 @@ def evaluate_dialogues(
         most_replies = max(sum(example.num_turns for example in dialogues) for dialogues in dialogues_of_ranks)
         padding = all_replies[:1] * (most_replies - len(all_replies))
         numbers = iter(kl(all_replies + padding).tolist())
-        kl_by_dialogue = [[next(numbers) for _ in of_dialogue] for of_dialogue in counted_replies]
+        kl_by_dialogue = []
+        for dialogue_replies in counted_replies:
+            kl_by_dialogue.append([next(numbers) for _ in dialogue_replies])
         _add_by_dialogue(means, "kl", kl_by_dialogue)
         means.add("kl_per_token", _sums(kl_by_dialogue), _sums(lengths))
 
     samples = {}
-    for example, conversation, of_dialogue in zip(local_dialogues, conversations, scores, strict=False):
-        samples[example.index] = _dialogue_sample(example, conversation, of_dialogue)
+    for example, conversation, dialogue_scores in zip(local_dialogues, conversations, scores, strict=False):
+        samples[example.index] = _dialogue_sample(example, conversation, dialogue_scores)
     return _over_ranks(means, samples)
 
 

@@ -93,10 +93,9 @@ def put_together(
     values: dict[str, object] = {}
     for f in fields(cls):  # type: ignore[arg-type]
         path = f"{name}.{f.name}"
-        field_type = hints[f.name]
-        if is_dataclass(field_type):
-            values[f.name] = put_together(field_type, tensors, path)
-        elif field_type is not Tensor and path not in tensors:  # Tensor | None
+        if is_dataclass(hints[f.name]):
+            values[f.name] = put_together(hints[f.name], tensors, path)
+        elif hints[f.name] is not Tensor and path not in tensors:  # Tensor | None
             values[f.name] = None
         else:
             values[f.name] = tensors[path].to(device())

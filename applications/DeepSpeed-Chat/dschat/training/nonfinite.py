@@ -127,8 +127,8 @@ class NonFinite:
         Raises:
             UserError: the run stops at numbers that are not finite.
         """
-        names = []
-        bad_names = []
+        names: list[str] = []
+        bad_names: list[int] = []
         for name, engine in engines.items():
             for part in PARTS:
                 if engine.nonfinite == part:
