@@ -19,6 +19,7 @@ from cli_runs import (
     prompt_of,
     read_jsonl,
     rows_of,
+    run_forked,
     training_rows,
 )
 from closeness import FORMULA, UPDATE, near
@@ -221,3 +222,26 @@ def test_the_model_card(step, model, base, request, shared):
     assert "transformers 5" in card
     early = (folder / "models" / "step-2" / model / "README.md").read_text()
     assert "eval/" in early.partition("## Metrics")[2], "the section is empty"
+
+
+TRAIN_TWICE = """
+import sys
+from dschat import SFTConfig, train
+
+losses = []
+for folder in sys.argv[3:]:
+    config = SFTConfig(
+        data_path=[sys.argv[1]], data_split="1,0,0", model_name_or_path=sys.argv[2], output_dir=folder,
+        max_seq_len=192, per_device_train_batch_size=8, max_steps=1,
+    )
+    losses.append(train(config)["eval/loss"])
+assert losses[0] == losses[1], losses
+"""
+
+
+def test_a_program_trains_twice(sft_flags, tmp_path):
+    """DeepSpeed keeps process groups, which must end with the run that made them."""
+    script = tmp_path / "twice.py"
+    script.write_text(TRAIN_TWICE)
+    words = [str(sft_flags[name]) for name in ("data_path", "model_name_or_path")]
+    run_forked(script, [*words, str(tmp_path / "first"), str(tmp_path / "second")], tmp_path / "log").expect(0)

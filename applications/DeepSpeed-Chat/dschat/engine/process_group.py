@@ -70,7 +70,7 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
         yield
         dist.barrier()
     finally:
-        dist.destroy_process_group()
+        deepspeed.comm.destroy_process_group()  # also releases the groups that DeepSpeed keeps
         remove_own_memory()
         if not is_launched:  # processes that are started later do not belong to this group
             for name in LAUNCH_VARIABLES:

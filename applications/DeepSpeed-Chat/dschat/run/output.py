@@ -45,7 +45,7 @@ from dschat.settings.rules import RUN_FOLDERS, check_output_dir
 logger = logging.getLogger("dschat")
 
 PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
-CHECKOUT = Path(__file__).resolve().parents[4]  # root of the repository that contains the package
+CHECKOUT = (Path(__file__).parent / "../../../..").resolve()  # root of the repository, if the package lies in one
 FLAGS_FILE = "train_config.json"
 CONFIG_FILE = "config.yaml"  # the flags for --config
 UNFINISHED = ".unfinished"  # subfolder of a run that replaces an earlier one, until its first save

@@ -216,8 +216,11 @@ class Loop:
         """Evaluates before the first update and every --eval_interval; `fit` evaluates at the end."""
         update_before = self.update - self.updates_per_iteration
         is_due = self.update == 0 or due(self.config.output.eval_interval, update_before, self.update)
+        if not is_due or not self.evaluated < self.update < total:
+            return
+        # Asked last: the state of a rollout that servers sample ahead is known only once they have finished it.
         is_inside_iteration = self.algorithm.state_dict().update > 0
-        if is_due and self.evaluated < self.update < total and not is_inside_iteration:
+        if not is_inside_iteration:
             self.evaluate()
 
     def evaluate(self) -> Metrics:

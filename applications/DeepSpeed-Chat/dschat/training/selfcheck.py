@@ -285,8 +285,9 @@ def check_packing(
     if not reads_positions(engine.module.inner):
         raise UserError(f"--packing: {remedy}")
     ordered = sorted(examples, key=len, reverse=True)
-    together = _packed_logprobs(engine, ordered, pad_id)
-    alone = torch.cat([_packed_logprobs(engine, [example], pad_id) for example in ordered])
+    together = _row_logprobs(engine, ordered, pad_id, with_positions=True)
+    # An example alone is computed as training without --packing computes it, without explicit positions.
+    alone = torch.cat([_row_logprobs(engine, [example], pad_id, with_positions=False) for example in ordered])
     difference = float((together - alone).abs().max())
     size = float(alone.abs().max())
     check_weights(engine, difference)
@@ -296,16 +297,17 @@ def check_packing(
         )
 
 
-def _packed_logprobs(
+def _row_logprobs(
     engine: TrainedPolicy,
     examples: Sequence[SFTExample],
     pad_id: int,
+    with_positions: bool,
 ) -> Tensor:
     """Log-probs of all tokens of examples that share one row, (N,)."""
     width = sum(len(example) for example in examples)
     batch = collate_packed(examples, pad_id, width, sft_on_prompt=True)
     batch = on_device(batch)
-    positions = batch["position_ids"]
+    positions = batch["position_ids"] if with_positions else None
     logprobs, _ = engine(
         batch["input_ids"],
         None,

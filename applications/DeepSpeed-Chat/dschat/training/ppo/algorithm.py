@@ -204,7 +204,8 @@ class PPO(Algorithm):
 
         # 5. Metrics of the rollout, and the next KL coefficient.
         metrics |= self.throughput.trained(trained_texts, clock.seconds["time/training"])
-        if metrics.get(SKIPPED_NONFINITE, 0) < self.plan.updates_per_rollout:
+        is_credit_known = not credit.needs_update or SKIPPED_NONFINITE not in metrics
+        if is_credit_known:
             metrics |= rollout_metrics(
                 credit.whole(),
                 self.config.estimator.lam,

@@ -46,6 +46,10 @@ class Credit(Protocol):
     def checked(self) -> PPOBatch | ScoredRollout:
         """What is known before the update, to be checked for numbers that are not finite."""
 
+    @property
+    def needs_update(self) -> bool:
+        """Whether log-probs and values come from the update's own forward passes."""
+
     def part(
         self,
         layout: Layout,
@@ -66,6 +70,8 @@ class Credit(Protocol):
 
 class ComputedCredit:
     """Advantages that are known before the update."""
+
+    needs_update = False
 
     def __init__(self, batch: PPOBatch) -> None:
         self.checked = batch
@@ -100,6 +106,8 @@ class FusedCredit:
     The policy that samples is the one that is updated, so a separate pass over the rollout would compute the same
     log-probs and values once more. Credit assignment works on any subset of rows, and so micro-batch by micro-batch.
     """
+
+    needs_update = True
 
     def __init__(self, rows: ScoredRows, assign: AssignCredit) -> None:
         """Takes B rows without log-probs, and what assigns credit row by row."""
