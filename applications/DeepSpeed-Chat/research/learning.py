@@ -53,9 +53,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--kernels", type=int, default=0, help="its seeds with the kernels of other processors")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
     parser.add_argument("--limit", type=int, default=0, help="seeds whose limit is computed, from 131,072 responses")
-    parser.add_argument(
-        "--markdown", type=Path, help="document whose tables are replaced: docs/results-tables.md"
-    )
+    parser.add_argument("--markdown", type=Path, help="document whose tables are replaced: docs/results-tables.md")
     return parser.parse_args()
 
 
