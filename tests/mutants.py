@@ -1302,7 +1302,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_what_a_process_uses_stays_until_it_ends"),
     ("vLLM's copy takes its share alone", "_vllm_parts", "max(_a, _b)", "_a", "test_vllm_holds_the_actor_whole"),
     ("the head's gradient without its sum", "training_logits", "_a * FLOAT32 * _b", "0",
-     "test_logits_that_fit_are_kept"),
+     "test_logits_that_do_not_fit_are_computed_again"),
     ("logits in half precision", "training_logits", "FLOAT32 * _a.vocab", "_a.width * _a.vocab",
      "test_logits_of_half_precision_and_of_a_soft_cap"),
     ("no evaluation at the start", "_evaluations", "2 + _a", "1 + _a", "test_updates_and_samples_of_step_1"),

@@ -97,7 +97,9 @@ def encoded_dialogues(folder: Path) -> list[Any]:
 
 def batches_of_rows(folder: Path) -> list[Any]:
     make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=5)
-    examples, dropped = encode_rows(PromptExample, make, prompt_rows(), "tokenising", 1, False, folder)
+    examples, dropped = encode_rows(
+        PromptExample, make, prompt_rows(), "tokenising", 1, False, folder / "examples.arrow"
+    )
     return [*examples, dropped]
 
 
@@ -130,8 +132,8 @@ CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
     "data.encoding.CHUNK": (2, ROWS, encoded_texts),
     "data.dialogue_pairs.CHUNK": (2, ROWS, encoded_dialogues),
     "data.tokenised.BATCH": (2, ROWS, batches_of_rows),
-    "inference.dialogues.CHUNK": (2, ROWS, messages_of_prompts),
-    "inference.pairs.AT_ONCE": (2, ROWS, ranked_dialogues),
+    "lab.refuel.dialogues.CHUNK": (2, ROWS, messages_of_prompts),
+    "lab.refuel.pairs.AT_ONCE": (2, ROWS, ranked_dialogues),
     "scoring.programs.problem.CHUNK": (7, 41, numbers),
 }
 # Others, and the tests that cross them.

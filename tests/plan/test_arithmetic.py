@@ -177,9 +177,9 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def test_logits_that_fit_are_kept():
-    """40 positions × 1000 logits of 4 bytes; in the backward pass the head's gradient of 8000 weights, in float32."""
+    """40 positions × 1000 logits of 4 bytes; in the backward pass the head's gradient of 8000 weights."""
     found = training_logits(HeadSize(1000, 8000, False, True, 4), 40, CPU)
-    assert (found.forward, found.held, found.backward) == (160_000, 160_000, 160_000 + 8 * 8000)
+    assert (found.forward, found.held, found.backward) == (160_000, 160_000, 160_000 + 4 * 8000)
     found = training_logits(HeadSize(1000, 8000, False, False, 4), 40, CPU)
     assert found.backward == 160_000
 
@@ -193,13 +193,13 @@ def test_logits_that_do_not_fit_are_computed_again():
 
 
 def test_logits_of_half_precision_and_of_a_soft_cap():
-    """bf16: half as much for the logits' gradient, and a gradient of 2 bytes beside the float32 sum. On a CPU the head
+    """bf16: half as much for the logits' gradient, 2 bytes for the head's; one chunk needs no sum. On a CPU the head
     is converted, on a GPU the entropy takes a tensor more. A soft cap keeps a second tensor, and works on two more."""
     plain, capped = (HeadSize(1000, 8000, False, True, 2, capped=capped) for capped in (False, True))
     found = training_logits(plain, 40, GPU)
-    assert (found.forward, found.held, found.backward) == (320_000, 160_000, 160_000 + 80_000 + 6 * 8000)
+    assert (found.forward, found.held, found.backward) == (320_000, 160_000, 160_000 + 80_000 + 2 * 8000)
     found = training_logits(capped, 40, GPU)
-    assert (found.forward, found.held, found.backward) == (480_000, 320_000, 320_000 + 320_000 + 6 * 8000)
+    assert (found.forward, found.held, found.backward) == (480_000, 320_000, 320_000 + 320_000 + 2 * 8000)
     assert training_logits(plain, 40, CPU).forward == 160_000 + 4 * 8000
 
 

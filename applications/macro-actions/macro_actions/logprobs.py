@@ -226,9 +226,10 @@ class _TokenLogprobs(torch.autograd.Function):
             hidden_grad, parameter_grads = _chunk_gradients(chunk, chunk_targets, chunk_grad, head, parameters)
             if hidden_grad is not None:
                 hidden_grads.append(hidden_grad)
-            for total, parameter_grad in zip(sums, parameter_grads, strict=True):
-                total.add_(parameter_grad)
-            del chunk, parameter_grads  # frees their memory before the next chunk is computed
+            for number, total in enumerate(sums):
+                total.add_(parameter_grads[number])
+            # Frees their memory before the next chunk is computed; a loop variable would hold a gradient as well.
+            del chunk, parameter_grads
         return torch.cat(hidden_grads) if hidden_grads else None, None, None, None, None, *sums
 
 

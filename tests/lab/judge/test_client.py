@@ -160,7 +160,7 @@ def test_models_with_other_fields(server, tmp_path, caplog):
     ],
 )
 def test_requests_that_no_form_saves_end_the_run_in_the_servers_words(server, tmp_path, body, words):
-    """Each of five questions is asked in three forms."""
+    """Each of five questions, and a harmless one, is asked in three forms."""
     server.fail_on("", (422, body, {}))
     client = client_of(server, tmp_path)
     for number in range(4):
@@ -169,7 +169,16 @@ def test_requests_that_no_form_saves_end_the_run_in_the_servers_words(server, tm
     assert not client.stop.is_set()
     with pytest.raises(UserError, match=rf"{words}.*5 questions in a row got no answer"):
         client.ask(question())
-    assert len(server.bodies) == 15 and client.stop.is_set()
+    assert len(server.bodies) == 18 and client.stop.is_set()
+
+
+def test_texts_that_are_refused_one_after_the_other_are_not_the_servers_fault(server, tmp_path):
+    server.fail_on("POISON", (400, {"error": {"message": "content filter"}}, {}))
+    client = client_of(server, tmp_path)
+    for number in range(7):
+        with pytest.raises(TextRefused, match="content filter"):
+            client.ask(question(prompt=f"POISON {number}"))
+    assert client.ask(question()).text
 
 
 def test_an_answer_is_asked_for_once(server, tmp_path):

@@ -24,7 +24,7 @@ def changed_names(
     saved: Mapping[str, Any],
     current: Mapping[str, Any],
 ) -> list[str]:
-    """Names whose values differ, or that only one of two mappings has; those of `current` first."""
+    """Names whose values differ, those of `current` first; a name that is missing counts as None."""
     names = dict.fromkeys([*current, *saved])
     return [name for name in names if saved.get(name) != current.get(name)]
 
@@ -91,7 +91,7 @@ class Kept:
     def write(self, content: Any) -> None:
         """Writes content and settings, replacing the file when the new one is complete. Raises OSError."""
         record = {MADE_FROM: self.made_from, CONTENT: content}
-        write_file(self.path, json.dumps(record, ensure_ascii=False) + "\n")
+        write_file(self.path, json.dumps(record) + "\n")
 
     def _read(self) -> dict[str, Any] | None:
         if not self.path.exists():

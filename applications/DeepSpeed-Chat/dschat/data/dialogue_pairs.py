@@ -323,6 +323,6 @@ def _split(
     """State and reply. Raises UserError unless the mask is one run of ones after at least one other token."""
     start = mask.index(1) if 1 in mask else 0
     stop = start + sum(mask)
-    if len(tokens) != len(mask) or start == 0 or not all(mask[start:stop]):
+    if len(tokens) != len(mask) or start == 0 or mask[start:stop] != [1] * sum(mask):
         raise UserError(f"{origin}: a mask must be 1 on the tokens of one reply after other tokens, and 0 elsewhere.")
     return tokens[:start], tokens[start:stop]

@@ -115,7 +115,7 @@ def _orders_of(
 ) -> tuple[Order, ...]:
     """Orders in which the responses were shown: judges write a list of them, people the model shown first."""
     orders = row.get("orders")
-    if orders is None and row.get("first") in SIDES:
+    if orders is None and row.get("first") in ("A", "B"):
         return ((row["first"], verdict),)
     if orders is None:
         return ()
@@ -123,7 +123,11 @@ def _orders_of(
     if not isinstance(orders, list):
         raise UserError(f"{problem}; correct or remove the column.")
     for order in orders:
-        if not isinstance(order, dict) or order.get("first") not in SIDES or order.get("verdict") not in VERDICTS:
+        if (
+            not isinstance(order, dict)
+            or order.get("first") not in ("A", "B")
+            or order.get("verdict") not in tuple(VERDICTS)
+        ):
             raise UserError(f"{problem}; correct or remove the column.")
     return tuple((order["first"], order["verdict"]) for order in orders)
 

@@ -356,7 +356,8 @@ def training_logits(
     chunk is recomputed. Soft-capping keeps its result and needs two more tensors in the backward pass; the entropy
     needs one more on a GPU.
 
-    The gradient of a trained head is summed in float32 beside that of a chunk; a frozen head has none.
+    A trained head's gradient is that of the only chunk, or the float32 sum over chunks beside that of one chunk. A
+    frozen head has none.
     """
     chunk = chunk_positions(head.vocab, device)
     is_one_chunk = positions <= chunk
@@ -367,10 +368,11 @@ def training_logits(
     half_gradient = logits // 2 if head.width < FLOAT32 else 0
     chunk_gradients = max(half_gradient, 2 * logits * head.capped) + head.trained * head.width * head.weight
     recomputed = 0 if is_one_chunk else _converted_head(head, device)
+    gradient_sum = 0 if is_one_chunk else head.trained * FLOAT32 * head.weight
     return Pass(
         forward=graph + entropy + _converted_head(head, device),
         held=graph if is_one_chunk else 0,
-        backward=graph + head.trained * FLOAT32 * head.weight + max(chunk_gradients, recomputed),
+        backward=graph + gradient_sum + max(chunk_gradients, recomputed),
     )
 
 

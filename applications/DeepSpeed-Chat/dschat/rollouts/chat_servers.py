@@ -248,7 +248,7 @@ def with_retries(
             seconds = error.retry_after
             if attempt == tries or (seconds is not None and seconds > LONGEST_RETRY_AFTER):
                 raise
-        if seconds is None:  # jitter keeps parallel requests from coming back together
+        if not seconds:  # jitter keeps parallel requests from coming back together
             seconds = delay * random.uniform(0.75, 1.0)
         wait(seconds)
         delay = min(2 * delay, LONGEST_DELAY)

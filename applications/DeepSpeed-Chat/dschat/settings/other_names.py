@@ -99,7 +99,7 @@ OTHER_NAMES: dict[str, OtherName] = {
         "TL", ("--per_device_train_batch_size", "--per_device_training_batch_size")
     ),
     "batch_size": OtherName("A", ("--global_batch_size",)),
-    "auto_find_batch_size": OtherName("TA", (), "dschat plan --micro_batches lists the sizes that fit"),
+    "auto_find_batch_size": OtherName("TA", (), "dschat plan says whether a size fits, and which smaller one would"),
     "num_epochs": OtherName("A", ("--num_train_epochs",)),
     "max_steps": OtherName("TLA", ("--max_steps",)),
     "learning_rate": OtherName("TLA", ("--learning_rate", "--actor_learning_rate"), "the critic has its own"),

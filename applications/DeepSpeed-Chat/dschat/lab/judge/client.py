@@ -23,6 +23,10 @@ from dschat.rollouts.chat_servers import (
     with_retries,
 )
 
+HARMLESS = JudgeQuestion(
+    ({"role": "user", "content": 'Answer with the JSON object {"verdict": "tie"}.'},),
+    {"type": "object", "properties": {"verdict": {"type": "string"}}, "required": ["verdict"]},
+)
 MOST_FAILURES = 5  # questions in a row without an answer, after which the server counts as broken
 
 logger = logging.getLogger(__name__)
@@ -71,7 +75,11 @@ class JudgeClient:
         return reply
 
     def _ask_server(self, question: JudgeQuestion) -> Reply:
-        """Send a question, and raise UserError if too many in a row got no answer."""
+        """Send a question, and raise UserError if too many in a row got no answer.
+
+        A refused text counts only until the server has answered a question. If all were refused, a harmless question
+        decides whether the texts or the server are the reason.
+        """
         try:
             reply = self._try_forms(question)
         except (TextRefused, Unanswered) as failure:
@@ -80,12 +88,21 @@ class JudgeClient:
             with self._lock:
                 self._failures += 1
                 is_broken = self._failures >= MOST_FAILURES
+            if is_broken and isinstance(failure, TextRefused):
+                is_broken = not self._is_answered(HARMLESS)
             if is_broken:
                 raise UserError(f"{failure} ({MOST_FAILURES} questions in a row got no answer)") from failure
             raise
         with self._lock:
             self._failures = 0
         return reply
+
+    def _is_answered(self, question: JudgeQuestion) -> bool:
+        try:
+            self._try_forms(question)
+        except (TextRefused, Unanswered):
+            return False
+        return True
 
     def _try_forms(self, question: JudgeQuestion) -> Reply:
         """Send a question in the form that was answered before; before the first answer, in one after the other."""
