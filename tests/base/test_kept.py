@@ -49,3 +49,9 @@ def test_a_damaged_file_is_named(content, tmp_path):
 def test_names_of_what_changed():
     assert changed_names({"a": 1, "b": 2, "c": 3}, {"d": 4, "b": 5, "a": 1}) == ["d", "b", "c"]
     assert changed_names({"a": None}, {}) == [] and first_change({"a": 1}, {"a": 1}) == ""
+
+
+def test_settings_with_a_name_that_is_no_unicode_match_themselves(tmp_path) -> None:
+    made_from = {"data_path": "caf\udce9.jsonl"}
+    Kept(tmp_path / "made.json", made_from).write("rows")
+    assert Kept(tmp_path / "made.json", made_from).open() == "rows"

@@ -375,6 +375,8 @@ def test_odd_names_are_drawn(tmp_path, recwarn):
         (json.dumps(verdict_row(1, "C")), ":2: verdict must be one of A, B, tie, invalid, skip, not 'C'"),
         (json.dumps(verdict_row(1, "A", orders="AB")), ":2: orders must be a list"),
         (json.dumps(verdict_row(1, "A", orders=[{"first": "A"}])), ":2: orders must be a list"),
+        (json.dumps(verdict_row(1, "A", orders=[{"first": ["A"], "verdict": "A"}])), ":2: orders must be a list"),
+        (json.dumps(verdict_row(1, "A", orders=[{"first": "A", "verdict": ["A"]}])), ":2: orders must be a list"),
         (json.dumps(verdict_row(1, "A", reward_a=1, reward_b="x")), ":2: reward_b must be a finite number, not 'x'"),
         (json.dumps(verdict_row(1, "A", aspects={"use": 1})), ":2: aspects must be an object of verdicts"),
         (json.dumps({"prompt": "p", "response": "r"}), ":2: no column 'response_a'"),
