@@ -108,11 +108,12 @@ def _parsers(options: MacroActionsOptions) -> list[dict[str, str | None]]:
 
 
 def _texts(options: MacroActionsOptions) -> list[tuple[str, str]]:
-    """(prompt, response) of what is to be shown."""
+    """The pairs (prompt, response) to be shown."""
     if options.panels.jsonl is None:
         return [(options.panels.prompt, text) for text in options.panels.text or []]
-    found = read_responses(options.panels.jsonl, "--jsonl")
-    return [(item.prompt, item.response) for item in found[: options.panels.limit or None]]
+    responses = read_responses(options.panels.jsonl, "--jsonl")
+    shown = responses[: options.panels.limit or None]
+    return [(item.prompt, item.response) for item in shown]
 
 
 def _trajectory(

@@ -133,11 +133,18 @@ def differences(
 
 
 def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """The files and sets of the hub whose content only one of two runs has."""
-    old, new = (json.loads(identity[FILES]) for identity in (before, now))
-    found = [name for one, other in ((new, old), (old, new)) for name in one if one[name] not in other.values()]
-    names = list(dict.fromkeys(found))
-    return f" ({', '.join([*names[:MOST_NAMED], *['…'] * (len(names) > MOST_NAMED)])})" if names else ""
+    """Files and hub sets whose content only one of two runs has, in parentheses; empty if there is none."""
+    hashes_before = json.loads(before[FILES])
+    hashes_now = json.loads(now[FILES])
+    names = [name for name, file_hash in hashes_now.items() if file_hash not in hashes_before.values()]
+    names += [name for name, file_hash in hashes_before.items() if file_hash not in hashes_now.values()]
+    names = list(dict.fromkeys(names))
+    if not names:
+        return ""
+    shown = names[:MOST_NAMED]
+    if len(names) > MOST_NAMED:
+        shown.append("…")
+    return f" ({', '.join(shown)})"
 
 
 def _text(value: object) -> str:

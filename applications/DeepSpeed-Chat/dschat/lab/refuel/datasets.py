@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data sets that REFUEL's commands make: where they are made, how each was made, and where it is handed over."""
+"""Data sets that REFUEL's commands make: the folder of the rows, the settings that made them, and their delivery."""
 
 import json
 import shutil
@@ -19,25 +19,26 @@ from dschat.lab.runner import Concluded, Conclusion, Entry, RunPart, go_on_with_
 
 OUTPUT = "--output_repo"
 ROWS = "train.jsonl"
-RECORD = "made.json"  # beside the rows: how they were made; a data set without it is not finished
+RECORD = "made.json"  # beside the rows: the settings that made them; a data set without it is not finished
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a data set is made, and where it is handed over: what the flags say."""
+class OutputLocation:
+    """The folder in which a data set is made, and the folder or repository that receives it."""
 
     options: RefuelOutputFlags
 
     @property
     def repo(self) -> str:
-        """Gets the data set: a folder, or owner/name on the hub."""
+        """What receives the data set: a folder, or owner/name on the hub."""
         return self.options.output_repo.rstrip("/") or "/"
 
     @property
     def folder(self) -> Path:
-        """Of the rows while they are made."""
-        own = self.repo if is_folder(self.repo) else self.repo.rpartition("/")[2]
-        return self.options.output_dir or Path(own)
+        """The folder of the rows while they are made: --output_dir, or the one that --output_repo names."""
+        if self.options.output_dir is not None:
+            return self.options.output_dir
+        return Path(self.repo if is_folder(self.repo) else self.repo.rpartition("/")[2])
 
     def go_on_with_date(self) -> None:
         """Gives chat templates the date of the run that made the data set, or began to; see `go_on_with_date`."""
@@ -45,9 +46,10 @@ class Place:
         go_on_with_date(self.folder / ROWS, self.options.overwrite, made)
 
     def finished(self, files: Sequence[str], settings: Mapping[str, Any]) -> str | None:
-        """What was written, where an earlier run finished it; hands it over again.
+        """The summary of an earlier run that finished the data set, which is delivered again; None if none did.
 
-        Raises UserError where that run had other settings.
+        Raises:
+            UserError: that run had other settings, or its record cannot be read.
         """
         if self.options.overwrite or not (self.folder / files[0]).exists():
             return None
@@ -66,13 +68,13 @@ class Place:
         return f"{content}; finished before: {self.hand_over(present)}"
 
     def record(self, settings: Mapping[str, Any], summary: str) -> None:
-        """Writes how the rows are made, and the line that sums them up. Raises UserError where it cannot."""
+        """Writes the settings of the rows and a line that sums them up. Raises UserError if the disk refuses it."""
         file = self.folder / RECORD
         with reporting(str(file)):
             Kept(file, settings).write(summary)
 
     def hand_over(self, files: Sequence[str]) -> str:
-        """Copies or pushes finished files; where they are now. Raises UserError where that is not possible."""
+        """Copies or pushes finished files; returns where they are. Raises UserError if that is not possible."""
         if not is_folder(self.repo):
             return push(self.folder, files, self.repo, self.options.public, OUTPUT)
         target = Path(self.repo)
@@ -89,31 +91,38 @@ class Place:
         return str(target)
 
 
-def make_rows(options: RefuelOutputFlags, settings: Mapping[str, Any], part: RunPart, conclude: Conclusion) -> str:
-    """Makes train.jsonl, see `run_batches`, and hands it over, or what was finished before; the line that sums it up.
+def make_rows(
+    options: RefuelOutputFlags,
+    settings: Mapping[str, Any],
+    part: RunPart,
+    conclude: Conclusion,
+) -> str:
+    """Makes train.jsonl with `run_batches`, or takes the finished one, and delivers it; returns a line of summary.
 
-    Raises UserError where the data set is there, or begun, with other settings.
+    Raises:
+        UserError: the data set is there, or begun, with other settings.
     """
-    place = Place(options)
-    done = place.finished([ROWS], settings)
-    if done is not None:
-        return done
+    location = OutputLocation(options)
+    earlier_summary = location.finished([ROWS], settings)
+    if earlier_summary is not None:
+        return earlier_summary
 
     def recorded(entries: list[Entry]) -> Concluded:
         rows, summary = conclude(entries)
-        place.record(settings, summary)
+        location.record(settings, summary)
         return rows, summary
 
-    summary = run_batches(place.folder / ROWS, settings, options.overwrite, [part], recorded)
-    return f"{summary}: {place.hand_over([ROWS])}"
+    summary = run_batches(location.folder / ROWS, settings, options.overwrite, [part], recorded)
+    return f"{summary}: {location.hand_over([ROWS])}"
 
 
 def digest(rows: Iterable[object]) -> str:
-    """12 hexadecimal digits that follow from the content of rows."""
+    """The first 12 hexadecimal digits of a hash of rows."""
     return contents_hash(f"{json.dumps(row, sort_keys=True)}\n" for row in rows)[:12]
 
 
 def described_function(spec: str) -> str:
-    """A function by name, and the content of its file."""
+    """A function's name with a hash of its file."""
     path = Path(spec.rpartition(":")[0])
-    return f"{spec} (file {(file_hash(path) if path.is_file() else content_hash(b''))[:12]})"
+    hash_of_file = file_hash(path) if path.is_file() else content_hash(b"")
+    return f"{spec} (file {hash_of_file[:12]})"
