@@ -56,7 +56,9 @@ def run_trial(trial: Trial, folder: Path) -> None:
     curves = read_curves(output, f"objective/{task.kind}")
     credit = pd.DataFrame(recorder.rows).iloc[-len(curves) :].reset_index(drop=True)
     curves = pd.concat([curves, credit], axis=1)
-    curves["gold_per_token"] = curves.pop("score_per_token") * start.spread
+    # Scores of a learned reward model say nothing about gold scores.
+    gold_per_score = start.spread if trial.scores == "gold" else math.nan
+    curves["gold_per_token"] = curves.pop("score_per_token") * gold_per_score
     curves["seconds"] = round(time.perf_counter() - start_time, 1)
     file = trial.file(folder)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -163,7 +163,7 @@ def learning_table(runs: pd.DataFrame) -> str:
     """How fast each setting learns, and how far it comes."""
     rows = []
     lengths = runs.groupby("setting", sort=False)["length"].mean()
-    shows_length = bool(((lengths - lengths.iloc[0]).abs() > 0.5).any())
+    shows_length = bool(((lengths - lengths.iloc[0]).abs() > 0.05).any())
     for setting, seeds in runs.groupby("setting", sort=False):
         means = seeds.mean(numeric_only=True)
         row = {

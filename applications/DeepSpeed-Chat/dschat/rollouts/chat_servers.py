@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +27,7 @@ OUT_OF_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
 # Seconds before the second try; each further wait is twice as long, up to LONGEST_DELAY.
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 8.0
-LONGEST_RETRY_AFTER = 60.0  # a server that asks for a longer wait is not waited for
+LONGEST_RETRY_AFTER = 120.0  # a server that asks for a longer wait is not waited for
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -381,9 +384,14 @@ def _status_error(error: openai.APIStatusError, endpoint: Endpoint) -> Exception
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """The header Retry-After as a number of seconds; None for a date and for no header."""
-    try:
-        seconds = float(retry_after or "")
-    except ValueError:
+    """The header Retry-After in seconds from now; None if there is none or it asks for no wait."""
+    if not retry_after:
         return None
-    return seconds if seconds >= 0 else None
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError):
+            return None
+    return seconds if 0 < seconds < math.inf else None

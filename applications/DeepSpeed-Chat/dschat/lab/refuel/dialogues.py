@@ -21,7 +21,7 @@ from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
 from dschat.lab.generate_options import TokenSamplerFlags
 from dschat.lab.policy import Compute, load_sampler, locate_policy
-from dschat.lab.refuel.datasets import Place, described_function, digest, make_rows
+from dschat.lab.refuel.datasets import OutputLocation, described_function, digest, make_rows
 from dschat.lab.refuel.options import GenerateOptions
 from dschat.lab.runner import (
     LARGER,
@@ -55,7 +55,7 @@ def run_generate(options: GenerateOptions) -> str:
     Raises:
         UserError: bad models or data, or a data set that is there with other settings.
     """
-    Place(options.output).go_on_with_date()
+    OutputLocation(options.output).go_on_with_date()
     flags = options.dialogues
     where = Compute.chosen(options.compute)
     path = locate_policy(flags.model)
@@ -180,7 +180,7 @@ def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compu
     if flags.user_function:
         return FunctionUser(load_function(flags.user_function, "--user_function"), "--user_function")
     if endpoint is not None:
-        cache = Place(options.output).folder / CACHE
+        cache = OutputLocation(options.output).folder / CACHE
         writer = ServerWriter(endpoint, options.dialogues.temperature, options.requests.concurrency, cache)
         return SimulatedUser(writer)
     path = locate_policy(flags.user_model)

@@ -31,7 +31,7 @@ from dschat.data.encoding import turn_end
 from dschat.data.rows import in_words
 from dschat.data.sources import open_data
 from dschat.lab.policy import Compute, locate_policy
-from dschat.lab.refuel.datasets import RECORD, Place, described_function, digest, make_rows
+from dschat.lab.refuel.datasets import RECORD, OutputLocation, described_function, digest, make_rows
 from dschat.lab.refuel.options import MaskOptions, RankOptions
 from dschat.lab.runner import BatchFunction, Concluded, Entry, RunPart, enough_memory, in_batches, settings_of
 from dschat.models.template_date import SETTING, template_date
@@ -56,7 +56,7 @@ def run_rank(options: RankOptions) -> str:
     Raises:
         UserError: bad models or data, or a data set that is there with other settings.
     """
-    Place(options.output).go_on_with_date()
+    OutputLocation(options.output).go_on_with_date()
     flags = options.ranking
     raws = list(open_data(flags.prompts, PROMPTS).train)
     pairs = [read_dialogue_pair(raw, origin, scored=False) for origin, raw in raws]
@@ -200,7 +200,7 @@ def run_masks(options: MaskOptions) -> str:
     Raises:
         UserError: a bad tokenizer or bad data, or a data set that is there with other settings.
     """
-    location = Place(options.output)
+    location = OutputLocation(options.output)
     location.go_on_with_date()
     flags = options.pairs
     path = locate_policy(flags.model)
@@ -256,7 +256,7 @@ def _write(
     options: MaskOptions,
 ) -> str:
     """Write both parts of the pairs and hand them over; the record is written last, so that a kill leaves none."""
-    location = Place(options.output)
+    location = OutputLocation(options.output)
     if not pairs.num_rows:
         raise UserError(f"{INPUT} {options.pairs.input_repo}: no pair is left ({in_words(left_out)}).")
     test_rows = held_out_rows(pairs.num_rows, options.pairs.test_rows, options.pairs.seed)

@@ -240,7 +240,12 @@ class BackgroundGeneration:
             limits=LIMITS,
         ) as http:
             servers = [self._generate_on(http, url, requests) for url, requests in requests_by_url.items()]
-            await asyncio.gather(*servers)
+            problems = await asyncio.gather(*servers, return_exceptions=True)
+        problems = [problem for problem in problems if problem is not None]
+        # A lost server comes last: resuming would not help against the other problems.
+        problems.sort(key=lambda problem: isinstance(problem, ServerLost))
+        if problems:
+            raise problems[0]
 
     async def _generate_on(
         self,
@@ -278,6 +283,7 @@ class BackgroundGeneration:
                 self._responses[numbers[task]] = task.result()
             if done:
                 last_finished = time.monotonic()
+                failed_checks = 0
                 continue
             if time.monotonic() - last_finished > self._timeout:
                 raise _hangs(url, self._timeout)
@@ -297,9 +303,10 @@ async def _is_healthy(url: str) -> bool:
 
 
 def lost(url: str, reason: str) -> ServerLost:
-    """The error for a server that is gone."""
+    """The error for a server that is gone, or was never there."""
     return ServerLost(
-        f"{FLAG} {url} {reason}. Start it again (dschat serve-vllm), and go on with --resume_from_checkpoint."
+        f"{FLAG} {url} {reason}. Start it (dschat serve-vllm) and give the same command again; a run that has begun "
+        "goes on with --resume_from_checkpoint."
     )
 
 
