@@ -88,6 +88,9 @@ def test_what_is_left_out_changes_nothing(stage, group, tmp_path, caplog):
     assert sum("the batch is in" in line for line in lines) == 10
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert [row.get("skipped/nonfinite") for row in rows] == [2.0] * len(PLACES) + [None]
+    # A finite rollout has its metrics, though its updates were left out.
+    for place, row in zip(PLACES, rows, strict=False):
+        assert ("objective/kl" in row) == (" of the " in place), place
     assert len(list((tmp_path / "nonfinite").glob("*.json"))) == 10
 
 

@@ -2,6 +2,8 @@
 """Servers that fail, refuse, or take other forms of a request; and how often they are asked."""
 
 import json
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 
@@ -70,6 +72,20 @@ def test_waits_between_tries_grow_up_to_a_limit(monkeypatch):
     with pytest.raises(Unanswered, match="c"):
         chat_servers.with_retries(send, 7, waits.append)
     assert waits == [0.5, 3.0, 2.0, 4.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [(None, None), ("", None), ("soon", None), ("0", None), ("-1", None), ("inf", None), ("nan", None), ("2.5", 2.5)],
+)
+def test_the_wait_that_a_server_asks_for(header, seconds):
+    assert chat_servers._seconds(header) == seconds
+
+
+def test_the_wait_may_be_a_date():
+    assert chat_servers._seconds("Wed, 21 Oct 2015 07:28:00 GMT") is None
+    later = datetime.now(UTC) + timedelta(seconds=60)
+    assert 50 < chat_servers._seconds(format_datetime(later, usegmt=True)) <= 60
 
 
 def test_a_server_that_asks_for_hours_is_not_waited_for(server, tmp_path):

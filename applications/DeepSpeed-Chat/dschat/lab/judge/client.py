@@ -11,7 +11,7 @@ from typing import Any
 from dschat.base.errors import UserError
 from dschat.base.journal import make_writable
 from dschat.lab.judge.costs import Spending, estimated_tokens
-from dschat.lab.judge.rubrics import Form, JudgeQuestion, JudgingStopped, TextRefused
+from dschat.lab.judge.rubrics import RUBRICS, Form, JudgeQuestion, JudgingStopped, TextRefused, question_of
 from dschat.rollouts.chat_servers import (
     Endpoint,
     FormRefused,
@@ -23,10 +23,7 @@ from dschat.rollouts.chat_servers import (
     with_retries,
 )
 
-HARMLESS = JudgeQuestion(
-    ({"role": "user", "content": 'Answer with the JSON object {"verdict": "tie"}.'},),
-    {"type": "object", "properties": {"verdict": {"type": "string"}}, "required": ["verdict"]},
-)
+HARMLESS = question_of(RUBRICS["summarize"], "It rained all day.", "It rained.", "There was rain.")
 MOST_FAILURES = 5  # questions in a row without an answer, after which the server counts as broken
 
 logger = logging.getLogger(__name__)
@@ -52,6 +49,7 @@ class JudgeClient:
         self._form: Form | None = None  # the form of the first request that was answered
         self._failures = 0  # questions in a row without an answer
         self._lock = threading.Lock()
+        self._checking = threading.Lock()  # held while the harmless question is asked
 
     def ask(self, question: JudgeQuestion) -> Reply:
         """The answer to a question.
@@ -89,7 +87,7 @@ class JudgeClient:
                 self._failures += 1
                 is_broken = self._failures >= MOST_FAILURES
             if is_broken and isinstance(failure, TextRefused):
-                is_broken = not self._is_answered(HARMLESS)
+                is_broken = not self._answers_harmless_question()
             if is_broken:
                 raise UserError(f"{failure} ({MOST_FAILURES} questions in a row got no answer)") from failure
             raise
@@ -97,12 +95,19 @@ class JudgeClient:
             self._failures = 0
         return reply
 
-    def _is_answered(self, question: JudgeQuestion) -> bool:
-        try:
-            self._try_forms(question)
-        except (TextRefused, Unanswered):
-            return False
-        return True
+    def _answers_harmless_question(self) -> bool:
+        """Whether the server has answered a question, or now answers a harmless one; it is asked once in a run."""
+        with self._checking:
+            if self._form is not None:
+                return True
+            if self.stop.is_set():
+                return False
+            try:
+                self._try_forms(HARMLESS)
+            except (TextRefused, Unanswered):
+                self.stop.set()
+                return False
+            return True
 
     def _try_forms(self, question: JudgeQuestion) -> Reply:
         """Send a question in the form that was answered before; before the first answer, in one after the other."""
