@@ -45,9 +45,9 @@ DAMAGES = [
     (flip, "rank-0.safetensors", "damaged"),
     (lambda file: file.unlink(), "average-0.safetensors", "missing"),
     (cut, "metrics.jsonl", "damaged"),
-    (lambda file: file.unlink(), "manifest.json", "has no manifest.json that can be read"),
-    (cut, "manifest.json", "has no manifest.json that can be read"),
-    (no_object, "manifest.json", "has no manifest.json that can be read"),
+    (lambda file: file.unlink(), "manifest.json", "has no readable manifest.json"),
+    (cut, "manifest.json", "has no readable manifest.json"),
+    (no_object, "manifest.json", "has no readable manifest.json"),
     (flip_the_update, "manifest.json", "damaged"),
 ]
 NAMES = ["flipped", "cut", "deleted", "empty", "rank", "average", "metrics", "no-manifest", "cut-manifest"]
