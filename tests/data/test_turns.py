@@ -86,7 +86,7 @@ def test_rows_without_earlier_turns_are_as_before(caplog):
         sft_examples(rows, tokenizer, 999, EOS, held_out=True, all_turns=True)
     assert examples[:2] == sft_examples(rows[:2], tokenizer, 999, EOS)[0]
     assert caplog.messages == [
-        "--train_on all: 2 of 3 rows hold no earlier turn of the assistant: of these the response is trained on"
+        "--train_on all: 2 of 3 rows hold no earlier turn of the assistant: only their response is trained on"
     ]
     tokenizer.chat_template = None
     assert made(tokenizer, rows[1]) == examples[1]  # texts need no template
