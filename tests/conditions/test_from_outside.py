@@ -12,6 +12,7 @@ from dschat.rollouts.termination import Ends, TerminationCondition
 from dschat.settings import estimators, flags
 from dschat.settings.conditions import CONDITIONS, Condition
 from dschat.settings.flags import AT_LEAST_1, flag
+from dschat.settings.macro_actions import MacroActionsOptions
 from dschat.settings.parse import parse
 from dschat.settings.parser import FlagParser
 from dschat.settings.ppo import PPOConfig
@@ -73,6 +74,8 @@ def test_a_condition(monkeypatch, caplog):
     assert "tokens of the first macro action (default: 2)" in " ".join(FlagParser(PPOConfig).format_help().split())
     parse(PPOConfig, [*WORDS, "--head_tokens", "3"])
     assert caplog.messages == ["--head_tokens: of no effect without --termination_condition head."]
+    options = parse(MacroActionsOptions, ["--model", "m", "--text", "t", "--head_tokens", "4"])
+    assert options.values_of("head") == {"head_tokens": 4}
     with pytest.raises(UserError, match="--head_tokens 0 is out of range: give a whole number of at least 1"):
         parse(PPOConfig, [*WORDS, "--head_tokens", "0"])
 

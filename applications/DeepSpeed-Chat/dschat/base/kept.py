@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results that are kept in files together with what they were made from.
+"""Results that are kept in files together with the settings that made them.
 
-Everything that is kept between runs answers one question: did the settings of this run make what is in the file? A
-`Kept` answers it for a JSON file of its own. Files in other formats (a journal's first line, the metadata of
-safetensors) hold the same mapping, from names to values, and compare it with `changed_names`.
+Did the settings of this run make what is in the file? A `Kept` answers that for a JSON file of its own: the token
+cache (`data/cache.py`) and the data sets of REFUEL (`lab/refuel/datasets.py`). A journal's first line, the reference
+log-probs' metadata (`training/reference.py`) and a checkpoint's identity (`run/identity.py`) hold the same mapping,
+from names to values, and compare it with `changed_names`. Prepared folders compare fingerprints
+(`data/prepared/read.py`), and a judge's answers are files named by the hash of their question.
 """
 
 from __future__ import annotations

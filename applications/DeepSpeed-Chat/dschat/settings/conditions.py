@@ -33,7 +33,8 @@ class Condition:
             `dschat.rollouts.termination.RunParts`, and returns a function of (trajectory, epoch) → `Ends`.
         flags: its group of flags.
         note: what else --help says of the name.
-        logprobs: whose log-probs it reads, if any.
+        logprobs: whose log-probs it reads. None: it may be given a rollout without log-probs and values;
+            ``reference``: it reads `ref_logprobs`; ``policy``: it is given a trajectory, with `logprobs` and `values`.
         check: raises UserError, or warns, where its flags cannot be used.
         title: what a panel is called that shows it, from its flags.
     """

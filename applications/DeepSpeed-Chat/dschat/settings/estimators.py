@@ -23,7 +23,9 @@ class Needs:
         segment_values: values of the states before macro actions, which completions from there measure.
         normalized: advantages are always scaled to mean 0 and variance 1 over all tokens of a rollout.
         kl_apart: the KL penalty is added to the advantages as it is; only what scores give is compared and normalised.
-        reads: flags that this estimator reads and others do not, where they are refused or of no effect.
+        rescales_scores: scores are divided by their deviation, so that their scale does not matter.
+        reads: flags that not every estimator reads. With an estimator that does not name it, such a flag is refused if
+            it changes rewards (gamma, macro_reward), and warned of otherwise.
     """
 
     title: str
@@ -34,6 +36,7 @@ class Needs:
     segment_values: bool = False
     normalized: bool = False
     kl_apart: bool = False
+    rescales_scores: bool = False
     reads: frozenset[str] = frozenset()
 
 
@@ -55,6 +58,7 @@ NEEDS = {
         "score minus the mean score of the prompt's responses, divided by their standard deviation",
         group=True,
         kl_apart=True,
+        rescales_scores=True,
     ),
     "dr_grpo": Needs(
         "Dr. GRPO, without a critic",
@@ -82,6 +86,7 @@ NEEDS = {
         group=True,
         kl_apart=True,
         macro_actions=True,
+        rescales_scores=True,
     ),
     "segment_mc": Needs(
         "VinePPO by macro actions, without a critic",
@@ -90,6 +95,15 @@ NEEDS = {
         segment_values=True,
     ),
 }
+
+
+def flags_of_some() -> list[str]:
+    """Flags that some estimators read and others do not, in order."""
+    names: dict[str, None] = {}
+    for needs in NEEDS.values():
+        names |= dict.fromkeys(sorted(needs.reads))
+    return list(names)
+
 
 # Field of EstimatorSettings → its flag. Its other fields follow from the run.
 ESTIMATOR_FLAGS = FlagTable(

@@ -13,9 +13,6 @@ from dschat.settings.conditions import (
     Condition,
     FixedFlags,
     ParsingFlags,
-    PerplexityFlags,
-    RandomizedFlags,
-    SurpriseFlags,
     groups_of_conditions,
     names_with_notes,
     parse_ngram,
@@ -151,6 +148,20 @@ class PanelFlags:
     parser_device: str = flag(_help_of(ParsingFlags, "parser_device"), "cpu", NOT_EMPTY)
 
 
+def _groups_of_conditions() -> dict[str, type]:
+    """Condition → its group of flags, but for groups whose flags `PanelFlags` declares."""
+    declared = flags_of(PanelFlags).keys()
+    groups = groups_of_conditions()
+    return {name: group for name, group in groups.items() if declared.isdisjoint(flags_of(group))}
+
+
+@dataclass(kw_only=True, frozen=True)
+class ConditionFlags:
+    """Flags of termination conditions that have one value for all panels."""
+
+    conditions: dict[str, Any] = parts(_groups_of_conditions)  # condition → its flags
+
+
 class MacroActionsOptions(Config):
     """Show where termination conditions cut responses, side by side; their flags are those of step 3."""
 
@@ -162,9 +173,7 @@ class MacroActionsOptions(Config):
     )
 
     panels: PanelFlags
-    randomized: RandomizedFlags
-    perplexity: PerplexityFlags
-    surprise: SurpriseFlags
+    conditions: ConditionFlags
 
     def values_of(self, condition: str) -> dict[str, Any]:
         """The flags of a condition that have one value for all panels."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan, plan_rollouts
 from dschat.settings.common import COMMON_RULES, CommonConfig
-from dschat.settings.estimators import ESTIMATOR_FLAGS, NEEDS
+from dschat.settings.estimators import ESTIMATOR_FLAGS, NEEDS, flags_of_some
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KL_RULES, KLFlags
 from dschat.settings.macro_actions import TerminationFlags
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 URL = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")
 SERVER = re.compile(r"https?://[^/\s@?]+/?")
 ENDS = ("termination_condition", "ngram", "isolate_last_token")  # flags that say where macro actions end
+REWARD_FLAGS = ("gamma", "macro_reward")  # flags that change rewards
 # What a run without a critic does not read, unless its estimator does.
 CRITIC_FLAGS = (
     *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
@@ -208,7 +209,7 @@ SERVER_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
 
 def _check_unread_rewards(config: PPOConfig) -> None:
     """Refuse what would change the rewards but is not read."""
-    for name in ("gamma", "macro_reward"):
+    for name in REWARD_FLAGS:
         if name not in config.advantages.needs.reads and _is_changed(config, name):
             raise UserError(
                 f"--{name} {getattr(config.estimator, name)}: --advantage_estimator"
@@ -311,10 +312,12 @@ SHARED_BASE_RULES: tuple[Rule[PPOConfig], ...] = (
 # What is unwise, or does nothing
 
 
-def _warn_of_critic_flags(config: PPOConfig) -> None:
+def _warn_of_unread_flags(config: PPOConfig) -> None:
+    """Names changed flags that the estimator, or a run without a critic, does not read."""
     needs = config.advantages.needs
-    if needs.critic:
-        return
+    names = [name for name in flags_of_some() if name not in REWARD_FLAGS]
+    if not needs.critic:
+        names += CRITIC_FLAGS
     both = {
         "critic_gradient_checkpointing": config.engine.gradient_checkpointing,
         "critic_zero_stage": config.engine.zero_stage,
@@ -322,7 +325,7 @@ def _warn_of_critic_flags(config: PPOConfig) -> None:
     }
     values = config.flat()
     changed = []
-    for name in CRITIC_FLAGS:
+    for name in dict.fromkeys(names):
         usual_value = both.get(name, default_of(type(config), name))
         if name not in needs.reads and values[name] != usual_value:
             changed.append(f"--{name}")
@@ -346,7 +349,7 @@ def _warn_of_unread_ends(config: PPOConfig) -> None:
 
 
 WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
-    Check(_warn_of_critic_flags),
+    Check(_warn_of_unread_flags),
     Rule(
         lambda config: config.names_no_critic,
         "--critic_model_name_or_path: --advantage_estimator {advantage_estimator} has no critic; the model is read as"
@@ -481,7 +484,7 @@ class PPOConfig(CommonConfig):
     @property
     def scores_are_rescaled(self) -> bool:
         """Whether the policy's loss divides scores by their deviation, but not the KL: their scale does not matter."""
-        if self.advantages.advantage_estimator in ("grpo", "tempo"):
+        if self.advantages.needs.rescales_scores:
             return True
         return self.loss.kl_in == "loss" and self.advantages.normalized_over is not None
 
