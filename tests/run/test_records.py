@@ -13,10 +13,11 @@ import torch
 
 from closeness import assert_near
 from dschat.data.sources import Share
-from dschat.run import output
+from dschat.run import record
 from dschat.run.model_card import CardModel, CardSettings, hub_base, write_model_card
 from dschat.run.model_folders import ModelFolders, SavedModel
-from dschat.run.output import due, new_record, warn_unless_made_by
+from dschat.run.output import due, warn_unless_made_by
+from dschat.run.record import new_record
 from factories import engine_of, make_causal_lm, make_classifier, make_tokenizer, ppo_config, run_of, save_engines
 
 
@@ -43,8 +44,8 @@ def git(folder, *words):
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
     """As committed; with a changed file; new files are none of git's, and nor is a folder in somebody's checkout."""
-    assert Path(__file__).resolve().parents[2] == output.CHECKOUT
-    monkeypatch.setattr(output, "CHECKOUT", tmp_path)
+    assert Path(__file__).resolve().parents[2] == record.CHECKOUT
+    monkeypatch.setattr(record, "CHECKOUT", tmp_path)
     git(tmp_path, "init", "-q")
     (tmp_path / "code.py").write_text("a = 1\n")
     git(tmp_path, "add", "code.py")
@@ -57,21 +58,21 @@ def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
     assert stored["code"] == {"version": version, "commit": commit, "changed": False}
     (tmp_path / "code.py").write_text("a = 2\n")
     assert new_record("ppo", [], 7, 1).code == {"version": version, "commit": commit, "changed": True}
-    assert output.commit_of(tmp_path / "runs") == {}
+    assert record.commit_of(tmp_path / "runs") == {}
 
 
 def test_a_checkout_of_which_git_tells_nothing(tmp_path, monkeypatch):
     """A broken one; then no git; then one that does not end."""
     (tmp_path / ".git").write_text("gitdir: nowhere")
-    assert output.commit_of(tmp_path) == {}
+    assert record.commit_of(tmp_path) == {}
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert output.commit_of(tmp_path) == {}
+    assert record.commit_of(tmp_path) == {}
 
     def hang(*_, timeout, **__):
         raise subprocess.TimeoutExpired("git", timeout)
 
-    monkeypatch.setattr(output.subprocess, "run", hang)
-    assert output.commit_of(tmp_path) == {}
+    monkeypatch.setattr(record.subprocess, "run", hang)
+    assert record.commit_of(tmp_path) == {}
 
 
 def test_a_model_of_another_step_is_warned_of(tmp_path, caplog):
@@ -206,7 +207,7 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     )
     run.announce(4, 35)
     actor, critic = engine_of(make_causal_lm("gemma2"), 8), engine_of(make_classifier("gemma2"), 8)
-    run.record.measured({"eval/scores": 0.5}, 4)
+    run.record.record_evaluation({"eval/scores": 0.5}, 4)
     models = [SavedModel(actor, "policy", "base", "actor"), SavedModel(critic, "critic", "base", "critic")]
     ModelFolders(models, tokenizer, config, run).save_final()
     run.finish()

@@ -102,7 +102,7 @@ def texts_of_macro_actions(
     """Cut the text of a response into the texts of its macro actions.
 
     A character that one macro action begins and the next one ends belongs to the next; the last macro action has the
-    remaining text. Example: "a €." in UTF-8 bytes with lengths 3 3 1, which cut inside €: "a ", "€.", "".
+    remaining text. Example: "a €." as six ids of one byte each, then EOS; lengths 3 3 1 cut inside €: "a ", "€.", "".
 
     Args:
         reader: knows the characters of each id. Where its text differs from the response, prefixes are decoded
@@ -116,10 +116,11 @@ def texts_of_macro_actions(
         One text per macro action; joined they are the response.
     """
     token_text = reader(ids)
+    knows_characters = token_text.text == response
     cuts = [0]
     ends = list(accumulate(lengths))
     for end in ends[:-1]:
-        if token_text.text == response:
+        if knows_characters:
             cut = token_text.spans[end][0]
         else:
             cut = len(decode(ids[:end]).rstrip(_REPLACEMENT))

@@ -32,12 +32,13 @@ class Lock:
         what: str,
         waits: bool = False,
     ) -> None:
-        """Makes the file.
+        """Takes the lock, and makes its file.
 
         Args:
             file: the lock file.
             what: a flag and its value, for messages.
-            waits: wait half a minute for another holder.
+            waits: wait up to 30 s for another holder; a holder that has not written its name yet is waited for in any
+                case.
 
         Raises:
             UserError: another process holds the lock, or the file cannot be made.
@@ -50,7 +51,7 @@ class Lock:
         try:
             for _ in range(TRIES):
                 file.parent.mkdir(parents=True, exist_ok=True)  # another process may just have removed it again
-                holder = self._try()
+                holder = self._try_once()
                 if holder is None or (holder and not waits):
                     break
                 time.sleep(PAUSE)
@@ -83,11 +84,14 @@ class Lock:
                 remove_empty(self._made)
         self._let_go()
 
-    def _try(self) -> str | None:
+    def _try_once(self) -> str | None:
         """Tries to get the lock: None if this process has it now, else who holds it; "" if that is not known yet."""
         is_new = not self._file.exists()
+        flags = os.O_RDWR
+        if is_new:
+            flags |= os.O_CREAT | os.O_EXCL
         try:
-            self._descriptor = os.open(self._file, os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_new else 0), 0o666)
+            self._descriptor = os.open(self._file, flags, 0o666)
         except (FileExistsError, FileNotFoundError):
             return ""  # another process made or removed it just now
         _HELD.add(self)
@@ -109,7 +113,7 @@ class Lock:
             self._file.unlink()
             holder = ""
         self._let_go()
-        return holder and holder + advice
+        return holder + advice if holder else ""
 
     def _is_in_place(self) -> bool:
         try:
@@ -124,7 +128,15 @@ class Lock:
 
 
 _HELD: set[Lock] = set()  # the locks of this process
-os.register_at_fork(after_in_child=lambda: list(map(Lock._let_go, list(_HELD))))
+
+
+def _close_copies() -> None:
+    """In a fork: closes the copies of the files; the parent keeps its locks."""
+    for lock in list(_HELD):
+        lock._let_go()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 def close_all() -> None:

@@ -37,7 +37,7 @@ TEXTS = ["prompt", "response_a", "response_b"]
 ITEM = [*TEXTS, "occurrence"]
 RATER = ["kind", "rater", "model_a", "model_b"]
 COMPARISON = [*TEXTS, "verdict", *RATER, "dataset"]
-SIDES: dict[Side, Side] = {"A": "B", "B": "A"}
+OTHER_SIDE: dict[Side, Side] = {"A": "B", "B": "A"}
 
 Order = tuple[Side, Verdict]  # the model whose response was shown first, and the verdict in this order
 
@@ -123,11 +123,7 @@ def _orders_of(
     if not isinstance(orders, list):
         raise UserError(f"{problem}; correct or remove the column.")
     for order in orders:
-        if (
-            not isinstance(order, dict)
-            or order.get("first") not in ("A", "B")
-            or order.get("verdict") not in tuple(VERDICTS)
-        ):
+        if not isinstance(order, dict) or order.get("first") not in ("A", "B") or order.get("verdict") not in VERDICTS:
             raise UserError(f"{problem}; correct or remove the column.")
     return tuple((order["first"], order["verdict"]) for order in orders)
 
@@ -207,6 +203,21 @@ def _reward_of(response: Response) -> float:
             " with --reward_model or --reward_function."
         )
     return response.reward
+
+
+def _with_reward_votes(
+    votes: pd.DataFrame,
+    models: tuple[str, str],
+    margin: float,
+) -> pd.DataFrame:
+    """Votes, and those of the reward model whose scores they hold, unless it has voted or there are no scores."""
+    scored = votes.dropna(subset=["reward_a", "reward_b"])
+    has_voted = (votes["kind"] == "reward").any()
+    if has_voted or scored.empty:
+        return votes
+    by_item = scored.groupby(ITEM, sort=False)[["reward_a", "reward_b", "file"]]
+    rewards = by_item.last().reset_index()
+    return pd.concat([votes, _reward_votes(rewards, models, margin)], ignore_index=True)
 
 
 def _reward_votes(
@@ -290,23 +301,7 @@ def _section(
     exchanged = exchange_models(votes[~same_order])
     votes = pd.concat([votes[same_order], exchanged]).sort_index()
 
-    if not (votes["kind"] == "reward").any():
-        scored = votes.dropna(subset=["reward_a", "reward_b"])
-        if len(scored):
-            by_item = scored.groupby(ITEM, sort=False)[["reward_a", "reward_b", "file"]]
-            rewards = by_item.last().reset_index()
-            votes = pd.concat(
-                [
-                    votes,
-                    _reward_votes(
-                        rewards,
-                        models,
-                        margin,
-                    ),
-                ],
-                ignore_index=True,
-            )
-
+    votes = _with_reward_votes(votes, models, margin)
     votes = votes.sort_values(
         "kind",
         key=lambda kinds: kinds.map(KINDS.index),
@@ -331,14 +326,14 @@ def exchange_models(votes: pd.DataFrame) -> pd.DataFrame:
         swapped[f"{name}_b"] = f"{name}_a"
     exchanged = votes.rename(columns=swapped)
     exchanged["verdict"] = [mirrored(verdict) for verdict in votes["verdict"]]
-    exchanged["orders"] = votes["orders"].map(_exchange_order)
+    exchanged["orders"] = votes["orders"].map(_exchange_orders)
     exchanged["aspects"] = votes["aspects"].map(_exchange_aspects)
     exchanged["turned"] = ~votes["turned"]
     return exchanged
 
 
-def _exchange_order(orders: tuple[Order, ...]) -> tuple[Order, ...]:
-    return tuple((SIDES[first], mirrored(verdict)) for first, verdict in orders)
+def _exchange_orders(orders: tuple[Order, ...]) -> tuple[Order, ...]:
+    return tuple((OTHER_SIDE[first], mirrored(verdict)) for first, verdict in orders)
 
 
 def _exchange_aspects(aspects: Mapping[str, Verdict]) -> dict[str, Verdict]:

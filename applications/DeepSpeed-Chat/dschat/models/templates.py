@@ -28,14 +28,18 @@ def apply_template(
 ) -> str:
     """Renders messages with the tokenizer's chat template.
 
-    Templates expect tool calls in one of two forms: most take arguments as an object and a message without `content`,
-    some expect texts. The second form is tried if a template raises an error for the first.
+    Most templates take the arguments of a tool call as an object and accept a message without `content`; some want
+    the arguments as JSON text and a content in every message. That second form is tried if the template raises an
+    error for the first.
 
     Args:
         tokenizer: with a chat template.
         messages: with all their fields; the template uses those that it knows.
         add_generation_prompt: end the text with the beginning of the assistant's next message.
         arguments: further variables of the template, for instance `tools`.
+
+    Returns:
+        The text, not encoded.
 
     Raises:
         TemplateRefusal: the template raised an error for both forms; this is the error for the first.

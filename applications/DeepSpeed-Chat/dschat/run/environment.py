@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from dschat.run.distributed import device
-from dschat.run.output import CHECKOUT, commit_of, new_record
+from dschat.run.record import CHECKOUT, commit_of, new_record
 from dschat.settings.commands import EnvOptions
 
 VARIABLES = (

@@ -11,7 +11,7 @@ from typing import cast
 from dschat.base.atomic import write_file
 from dschat.base.jsonl import read_object
 from dschat.run.metrics import EVALUATION, ROWS, STANDARD_ERROR, after
-from dschat.run.output import RunRecord
+from dschat.run.record import RunRecord
 from dschat.settings.estimators import NEEDS
 
 logger = logging.getLogger(__name__)

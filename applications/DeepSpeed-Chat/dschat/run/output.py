@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output folder of a run: its flags (train_config.json), its record (run.json) and its metrics."""
 
-import importlib.metadata
 import json
 import logging
-import os
-import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
-
-import torch
 
 from dschat.base.atomic import (
     WRITING,
@@ -34,7 +27,8 @@ from dschat.base.jsonl import read_object
 from dschat.base.lock import Lock
 from dschat.models.template_date import begin_date
 from dschat.run.distributed import broadcast_object, is_main, world_size
-from dschat.run.metrics import MetricsLog, evaluation_line, few_rows_warning
+from dschat.run.metrics import MetricsLog
+from dschat.run.record import RunRecord, new_record
 from dschat.run.state import Json
 from dschat.run.trackers import TensorBoard, Tracker, Trackers, WandB
 from dschat.settings.batches import BatchPlan
@@ -44,8 +38,6 @@ from dschat.settings.rules import RUN_FOLDERS, check_output_dir
 
 logger = logging.getLogger("dschat")
 
-PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
-CHECKOUT = (Path(__file__).parent / "../../../..").resolve()  # root of the repository, if the package lies in one
 FLAGS_FILE = "train_config.json"
 CONFIG_FILE = "config.yaml"  # the flags for --config
 UNFINISHED = ".unfinished"  # subfolder of a run that replaces an earlier one, until its first save
@@ -53,70 +45,6 @@ INITIAL_FILES = ("run.json", FLAGS_FILE, CONFIG_FILE, "metrics.jsonl")  # writte
 TRACKER_FOLDERS = ("tensorboard", "wandb")
 # Files that a run leaves in its folder, besides RUN_FOLDERS.
 RUN_FILES = ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json", FLAGS_FILE, CONFIG_FILE)
-
-
-@dataclass
-class RunRecord:
-    """The content of run.json; ``finished`` is True once the run's main function has reached the end."""
-
-    step: str  # sft, reward, ppo, …
-    started: str
-    command: list[str]
-    packages: dict[str, str]
-    hardware: dict[str, object]
-    seeds: dict[str, int]
-    code: dict[str, object]  # version of this package; in a git checkout also `commit_of`
-    template_date: str = ""  # in chat templates, see `dschat.models.template_date`; unchanged when the run resumes
-    data: dict[str, object] = field(default_factory=dict)
-    batches: dict[str, object] = field(default_factory=dict)
-    parser: dict[str, str] = field(default_factory=dict)  # name and version, with the termination condition "parsing"
-    sandbox: str | None = None  # sandbox level of programs
-    decoding: str | None = None  # how continuous batching launches its steps, and why not as CUDA graphs
-    layers: dict[str, str] = field(default_factory=dict)  # trained model → how decoder layers are computed
-    peaks: dict[str, str | float] = field(default_factory=dict)  # of the main process's GPU, and their source
-    metrics: dict[str, float] = field(default_factory=dict)
-    metrics_update: int = 0  # number of updates when they were measured
-    saved: list[str] = field(default_factory=list)  # folders of saved models, in order
-    resumed_at: list[int] = field(default_factory=list)  # numbers of updates at which the run was resumed
-    wandb_id: str | None = None  # of the W&B run, which is resumed with this one
-    finished: bool = False
-
-    def measured(self, metrics: dict[str, float], update: int) -> None:
-        """Records an evaluation for model cards, and logs its changes since the previous one."""
-        warning = few_rows_warning(metrics)
-        if warning and not self.metrics and is_main():
-            logger.warning("%s", warning)
-        logger.info("%s", evaluation_line(update, metrics, self.metrics))
-        self.metrics = metrics
-        self.metrics_update = update
-
-    def save(self, folder: Path) -> None:
-        """Writes ``folder/run.json``."""
-        write_file(folder / "run.json", json.dumps(vars(self), indent=2) + "\n")
-
-
-def new_record(
-    step: str,
-    command: list[str],
-    seed: int,
-    processes: int,
-) -> RunRecord:
-    """A new record with this process's packages and machine."""
-    versions: dict[str, str] = {}
-    for package in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    hardware: dict[str, object] = {
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "cpu_cores": os.cpu_count(),
-        "processes": processes,
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    code = {"version": versions.get("ma-rlhf")} | commit_of(CHECKOUT)
-    return RunRecord(step, started, command, versions, hardware, {"seed": seed}, code)
 
 
 def earlier_date(config: CommonConfig) -> str | None:
@@ -128,25 +56,6 @@ def earlier_date(config: CommonConfig) -> str | None:
     if not file.exists() and Path(requested).is_dir():  # the checkpoint is in another run's folder
         file = Path(requested).resolve().parent.parent / "run.json"
     return read_object(file).get("template_date") or None
-
-
-def commit_of(folder: Path) -> dict[str, object]:
-    """The commit of a git checkout, and whether tracked files have changed since; {} if git fails."""
-    if not (folder / ".git").exists():  # a parent folder may be another project's repository
-        return {}
-    command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-uno"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=2, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    commit: str | None = None
-    is_changed = False
-    for line in result.stdout.splitlines():
-        if line.startswith("# branch.oid "):
-            commit = line.split()[-1]
-        elif not line.startswith("#"):
-            is_changed = True
-    return {"commit": commit, "changed": is_changed}
 
 
 def warn_unless_made_by(

@@ -13,7 +13,7 @@ import torch
 from dschat.models.opening import NAMES
 from dschat.models.operations import Peaks
 from dschat.run.distributed import device
-from dschat.run.output import RunRecord
+from dschat.run.record import RunRecord
 
 logger = logging.getLogger("dschat")
 

@@ -229,7 +229,7 @@ class Loop:
         if not metrics:
             return {}
         self._log(metrics)
-        self.run.record.measured(metrics, self.update)
+        self.run.record.record_evaluation(metrics, self.update)
         self.evaluated = self.update
         self.random = random_states()
         if samples and is_main():

@@ -81,10 +81,10 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[RegressionExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        return self._loss_of(*self._ratios(engine, examples), count)
+        return self._loss_of(*self._regression_inputs(engine, examples), count)
 
     def row_statistics(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> RowStatistics:
-        chosen, rejected, differences = self._ratios(engine, examples)
+        chosen, rejected, differences = self._regression_inputs(engine, examples)
         losses = []
         for row in torch.arange(len(examples), device=chosen.device)[:, None]:
             losses.append(
@@ -97,7 +97,7 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
             )
         return statistics_of_rows(losses, [1] * len(examples))
 
-    def _ratios(
+    def _regression_inputs(
         self,
         engine: TrainedPolicy,
         examples: Sequence[RegressionExample],
@@ -113,7 +113,7 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
     def _loss_of(
         self, chosen: Tensor, rejected: Tensor, differences: Tensor, count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and its statistics; see `_ratios` for the three tensors."""
+        """The loss and its statistics; see `_regression_inputs` for the three tensors."""
         loss, stats = regression_loss(chosen, rejected, differences, self._eta, count)
         named = {name: stats[name] for name in ("kl", "agreement", "ratio", "ratio_squared")}
         named["kl_chosen"] = chosen.detach().sum() / count
@@ -152,6 +152,8 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
     def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
         """Checks that the policy is the reference before the first update, so that the loss is the mean of (η ΔR)².
 
+        Leaves the engine in evaluation mode.
+
         Raises:
             UserError: its log-probs are others.
         """
@@ -159,21 +161,10 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
         when = "now and when the reference was computed"
         for row, example in enumerate(examples):
-            if example.ref_logprobs is not None:
-                self._require_close(
-                    engine,
-                    float(chosen[row]),
-                    example.ref_logprobs[0],
-                    example,
-                    when,
-                )
-                self._require_close(
-                    engine,
-                    float(rejected[row]),
-                    example.ref_logprobs[1],
-                    example,
-                    when,
-                )
+            if example.ref_logprobs is None:
+                continue
+            for logprob, reference in zip((chosen[row], rejected[row]), example.ref_logprobs, strict=True):
+                self._require_close(engine, float(logprob), reference, example, when)
 
     def _require_close(
         self,

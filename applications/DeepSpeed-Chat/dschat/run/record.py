@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a run (run.json): packages, hardware, seeds, code, data, and what the run found out."""
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from dschat.base.atomic import write_file
+from dschat.run.distributed import is_main
+from dschat.run.metrics import evaluation_line, few_rows_warning
+
+logger = logging.getLogger("dschat")
+
+PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
+CHECKOUT = (Path(__file__).parent / "../../../..").resolve()  # root of the repository, if the package lies in one
+
+
+@dataclass
+class RunRecord:
+    """The content of run.json; ``finished`` is True once the run's main function has reached the end."""
+
+    step: str  # sft, reward, ppo, …
+    started: str
+    command: list[str]
+    packages: dict[str, str]
+    hardware: dict[str, object]
+    seeds: dict[str, int]
+    code: dict[str, object]  # version of this package; in a git checkout also `commit_of`
+    template_date: str = ""  # in chat templates, see `dschat.models.template_date`; unchanged when the run resumes
+    data: dict[str, object] = field(default_factory=dict)
+    batches: dict[str, object] = field(default_factory=dict)
+    parser: dict[str, str] = field(default_factory=dict)  # name and version, with the termination condition "parsing"
+    sandbox: str | None = None  # sandbox level of programs
+    decoding: str | None = None  # how continuous batching launches its steps, and why not as CUDA graphs
+    layers: dict[str, str] = field(default_factory=dict)  # trained model → how decoder layers are computed
+    peaks: dict[str, str | float] = field(default_factory=dict)  # of the main process's GPU, and their source
+    metrics: dict[str, float] = field(default_factory=dict)
+    metrics_update: int = 0  # number of updates when they were measured
+    saved: list[str] = field(default_factory=list)  # folders of saved models, in order
+    resumed_at: list[int] = field(default_factory=list)  # numbers of updates at which the run was resumed
+    wandb_id: str | None = None  # of the W&B run, which is resumed with this one
+    finished: bool = False
+
+    def record_evaluation(self, metrics: dict[str, float], update: int) -> None:
+        """Records an evaluation for model cards, and logs its changes since the previous one."""
+        warning = few_rows_warning(metrics)
+        if warning and not self.metrics and is_main():
+            logger.warning("%s", warning)
+        logger.info("%s", evaluation_line(update, metrics, self.metrics))
+        self.metrics = metrics
+        self.metrics_update = update
+
+    def save(self, folder: Path) -> None:
+        """Writes ``folder/run.json``."""
+        write_file(folder / "run.json", json.dumps(vars(self), indent=2) + "\n")
+
+
+def new_record(
+    step: str,
+    command: list[str],
+    seed: int,
+    processes: int,
+) -> RunRecord:
+    """A new record with this process's packages and machine."""
+    versions: dict[str, str] = {}
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    hardware: dict[str, object] = {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "cpu_cores": os.cpu_count(),
+        "processes": processes,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return RunRecord(
+        step=step,
+        started=started,
+        command=command,
+        packages=versions,
+        hardware=hardware,
+        seeds={"seed": seed},
+        code={"version": versions.get("ma-rlhf")} | commit_of(CHECKOUT),
+    )
+
+
+def commit_of(folder: Path) -> dict[str, object]:
+    """The commit of a git checkout, and whether tracked files have changed since; {} if git fails."""
+    if not (folder / ".git").exists():  # a parent folder may be another project's repository
+        return {}
+    command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-uno"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=2, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    commit: str | None = None
+    is_changed = False
+    for line in result.stdout.splitlines():
+        if line.startswith("# branch.oid "):
+            commit = line.split()[-1]
+        elif not line.startswith("#"):
+            is_changed = True
+    return {"commit": commit, "changed": is_changed}
