@@ -407,5 +407,5 @@ def test_the_command_serves_and_ends_at_sigterm(folder):
     with socket.create_connection(("127.0.0.1", port_of(url))):  # which says nothing
         process.send_signal(signal.SIGTERM)
         assert "stopped" in process.stdout.read() and process.wait(50) == 0
-    bad = subprocess.run([*command[:3], "--model", "/no/such"], capture_output=True, text=True, env=environment())
+    bad = subprocess.run([*command[:4], "--model", "/no/such"], capture_output=True, text=True, env=environment())
     assert bad.returncode == 2 and "error: --model /no/such: no such folder" in bad.stderr

@@ -89,19 +89,15 @@ class Model:
         config = copy.deepcopy(self.config)
         is_fused = self.attention not in PLAIN_ATTENTION
         attention = implementation(SDPA if is_fused else self.attention, config)
-        options: dict[str, Any] = {
-            "dtype": self.dtype,
-            "attn_implementation": attention,
-            "trust_remote_code": False,
-        }
+        options: dict[str, Any] = {"dtype": self.dtype, "attn_implementation": attention}
         with torch.device("meta"):
             if self.kind == "policy":
-                model = AutoModelForCausalLM.from_config(config, **options)
+                model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
             elif self.kind == "classifier":
                 config.num_labels = 1
-                model = AutoModelForSequenceClassification.from_config(config, **options)
+                model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False, **options)
             else:
-                model = AutoModel.from_config(config, **options)
+                model = AutoModel.from_config(config, trust_remote_code=False, **options)
                 width = model.get_input_embeddings().weight.shape[1]
                 model.score = nn.Linear(width, 1, bias=False, dtype=self.dtype)
             choose_trained(model, self.finetuning, "the model")

@@ -73,21 +73,21 @@ class JudgeClient:
         return reply
 
     def _ask_server(self, question: JudgeQuestion) -> Reply:
-        """Send a question, and raise UserError if too many in a row got no answer.
+        """Send a question, and raise UserError if the server is broken.
 
-        A refused text counts only until the server has answered a question. If all were refused, a harmless question
-        decides whether the texts or the server are the reason.
+        It is broken if too many questions in a row got no answer, or if it refuses a harmless question before it has
+        answered any. Otherwise a refusal is due to the text.
         """
         try:
             reply = self._try_forms(question)
-        except (TextRefused, Unanswered) as failure:
-            if isinstance(failure, TextRefused) and self._form is not None:  # the server does answer others
+        except TextRefused as refusal:
+            if self._answers_harmless_question():
                 raise
+            raise UserError(str(refusal)) from refusal
+        except Unanswered as failure:
             with self._lock:
                 self._failures += 1
                 is_broken = self._failures >= MOST_FAILURES
-            if is_broken and isinstance(failure, TextRefused):
-                is_broken = not self._answers_harmless_question()
             if is_broken:
                 raise UserError(f"{failure} ({MOST_FAILURES} questions in a row got no answer)") from failure
             raise
