@@ -11,7 +11,7 @@ from cli_runs import read_jsonl
 from dschat.base.errors import UserError
 from dschat.base.lock import Lock, close_all
 from dschat.main import report_error
-from dschat.run import metrics, output
+from dschat.run import metrics, output, record
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import RunOutput
 from dschat.run.state import Progress
@@ -174,9 +174,10 @@ def test_a_beginning_that_a_full_disk_ends_leaves_nothing(missing, replaces, pla
             raise OSError(errno.ENOSPC, "No space left on device", str(file))
         return real(file, *_, **__)
 
-    at = "open" if missing == "metrics.jsonl" else "write_file"
-    real = open if at == "open" else output.write_file
-    monkeypatch.setattr(metrics if at == "open" else output, at, full, raising=False)
+    modules = {"run.json": record, "config.yaml": output, "metrics.jsonl": metrics}
+    function = "open" if missing == "metrics.jsonl" else "write_file"
+    real = open if function == "open" else output.write_file
+    monkeypatch.setattr(modules[missing], function, full, raising=False)
     with pytest.raises(UserError, match=f"--output_dir {folder}: cannot be written: .*No space left"):
         run.begin()
     run.discard()

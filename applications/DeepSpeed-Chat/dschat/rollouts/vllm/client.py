@@ -240,8 +240,8 @@ class BackgroundGeneration:
             limits=LIMITS,
         ) as http:
             servers = [self._generate_on(http, url, requests) for url, requests in requests_by_url.items()]
-            problems = await asyncio.gather(*servers, return_exceptions=True)
-        problems = [problem for problem in problems if problem is not None]
+            results = await asyncio.gather(*servers, return_exceptions=True)
+        problems = [result for result in results if isinstance(result, BaseException)]
         # A lost server comes last: resuming would not help against the other problems.
         problems.sort(key=lambda problem: isinstance(problem, ServerLost))
         if problems:
