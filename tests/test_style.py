@@ -18,12 +18,12 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 VAGUE_NAMES = set("found place places own one each known kept given told those way ways said".split())
 # measure → the figure of the day
 LIMITS = {
-    "tokens per line": 9.0,
-    "dense lines, percent": 5.0,
-    "comprehensions per 1,000 lines": 60.0,
-    "tuple assignments, percent": 7.0,
-    "vague names": 400,
-    "docstrings that lean on another": 80,
+    "tokens per line": 7.94,
+    "dense lines, percent": 1.0,
+    "comprehensions per 1,000 lines": 28.3,
+    "tuple assignments, percent": 0.15,
+    "vague names": 0,
+    "docstrings that lean on another": 0,
 }
 
 
