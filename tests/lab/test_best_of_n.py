@@ -95,14 +95,14 @@ def test_killed_between_two_temperatures_and_started_again_gives_the_same_files(
     run_best_of_n(uninterrupted)
     whole = files_of(uninterrupted.result_path)
     again = sweep(proj_path=tmp_path / "killed", **flags)
-    words = flags | SHORT | {"proj_path": again.proj_path, "device": "cpu", "num_samples": 8}
+    words = flags | SHORT | {"proj_path": again.project.proj_path, "device": "cpu", "num_samples": 8}
     words |= {"model": project / "run", "reward_model": project / "rm"}
     partial = again.result_path.with_name("killed.jsonl.partial")
     command, data = [sys.executable, "inference/best_of_n.py", *arguments(words)], str(project / "data")
     kill_when(command, lambda: rows_kept(partial) > 10, ROOT, MA_RLHF_DATA=data)  # 8 rows at 0, 2 at 0.5
     assert 10 < rows_kept(partial) < 24
     with pytest.raises(UserError, match="was begun with --best_of .2, 3., now it is .2, 4."):
-        run_best_of_n(sweep(proj_path=again.proj_path, **flags | {"best_of": (2, 4)}))
+        run_best_of_n(sweep(proj_path=again.project.proj_path, **flags | {"best_of": (2, 4)}))
     done = run_command(command, cwd=ROOT, MA_RLHF_DATA=data).expect(0)
     assert "| killed " in done.stdout and "N = 3" in done.stdout and "8 prompts: " in done.stdout
     assert files_of(again.result_path) == whole
