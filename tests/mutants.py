@@ -1303,7 +1303,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("vLLM's copy takes its share alone", "_vllm_parts", "max(_a, _b)", "_a", "test_vllm_holds_the_actor_whole"),
     ("the head's gradient without its sum", "training_logits", "_a * FLOAT32 * _b", "0",
      "test_logits_that_do_not_fit_are_computed_again"),
-    ("the head's gradient has a sum for one chunk, too", "training_logits", "0 if is_one_chunk else _a * _b", "_a * _b",
+    ("one chunk's gradient has a sum, too", "training_logits", "0 if is_one_chunk else _a * _b", "_a * _b",
      "test_logits_that_fit_are_kept"),
     ("metrics of a finite rollout go with its updates", "PPO.iterate", "not _a.needs_update or _b", "_b",
      "test_nonfinite::test_what_is_left_out_changes_nothing[0]"),
