@@ -70,8 +70,8 @@ class Assumptions:
     memory: float = assumed(80e9, "bytes of a GPU", "published: H100")
     peak: float = assumed(989e12, "operations/s of a GPU, bf16", "published: H100, dense")
     hbm: float = assumed(2.93e12, "bytes/s of a GPU's memory", "published 3.35e12; 7/8 reached, stated of an H200")
-    own_decoding: float = assumed(0.4, "share of hbm while our loop draws")
-    vllm_decoding: float = assumed(0.45, "share of hbm while vLLM draws", "published: 0.3 to 0.6")
+    own_decoding: float = assumed(0.4, "share of hbm while our loop samples")
+    vllm_decoding: float = assumed(0.45, "share of hbm while vLLM samples", "published: 0.3 to 0.6")
     prefill: float = assumed(0.4, "share of peak while prompts are read")
     scoring: float = assumed(0.2, "share of peak", "derived: whole iterations of 2B on one H200, 0.18 to 0.21")
     training: float = assumed(0.2, "share of peak", "derived, like scoring")
@@ -434,8 +434,8 @@ def time_table(rows: Sequence[Row]) -> str:
                 *cells,
             ]
         )
-    headers = [f"{name}, s" for name in seconds]
-    text = table(["GPUs", "way", "layout", *headers, "into a GPU, GB", "tokens/s"], lines)
+    headers = ["push, s", "sample, s", "score, s", "train, s", "total, s"]
+    text = table(["GPUs", "setup", "layout", *headers, "into a GPU, GB", "tokens/s"], lines)
     return f"{text}\n\nNothing fits on {', '.join(missing)}." if missing else text
 
 
