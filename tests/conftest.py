@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_fixtures import make_rows
 from factories import make_tokenizer
+from published_set_copies import make_rows
 from real_size import require_real_size
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

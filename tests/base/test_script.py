@@ -12,7 +12,7 @@ from cli_runs import environment, write_jsonl
 from dschat.base.errors import UserError
 from dschat.cli import main
 from dschat.main import run_script
-from judges import EVALUATION, rows_of
+from fake_judge import EVALUATION, rows_of
 
 
 def failing(error):

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from cli_runs import ROOT, built_once, read_jsonl, training_rows, write_jsonl
-from data_fixtures import make_rows, write_all
-from judges import always_first, judge_server
+from fake_judge import always_first, judge_server
 from launches import free_port
+from published_set_copies import make_rows, write_all
 from script_runs import bash
 
 TRAINING = "cd applications/DeepSpeed-Chat/training/{} && bash training_scripts/run_gemma.sh"

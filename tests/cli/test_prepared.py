@@ -8,7 +8,7 @@ import pytest
 
 from cli_runs import run_forked, training_rows
 from data_cases import look_at_data as main
-from data_fixtures import write_all
+from published_set_copies import write_all
 
 KEEP_ALL = ["--minimum_response_length", "0", "--validation_percentage", "0"]
 

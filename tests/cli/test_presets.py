@@ -8,9 +8,9 @@ import re
 import pytest
 
 from cli_runs import STEPS, arguments, run_forked, training_rows
-from data_fixtures import EVAL_SPLITS, MAKERS, write_rows
 from dschat.base.errors import UserError
 from dschat.settings.presets import preset_names
+from published_set_copies import EVAL_SPLITS, MAKERS, write_rows
 from real_size import as_large_as
 from script_runs import GEMMA, PRESETS, SCRIPTS, SHIM, called, preset
 

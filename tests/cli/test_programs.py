@@ -16,10 +16,10 @@ from cli_runs import (
     write_jsonl,
 )
 from data_cases import look_at_data
-from data_fixtures import make_rows
 from dschat.base.glossary import CRITIC, OWN_SAMPLING, PROGRAMS
 from dschat.scoring.programs.levels import weakness
 from launches import launch
+from published_set_copies import make_rows
 
 pytestmark = [
     pytest.mark.xdist_group("sandbox"),

@@ -13,7 +13,7 @@ from cli_runs import copy_model, message_of, read_jsonl, result_of, start_forked
 from closeness import near
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.serve import Scorer, ScoreServer, application
-from score_server import StandIn, by_length
+from fake_score_server import StandIn, by_length
 
 
 @pytest.fixture

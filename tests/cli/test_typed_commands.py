@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cli_runs import PLAIN, ROOT, read_jsonl, write_jsonl
-from data_fixtures import write_all
-from judges import always_first, judge_server
+from fake_judge import always_first, judge_server
+from published_set_copies import write_all
 from script_runs import bash
 
 pytestmark = pytest.mark.slow

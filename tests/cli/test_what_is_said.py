@@ -6,7 +6,7 @@ import re
 import pytest
 
 from cli_runs import message_of, read_jsonl, run_forked, run_process
-from upload_server import TOKEN, upload_server
+from fake_hub_for_uploads import TOKEN, upload_server
 from wandb_file import history_of
 
 

@@ -11,11 +11,11 @@ import pytest
 from cli_runs import write_jsonl
 from data_cases import look_at_data as main
 from data_cases import word_tokenizer
-from data_fixtures import write_set
 from dschat.base.errors import UserError
 from dschat.data.check import bin_width, check_report, describe_columns, summary, text_histogram
 from dschat.data.preview import Settings, preview_report
 from dschat.settings.common import ColumnFlags
+from published_set_copies import write_set
 
 
 @pytest.fixture(scope="module")

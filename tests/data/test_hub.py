@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from data_cases import error_of
-from data_fixtures import BIG, EVAL_SPLITS, make_rows, write_rows
 from dschat.data import hub as registry
 from dschat.data.sources import load_share, load_source
 from dschat.settings.supervised import RewardConfig
+from published_set_copies import BIG, EVAL_SPLITS, make_rows, write_rows
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_fixtures import write_hub
 from dschat.data.hub import KNOWN_SETS
 from dschat.data.sources import load_source
-from hub_server import hub_server
+from fake_hub import hub_server
+from published_set_copies import write_hub
 
 pytestmark = pytest.mark.xdist_group("hub")  # one process makes what they share
 

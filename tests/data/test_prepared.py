@@ -20,7 +20,6 @@ import data_cases
 from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of
 from data_cases import look_at_data as main
-from data_fixtures import SETS, write_set
 from dschat.base.errors import UserError
 from dschat.base.lock import Lock
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
@@ -34,6 +33,7 @@ from dschat.data.template_notes import warn_of_template
 from dschat.plan.counts import count_rows, find_sources
 from factories import make_tokenizer
 from interruptions import CTRL_C, KILL, stopped_at
+from published_set_copies import SETS, write_set
 
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
 LOOSE = ["--minimum_response_length", "0", "--validation_percentage", "0", "--max_length", "100"]

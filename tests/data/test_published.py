@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from data_fixtures import BIG, apps_row, hh_row, tldr_row, webgpt_row, write_set
 from dschat.base.errors import UserError
 from dschat.data.examples import prompt_examples, sft_examples
 from dschat.data.formats import format_of, parse_row, without_citations
 from dschat.data.sources import load_source
 from dschat.settings.common import ColumnFlags
+from published_set_copies import BIG, apps_row, hh_row, tldr_row, webgpt_row, write_set
 
 KEYS = ColumnFlags()
 SUMMARIES = [{"text": " first ", "policy": "a", "note": None}, {"text": "second", "policy": "b", "note": None}]

@@ -7,10 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from data_fixtures import make_rows, write_all, write_rows, write_set
 from dschat.base.errors import UserError
 from dschat.data.hub import KNOWN_SETS, compared_set, data_folder, fetch_command, find_known, local_copy
 from dschat.data.sources import TRAIN_EVAL_SPLIT, load_source, split_indices
+from published_set_copies import make_rows, write_all, write_rows, write_set
 
 IDS = {
     "tldr": "openai/summarize_from_feedback",

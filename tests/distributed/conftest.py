@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from cli_runs import built_once
 from launches import WORKERS, run_ranks
-from recorded import FAST_CASES, Case
+from recorded_updates import FAST_CASES, Case
 
 CHECKS = (
     "updates",

@@ -30,7 +30,7 @@ from factories import (
     save_folder,
     saved_weights,
 )
-from recorded import Case
+from recorded_updates import Case
 from sharded_checks import ROWS, lora_updates
 
 MODELS = {"policy": make_causal_lm, "reward model": make_classifier}

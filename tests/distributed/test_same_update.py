@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from closeness import UPDATE, WEIGHT_GAP, near
 from factories import largest_difference, make_causal_lm, make_tokenizer
 from launches import WORKERS, run_ranks
-from recorded import ALL_CASES, FAST_CASES, LEARNING_RATE, TOKEN_CASES, UPDATES, Case, run_case, untied_updates
+from recorded_updates import ALL_CASES, FAST_CASES, LEARNING_RATE, TOKEN_CASES, UPDATES, Case, run_case, untied_updates
 from refuel_runs import talker, two_rounds
 from shared_base_runs import separate_trainer_of, two_updates
 

@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from adapter_cases import HEADS
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from factories import BOS, PAD, hf_logprobs, largest_difference, make_causal_lm
-from loading_checks import FAMILIES
-from recorded import Case
+from recorded_updates import Case
 from sharded_checks import LENGTHS, ROWS, evaluate_all, prompts_of
+from sharded_loading_checks import FAMILIES
 
 pytestmark = pytest.mark.xdist_group("launcher")
 

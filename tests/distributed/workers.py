@@ -29,7 +29,7 @@ def keep(folder: Path, name: str, numbers: Any = None, tensors: dict[str, torch.
 
 def updates(folder: Path, keep: Callable[..., None]) -> None:
     """The cases of cases.json, one after another."""
-    from recorded import Case, run_case
+    from recorded_updates import Case, run_case
 
     for given in json.loads((folder / "cases.json").read_text()):
         case = Case(**given)
@@ -52,7 +52,7 @@ def refuel(folder: Path, keep: Callable[..., None]) -> None:
 def chunks(folder: Path, keep: Callable[..., None]) -> None:
     """ZeRO 3 where a rank's log-probs take more chunks, and so more uses of the head, than the other's."""
     from macro_actions import logprobs
-    from recorded import CHUNKED, run_case, untied_updates
+    from recorded_updates import CHUNKED, run_case, untied_updates
 
     before = logprobs.CPU_LOGITS
     logprobs.CPU_LOGITS = 300  # 3 positions of a vocabulary of 100
@@ -262,12 +262,12 @@ CHECKS: dict[str, Callable[..., None]] = {
 
 def main() -> None:
     """Runs the checks named on the command line."""
-    from loading_checks import CHECKS as LOADING
     from nonfinite_cases import CHECKS as NONFINITE
     from real_size import require_real_size
     from reduction_cases import CHECKS as REDUCTION
     from rehearsal_cases import CHECKS as REHEARSAL
     from sharded_checks import CHECKS as SHARDED
+    from sharded_loading_checks import CHECKS as LOADING
 
     torch.set_num_threads(1)
     words = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]

@@ -16,7 +16,7 @@ from dschat.engine.zero3 import SEQUENTIAL_LOAD_VARIABLE, placement_of
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.opening import Opening
 from factories import engine_of, largest_difference, make_causal_lm, make_classifier, save_folder, whole_state
-from loading_checks import compare, loader, save_special, settings_of
+from sharded_loading_checks import compare, loader, save_special, settings_of
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from data_fixtures import write_all
 from dschat.lab.runs import build_report
 from factories import make_causal_lm, make_classifier, save_folder
+from handmade_runs import Page, make_two_runs
+from published_set_copies import write_all
 from refuel_cases import make_models
-from report_runs import Page, make_two_runs
 
 EVAL_ROWS = 24  # of summarize and hh-rlhf; more than one batch of 16
 

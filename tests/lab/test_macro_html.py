@@ -12,7 +12,7 @@ from dschat.lab.macro_actions import (
     macro_tokens,
 )
 from dschat.lab.page import Example, MacroPanel, Report, Section
-from report_runs import Page
+from handmade_runs import Page
 
 NASTY = [
     "<script>alert(1)</script>",

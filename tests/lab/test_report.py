@@ -9,7 +9,7 @@ import pytest
 from dschat.lab.page import Report
 from dschat.lab.run_summary import compare_runs, final, first_at, metric_label, trailing_mean
 from dschat.lab.runs import build_report, goal_levels, read_runs
-from report_runs import edit_rows, make_run, make_two_runs, table_of
+from handmade_runs import edit_rows, make_run, make_two_runs, table_of
 
 WIDER = {"eval/gold_scores": 0.45, "eval/scores": 4.0}  # means of more prompts than the samples file holds
 

@@ -8,7 +8,7 @@ import pytest
 from dschat.base.errors import UserError
 from dschat.lab.run_data import read_run
 from dschat.lab.runs import build_report
-from report_runs import table_of
+from handmade_runs import table_of
 
 
 def test_a_cut_last_line_is_skipped_with_a_warning(two_runs, tmp_path, caplog, no_pictures):

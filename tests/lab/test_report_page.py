@@ -20,7 +20,7 @@ from dschat.lab.runs import (
     smooth,
     write_page,
 )
-from report_runs import Page, edit_rows, make_run, table_of
+from handmade_runs import Page, edit_rows, make_run, table_of
 
 SCRIPT = "<script>alert('x')</script>"
 

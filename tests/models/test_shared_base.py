@@ -16,7 +16,7 @@ from dschat.models.tokenizer import load_tokenizer
 from dschat.quickstart.synthetic import make_rows, row_texts
 from dschat.training.build.shared_base import classifier_beside
 from factories import largest_difference, make_causal_lm, save_folder, saved_weights
-from loading_checks import FAMILIES
+from sharded_loading_checks import FAMILIES
 
 FLAG = "--critic_model_name_or_path"
 IDS = torch.tensor([[5, 9, 12, 7, 30, 8], [6, 7, 8, 9, 10, 11]])

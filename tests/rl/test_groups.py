@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
-import record_peers as recorded
+import record_other_trainers as recorded
 from closeness import FORMULA, FORWARD, assert_near, near
 from macro_actions.conditions import fixed, surprise
 from macro_actions.estimators import adaptive_lam, gae

@@ -16,7 +16,7 @@ from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser, question_of, simulator_prompt
 from factories import make_causal_lm
-from judges import KEY, FakeJudge, judge_server
+from fake_judge import KEY, FakeJudge, judge_server
 
 
 class Echo:

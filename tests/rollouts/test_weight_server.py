@@ -22,9 +22,9 @@ from dschat.run import stop
 from dschat.run.stop import Stopped, stop_signals
 from dschat.settings.commands import ServeVllmOptions
 from factories import engine_of, make_causal_lm, sampling_of
+from fake_score_server import StandIn
+from fake_vllm_server import WeightServer
 from launches import free_port
-from score_server import StandIn
-from weight_server import WeightServer
 
 NEEDS = ServerNeeds(vocabulary=100, max_tokens=32, temperature=0.7)
 PROMPTS, SEEDS = [[5], [5, 6], [5, 6, 7], [5, 6, 7, 8], [9]], [11, 12, 13, 14, 15]

@@ -9,7 +9,7 @@ import pytest
 from cli_runs import run_command
 from dschat.base.errors import UserError
 from dschat.run.hub import files_of, push, push_after_training, push_problem, refuse_secrets
-from upload_server import READER, TOKEN, Repository, upload_server
+from fake_hub_for_uploads import READER, TOKEN, Repository, upload_server
 
 PLAIN = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "run.json")
 

@@ -22,8 +22,8 @@ from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores, _warn
 from dschat.scoring.url import UrlScores, UrlSettings
 from dschat.training.build.scores import function_scores
 from factories import EOS, KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows, save_folder
+from fake_score_server import StandIn
 from macro_actions.token_text import TokenReader, TokenText, texts_of_macro_actions
-from score_server import StandIn
 
 ROWS = ragged_rows([2, 5], [4, 3])
 LENGTHS = [[1, 3], [2, 1]]

@@ -14,7 +14,7 @@ from dschat.run.stop import Stopped
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
 from factories import EOS, make_prompt, make_rollout, ragged_rows
-from score_server import StandIn, by_length
+from fake_score_server import StandIn, by_length
 
 ROLLOUT = make_rollout([(prompt, [*response, EOS] if n else response) for n, (prompt, response) in enumerate(
     ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2]))])  # fmt: skip

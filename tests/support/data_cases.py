@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of data in a line each, a tokenizer of one token per word, and the loaders of every kind of example."""
+"""One-line makers of data rows, a tokenizer with one token per word, and loaders of every kind of example."""
 
 from functools import partial
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of the tests of the demo: one that says what it was taught, one that never ends, and a run's folder."""
+"""Models for tests of the demo: one that repeats what it was trained on, one that never ends, and a run's folder."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that are hurt on purpose: small ones of steps 1 and 3, what became of them, and ways to hurt them."""
+"""Small runs of steps 1 and 3 that are killed, stopped or given a full disk, and comparisons of their outputs."""
 
 import ctypes
 import json

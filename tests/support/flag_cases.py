@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of each step with its shortest command line, and what it says to other flags."""
+"""Configurations made from command lines: `config_of` returns one, `refusal` the message of one that is refused."""
 
 import os
 from collections.abc import Sequence

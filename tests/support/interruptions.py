@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends something before, after and within each of its renames and removals: by a kill, or by Ctrl-C."""
+"""Interrupts a function before, after and within each of its renames and removals, by a kill or by Ctrl-C."""
 
 import os
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that are killed half-way, and what their journals hold then."""
+"""`kill_when` kills a command once a condition holds; `rows_kept` counts the rows that its journal then has."""
 
 import signal
 import subprocess

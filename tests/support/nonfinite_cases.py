@@ -26,7 +26,7 @@ from factories import (
     random_ids,
     whole_state,
 )
-from recorded import Case, engine_for, supervised_trainer, supervised_update
+from recorded_updates import Case, engine_for, supervised_trainer, supervised_update
 
 ROLLOUT = 8  # prompts on all processes
 UPDATES = 2  # of a rollout, by two PPO epochs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers' check of DeepSpeed's reduction: engines whose gradients are right, and some that lose a part."""
+"""A check that runs on each of two processes: engines that reduce gradients correctly, and engines that lose some."""
 
 from collections.abc import Callable
 from pathlib import Path

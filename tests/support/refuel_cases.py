@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models that talk, dialogues, and the scripts of REFUEL's data as processes."""
+"""Small chat models, dialogues and rewards, and runs of the `dschat refuel-data` commands."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small runs of REFUEL with users from data, for tests: dialogues, a reward, a trainer."""
+"""Small runs of `dschat refuel-online`: dialogues, a reward function, a trainer."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers' check of a rehearsal: engines that went through one, beside engines that did not."""
+"""A check that runs on each of two processes: engines after a rehearsal equal engines without one."""
 
 from collections.abc import Callable
 from pathlib import Path

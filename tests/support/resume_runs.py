@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small runs of the three steps, stopped wherever they can be stopped, and taken up again."""
+"""Small runs of all steps that are stopped at every point where a run can stop, and resumed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training scripts and their presets for tests: what they say, and what they would start."""
+"""Training scripts and presets: their resolved settings, and the commands that the scripts would start."""
 
 import os
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers' checks: generation, saving, evaluation and LoRA with weights in parts, or whole for comparison."""
+"""Checks that run on each of two processes: generation, saving, evaluation and LoRA at ZeRO 3, compared to ZeRO 0."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,8 +36,8 @@ from factories import (
     save_engines,
     whole_state,
 )
-from loading_checks import settings_of
-from recorded import Case, engine_for, ppo_updates, recorded_batch, supervised_trainer, supervised_update
+from recorded_updates import Case, engine_for, ppo_updates, recorded_batch, supervised_trainer, supervised_update
+from sharded_loading_checks import settings_of
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3], seed=7)
 NO_END = 100  # an id outside the vocabulary: no token ends a response

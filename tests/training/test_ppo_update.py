@@ -27,7 +27,7 @@ from factories import (
 )
 from macro_actions.losses import loss_weights
 from nonfinite_cases import batches, spoiled, trainer_for
-from recorded import ROWS, scored_batch
+from recorded_updates import ROWS, scored_batch
 
 TOKENS = 39
 MEANS = {"token": "token", "macro": "macro", "macro_mean": "token", "sequence_mean": "response"}

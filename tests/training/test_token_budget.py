@@ -25,7 +25,15 @@ from factories import (
     ppo_loop,
     weights_of,
 )
-from recorded import DEMONSTRATIONS, PAIRS, PREFERENCES, Case, engine_for, supervised_trainer, supervised_update
+from recorded_updates import (
+    DEMONSTRATIONS,
+    PAIRS,
+    PREFERENCES,
+    Case,
+    engine_for,
+    supervised_trainer,
+    supervised_update,
+)
 from refuel_runs import trainer_of
 
 Trained = tuple[Any, dict[str, float]]  # an engine after an update, and the numbers of the update and an evaluation

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from cli_runs import environment, message_of, run_command
-from human_browser import PAUSE, Server, at, click, comment_box, opened, press
-from human_runs import MODELS, command, places, votes, write_responses
+from vote_browser import PAUSE, Server, at, click, comment_box, opened, press
+from vote_runs import MODELS, command, places, votes, write_responses
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)

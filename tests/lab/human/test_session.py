@@ -22,7 +22,7 @@ from dschat.lab.vote.page import (
     page_html,
 )
 from dschat.lab.vote.sessions import RaterView, VoteFile, guidelines, items_for, rater_name
-from human_runs import make_study, places, votes, write_responses
+from vote_runs import make_study, places, votes, write_responses
 
 
 def items_of(first, second, rater="anna", seed=42):

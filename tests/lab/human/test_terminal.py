@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cli_runs import ROOT, environment, message_of, read_jsonl, run_command, write_jsonl
-from human_runs import SCRIPT, command, places, votes, write_responses
+from vote_runs import SCRIPT, command, places, votes, write_responses
 
 TIMEOUT = 60  # seconds
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from judges import FakeJudge, judge_server
+from fake_judge import FakeJudge, judge_server
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from dschat.base.errors import UserError
 from dschat.lab.judge.rubrics import RUBRICS, Form, TextRefused, answer_schema
 from dschat.rollouts import chat_servers
 from dschat.rollouts.chat_servers import Endpoint, Unanswered
-from judges import KEY, client_of, judge_server, question
+from fake_judge import KEY, client_of, judge_server, question
 
 OOPS = (500, {"error": {"message": "oops"}}, {})
 # Ways to fail that pass → how many tokens each costs: one per four bytes of the request, and the longest answer.

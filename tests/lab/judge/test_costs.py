@@ -15,7 +15,7 @@ from dschat.lab.judge.run import run_judge
 from dschat.lab.options import JudgeOptions
 from dschat.rollouts.chat_servers import Endpoint
 from dschat.settings.parse import parse
-from judges import GOOD_B, client_of, judged, question, rows_of, two_files, verdicts
+from fake_judge import GOOD_B, client_of, judged, question, rows_of, two_files, verdicts
 
 
 def test_servers_that_count_nothing_are_estimated(server, tmp_path):

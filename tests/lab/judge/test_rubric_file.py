@@ -12,7 +12,7 @@ from cli_runs import ROOT
 from dschat.base.errors import UserError
 from dschat.lab.judge.rubrics import RUBRICS, Rubric, answer_form, answer_schema, messages_of, question_of, read_rubric
 from dschat.rollouts.chat_servers import Endpoint
-from judges import better, judged, judged_rows, shown_in, two_files, verdicts
+from fake_judge import better, judged, judged_rows, shown_in, two_files, verdicts
 
 EXAMPLE = ROOT / "evaluation" / "rubrics" / "support.toml"
 CRITERIA = ["correctness", "completeness", "tone"]

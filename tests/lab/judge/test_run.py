@@ -8,7 +8,7 @@ import pytest
 from cli_runs import write_jsonl
 from dschat.base.errors import UserError
 from dschat.lab.responses import comparison_of
-from judges import GOOD_A, GOOD_B, better, judged, judged_rows, more_good, rows_of, shown_in, two_files, verdicts
+from fake_judge import GOOD_A, GOOD_B, better, judged, judged_rows, more_good, rows_of, shown_in, two_files, verdicts
 
 BY_HAND = ["A", "B", "tie", "A"]  # of the files of `two_files`, by `more_good`
 FORBIDDEN = (403, {"error": {"message": "no"}}, {})

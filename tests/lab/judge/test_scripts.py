@@ -12,7 +12,7 @@ from cli_runs import message_of, read_jsonl, run_command
 from dschat.lab.judge.run import run_judge
 from dschat.lab.options import JudgeOptions
 from dschat.settings.parse import parse
-from judges import EVALUATION, WAIT, start, two_files, until
+from fake_judge import EVALUATION, WAIT, start, two_files, until
 
 KEY = "sk-proj-Zq7x_0123456789-abcdefghij"
 SCRIPT = EVALUATION / "gpt4-eval.py"

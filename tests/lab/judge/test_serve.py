@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import environment, read_jsonl, run_command
-from judges import EVALUATION, two_files
+from fake_judge import EVALUATION, two_files
 from launches import free_port
 
 READY_WITHIN = 180  # seconds; it takes a tenth of them

@@ -11,7 +11,7 @@ from dschat.base.errors import UserError
 from dschat.lab.options import TurnOptions
 from dschat.lab.turn_report import run_turns
 from dschat.settings.parse import parse
-from judges import EVALUATION, shown_in, start, until
+from fake_judge import EVALUATION, shown_in, start, until
 
 # By `more_good`, which counts in all that is shown: dialogue 0 A, A; 1 B, tie; 2 the same text at turn 1, then B.
 REPLIES_A = [["good good", "bad"], ["bad", "good good"], ["same", "bad"]]

@@ -14,7 +14,7 @@ from dschat.lab import sampling
 from dschat.lab.options import SampleOptions
 from dschat.lab.responses import Response, read_pairs
 from dschat.lab.sampling import group_of, sample_responses
-from judges import EVALUATION
+from fake_judge import EVALUATION
 
 SCRIPT = EVALUATION / "tools" / "sample_from_dataset.py"
 

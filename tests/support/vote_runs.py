@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and commands of the tests of human evaluation."""
+"""Responses to vote on, the command line of `dschat vote`, and a reader of its votes."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded inputs of the three steps at a global batch of 8, and their updates on any number of processes."""
+"""Fixed inputs of all steps at a global batch of 8, and their updates at any ZeRO stage on any number of processes."""
 
 import itertools
 from dataclasses import dataclass, replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers' checks of models that are loaded in parts: weight for weight what they are when loaded whole."""
+"""Checks that run on each of two processes: models loaded in parts at ZeRO 3 equal the models loaded whole."""
 
 from collections.abc import Callable
 from dataclasses import replace

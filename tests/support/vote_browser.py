@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of the human page, and hands and eyes for it in a browser."""
+"""A server of the page of `dschat vote --web`, and functions that vote on it in a browser."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_runs import environment
-from human_runs import command
+from vote_runs import command
 
 TIMEOUT = 60_000  # milliseconds
 PAUSE = 330  # milliseconds; a vote that comes sooner after another counts as a double click

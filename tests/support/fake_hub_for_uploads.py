@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for the Hugging Face hub on loopback that takes models: repositories, large files, commits."""
+"""A stand-in for the Hugging Face hub on loopback that accepts uploads: repositories, large files, commits."""
 
 import base64
 import json

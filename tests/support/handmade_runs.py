@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up output folders of step 3, small enough to work out every number by hand, and a reader of HTML pages."""
+"""Output folders of step 3 written by hand, small enough to work out every number, and a reader of HTML pages."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server of scores on loopback that behaves as it is told to, and goes away and comes back."""
+"""A stand-in for a reward server (`--reward_url`) on loopback, with scripted answers, failures and restarts."""
 
 import json
 import threading

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for a vLLM server: takes weights, and draws tokens that its seed and the first weight decide."""
+"""A stand-in for a vLLM server that accepts weights; its tokens are a function of the seed and the first weight."""
 
 import base64
 import json

@@ -2,7 +2,7 @@
 """Writes what verl and TRL compute on four responses, for tests/rl/test_groups.py: tests/fixtures/peers.json.
 
     pip download --no-deps verl==0.7.0 trl==1.16.0 && unzip -qo 'verl-*.whl' -d peers && unzip -qo 'trl-*.whl' -d peers
-    python tests/support/record_peers.py peers
+    python tests/support/record_other_trainers.py peers
 
 Both are called as they are; what they import and these functions do not use is replaced by nothing.
 """

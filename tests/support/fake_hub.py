@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for the Hugging Face hub on loopback: what `datasets` and `hf download` ask of it to read data sets."""
+"""A stand-in for the Hugging Face hub on loopback that serves data sets to `datasets` and `hf download`."""
 
 import hashlib
 import json

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A judge for tests: an OpenAI-compatible server on loopback that answers, or fails, as it is told."""
+"""A stand-in for a judge model: an OpenAI-compatible server on loopback with scripted answers and failures.
+
+`judge_server()` starts one. `two_files` writes the responses of two models, `judged` runs `dschat judge` on them, and
+`judged_rows` and `verdicts` read its output.
+"""
 
 import json
 import re
