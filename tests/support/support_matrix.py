@@ -11,6 +11,7 @@ one that is removed from it disappears. Tests marked `gpu` count as run on a GPU
 import importlib.util
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -192,4 +193,6 @@ def markdown_row(entries: Sequence[str]) -> str:
 
 if __name__ == "__main__":
     sys.path += [str(TESTS), str(TESTS / "support")]
-    sys.stdout.write(tables())
+    with redirect_stdout(sys.stderr):  # DeepSpeed logs to stdout when it is imported
+        text = tables()
+    sys.stdout.write(text)
