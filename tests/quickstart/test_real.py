@@ -17,7 +17,7 @@ from dschat.quickstart.options import QuickstartOptions
 from dschat.quickstart.real import gold, package_model, pipeline
 from dschat.quickstart.real.gold import gold_score
 from dschat.quickstart.real.instructions import KINDS, TOPICS, held_out_instructions, training_instructions
-from dschat.quickstart.real.samples import LABEL_NOISE, ScoredAnswer, Answers, make_comparisons, make_demonstrations
+from dschat.quickstart.real.samples import LABEL_NOISE, Answers, ScoredAnswer, make_comparisons, make_demonstrations
 
 TEXTS = ["Write one sentence about the sea.", "Trains are a lovely way to see the mountains.", "You are welcome!"] * 20
 ALL = 10_000  # more instructions than there are
