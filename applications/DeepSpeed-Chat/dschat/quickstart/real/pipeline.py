@@ -134,7 +134,7 @@ def run(options: QuickstartOptions) -> str:
     is_full = has_gpu and not options.small
     print(f"== {TIME_ON_A_GPU if has_gpu else TIME_ON_A_CPU}", flush=True)
     real = open_pipeline(options, FULL if is_full else SMALL)
-    train_reward_model(real)
+    train_first_steps(real)
     steps = {}
     for name, (folder, more) in RUNS.items():
         steps[name] = (real.folder / folder, [*actor_flags(real), *critic_flags(real.reward), *more])
@@ -174,12 +174,13 @@ def open_pipeline(options: QuickstartOptions, scale: RealScale) -> RealModel:
     return RealModel(folder, model, scale, options.seed, processes)
 
 
-def train_reward_model(real: RealModel) -> None:
+def train_first_steps(real: RealModel, with_reward_model: bool = True) -> None:
     """The initial model's answers, step 1 and step 2, each unless it is finished."""
     samples = sample_answers(real)
     write_data(real, samples)
     run_training_step("sft", sft_flags(real), real.sft, real.processes)
-    run_training_step("reward", reward_flags(real), real.reward, real.processes)
+    if with_reward_model:
+        run_training_step("reward", reward_flags(real), real.reward, real.processes)
 
 
 def sample_answers(real: RealModel) -> list[Answers]:
@@ -264,13 +265,23 @@ def supervised_flags(
     return [*as_arguments(flags), *real.common]
 
 
-def actor_flags(real: RealModel, samples_per_prompt: int = 1) -> list[str]:
-    """Step 3 without a critic; all runs start from the same models and see the same instructions."""
+def actor_flags(
+    real: RealModel,
+    samples_per_prompt: int = 1,
+    scores: Sequence[str] = (),
+) -> list[str]:
+    """Step 3 without a critic; all runs start from the same models and see the same instructions.
+
+    Args:
+        real: the pipeline.
+        samples_per_prompt: answers to one instruction in a rollout.
+        scores: flags of what scores the answers; the reward model of step 2 if empty.
+    """
+    scores = scores or ["--reward_model_name_or_path", str(real.reward)]
     scale = real.scale
     flags = {
         "--data_path": real.data / "instructions",
         "--actor_model_name_or_path": real.sft,
-        "--reward_model_name_or_path": real.reward,
         "--metric_function": f"{gold.__file__}:gold_scores",
         "--temperature": TEMPERATURE,
         "--per_device_generation_batch_size": real.processes.share(scale.rollout // samples_per_prompt),
@@ -284,18 +295,18 @@ def actor_flags(real: RealModel, samples_per_prompt: int = 1) -> list[str]:
         "--save_total_limit": 1,
         "--max_prompt_seq_len": MAX_PROMPT,
         "--max_answer_seq_len": scale.max_answer,
-        "--actor_learning_rate": 1e-5,
+        "--actor_learning_rate": 2e-5,
         "--lr_scheduler_type": "constant_with_warmup",
         "--num_warmup_steps": 2,
         "--kl_ctl": 0.05,
         "--missing_eos_penalty": 1,
     }
-    return [*as_arguments(flags), "--normalize_scores", "--whiten_advantages", *real.common]
+    return [*as_arguments(flags), *scores, "--normalize_scores", "--whiten_advantages", *real.common]
 
 
 def critic_flags(start: Path) -> list[str]:
     """The critic of step 3, which starts from a model."""
-    return as_arguments({"--critic_model_name_or_path": start, "--critic_learning_rate": 2e-5})
+    return as_arguments({"--critic_model_name_or_path": start, "--critic_learning_rate": 5e-5})
 
 
 def train_policies(
