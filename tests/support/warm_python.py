@@ -3,8 +3,8 @@
 
 A process takes about ten seconds to import torch, transformers and DeepSpeed. A fork is a process of its own, with its
 own arguments, variables, folder and files; only the imports are shared. A new Python is started for options of the
-interpreter (`-c`, and `-m` of other packages, too), and under other values of variables that libraries read when they
-are imported.
+interpreter other than `-u`, for programs on the command line, for `-m` of other packages, and under other values of
+variables that libraries read when they are imported.
 """
 
 import json
@@ -24,6 +24,8 @@ READ_ON_IMPORT = (
     *("CUDA_", "DS_", "HF_", "HUGGINGFACE_", "LANG", "LC_", "LD_", "MKL_", "MPL", "OMP_", "PYTHON", "TORCH"),
     *("TRANSFORMERS_", "WANDB_"),
 )
+READ_BY_PYTHON = ("PYTHONPATH", "PYTHONUNBUFFERED")  # of these, a fork does what a new Python does
+HAS_GPU = Path("/dev/nvidiactl").exists()
 PROGRAM_OF_CHILDREN = "WARM_PYTHON"  # a variable: the path of the program that `sys.executable` is to name
 LENGTH_BYTES = 4  # of a request, before its JSON
 PROGRAM = """#!{python} -ISB
@@ -37,7 +39,9 @@ def start_new():
     os.execv({python!r}, [{python!r}, *words])
 
 
-if not words or words[0].startswith("-") and words[:2] != ["-m", "dschat"]:
+command = words[1:] if words[:1] == ["-u"] else words
+is_package = command[:1] == ["-m"] and command[1].split(".")[0] in ("dschat", "deepspeed")
+if not command or command[0].startswith("-") and not is_package:
     start_new()
 connection = socket.socket(socket.AF_UNIX)
 for _ in range(1200):
@@ -46,7 +50,7 @@ for _ in range(1200):
         break
     except OSError:  # the server is still importing
         time.sleep(0.1)
-request = json.dumps(dict(words=words, folder=os.getcwd(), variables=dict(os.environ))).encode()
+request = json.dumps(dict(words=command, folder=os.getcwd(), variables=dict(os.environ))).encode()
 socket.send_fds(connection, [len(request).to_bytes({length_bytes}, "big")], [0, 1, 2])
 connection.sendall(request)
 answers = connection.makefile()
@@ -76,7 +80,12 @@ def write_programs(folder: Path, address: str) -> None:
 
 def read_on_import(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables that libraries may have read when they were imported."""
-    return {name: value for name, value in variables.items() if name.startswith(READ_ON_IMPORT)}
+    values = {"DS_ACCELERATOR": "cpu"}  # as `dschat.engine.process_group` sets it without a GPU
+    for name, value in variables.items():
+        is_read = name.startswith(READ_ON_IMPORT) and name not in READ_BY_PYTHON
+        if is_read and (HAS_GPU or not name.startswith("CUDA_")):
+            values[name] = value
+    return values
 
 
 def serve(address: str, variables: dict[str, str]) -> None:
@@ -119,11 +128,12 @@ def _answer(connection: socket.socket, variables: dict[str, str]) -> None:
         os.close(descriptor)
     connection.sendall(f"{process}\n".encode())
     ended = os.pidfd_open(process)
-    readable, _, _ = select.select([connection, ended], [], [])
-    if connection in readable:  # who asked was killed
+    readable, _, _ = select.select([connection.fileno(), ended], [], [])
+    is_killed = connection.fileno() in readable  # the program that asked
+    if is_killed:
         os.kill(process, signal.SIGKILL)
     _, status = os.waitpid(process, 0)
-    if connection not in readable:
+    if not is_killed:
         connection.sendall(f"{status}\n".encode())
     os._exit(0)
 
@@ -141,13 +151,15 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", closefd=False)
+    is_unbuffered = bool(request["variables"].get("PYTHONUNBUFFERED"))
+    sys.stdout = open(1, "w", buffering=1 if is_unbuffered else -1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["variables"])
     vars(multiprocessing.current_process())["_config"]["daemon"] = False  # it may have children
     sys.executable = os.environ.get(PROGRAM_OF_CHILDREN, sys.executable)
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     words = request["words"]
     if words[0] == "-m":
         sys.argv = words[1:]

@@ -457,7 +457,10 @@ def zero3_limits(work: IterationWork) -> dict[str, int]:
     """DeepSpeed's limits on gathered parameters, in the proportion to this model that they have to one of 7B."""
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in make_actor(work).parameters())
-    return {name: max(1, round(limit * parameters / USUAL_PARAMETERS)) for name, limit in ZERO3_LIMITS.items()}
+    limits: dict[str, int] = {}
+    for name, limit in ZERO3_LIMITS.items():
+        limits[name] = max(1, round(limit * parameters / USUAL_PARAMETERS))
+    return limits
 
 
 def profiled(
@@ -511,16 +514,9 @@ def run_tests(files: Sequence[str], folder: Path) -> list[Figures]:
     subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
     suite = ElementTree.parse(results).find("testsuite")
     assert suite is not None
-    row: Figures = {
-        name: float(suite.attrib[name])
-        for name in (
-            "tests",
-            "failures",
-            "errors",
-            "skipped",
-            "time",
-        )
-    }
+    row: Figures = {}
+    for name in ("tests", "failures", "errors", "skipped", "time"):
+        row[name] = float(suite.attrib[name])
     failed = []
     for case in suite:
         if case.find("failure") is not None or case.find("error") is not None:

@@ -94,7 +94,10 @@ def puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Ids of special tokens, including tokens that only the vocabulary marks as special."""
     added_tokens = tokenizer.added_tokens_decoder
-    added_special_ids = {token_id for token_id, token in added_tokens.items() if token.special}
+    added_special_ids = set()
+    for token_id, token in added_tokens.items():
+        if token.special:
+            added_special_ids.add(token_id)
     return set(tokenizer.all_special_ids) | added_special_ids
 
 
@@ -113,7 +116,8 @@ def encode_responses(
         return _encode(tokenizer, texts)
     responses = []
     for chunk in _chunks(texts):
-        responses += [encoding.ids for encoding in bare.encode_batch_fast(chunk, add_special_tokens=False)]
+        for encoding in bare.encode_batch_fast(chunk, add_special_tokens=False):
+            responses.append(encoding.ids)
     return responses
 
 

@@ -274,7 +274,11 @@ def unread_columns(row: Row, keys: ColumnFlags) -> list[str]:
             read_columns.add(keys.prompt_key)
     if row.messages is not None:
         read_columns.update(TEMPLATE_COLUMNS)
-    return [column for column, value in raw.items() if value is not None and column not in read_columns]
+    unread: list[str] = []
+    for column, value in raw.items():
+        if value is not None and column not in read_columns:
+            unread.append(column)
+    return unread
 
 
 def _join_conversation(

@@ -136,7 +136,10 @@ def _note_of_second_thoughts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[
     """A note if responses hold a thought though the generation prompt holds a closed one."""
     count = 0
     for row in rows:
-        replies = [reply for reply in (row.reply("chosen"), row.reply("rejected")) if reply is not None]
+        replies = []
+        for reply in (row.reply("chosen"), row.reply("rejected")):
+            if reply is not None:
+                replies.append(reply)
         num_thoughts = sum(has_thought(reply) for reply in replies)
         if num_thoughts == 0:
             continue

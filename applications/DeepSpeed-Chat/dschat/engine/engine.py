@@ -60,7 +60,10 @@ class FiniteWatch:
         """Hooks into the accumulation of every trained parameter's gradient, before DeepSpeed sums over processes."""
         self.reset()
         # The nodes must be referenced: autograd would create new ones without the hook.
-        self.nodes = {parameter: accumulation_node(parameter) for parameter in parameters if parameter.requires_grad}
+        self.nodes = {}
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self.nodes[parameter] = accumulation_node(parameter)
         for node in self.nodes.values():
             node.register_prehook(self._record_gradients)
 

@@ -215,7 +215,10 @@ def load_resized(engine: Any, folder: Path) -> None:
     saved_adam = saved_state["optimizer_state_dict"]["state"].get(0, {})  # empty before the first update
     states: dict[int, dict[str, Any]] = {}
     for group, weights in enumerate(live_state["fp32_flat_groups"]):
-        moments = {key: torch.zeros_like(weights) for key in saved_adam if key != "step"}
+        moments = {}
+        for key in saved_adam:
+            if key != "step":
+                moments[key] = torch.zeros_like(weights)
         begin = 0
         for parameter in optimizer.fp16_groups[group]:
             name = engine.param_names[parameter]

@@ -270,5 +270,8 @@ def prepare_compiler() -> None:
 
 def reason_of(error: Exception) -> str:
     """The first lines of a compiler's message: which part of it failed, and why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = []
+    for line in str(error).splitlines():
+        if line.strip():
+            lines.append(line.strip())
     return " ".join(lines[:2]) or type(error).__name__

@@ -355,7 +355,11 @@ def merge_adapter(
 def _names_of(model: nn.Module, parameter: nn.Parameter) -> list[str]:
     """All names of a parameter, several if modules share it."""
     named = model.named_parameters(remove_duplicate=False)
-    return [name for name, candidate in named if candidate is parameter]
+    names: list[str] = []
+    for name, candidate in named:
+        if candidate is parameter:
+            names.append(name)
+    return names
 
 
 def _untie(

@@ -109,7 +109,11 @@ def termination_of(**values: Any) -> TerminationFlags:
 
 def changed_flags(group: Any) -> list[str]:
     """The flags of a group whose value is not the default."""
-    return [name for name, flag in flags_of(type(group)).items() if getattr(group, name) != flag.default]
+    changed: list[str] = []
+    for name, declared in flags_of(type(group)).items():
+        if getattr(group, name) != declared.default:
+            changed.append(name)
+    return changed
 
 
 SEVERAL = ("ngram", "parser", "parser_model")  # flags whose every value gets a panel

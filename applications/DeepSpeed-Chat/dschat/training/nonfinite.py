@@ -148,7 +148,10 @@ class NonFinite:
         update: int,
     ) -> None:
         """Looks at means over all ranks. Raises UserError if the run stops at numbers that are not finite."""
-        names = [name for name, number in metrics.items() if not math.isfinite(number)]
+        names = []
+        for name, number in metrics.items():
+            if not math.isfinite(number):
+                names.append(name)
         if names:
             self._stop_or_warn(f"{after(update)}, {', '.join(names)} of the evaluation is not finite.", names)
 

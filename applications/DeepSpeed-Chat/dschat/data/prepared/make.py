@@ -362,10 +362,16 @@ class Filter:
         limits = self._limits
         if limits.unit == "characters":
             prompt_length = len(example.prompt)
-            response_lengths = [len(text) for text in (example.chosen, example.rejected) if text is not None]
+            response_lengths = []
+            for text in (example.chosen, example.rejected):
+                if text is not None:
+                    response_lengths.append(len(text))
         else:
             prompt_length = len(example.prompt_ids)
-            response_lengths = [len(ids) - 1 for ids in (example.chosen_ids, example.rejected_ids) if ids]
+            response_lengths = []
+            for ids in (example.chosen_ids, example.rejected_ids):
+                if ids:
+                    response_lengths.append(len(ids) - 1)
         if limits.remove_same_inputs and (example.prompt, example.chosen) in self._seen:
             return DUPLICATE
         if prompt_length > limits.max_prompt_length:

@@ -129,7 +129,10 @@ def answer_start(response: str, prompt: str = "") -> int | None:
     is_thinking = prompt.rstrip().endswith(THINK_START)
     while True:
         blocks = _blocks(response, start, prompt)
-        ends = [match.start() for match in re.finditer(THINK_END, response) if match.start() >= start]
+        ends = []
+        for match in re.finditer(THINK_END, response):
+            if match.start() >= start:
+                ends.append(match.start())
         outer_ends = [end for end in ends if not _is_in_block(end, blocks)]
         if is_thinking:
             if not ends:
