@@ -374,7 +374,10 @@ def peer_iteration(
     folder: Path,
 ) -> list[Figures]:
     """TRL's usual iteration with our micro-batches, or with the largest smaller ones that its process survives."""
-    missing = [package for package in PEER_PACKAGES if importlib.util.find_spec(package) is None]
+    missing = []
+    for package in PEER_PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            missing.append(package)
     if missing:
         return [{"not_measured": f"not installed: {', '.join(missing)}"}]
     ours_job = next(filter(fits, job_choices(settings, prompts, folder)), None)
@@ -494,7 +497,10 @@ def profile_training(settings: argparse.Namespace, folder: Path) -> list[Figures
         return [{"not_measured": NOTHING_FITS}]
     run_alone(replace(job, random_responses=True, trace=str(trace)), WARMUP_ITERATIONS)
     times = times_of_parts(read_kernels(trace))
-    return [choice_of(job) | {"part": part} | part_times.row() for part, part_times in times.items()]
+    rows: list[Figures] = []
+    for part, part_times in times.items():
+        rows.append(choice_of(job) | {"part": part} | part_times.row())
+    return rows
 
 
 def run_tests(files: Sequence[str], folder: Path) -> list[Figures]:

@@ -122,7 +122,11 @@ def _actions(command: Command) -> list[Action]:
     flags_class = command.flags_class()
     names = flags_of(flags_class)
     actions = FlagParser(flags_class)._actions
-    return [action for action in actions if action.dest in names and action.help != SUPPRESS]
+    shown: list[Action] = []
+    for action in actions:
+        if action.dest in names and action.help != SUPPRESS:
+            shown.append(action)
+    return shown
 
 
 def _spellings(action: Action) -> list[str]:

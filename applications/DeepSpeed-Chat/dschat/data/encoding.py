@@ -279,7 +279,10 @@ def turn_end(
     special = special_ids(tokenizer)
     special_in_text = []
     if text:
-        special_in_text = [token_id for token_id in encode_responses(tokenizer, [text])[0] if token_id in special]
+        special_in_text = []
+        for token_id in encode_responses(tokenizer, [text])[0]:
+            if token_id in special:
+                special_in_text.append(token_id)
     if special_in_text:
         end_id = special_in_text[0]
     token = "" if end_id is None else str(tokenizer.convert_ids_to_tokens(end_id))
@@ -350,7 +353,11 @@ def response_texts(
 def template_variables(row: Row) -> dict[str, Any]:
     """The variables that a row gives to its chat template, without tools and documents."""
     arguments = row.template_arguments.items()
-    return {name: value for name, value in arguments if name not in (TOOLS, DOCUMENTS)}
+    variables: dict[str, Any] = {}
+    for name, value in arguments:
+        if name not in (TOOLS, DOCUMENTS):
+            variables[name] = value
+    return variables
 
 
 def reply_text(
@@ -403,7 +410,10 @@ def has_thought(message: Mapping[str, Any]) -> bool:
 
 def _without_thought(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message without its thought, to follow a generation prompt that holds a closed one."""
-    plain = {name: value for name, value in message.items() if name not in THOUGHTS}
+    plain = {}
+    for name, value in message.items():
+        if name not in THOUGHTS:
+            plain[name] = value
     if "content" in plain:
         plain["content"] = str(plain["content"]).rpartition(THOUGHT_END)[2].lstrip()
     return plain

@@ -390,7 +390,10 @@ def row_tokens(
 def ends_and_special(tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[int, str]:
     """Id → token for tokens that nobody expects inside a response: special tokens, and the one that ends responses."""
     token_ids = special_ids(tokenizer) | {end_id}
-    return {token_id: str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in token_ids}
+    texts: dict[int, str] = {}
+    for token_id in token_ids:
+        texts[token_id] = str(tokenizer.convert_ids_to_tokens(token_id))
+    return texts
 
 
 def special_notes(

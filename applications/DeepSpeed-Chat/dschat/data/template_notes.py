@@ -270,7 +270,11 @@ def unwritten_parts(
             num_probes[part.name] += 1
             if part.is_written(tokenizer):
                 written_names.add(part.name)
-    return {name: count for name, count in counts.items() if name not in written_names}
+    unwritten: dict[str, int] = {}
+    for name, count in counts.items():
+        if name not in written_names:
+            unwritten[name] = count
+    return unwritten
 
 
 @dataclass(frozen=True)
@@ -334,7 +338,11 @@ def _without(
     fields: Mapping[str, Any],
     name: str,
 ) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if key != name}
+    others: dict[str, Any] = {}
+    for key, value in fields.items():
+        if key != name:
+            others[key] = value
+    return others
 
 
 def _parts(row: Row, reads: Sequence[str]) -> Iterator[_Part]:

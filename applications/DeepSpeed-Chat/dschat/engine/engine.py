@@ -251,7 +251,10 @@ class Engine(Generic[M]):
 
     def _clip(self) -> Tensor:
         """Clips the gradients of an engine without ZeRO; returns their norm before."""
-        trained = [parameter for parameter in self._engine.module.parameters() if parameter.grad is not None]
+        trained = []
+        for parameter in self._engine.module.parameters():
+            if parameter.grad is not None:
+                trained.append(parameter)
         norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in trained])
         if self._clipping:
             torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, norm)

@@ -100,7 +100,10 @@ def gathered(engine: Any) -> Iterator[None]:
 def parts(engine: Any) -> dict[str, Tensor]:
     """This rank's part of every trained parameter by name, flat and without padding."""
     wait_for_prefetch(engine)
-    trained = {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
+    trained = {}
+    for name, parameter in engine.module.named_parameters():
+        if parameter.requires_grad:
+            trained[name] = parameter
     return {name: _local_part(parameter) for name, parameter in trained.items()}
 
 

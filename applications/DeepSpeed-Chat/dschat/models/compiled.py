@@ -181,7 +181,10 @@ class CompiledLayer:
         self._merged_step = compiler.compile(layer._call_impl, compiler.merging_backend)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+        caches = []
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Cache):
+                caches.append(value)
         if not caches:
             return self._call(*args, **kwargs)
         # A graph over the whole cache would contain the layer's index and serve that layer alone. In a decoding step

@@ -333,7 +333,10 @@ class Checkpoints:
         return differences(manifest["identity"], self._identity, is_resized)
 
     def _newest_first(self) -> list[Path]:
-        folders = [folder for folder in self._folder.glob("step-*") if folder.name[5:].isdigit()]
+        folders = []
+        for folder in self._folder.glob("step-*"):
+            if folder.name[5:].isdigit():
+                folders.append(folder)
         return sorted(folders, key=_update_of, reverse=True)
 
 

@@ -265,7 +265,9 @@ def _write(
         folder.mkdir(parents=True, exist_ok=True)
         if len(list(folder.glob(f"*-rank-{rank()}.json"))) >= MAX_WRITTEN:
             return False
-        copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        copies = {}
+        for name, tensor in tensors.items():
+            copies[name] = tensor.detach().cpu().clone()
         save_file(copies, folder / f"{stem}.safetensors")
         write_file(folder / f"{stem}.json", json.dumps(record, indent=1))
     except (OSError, SafetensorError) as error:

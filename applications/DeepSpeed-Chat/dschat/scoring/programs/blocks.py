@@ -111,9 +111,15 @@ def find_program(
         return None
     lines = _lines(response, start)
     blocks = _blocks(response, start, prompt)
-    candidates = [block for block in blocks if names_python(block.info) and not block.is_blank]
+    candidates = []
+    for block in blocks:
+        if names_python(block.info) and not block.is_blank:
+            candidates.append(block)
     if not candidates:
-        candidates = [block for block in blocks if not block.info and not block.is_blank]
+        candidates = []
+        for block in blocks:
+            if not block.info and not block.is_blank:
+                candidates.append(block)
     if not candidates:
         return Program(without_margin(lines))
     return Program(without_margin(candidates[0 if which == "first" else -1].lines))

@@ -280,7 +280,10 @@ def run_solutions(
     Returns:
         Outcomes by number of the row.
     """
-    solved = {number: row for number, row in enumerate(rows) if row.chosen is not None}
+    solved = {}
+    for number, row in enumerate(rows):
+        if row.chosen is not None:
+            solved[number] = row
     programs = [program_of(row.chosen or "", which) for row in solved.values()]
     tests = [tests_of(row) for row in solved.values()]
     outcomes = pool.run(programs, tests, [row.origin for row in solved.values()])
