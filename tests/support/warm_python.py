@@ -141,7 +141,10 @@ def _answer(connection: socket.socket, variables: dict[str, str]) -> None:
 def _received(connection: socket.socket, length: int) -> bytes:
     content = b""
     while len(content) < length:
-        content += connection.recv(length - len(content))
+        part = connection.recv(length - len(content))
+        if not part:
+            raise EOFError("the program that asked has ended")
+        content += part
     return content
 
 
