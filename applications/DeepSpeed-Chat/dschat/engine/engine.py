@@ -60,7 +60,7 @@ class FiniteWatch:
         """Hooks into the accumulation of every trained parameter's gradient, before DeepSpeed sums over processes."""
         self.reset()
         # The nodes must be referenced: autograd would create new ones without the hook.
-        self.nodes = {}
+        self.nodes: dict[nn.Parameter, Any] = {}
         for parameter in parameters:
             if parameter.requires_grad:
                 self.nodes[parameter] = accumulation_node(parameter)
