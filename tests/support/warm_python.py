@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -89,7 +90,7 @@ def read_on_import(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(address: str, variables: dict[str, str]) -> None:
-    """Forks for each request, until the process that started this one has ended.
+    """Forks for each request, until the process that started this one has ended; removes the programs then.
 
     Args:
         address: path of the socket.
@@ -111,6 +112,7 @@ def serve(address: str, variables: dict[str, str]) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 return _answer(connection, read_on_import(variables))
             connection.close()
+    shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
 def _answer(connection: socket.socket, variables: dict[str, str]) -> None:
