@@ -277,7 +277,7 @@ def turn_end(
     # The first special token after the content ends the turn.
     end_id = tokenizer.eos_token_id
     special = special_ids(tokenizer)
-    special_in_text = []
+    special_in_text: list[int] = []
     if text:
         special_in_text = []
         for token_id in encode_responses(tokenizer, [text])[0]:
