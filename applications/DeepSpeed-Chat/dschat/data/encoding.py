@@ -279,7 +279,6 @@ def turn_end(
     special = special_ids(tokenizer)
     special_in_text: list[int] = []
     if text:
-        special_in_text = []
         for token_id in encode_responses(tokenizer, [text])[0]:
             if token_id in special:
                 special_in_text.append(token_id)

@@ -298,7 +298,10 @@ class Sharded:
 
     def finalise(self, model: nn.Module) -> None:
         """Partitions the weights that are still whole, with the main process's values."""
-        unpartitioned = [parameter for parameter in model.parameters() if not hasattr(parameter, "ds_id")]
+        unpartitioned = []
+        for parameter in model.parameters():
+            if not hasattr(parameter, "ds_id"):
+                unpartitioned.append(parameter)
         for parameter in unpartitioned:
             parameter.data = parameter.data.to(self._dtype)
         self._zero._convert_to_zero_parameters(unpartitioned)

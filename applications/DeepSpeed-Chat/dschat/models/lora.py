@@ -467,7 +467,10 @@ def load_adapter(
     except ValueError as error:
         raise UserError(f"{flag} {folder}: the adapter does not fit the base {base}: {error}") from error
     weights = {_model_name(name): tensor for name, tensor in saved_weights.items()}
-    parameters = {name: parameter for name, parameter in model.named_parameters() if is_adapter(name)}
+    parameters = {}
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            parameters[name] = parameter
     differing = sorted(weights.keys() ^ parameters.keys())[:3]
     shapes_fit = all(weights[name].shape == parameters[name].shape for name in weights.keys() & parameters.keys())
     if differing or not shapes_fit:
