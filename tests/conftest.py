@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of all tests: one thread unless OMP_NUM_THREADS says more, one tokenizer, the process group of engines."""
 
+import gc
 import json
 import os
 import shutil
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         named = vars(item).get("_nodeid")
         if named and item.nodeid != named:
             item._id = type(item._id).parse(named)
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage leave everything alone that was imported until now: a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

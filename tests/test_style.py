@@ -18,9 +18,9 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 VAGUE_NAMES = set("found place places own one each known kept given told those way ways said".split())
 # measure → the figure of the day
 LIMITS = {
-    "tokens per line": 7.94,
-    "dense lines, percent": 1.0,
-    "comprehensions per 1,000 lines": 28.3,
+    "tokens per line": 7.92,
+    "dense lines, percent": 0.95,
+    "comprehensions per 1,000 lines": 25.0,
     "tuple assignments, percent": 0.15,
     "vague names": 0,
     "docstrings that lean on another": 0,

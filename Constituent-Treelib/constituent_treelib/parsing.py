@@ -177,14 +177,10 @@ def _parse(
         return [f"failed: {type(error).__name__}"] * len(units)
     if len(trees) != len(units):
         return ["wrong number of trees"] * len(units)
-    return [
-        _check_tree(tree, len(unit))
-        for unit, tree in zip(
-            units,
-            trees,
-            strict=True,
-        )
-    ]
+    checked_trees: list[Tree | str] = []
+    for unit, tree in zip(units, trees, strict=True):
+        checked_trees.append(_check_tree(tree, len(unit)))
+    return checked_trees
 
 
 def _check_tree(tree: object, length: int) -> Tree | str:

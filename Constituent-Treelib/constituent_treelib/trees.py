@@ -38,7 +38,11 @@ class Tree:
 
     def leaves(self) -> list[Tree]:
         """The words, from left to right."""
-        return [node for node, count in _nodes(self) if not count]
+        leaves: list[Tree] = []
+        for node, count in _nodes(self):
+            if not count:
+                leaves.append(node)
+        return leaves
 
     def moved(self, offset: int) -> Tree:
         """A copy with every character position shifted by `offset`."""

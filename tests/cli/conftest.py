@@ -61,7 +61,7 @@ def sft_flags(inputs: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def sft(shared: Path, sft_flags: dict[str, Any]) -> Path:
-    """Output of step 1, run as its own process."""
+    """Output of step 1."""
     return _chain(shared, "sft", sft_flags)
 
 
@@ -80,7 +80,7 @@ def reward_flags(inputs: Path, sft: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def reward(shared: Path, reward_flags: dict[str, Any]) -> Path:
-    """Output of step 2, run as its own process."""
+    """Output of step 2."""
     return _chain(shared, "reward", reward_flags)
 
 
@@ -92,7 +92,7 @@ def dpo_flags(reward_flags: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def dpo(shared: Path, dpo_flags: dict[str, Any]) -> Path:
-    """Output of DPO, run as its own process."""
+    """Output of DPO."""
     return _chain(shared, "dpo", dpo_flags)
 
 
@@ -119,7 +119,7 @@ def ppo_flags(prompt_flags: dict[str, Any], sft: Path, reward: Path) -> dict[str
 
 @pytest.fixture(scope="session")
 def ppo(shared: Path, ppo_flags: dict[str, Any]) -> Path:
-    """Output of step 3, run as its own process."""
+    """Output of step 3, run in a new Python."""
     return _chain(shared, "ppo", ppo_flags | {"metric_function": f"{GOLD}:gold_scores"})
 
 
@@ -128,7 +128,10 @@ def _chain(shared: Path, step: str, flags: dict[str, Any]) -> Path:
 
     def build(folder: Path) -> None:
         extra = {"save_models": 2, "eval_interval": 2, "enable_tensorboard": True, "output_dir": folder}
-        result = run_process(step, flags | extra).expect(0)
+        if step == "ppo":
+            result = run_process(step, flags | extra).expect(0)
+        else:
+            result = run_forked(step, flags | extra, shared / f"{step}-printed").expect(0)
         (shared / f"{step}.stderr").write_text(result.stderr, encoding="utf-8")
 
     return built_once(shared, step, build)

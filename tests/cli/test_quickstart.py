@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
-from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command
+from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command, warm_programs
 from dschat.quickstart.inputs import RUNS
 from dschat.scoring.programs.levels import weakness
+from warm_python import PROGRAM_OF_CHILDREN
 
 
 def run_small(script: str, folder: Path, *flags: object, **variables: str) -> Result:
-    """Runs an example of the quickstart."""
+    """Runs an example of the quickstart; without a sandbox, its commands start without the seconds of imports."""
     command = [sys.executable, TRAINING / "quickstart" / script, "--small", "--output_dir", folder, *flags]
+    if script == "main.py":
+        variables[PROGRAM_OF_CHILDREN] = str(warm_programs() / "python")
     result = run_command(command, **variables).expect(0)
     assert "Traceback" not in result.stdout + result.stderr
     return result

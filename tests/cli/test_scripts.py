@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli_runs import STEPS, built_once, environment, files_under, run_command, training_rows
+from cli_runs import STEPS, built_once, environment, files_under, run_command, training_rows, warm_programs
 from dschat.cli import main
 from launches import free_port
 from script_runs import GEMMA, SCRIPTS, VARIABLES, called, false_launcher, recorded, run_recorded
+from warm_python import PROGRAM_OF_CHILDREN
 
 SMALL = {
     "sft": "--data_split 1,0,0 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
@@ -29,9 +30,11 @@ SMALL = {
 
 
 def launcher_variables(tmp_path: Path, **variables: str) -> dict[str, str | None]:
-    """A script's environment with the real launcher."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    """A script's environment with the real launcher; its processes start without the seconds of imports."""
+    programs = warm_programs()
+    path = os.pathsep.join(map(str, (programs, Path(sys.executable).parent, os.environ["PATH"])))
     given = {"PROJ_PATH": str(tmp_path), "NUM_GPUS": "1", "MASTER_PORT": free_port(), "PATH": path}
+    given[PROGRAM_OF_CHILDREN] = str(programs / "python")
     return dict.fromkeys(VARIABLES) | given | variables
 
 

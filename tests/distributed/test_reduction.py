@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dschat.engine import reduction
-from reduction_cases import CASES, LATER, OTHERS, SPOILED
+from reduction_cases import CASES, LARGE_STAGES, LATER, LATER_CASES, OTHERS, SPOILED
 
 pytestmark = pytest.mark.xdist_group("launcher")
 
@@ -39,7 +39,7 @@ def test_a_gradient_that_is_lost_is_named(stage, dtype, fault, two_processes):
     assert "1 of " in said and "--no_self_checks" in said
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", LARGE_STAGES)
 def test_weights_with_more_elements_than_are_sampled(stage, two_processes):
     """16,384 elements, of which one process loses the last tenth: far from the first 4,096."""
     assert said_by(two_processes, f"large-{stage}") is None
@@ -48,8 +48,7 @@ def test_weights_with_more_elements_than_are_sampled(stage, two_processes):
     assert "1 of " in said
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("model", LATER)
+@pytest.mark.parametrize(("model", "stage"), LATER_CASES)
 def test_a_gradient_that_is_zero_in_the_first_update_is_checked_in_the_second(model, stage, two_processes):
     """Of LoRA's A matrices, and of a critic's backbone behind a head of zeros; nothing is changed."""
     for case in ("first", "second", "lost-first"):

@@ -118,16 +118,17 @@ def test_only_the_wanted_op_is_looked_at(monkeypatch):
     assert list(known) == [SHARED_MEMORY_OP]
 
 
-def test_a_group_of_one_compiles_no_test_programs():
+def test_a_group_of_one_compiles_no_test_programs(tmp_path):
     """A process without captured output, as a user's: nothing on either stream."""
-    program = (
+    program = tmp_path / "program.py"
+    program.write_text(
         "import deepspeed.ops.op_builder.builder as b\n"
         "def has_function(*a, **k): print('probed', a)\n"
         "b.OpBuilder.has_function = has_function\n"
         "from dschat.engine.process_group import process_group\n"
         "with process_group(): pass\n"
     )
-    done = run_command([sys.executable, "-c", program], DS_ACCELERATOR="cpu").expect(0)
+    done = run_command([sys.executable, program], DS_ACCELERATOR="cpu").expect(0)
     assert "probed" not in done.stdout and "laio" not in done.stderr
 
 

@@ -22,13 +22,19 @@ def stopped(result, sent):
     assert "Traceback" not in result.stderr and "error:" not in result.stderr.lower()
 
 
-MOMENTS_OF = {"ppo": ("generation", "scoring", "training", "saving", "saving-models"), "sft": ("learning", "saving")}
+STOPPED = [
+    *(("ppo", moment) for moment in ("generation", "scoring", "training", "saving", "saving-models")),
+    *(("sft", moment) for moment in ("learning", "saving")),
+]
+# Both signals are handled by the same function: Ctrl-C at every moment is slow.
+FAST_INTERRUPTS = (("ppo", "training"), ("sft", "saving"))
+CASES = [(signal.SIGTERM, *case) for case in STOPPED]
+for case in STOPPED:
+    slow = () if case in FAST_INTERRUPTS else pytest.mark.slow
+    CASES.append(pytest.param(signal.SIGINT, *case, marks=slow))
 
 
-@pytest.mark.parametrize(
-    ("step", "moment"), [(step, each) for step, moments in MOMENTS_OF.items() for each in moments]
-)
-@pytest.mark.parametrize("sent", STATUS, ids=lambda sent: sent.name)
+@pytest.mark.parametrize(("sent", "step", "moment"), CASES)
 def test_a_run_stops_and_goes_on(sent, step, moment, trial, whole, inputs, monkeypatch):
     run = trial(step)
     with monkeypatch.context() as hurt:

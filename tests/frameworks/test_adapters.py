@@ -4,7 +4,6 @@
 With the frameworks themselves: `make test-frameworks`.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 import macro_actions.frameworks
+from cli_runs import run_command
 from framework_cases import GAMMA, LAM, LENGTHS, PROMPTS, VALUE_FUNCTIONS, Case, make_case, recorded, right
 from macro_actions.conditions import fixed
 from macro_actions.frameworks import MacroActionsConfig, UnsupportedError, openrlhf, require, slime
@@ -235,8 +235,8 @@ def test_openrlhfs_trainer_gets_the_subclass(imported, tmp_path) -> None:
         "from openrlhf.trainer import ppo_trainer\n"
         "print(ppo_trainer.RemoteExperienceMaker.__name__)"
     )
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
+    (tmp_path / "program.py").write_text(code)
+    run = run_command([sys.executable, tmp_path / "program.py"]).expect(0)
     assert run.stdout == "MacroExperienceMaker\n", run.stderr
     assert run.stderr.count("openrlhf: advantages over macro actions: fixed") == 1
 
@@ -264,7 +264,7 @@ def test_bad_settings_are_told(settings, said) -> None:
         MacroActionsConfig(**settings)
 
 
-def test_a_uid_of_letters_cuts_the_same_in_every_process() -> None:
+def test_a_uid_of_letters_cuts_the_same_in_every_process(tmp_path: Path) -> None:
     code = (
         "import torch\nfrom macro_actions.frameworks import MacroActionsConfig\n"
         "from macro_actions.segments import segment\nmask = torch.ones(3, 20)\n"
@@ -274,7 +274,8 @@ def test_a_uid_of_letters_cuts_the_same_in_every_process() -> None:
     )
     names: dict[str, Any] = {}
     exec(code, names)
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "program.py").write_text(code)
+    said = run_command([sys.executable, tmp_path / "program.py"]).expect(0).stdout
     first, second, third = names["lengths"]
     assert said.strip() == str(names["lengths"]) and first != second and third not in (first, second)
 

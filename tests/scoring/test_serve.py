@@ -16,7 +16,7 @@ import pytest
 import torch
 from peft import AutoPeftModelForSequenceClassification
 
-from cli_runs import environment
+from cli_runs import environment, warm_programs
 from closeness import EPS, FORWARD, assert_near, near
 from dialogue_cases import chat_tokenizer
 from dschat.base.errors import UserError
@@ -277,9 +277,10 @@ server.answer()
 
 
 @pytest.mark.parametrize(("grace", "signals"), [(0.3, [signal.SIGTERM]), (50, [signal.SIGTERM] * 2)])
-def test_the_end_comes_though_the_model_is_busy(grace, signals):
+def test_the_end_comes_though_the_model_is_busy(grace, signals, tmp_path):
     """After the time for requests under way, and at once at a second signal."""
-    command = [sys.executable, "-c", STUCK, str(grace)]
+    (tmp_path / "stuck.py").write_text(STUCK)
+    command = [warm_programs() / "python", tmp_path / "stuck.py", str(grace)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
     assert process.stdout is not None
     alarm = threading.Timer(60, process.kill)
@@ -395,7 +396,8 @@ def test_the_module_names_the_command():
 
 
 def test_the_command_serves_and_ends_at_sigterm(folder):
-    command = [sys.executable, "-m", "dschat", "serve", "--model", folder, "--port", "0", "--device", "cpu"]
+    python = warm_programs() / "python"
+    command = [python, "-m", "dschat", "serve", "--model", folder, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
     assert process.stderr is not None
     alarm = threading.Timer(60, process.kill)  # it says nothing

@@ -6,6 +6,7 @@ already, which saves the seconds of starting. Both return a `Result`; `.expect(s
 `training_rows`, `evaluation_rows` and `read_jsonl` read metrics, `message_of` the error message of a refused command.
 """
 
+import atexit
 import fcntl
 import json
 import multiprocessing
@@ -17,9 +18,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import warm_python
 from real_size import check_words, require_real_size
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +50,14 @@ LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
     "dschat.training.build.steps",
     "dschat.cli",
+    "dschat.settings.commands",
+    "dschat.run.hub",
+    "dschat.run.preflight",
+    "dschat.lab.generate",
+    "dschat.lab.report",
+    "dschat.lab.text",
+    "pandas",  # half a second, and pyarrow imports it
+    "pyarrow.compute",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
     "dschat.plan.remedies",
     "dschat.training.evaluation",
@@ -91,11 +102,29 @@ def arguments(flags: dict[str, Any]) -> list[str]:
     return words
 
 
+@cache
+def warm_programs() -> Path:
+    """A folder with `python` and `dschat` that start without the seconds of imports; see `warm_python`."""
+    address = warm_python.new_address()
+    folder = Path(address).parent
+    warm_python.write_programs(folder, address)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    start_fork(FORKS.Process(target=warm_python.serve, args=(address, environment()), daemon=True))
+    return folder
+
+
 def run_command(command: Sequence[Any], cwd: Path | None = None, **changes: str | None) -> Result:
-    """Any command as a process of its own."""
+    """Any command as a process of its own; a Python program starts without the seconds of imports."""
     check_words(command)
+    words = list(map(str, command))
+    if words[0] == sys.executable:
+        words[0] = str(warm_programs() / "python")
+    return _run(words, cwd, changes)
+
+
+def _run(words: list[str], cwd: Path | None, changes: dict[str, str | None]) -> Result:
     done = subprocess.run(
-        list(map(str, command)),
+        words,
         cwd=cwd,
         env=environment(**changes),
         capture_output=True,
@@ -119,8 +148,10 @@ def sft_flags_of(inputs: Path) -> dict[str, Any]:
 
 
 def run_process(step: str, flags: dict[str, Any], **changes: str | None) -> Result:
-    """A main as its users start it: `python main.py ...`."""
-    return run_command([sys.executable, STEPS[step] / "main.py", *arguments(flags)], None, **changes)
+    """A main as its users start it: `python main.py ...`, in a new Python."""
+    words = [sys.executable, str(STEPS[step] / "main.py"), *arguments(flags)]
+    check_words(words)
+    return _run(words, None, changes)
 
 
 def run_forked(

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cli_runs import ROOT, TIMEOUT, Result, environment, result_of, start_forked
+from cli_runs import ROOT, TIMEOUT, Result, environment, result_of, start_forked, warm_programs
 from real_size import check_words
+from warm_python import PROGRAM_OF_CHILDREN
 
 WORKERS = ROOT / "tests" / "distributed" / "workers.py"
 LAUNCHER = Path(sys.executable).parent / "deepspeed"
@@ -44,8 +45,13 @@ def launch_environment(**changes: str | None) -> dict[str, str]:
 
 
 def launch(script: Path, words: Sequence[Any], processes: int = 2, timeout: float = TIMEOUT) -> Result:
-    """Runs a script on several processes to its end; one that hangs is ended and fails the test."""
-    with start(script, words, processes) as process:
+    """Runs a script on several processes to its end; one that hangs is ended and fails the test.
+
+    The launcher and the processes that it starts do without the seconds of imports.
+    """
+    python = str(warm_programs() / "python")
+    command = [python, *launch_command(script, words, processes)]
+    with _start(command, **{PROGRAM_OF_CHILDREN: python}) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -85,10 +91,14 @@ def as_rank(number: int, port: str, first: Callable[[], None] | None = None) -> 
 
 
 def start(script: Path, words: Sequence[Any], processes: int = 2) -> "subprocess.Popen[str]":
-    """Starts a script on several processes; stdout and stderr come together."""
+    """Starts a script on several processes, each a new Python; stdout and stderr come together."""
+    return _start(launch_command(script, words, processes))
+
+
+def _start(command: list[str], **variables: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        launch_command(script, words, processes),
-        env=launch_environment(),
+        command,
+        env=launch_environment(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from cli_runs import STEPS, TIMEOUT, TRAINING, Result, environment, run_command
+from cli_runs import STEPS, TIMEOUT, TRAINING, Result, environment, run_command, warm_programs
 from dschat.cli import COMMANDS
 from dschat.settings.parse import Resolved, resolve
 from dschat.settings.presets import preset_names
@@ -78,8 +78,8 @@ def recorded(tmp_path: Path) -> tuple[list[str], list[str], dict[str, str]]:
 
 
 def bash(command: str, cwd: Path, stdin: str = "", **variables: str) -> Result:
-    """A line as a user types it, with this suite's Python first on the PATH."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    """A line as a user types it, with this suite's programs first on the PATH; see `warm_programs`."""
+    path = os.pathsep.join(map(str, (warm_programs(), Path(sys.executable).parent, os.environ["PATH"])))
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=cwd,

@@ -174,11 +174,12 @@ def test_rows_begin_in_different_columns_and_are_not_long(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
-@pytest.mark.parametrize(("kind", "options"), [("llama", {}), ("gemma2", CAPPED)])
+@pytest.mark.parametrize(("kind", "options"), [("llama", {}), pytest.param("gemma2", CAPPED, marks=pytest.mark.slow)])
 def test_flex_attention_has_the_numbers_of_eager_attention(kind: str, options: Any, make: Any) -> None:
     check(frozen_engine_of(make(kind, attn_implementation="flex_attention", **options)))
 
 
+@pytest.mark.slow
 def test_flex_attention_of_qwen_2() -> None:
     check(frozen_engine_of(with_attention(model_of("qwen2"), "flex_attention")))
 

@@ -145,7 +145,9 @@ def spread_table(runs: pd.DataFrame) -> str:
     names = [*LAST, *MEANS, "seconds"]
     rows = []
     for ahead, seeds in runs.groupby("ahead"):
-        cells = [spread_text(seeds[name].dropna()) if name in seeds else "-" for name in names]
+        cells = []
+        for name in names:
+            cells.append(spread_text(seeds[name].dropna()) if name in seeds else "-")
         rows.append([f"{ahead} ahead", *cells])
     return text_table(["mean ± standard deviation", *names], rows)
 

@@ -374,7 +374,10 @@ def peer_iteration(
     folder: Path,
 ) -> list[Figures]:
     """TRL's usual iteration with our micro-batches, or with the largest smaller ones that its process survives."""
-    missing = [package for package in PEER_PACKAGES if importlib.util.find_spec(package) is None]
+    missing = []
+    for package in PEER_PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            missing.append(package)
     if missing:
         return [{"not_measured": f"not installed: {', '.join(missing)}"}]
     ours_job = next(filter(fits, job_choices(settings, prompts, folder)), None)
@@ -457,7 +460,10 @@ def zero3_limits(work: IterationWork) -> dict[str, int]:
     """DeepSpeed's limits on gathered parameters, in the proportion to this model that they have to one of 7B."""
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in make_actor(work).parameters())
-    return {name: max(1, round(limit * parameters / USUAL_PARAMETERS)) for name, limit in ZERO3_LIMITS.items()}
+    limits: dict[str, int] = {}
+    for name, limit in ZERO3_LIMITS.items():
+        limits[name] = max(1, round(limit * parameters / USUAL_PARAMETERS))
+    return limits
 
 
 def profiled(
@@ -491,7 +497,10 @@ def profile_training(settings: argparse.Namespace, folder: Path) -> list[Figures
         return [{"not_measured": NOTHING_FITS}]
     run_alone(replace(job, random_responses=True, trace=str(trace)), WARMUP_ITERATIONS)
     times = times_of_parts(read_kernels(trace))
-    return [choice_of(job) | {"part": part} | part_times.row() for part, part_times in times.items()]
+    rows: list[Figures] = []
+    for part, part_times in times.items():
+        rows.append(choice_of(job) | {"part": part} | part_times.row())
+    return rows
 
 
 def run_tests(files: Sequence[str], folder: Path) -> list[Figures]:
@@ -511,16 +520,9 @@ def run_tests(files: Sequence[str], folder: Path) -> list[Figures]:
     subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
     suite = ElementTree.parse(results).find("testsuite")
     assert suite is not None
-    row: Figures = {
-        name: float(suite.attrib[name])
-        for name in (
-            "tests",
-            "failures",
-            "errors",
-            "skipped",
-            "time",
-        )
-    }
+    row: Figures = {}
+    for name in ("tests", "failures", "errors", "skipped", "time"):
+        row[name] = float(suite.attrib[name])
     failed = []
     for case in suite:
         if case.find("failure") is not None or case.find("error") is not None:

@@ -107,7 +107,10 @@ def report_of(
     **more: object,
 ) -> dict[str, object]:
     """The object that `report` prints."""
-    used = {name: value for name, value in vars(settings).items() if name not in OUTPUT_SETTINGS}
+    used = {}
+    for name, value in vars(settings).items():
+        if name not in OUTPUT_SETTINGS:
+            used[name] = value
     return {"machine": machine(), "settings": used | more, "figures": figures}
 
 

@@ -328,9 +328,15 @@ def iteration(
     processes = layout.processes
     roles = layout.plan.roles
     actor = roles[0].weights
-    trained = [role.weights for role in roles if role.weights.trained]
+    trained = []
+    for role in roles:
+        if role.weights.trained:
+            trained.append(role.weights)
     # With one update per rollout, trained models score in the passes of the update.
-    scored = [role.weights for role in roles if not role.weights.trained]
+    scored = []
+    for role in roles:
+        if not role.weights.trained:
+            scored.append(role.weights)
     rows = rows_of(processes, work)
     passes = rows // work.micro_batch
     operations = 2.0 * rows * (work.prompt + work.response)  # per weight

@@ -83,7 +83,11 @@ def worker_environment() -> dict[str, str]:
     is no flag of the user's.
     """
     launch_variables = {flag.environment for flag in flags_of(LaunchFlags).values()}
-    return {name: value for name, value in os.environ.items() if name not in launch_variables}
+    variables: dict[str, str] = {}
+    for name, value in os.environ.items():
+        if name not in launch_variables:
+            variables[name] = value
+    return variables
 
 
 def follow_launcher() -> None:

@@ -110,7 +110,11 @@ def _completion_parts() -> dict[str, str]:
 
 def _second_words(first: str) -> list[str]:
     """Second words of the commands that begin with a word."""
-    return [name.split()[1] for name in COMMANDS if name.startswith(f"{first} ")]
+    subcommands: list[str] = []
+    for name in COMMANDS:
+        if name.startswith(f"{first} "):
+            subcommands.append(name.split()[1])
+    return subcommands
 
 
 def _actions(command: Command) -> list[Action]:
@@ -118,7 +122,11 @@ def _actions(command: Command) -> list[Action]:
     flags_class = command.flags_class()
     names = flags_of(flags_class)
     actions = FlagParser(flags_class)._actions
-    return [action for action in actions if action.dest in names and action.help != SUPPRESS]
+    shown: list[Action] = []
+    for action in actions:
+        if action.dest in names and action.help != SUPPRESS:
+            shown.append(action)
+    return shown
 
 
 def _spellings(action: Action) -> list[str]:

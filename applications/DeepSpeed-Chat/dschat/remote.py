@@ -174,7 +174,10 @@ def delivered(variables: Mapping[str, str], hosts: Sequence[str]) -> Iterator[st
     with ThreadPoolExecutor(16) as pool:
         try:
             # Waits for every machine: a file that is written after its removal would stay.
-            failures = [failure for failure in pool.map(partial(_write_on, path, content), hosts) if failure]
+            failures = []
+            for failure in pool.map(partial(_write_on, path, content), hosts):
+                if failure:
+                    failures.append(failure)
             if failures:
                 raise UserError(failures[0])
             yield path

@@ -81,14 +81,9 @@ def programs(
 
     With `segments` (the texts of the macro actions): the share that ends in each of them.
     """
-    results = [
-        right_functions(prompt, response)
-        for prompt, response in zip(
-            prompts,
-            responses,
-            strict=True,
-        )
-    ]
+    results = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        results.append(right_functions(prompt, response))
     if segments is None:
         return [sum(result) / len(NAMES) for result in results]
     by_segment = []

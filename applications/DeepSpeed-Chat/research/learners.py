@@ -303,14 +303,9 @@ def limit_points(answers: Sequence[Sequence[Answer]]) -> list[PolicyPoint]:
         if float((1 / weights.square().sum(1)).mean()) < FEWEST:
             break
         kl = (weights * (weights * gold.shape[1]).clamp(min=1e-300).log()).sum(1)
-        means = [
-            (weights * numbers).sum(1).tolist()
-            for numbers in (
-                gold,
-                scores,
-                tokens,
-            )
-        ]
+        means = []
+        for numbers in (gold, scores, tokens):
+            means.append((weights * numbers).sum(1).tolist())
         limit.append(
             PolicyPoint(
                 gold=means[0],

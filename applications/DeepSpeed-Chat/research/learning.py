@@ -101,7 +101,9 @@ def run_all(
     # A process makes one run, since DeepSpeed's process groups cannot be made twice in one process.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, _prepare_process, max_tasks_per_child=1) as pool:
-        trials_by_future = {pool.submit(run_trial, trial, folder): trial for trial in unfinished}
+        trials_by_future = {}
+        for trial in unfinished:
+            trials_by_future[pool.submit(run_trial, trial, folder)] = trial
         for future in tqdm(as_completed(trials_by_future), "runs", len(unfinished)):
             if future.exception() is not None:
                 pool.shutdown(wait=True, cancel_futures=True)

@@ -122,7 +122,9 @@ def read_curves(output: Path, gold: str) -> pd.DataFrame:
         for line in lines:
             metrics = json.loads(line)
             if gold in metrics:
-                row = {name: metrics.get(metric, math.nan) for name, metric in CURVES.items()}
+                row = {}
+                for name, metric in CURVES.items():
+                    row[name] = metrics.get(metric, math.nan)
                 rows.append(
                     {
                         "update": len(rows) + 1,

@@ -108,14 +108,9 @@ class LearningTask:
 
     def parsed(self, rows: Sequence[Text]) -> list[Row]:
         """Rows as the package reads them from a file."""
-        parsed = [
-            parse_row(
-                dict(row),
-                ColumnFlags(),
-                str(number),
-            )
-            for number, row in enumerate(rows)
-        ]
+        parsed = []
+        for number, row in enumerate(rows):
+            parsed.append(parse_row(dict(row), ColumnFlags(), str(number)))
         return [row for row in parsed if row is not None]
 
 

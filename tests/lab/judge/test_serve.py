@@ -60,6 +60,7 @@ def _wait_for(address, server, log):
     raise AssertionError(log.read_text())
 
 
+@pytest.mark.slow
 def test_noise_is_counted_item_by_item(serving, tmp_path):
     """A random model says nothing that could be read: every item is there, and invalid after one repair."""
     url, model = serving

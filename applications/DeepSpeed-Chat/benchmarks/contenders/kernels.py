@@ -107,9 +107,9 @@ def read_kernels(trace: Path) -> list[Kernel]:
         kernels = [kernel_of(event, launch) for event, launch in operators]
     else:
         unknown = Launch(-1.0, (f"{REST}#0",))
-        kernels = [
-            kernel_of(event, launches.get(event["args"].get("correlation"), unknown)) for event in device_events
-        ]
+        kernels = []
+        for event in device_events:
+            kernels.append(kernel_of(event, launches.get(event["args"].get("correlation"), unknown)))
     return sorted(kernels, key=lambda kernel: kernel.start)
 
 

@@ -75,7 +75,10 @@ def profile_decoding(
     setattr(StaticDecoder, "step", stepping(step, profiler))  # noqa: B010
     profiler.start()
     draw(work.response)
-    kernels = [kernel for kernel in read_kernels(trace) if kernel.part == DECODING_PART]
+    kernels = []
+    for kernel in read_kernels(trace):
+        if kernel.part == DECODING_PART:
+            kernels.append(kernel)
     times = times_of_parts(with_decoding_heads(kernels, DECODING_PART))
     rows: list[Figures] = []
     for part, part_times in times.items():

@@ -124,7 +124,10 @@ def prompt_ids(work: IterationWork) -> list[list[int]]:
     """Random words, as many as `Work.prompt_lengths` says."""
     chance = torch.Generator().manual_seed(0)
     words = (FIRST_WORD, work.size.vocab_size)
-    return [torch.randint(*words, (length,), generator=chance).tolist() for length in work.prompt_lengths()]
+    prompts: list[list[int]] = []
+    for length in work.prompt_lengths():
+        prompts.append(torch.randint(*words, (length,), generator=chance).tolist())
+    return prompts
 
 
 def make_actor(work: IterationWork) -> GemmaForCausalLM:

@@ -197,7 +197,9 @@ def census() -> dict[str, object]:
             parameters += item.parameters()
         elif issubclass(type(item), torch.optim.Optimizer):
             for state in item.state.values():
-                states += [value for value in state.values() if isinstance(value, torch.Tensor)]
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        states.append(value)
     return {
         "models": sorted(names, key=list(ROLES.values()).index),
         "parameters_mb": megabytes(parameters),

@@ -176,7 +176,11 @@ def remove(folder: Path) -> None:
 
 def missing_folders(place: Path) -> list[Path]:
     """A folder and those of its parents that do not exist, the innermost first."""
-    return [folder for folder in (place, *place.parents) if not os.path.exists(folder)]
+    missing: list[Path] = []
+    for folder in (place, *place.parents):
+        if not os.path.exists(folder):
+            missing.append(folder)
+    return missing
 
 
 def remove_empty(folders: Iterable[Path]) -> None:

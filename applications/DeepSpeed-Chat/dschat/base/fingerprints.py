@@ -86,7 +86,10 @@ def template_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     does not count.
     """
     template = json.dumps(tokenizer.chat_template, sort_keys=True)
-    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name in template}
+    special = {}
+    for name, token in tokenizer.special_tokens_map.items():
+        if name in template:
+            special[name] = str(token)
     return content_hash(json.dumps([template, special], sort_keys=True))
 
 

@@ -137,7 +137,10 @@ def _with_role(
             "speaker in the data, or remove the row."
         )
     check_text(text, f"{VALUE!r} of {name}", origin)
-    converted = {field: item for field, item in message.items() if field not in (SPEAKER, VALUE)}
+    converted = {}
+    for field, item in message.items():
+        if field not in (SPEAKER, VALUE):
+            converted[field] = item
     converted["role"] = ROLES[label]
     if label in CALLS:
         converted |= _call_of(str(text), name, origin)

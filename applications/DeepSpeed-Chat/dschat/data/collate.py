@@ -262,7 +262,11 @@ def trained_positions(example: SFTExample, sft_on_prompt: bool) -> list[int]:
         return list(range(1, len(example)))
     prompt_length = len(example.prompt_ids)
     targets = example.targets or [True] * len(example.response_ids)
-    return [prompt_length + position for position, is_target in enumerate(targets) if is_target]
+    positions: list[int] = []
+    for position, is_target in enumerate(targets):
+        if is_target:
+            positions.append(prompt_length + position)
+    return positions
 
 
 def collate_preferences(

@@ -172,14 +172,23 @@ def _encoded(
     origin = "a pair of dialogues"
 
     # Ids of the shared state of turn h, of its two replies, and of the whole first dialogue.
-    states = [state(pair.first, pair.turn) for pair in pairs]
-    first_dialogues = [pair.first[: 2 * pair.turn + 2] for pair in pairs]
-    second_dialogues = [pair.second[: 2 * pair.turn + 2] for pair in pairs]
+    states = []
+    first_parts = []
+    second_parts = []
+    whole_states = []
+    whole_dialogues = []
+    for pair in pairs:
+        after_reply = 2 * pair.turn + 2
+        states.append(state(pair.first, pair.turn))
+        first_parts.append(pair.first[:after_reply])
+        second_parts.append(pair.second[:after_reply])
+        whole_states.append(pair.first[:-1])
+        whole_dialogues.append(pair.first)
     shared_states = encode_states(tokenizer, states, origin)
-    first_replies = encode_replies(tokenizer, first_dialogues, end, origin)
-    second_replies = encode_replies(tokenizer, second_dialogues, end, origin)
-    last_states = encode_states(tokenizer, [pair.first[:-1] for pair in pairs], origin)
-    last_replies = encode_replies(tokenizer, [pair.first for pair in pairs], end, origin)
+    first_replies = encode_replies(tokenizer, first_parts, end, origin)
+    second_replies = encode_replies(tokenizer, second_parts, end, origin)
+    last_states = encode_states(tokenizer, whole_states, origin)
+    last_replies = encode_replies(tokenizer, whole_dialogues, end, origin)
 
     rows = []
     for index, pair in enumerate(pairs):

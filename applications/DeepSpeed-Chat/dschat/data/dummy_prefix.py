@@ -30,7 +30,9 @@ def _make_bare(backend: Tokenizer) -> Tokenizer | None:
     from tokenizers import Tokenizer
 
     state = json.loads(backend.to_str())
-    edited = {part: _without_prefix(state.get(part), key) for part, key in PARTS.items()}
+    edited = {}
+    for part, key in PARTS.items():
+        edited[part] = _without_prefix(state.get(part), key)
     if all(edited[part] == state.get(part) for part in PARTS):
         return None
     bare = Tokenizer.from_str(json.dumps(state | edited | {"truncation": None, "padding": None}))

@@ -94,7 +94,10 @@ def puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Ids of special tokens, including tokens that only the vocabulary marks as special."""
     added_tokens = tokenizer.added_tokens_decoder
-    added_special_ids = {token_id for token_id, token in added_tokens.items() if token.special}
+    added_special_ids = set()
+    for token_id, token in added_tokens.items():
+        if token.special:
+            added_special_ids.add(token_id)
     return set(tokenizer.all_special_ids) | added_special_ids
 
 
@@ -113,7 +116,8 @@ def encode_responses(
         return _encode(tokenizer, texts)
     responses = []
     for chunk in _chunks(texts):
-        responses += [encoding.ids for encoding in bare.encode_batch_fast(chunk, add_special_tokens=False)]
+        for encoding in bare.encode_batch_fast(chunk, add_special_tokens=False):
+            responses.append(encoding.ids)
     return responses
 
 
@@ -273,9 +277,11 @@ def turn_end(
     # The first special token after the content ends the turn.
     end_id = tokenizer.eos_token_id
     special = special_ids(tokenizer)
-    special_in_text = []
+    special_in_text: list[int] = []
     if text:
-        special_in_text = [token_id for token_id in encode_responses(tokenizer, [text])[0] if token_id in special]
+        for token_id in encode_responses(tokenizer, [text])[0]:
+            if token_id in special:
+                special_in_text.append(token_id)
     if special_in_text:
         end_id = special_in_text[0]
     token = "" if end_id is None else str(tokenizer.convert_ids_to_tokens(end_id))
@@ -346,7 +352,11 @@ def response_texts(
 def template_variables(row: Row) -> dict[str, Any]:
     """The variables that a row gives to its chat template, without tools and documents."""
     arguments = row.template_arguments.items()
-    return {name: value for name, value in arguments if name not in (TOOLS, DOCUMENTS)}
+    variables: dict[str, Any] = {}
+    for name, value in arguments:
+        if name not in (TOOLS, DOCUMENTS):
+            variables[name] = value
+    return variables
 
 
 def reply_text(
@@ -399,7 +409,10 @@ def has_thought(message: Mapping[str, Any]) -> bool:
 
 def _without_thought(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message without its thought, to follow a generation prompt that holds a closed one."""
-    plain = {name: value for name, value in message.items() if name not in THOUGHTS}
+    plain = {}
+    for name, value in message.items():
+        if name not in THOUGHTS:
+            plain[name] = value
     if "content" in plain:
         plain["content"] = str(plain["content"]).rpartition(THOUGHT_END)[2].lstrip()
     return plain

@@ -232,7 +232,9 @@ def pair_examples(
         UserError: a row lacks a response, or its margin.
     """
     require_both_responses(rows, "Step 2")
-    margins = [0.0 if margin_key is None else margin_of(row, margin_key) for row in rows]
+    margins = []
+    for row in rows:
+        margins.append(0.0 if margin_key is None else margin_of(row, margin_key))
 
     def make(encoded: EncodedRow, margin: float) -> PairExample | str:
         pair = encoded.fitted(max_seq_len, eos_id)

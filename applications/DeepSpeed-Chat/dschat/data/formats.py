@@ -274,7 +274,11 @@ def unread_columns(row: Row, keys: ColumnFlags) -> list[str]:
             read_columns.add(keys.prompt_key)
     if row.messages is not None:
         read_columns.update(TEMPLATE_COLUMNS)
-    return [column for column, value in raw.items() if value is not None and column not in read_columns]
+    unread: list[str] = []
+    for column, value in raw.items():
+        if value is not None and column not in read_columns:
+            unread.append(column)
+    return unread
 
 
 def _join_conversation(
@@ -305,7 +309,10 @@ def _join_conversation(
     elif prompt is not None and messages[0]["role"] == "assistant":
         messages = [{"role": "user", "content": prompt}, *messages]
     elif prompt is not None:
-        user_messages = [message for message in messages[:-1] if message["role"] == "user"]
+        user_messages = []
+        for message in messages[:-1]:
+            if message["role"] == "user":
+                user_messages.append(message)
         user_texts = [message_text(message).strip() for message in user_messages]
         if prompt.strip() not in user_texts:
             raise UserError(
@@ -418,7 +425,10 @@ def webgpt_row(raw: dict[str, Any], origin: str) -> Row:
         _check(is_number, column, "a number", raw[column], origin)
     answers = [" " + without_citations(raw[column]) for column in ("answer_0", "answer_1")]
     better = 0 if raw["score_0"] >= raw["score_1"] else 1
-    extra = {name: value for name, value in raw.items() if name not in ("tokens_0", "tokens_1")}
+    extra = {}
+    for name, value in raw.items():
+        if name not in ("tokens_0", "tokens_1"):
+            extra[name] = value
     prompt = f" Human: {question['full_text']} Assistant:"
     return Row(prompt, None, answers[better], answers[1 - better], extra, origin)
 

@@ -102,9 +102,10 @@ class ExampleLoader(Generic[E]):
         for source in self._sources:
             hashes = {str(file): file_hash(file) for file in source.files}
             sources.append({"files": hashes, "hub": source.hub})
-        settings = {
-            name: str(value) for name, value in self._make.keywords.items() if name not in ("kind", "tokenizer")
-        }
+        settings = {}
+        for name, value in self._make.keywords.items():
+            if name not in ("kind", "tokenizer"):
+                settings[name] = str(value)
         warnings = None
         if self._validate is not None:
             warnings = [str(value) for value in self._validate.keywords.values()]

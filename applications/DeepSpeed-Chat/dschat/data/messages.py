@@ -287,7 +287,11 @@ def _whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_null_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+    present: dict[str, Any] = {}
+    for name, value in fields.items():
+        if value is not None:
+            present[name] = value
+    return present
 
 
 def message_text(message: Mapping[str, Any]) -> str:

@@ -212,7 +212,10 @@ def _encoded_parts(
             batch_examples.append(examples[0])
         reasons.append(None if examples else next(iter(dropped)))
     parts = iter(_batch_parts(batch_rows, batch_examples, view) if batch_rows else ())
-    return [next(parts) if reason is None else reason for reason in reasons]
+    parts_of_rows: list[list[RowSpan] | str] = []
+    for reason in reasons:
+        parts_of_rows.append(next(parts) if reason is None else reason)
+    return parts_of_rows
 
 
 def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: RowView) -> list[list[RowSpan]]:
@@ -318,7 +321,10 @@ def _response_part(
     else:
         content = ids[:-1]
     special = ends_and_special(view.tokenizer, view.end_id)
-    inside = [special[token_id] for token_id in dict.fromkeys(content) if token_id in special]
+    inside = []
+    for token_id in dict.fromkeys(content):
+        if token_id in special:
+            inside.append(special[token_id])
     if inside:
         note += f", holds {', '.join(inside)} inside"
     text = _decode(view.tokenizer, ids, response=True)
@@ -384,7 +390,10 @@ def row_tokens(
 def ends_and_special(tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[int, str]:
     """Id → token for tokens that nobody expects inside a response: special tokens, and the one that ends responses."""
     token_ids = special_ids(tokenizer) | {end_id}
-    return {token_id: str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in token_ids}
+    texts: dict[int, str] = {}
+    for token_id in token_ids:
+        texts[token_id] = str(tokenizer.convert_ids_to_tokens(token_id))
+    return texts
 
 
 def special_notes(
@@ -427,7 +436,10 @@ def _bos_notes(
 ) -> list[str]:
     notes = []
     name = str(tokenizer.bos_token)
-    doubled = [row.origin for row, row_length in zip(rows, tokens, strict=True) if row_length.twice_bos]
+    doubled = []
+    for row, row_length in zip(rows, tokens, strict=True):
+        if row_length.twice_bos:
+            doubled.append(row.origin)
     if doubled:
         notes.append(
             f"prompts that begin with {name} twice: {len(doubled)} (the first is {doubled[0]}); the chat template "
@@ -435,7 +447,10 @@ def _bos_notes(
         )
     if not puts_bos(tokenizer):
         return notes
-    with_bos = [row.origin for row in rows if row.prompt is not None and row.prompt.startswith(name)]
+    with_bos = []
+    for row in rows:
+        if row.prompt is not None and row.prompt.startswith(name):
+            with_bos.append(row.origin)
     if with_bos:
         notes.append(
             f"prompts whose text begins with {name}: {len(with_bos)} (the first is {with_bos[0]}); the tokenizer's is "

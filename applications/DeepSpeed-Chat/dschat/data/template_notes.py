@@ -136,7 +136,10 @@ def _note_of_second_thoughts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[
     """A note if responses hold a thought though the generation prompt holds a closed one."""
     count = 0
     for row in rows:
-        replies = [reply for reply in (row.reply("chosen"), row.reply("rejected")) if reply is not None]
+        replies = []
+        for reply in (row.reply("chosen"), row.reply("rejected")):
+            if reply is not None:
+                replies.append(reply)
         num_thoughts = sum(has_thought(reply) for reply in replies)
         if num_thoughts == 0:
             continue
@@ -267,7 +270,11 @@ def unwritten_parts(
             num_probes[part.name] += 1
             if part.is_written(tokenizer):
                 written_names.add(part.name)
-    return {name: count for name, count in counts.items() if name not in written_names}
+    unwritten: dict[str, int] = {}
+    for name, count in counts.items():
+        if name not in written_names:
+            unwritten[name] = count
+    return unwritten
 
 
 @dataclass(frozen=True)
@@ -331,7 +338,11 @@ def _without(
     fields: Mapping[str, Any],
     name: str,
 ) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if key != name}
+    others: dict[str, Any] = {}
+    for key, value in fields.items():
+        if key != name:
+            others[key] = value
+    return others
 
 
 def _parts(row: Row, reads: Sequence[str]) -> Iterator[_Part]:

@@ -109,4 +109,8 @@ def _cut_at_turns(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) ->
 def _earlier_turns(row: Row) -> list[int]:
     """Indices of the assistant's messages before the response, without one that begins the conversation."""
     messages = row.messages or []
-    return [index for index in range(1, len(messages)) if messages[index]["role"] == "assistant"]
+    indices: list[int] = []
+    for index in range(1, len(messages)):
+        if messages[index]["role"] == "assistant":
+            indices.append(index)
+    return indices

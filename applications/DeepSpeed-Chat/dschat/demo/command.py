@@ -164,7 +164,10 @@ class TerminalChat:
         if not name:
             self._say("\n".join(checkpoint.name for checkpoint in checkpoints))
             return
-        named = [checkpoint for checkpoint in checkpoints if name in (checkpoint.name, checkpoint.path)]
+        named = []
+        for checkpoint in checkpoints:
+            if name in (checkpoint.name, checkpoint.path):
+                named.append(checkpoint)
         path = (named or find_checkpoints(name))[0].path
         self._say(self._session.load(0, path))
         self._choice, _ = self._session.choice(path)

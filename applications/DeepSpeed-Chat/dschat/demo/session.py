@@ -322,7 +322,10 @@ class Session:
             if not is_ours:
                 yield [ShownAnswer(done=STOPPED) for _ in self._sides]
                 return
-            models = [side.model for side in self._sides if side.model is not None]
+            models = []
+            for side in self._sides:
+                if side.model is not None:
+                    models.append(side.model)
             if len(models) < len(self._sides):
                 raise UserError(NOT_LOADED)
             prompts = [make_prompt(number, model) for number, model in enumerate(models)]

@@ -196,7 +196,10 @@ def cut_at_marker(
     markers: Sequence[str],
 ) -> tuple[str, bool]:
     """The text before the first marker, and whether there is one."""
-    positions = [text.find(marker) for marker in markers if marker in text]
+    positions = []
+    for marker in markers:
+        if marker in text:
+            positions.append(text.find(marker))
     if not positions:
         return text, False
     return text[: min(positions)], True
@@ -338,14 +341,10 @@ class MacroActionCutter:
         macro_actions = segment(self._condition(trajectory, 0).ends, mask)
         texts = token_texts(list(answer_ids), self._model.tokenizer)
         numbers = macro_actions.index[0].tolist()
-        return [
-            MacroToken(text, number)
-            for text, number in zip(
-                texts,
-                numbers,
-                strict=True,
-            )
-        ]
+        tokens: list[MacroToken] = []
+        for text, number in zip(texts, numbers, strict=True):
+            tokens.append(MacroToken(text, number))
+        return tokens
 
     @torch.no_grad()
     def _logprobs(self, rollout: Rollout) -> Tensor:

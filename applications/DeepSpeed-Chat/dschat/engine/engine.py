@@ -60,7 +60,10 @@ class FiniteWatch:
         """Hooks into the accumulation of every trained parameter's gradient, before DeepSpeed sums over processes."""
         self.reset()
         # The nodes must be referenced: autograd would create new ones without the hook.
-        self.nodes = {parameter: accumulation_node(parameter) for parameter in parameters if parameter.requires_grad}
+        self.nodes: dict[nn.Parameter, Any] = {}
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self.nodes[parameter] = accumulation_node(parameter)
         for node in self.nodes.values():
             node.register_prehook(self._record_gradients)
 
@@ -248,7 +251,10 @@ class Engine(Generic[M]):
 
     def _clip(self) -> Tensor:
         """Clips the gradients of an engine without ZeRO; returns their norm before."""
-        trained = [parameter for parameter in self._engine.module.parameters() if parameter.grad is not None]
+        trained = []
+        for parameter in self._engine.module.parameters():
+            if parameter.grad is not None:
+                trained.append(parameter)
         norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in trained])
         if self._clipping:
             torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, norm)

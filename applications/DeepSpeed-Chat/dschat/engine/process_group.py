@@ -180,7 +180,11 @@ def _mapped_files(process: Path) -> set[str]:
         lines = (process / "maps").read_text().splitlines()
     except OSError:  # another user's, or ended
         return set()
-    return {line[line.index("/") :] for line in lines if "/" in line}
+    files: set[str] = set()
+    for line in lines:
+        if "/" in line:
+            files.add(line[line.index("/") :])
+    return files
 
 
 def prepare_op(name: str) -> None:

@@ -66,7 +66,10 @@ def first_update_bytes(engine: Any, adam: torch.optim.Optimizer | None) -> int:
     if engine.zero_use_cpu_optimizer():
         return 0
     stage = engine.zero_optimization_stage()
-    trained = [parameter for parameter in engine.module.parameters() if parameter.requires_grad]
+    trained = []
+    for parameter in engine.module.parameters():
+        if parameter.requires_grad:
+            trained.append(parameter)
     elements = sum(whole_numel(parameter) for parameter in trained)
     local_elements = -(-elements // world_size())
     size = 0

@@ -100,7 +100,10 @@ def gathered(engine: Any) -> Iterator[None]:
 def parts(engine: Any) -> dict[str, Tensor]:
     """This rank's part of every trained parameter by name, flat and without padding."""
     wait_for_prefetch(engine)
-    trained = {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
+    trained = {}
+    for name, parameter in engine.module.named_parameters():
+        if parameter.requires_grad:
+            trained[name] = parameter
     return {name: _local_part(parameter) for name, parameter in trained.items()}
 
 
@@ -215,7 +218,10 @@ def load_resized(engine: Any, folder: Path) -> None:
     saved_adam = saved_state["optimizer_state_dict"]["state"].get(0, {})  # empty before the first update
     states: dict[int, dict[str, Any]] = {}
     for group, weights in enumerate(live_state["fp32_flat_groups"]):
-        moments = {key: torch.zeros_like(weights) for key in saved_adam if key != "step"}
+        moments = {}
+        for key in saved_adam:
+            if key != "step":
+                moments[key] = torch.zeros_like(weights)
         begin = 0
         for parameter in optimizer.fp16_groups[group]:
             name = engine.param_names[parameter]
@@ -292,7 +298,10 @@ class Sharded:
 
     def finalise(self, model: nn.Module) -> None:
         """Partitions the weights that are still whole, with the main process's values."""
-        unpartitioned = [parameter for parameter in model.parameters() if not hasattr(parameter, "ds_id")]
+        unpartitioned = []
+        for parameter in model.parameters():
+            if not hasattr(parameter, "ds_id"):
+                unpartitioned.append(parameter)
         for parameter in unpartitioned:
             parameter.data = parameter.data.to(self._dtype)
         self._zero._convert_to_zero_parameters(unpartitioned)

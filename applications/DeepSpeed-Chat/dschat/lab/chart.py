@@ -69,8 +69,11 @@ class Curve:
             )
             return
         values = [estimate.value for estimate in estimates]
-        below = [0.0 if estimate.low is None else estimate.value - estimate.low for estimate in estimates]
-        above = [0.0 if estimate.high is None else estimate.high - estimate.value for estimate in estimates]
+        below = []
+        above = []
+        for estimate in estimates:
+            below.append(0.0 if estimate.low is None else estimate.value - estimate.low)
+            above.append(0.0 if estimate.high is None else estimate.high - estimate.value)
         look = {
             "markersize": 5,
             "linewidth": 1.8,

@@ -273,21 +273,26 @@ def _lengths(selection: Selection, ref_scores: bool, tokenizer: PreTrainedTokeni
     return lengths
 
 
+def _mean_of(rows: list[dict[str, Any]], column: str, digits: int, factor: float = 1.0) -> str:
+    """The mean of a column ± one standard error."""
+    return mean_estimate([float(row[column]) for row in rows]).text(digits, factor)
+
+
 def _means(entries: list[Entry]) -> str:
     """Means over the rows of the file, each ± one standard error."""
     rows = [entry["row"] for entry in entries]
     if "rejected_reward" in rows[0]:
-        reward = mean_estimate([row["reward"] for row in rows]).text(4)
-        rejected = mean_estimate([row["rejected_reward"] for row in rows]).text(4)
+        reward = _mean_of(rows, "reward", 4)
+        rejected = _mean_of(rows, "rejected_reward", 4)
         wins = [float(row["reward"] > row["rejected_reward"]) for row in rows]
         win_rate = mean_estimate(wins).text(1, 100.0)
         return f"reward {reward}, rejected {rejected}, chosen above rejected {win_rate} %"
-    length = mean_estimate([float(entry["tokens"]) for entry in entries]).text(1)
-    finished = mean_estimate([float(row["finished"]) for row in rows]).text(1, 100.0)
+    length = _mean_of(entries, "tokens", 1)
+    finished = _mean_of(rows, "finished", 1, 100.0)
     summary = f"length {length} tokens, EOS rate {finished} %"
     if "reward" not in rows[0]:
         return f"{summary} (no scores: neither --reward_model nor --reward_function)"
-    reward = mean_estimate([row["reward"] for row in rows]).text(4)
+    reward = _mean_of(rows, "reward", 4)
     return f"reward {reward}, {summary}"
 
 

@@ -132,5 +132,7 @@ def macro_text(tokens: Iterable[MacroToken], colour: bool) -> str:
 
 def _coloured(text: str, background: int) -> str:
     """Text with each line coloured by itself, so that the background does not extend to the edge of the screen."""
-    lines = [f"\x1b[30;48;5;{background}m{line}{RESET}" if line else "" for line in text.split("\n")]
+    lines = []
+    for line in text.split("\n"):
+        lines.append(f"\x1b[30;48;5;{background}m{line}{RESET}" if line else "")
     return "\n".join(lines)

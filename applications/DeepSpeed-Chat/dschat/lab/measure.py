@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
+from dschat.data.rows import Row
 from dschat.models.layout import PassSize, layouts
 from dschat.models.policy import PolicyModel
 from dschat.rollouts.generate import choose_engine
@@ -63,18 +64,21 @@ def measure(
     Returns:
         The answers of each prompt.
     """
-    examples: list[PromptExample] = []
+    prompt_ids: list[list[int]] = []
+    prompt_texts: list[str] = []
+    data_rows: list[Row] = []
     seeds: list[int] = []
     for example in prompts:
         for draw in range(draws):
-            examples.append(example)
+            prompt_ids.append(example.prompt_ids)
+            prompt_texts.append(example.prompt_text)
+            data_rows.append(example.row)
             seeds.append(row_seed(seed, example.index, draw))
     sample = choose_engine("continuous", rows, policy.inner, "measure").sampler_for(policy.inner)
-    rollout = sample([example.prompt_ids for example in examples], sampling, seeds).rollout
+    rollout = sample(prompt_ids, sampling, seeds).rollout
 
     responses = [decode_response(tokenizer, ids) for ids in rollout.response_rows()]
-    prompt_texts = [example.prompt_text for example in examples]
-    texts = ResponseTexts(prompt_texts, responses, [example.row for example in examples])
+    texts = ResponseTexts(prompt_texts, responses, data_rows)
     scores = scores_of(score(rollout, texts)).values.tolist()
     kl = log_ratios(policy, reference, rollout, sampling.temperature or 1.0, rows).tolist()
     lengths = rollout.response_mask.sum(1).tolist()

@@ -94,7 +94,10 @@ def _problem(
     samples = row.get("samples")
     if not isinstance(samples, list) or not all(map(_has_status, samples)):
         raise UserError(f"{origin}: column 'samples' must be a list of objects with a status; correct the row.")
-    statuses = [sample["status"] for sample in samples if sample["status"] != INVALID]
+    statuses = []
+    for sample in samples:
+        if sample["status"] != INVALID:
+            statuses.append(sample["status"])
     return {
         "dataset": text_of({"dataset": ""} | row, "dataset", origin) or dataset,
         "difficulty": text_of(row, "difficulty", origin),

@@ -98,7 +98,10 @@ class SamplingPolicy:
         for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
             text = decode_response(self.tokenizer, ids[:-1] if finished else ids)
             responses.append(SampledResponse(text, len(ids), finished))
-        return [responses[start : start + len(examples)] for start in range(0, len(responses), len(examples))]
+        responses_by_draw: list[list[SampledResponse]] = []
+        for start in range(0, len(responses), len(examples)):
+            responses_by_draw.append(responses[start : start + len(examples)])
+        return responses_by_draw
 
     def at(self, temperature: float) -> "SamplingPolicy":
         """Copy that samples at another temperature from the same model."""

@@ -103,4 +103,8 @@ def _status_shares(entries: list[Entry]) -> dict[str, str]:
     counts: Counter[str] = Counter()
     for entry in entries:
         counts.update(sample["status"] for sample in entry["row"]["samples"])
-    return {status: f"{counts[status] / counts.total():.1%}" for status in reversed(STATUSES) if counts[status]}
+    shares: dict[str, str] = {}
+    for status in reversed(STATUSES):
+        if counts[status]:
+            shares[status] = f"{counts[status] / counts.total():.1%}"
+    return shares

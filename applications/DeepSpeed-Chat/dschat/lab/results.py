@@ -207,7 +207,10 @@ def group_agreements(verdicts: pd.DataFrame, kinds: Kinds) -> list[Row]:
     groups = {"humans": people, "judges": judges}
     if len(raters) not in (len(people), len(judges)):
         groups["all raters"] = raters
-    large = {name: members for name, members in groups.items() if len(members) > 2}
+    large = {}
+    for name, members in groups.items():
+        if len(members) > 2:
+            large[name] = members
     return [group_agreement(name, verdicts[members]) for name, members in large.items()]
 
 
@@ -305,7 +308,9 @@ def majority(verdicts: pd.DataFrame) -> Column:
 
 def _category_counts(verdicts: pd.DataFrame) -> pd.DataFrame:
     """Number of raters by item and verdict, (items, CATEGORIES)."""
-    counts = {category: (verdicts == category).sum(axis=1) for category in CATEGORIES}
+    counts = {}
+    for category in CATEGORIES:
+        counts[category] = (verdicts == category).sum(axis=1)
     return pd.DataFrame(counts)
 
 

@@ -155,7 +155,10 @@ def _metric_name(
     config: Mapping[str, Any],
 ) -> str | None:
     """Name of the metric function, where the evaluations have its mean."""
-    names = {key.removeprefix("eval/") for key in evals.columns if key.startswith("eval/")}
+    names = set()
+    for key in evals.columns:
+        if key.startswith("eval/"):
+            names.add(key.removeprefix("eval/"))
     name = str(config.get("metric_function") or "").rpartition(":")[2]
     # Measurements of scoring have names such as programs/passed, which are no identifiers.
     return name if name.isidentifier() and name in names - EVAL_NAMES else None

@@ -193,7 +193,11 @@ def _source_count(run: RunData) -> int:
 def judges_of(labels: Labels) -> dict[str, str]:
     """Labels of the judges, the metric function and the scores: they say which response is better."""
     others = EVAL_NAMES - {"scores"}
-    return {name: label for name, label in labels.items() if name not in others}
+    remaining: dict[str, str] = {}
+    for name, label in labels.items():
+        if name not in others:
+            remaining[name] = label
+    return remaining
 
 
 def compare_runs(

@@ -64,7 +64,9 @@ def cut_all(options: MacroActionsOptions) -> list[Shown]:
         macro = segment(condition(trajectory, 0).ends, trajectory.response_mask)
         for row, item in enumerate(shown):
             numbers = macro.index[row, : len(rows[row])].tolist()
-            tokens = [MacroToken(text, number) for text, number in zip(pieces[row], numbers, strict=True)]
+            tokens = []
+            for text, number in zip(pieces[row], numbers, strict=True):
+                tokens.append(MacroToken(text, number))
             count = max(numbers, default=-1) + 1
             caption = f"{count} macro actions, {len(numbers) / max(count, 1):.1f} tokens each"
             item.panels.append(MacroPanel(title, tokens, caption))
@@ -73,7 +75,9 @@ def cut_all(options: MacroActionsOptions) -> list[Shown]:
 
 def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
     """Writes the HTML page; raises UserError where it cannot."""
-    examples = [Example(f"Response {number}", item.prompt, item.panels) for number, item in enumerate(shown, start=1)]
+    examples = []
+    for number, item in enumerate(shown, start=1):
+        examples.append(Example(f"Response {number}", item.prompt, item.panels))
     section = Section(examples=examples, numbers=False)
     report = Report("Macro actions", notes=[f"Tokens of {model}"], sections=[section])
     with reporting(f"--html {file}"):
@@ -104,7 +108,10 @@ def _parsers(options: MacroActionsOptions) -> list[dict[str, str | None]]:
             f"--parser_model: give one for each of {len(options.panels.parser)} parsers; - is a parser's default."
         )
     pairs = zip(options.panels.parser, models, strict=True)
-    return [{"parser": name, "parser_model": None if model == "-" else model} for name, model in pairs]
+    changes: list[dict[str, str | None]] = []
+    for name, model in pairs:
+        changes.append({"parser": name, "parser_model": None if model == "-" else model})
+    return changes
 
 
 def _texts(options: MacroActionsOptions) -> list[tuple[str, str]]:

@@ -198,7 +198,9 @@ def _policy_part(
         return selection.of_batch(partial(read_and_answer, policy, texts, options.text.all_tokens, answers))
 
     response_length = options.generation.max_new_tokens if answers else 0
-    lengths = [max(len(texts[prompt.index]), len(prompt) + response_length) for prompt in selection.examples]
+    lengths = []
+    for prompt in selection.examples:
+        lengths.append(max(len(texts[prompt.index]), len(prompt) + response_length))
     return _part(subject, selection.batches(options.generation.batch_size, lengths), prepare)
 
 
@@ -235,7 +237,8 @@ def _part(
 def subjects_of(flags: TextFlags) -> list[Subject]:
     """The models, in the order of the flags, a run's by updates. Raises UserError where two share a name."""
     subjects = [Subject("policy", model_name(path), path, "--model") for path in flags.model]
-    subjects += [Subject("reward", model_name(path), path, "--reward_model") for path in flags.reward_model]
+    for path in flags.reward_model:
+        subjects.append(Subject("reward", model_name(path), path, "--reward_model"))
     if flags.checkpoints:
         subjects += run_models(flags.checkpoints)
     ((name, count),) = Counter(subject.name for subject in subjects).most_common(1)

@@ -181,7 +181,10 @@ class CompiledLayer:
         self._merged_step = compiler.compile(layer._call_impl, compiler.merging_backend)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+        caches = []
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Cache):
+                caches.append(value)
         if not caches:
             return self._call(*args, **kwargs)
         # A graph over the whole cache would contain the layer's index and serve that layer alone. In a decoding step
@@ -270,5 +273,8 @@ def prepare_compiler() -> None:
 
 def reason_of(error: Exception) -> str:
     """The first lines of a compiler's message: which part of it failed, and why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = []
+    for line in str(error).splitlines():
+        if line.strip():
+            lines.append(line.strip())
     return " ".join(lines[:2]) or type(error).__name__

@@ -99,7 +99,10 @@ def enable_gradient_checkpointing(model: Any, every: int = 1) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
     if every == 1:
         return
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = []
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            layers.append(module)
     if not layers:
         raise UserError(
             f"--gradient_checkpointing_every {every}: the layers of a {type(model).__name__} are recomputed all or"

@@ -94,7 +94,10 @@ def lora_config(model: Any) -> LoraConfig | None:
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Computes the base model inside, in forward passes without gradient."""
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    layers = []
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            layers.append(module)
     for layer in layers:
         layer._disable_adapters = True  # enable_adapters() would also flip requires_grad
     try:
@@ -129,7 +132,9 @@ def save_adapter(
         model, state_dict=dict(adapter), adapter_name=NAME, save_embedding_layers=False
     )
     weights |= {name: tensor for name, tensor in adapter.items() if name.startswith("score.")}
-    prefixed = {f"{PREFIX}{name}": tensor.contiguous() for name, tensor in weights.items()}
+    prefixed = {}
+    for name, tensor in weights.items():
+        prefixed[f"{PREFIX}{name}"] = tensor.contiguous()
     save_file(prefixed, folder / WEIGHTS, metadata={"format": "pt"})
     config = copy.copy(lora_config(model))
     assert config is not None  # the caller checked
@@ -327,7 +332,10 @@ def merge_adapter(
         parameter = getattr(module, attribute, None)
         if module is None or not isinstance(parameter, nn.Parameter) or whole_shape(parameter) != tensor.shape:
             raise UserError(f"{misfit} {name} of that size. {remedy}")
-        shared_names = [other for other in _names_of(model, parameter) if other != name]
+        shared_names = []
+        for other in _names_of(model, parameter):
+            if other != name:
+                shared_names.append(other)
         with placement.whole(model, module):
             present = getattr(module, attribute)
             shared_values = [whole_weights.get(other, present).to(tensor) for other in shared_names]
@@ -355,7 +363,11 @@ def merge_adapter(
 def _names_of(model: nn.Module, parameter: nn.Parameter) -> list[str]:
     """All names of a parameter, several if modules share it."""
     named = model.named_parameters(remove_duplicate=False)
-    return [name for name, candidate in named if candidate is parameter]
+    names: list[str] = []
+    for name, candidate in named:
+        if candidate is parameter:
+            names.append(name)
+    return names
 
 
 def _untie(
@@ -455,7 +467,10 @@ def load_adapter(
     except ValueError as error:
         raise UserError(f"{flag} {folder}: the adapter does not fit the base {base}: {error}") from error
     weights = {_model_name(name): tensor for name, tensor in saved_weights.items()}
-    parameters = {name: parameter for name, parameter in model.named_parameters() if is_adapter(name)}
+    parameters = {}
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            parameters[name] = parameter
     differing = sorted(weights.keys() ^ parameters.keys())[:3]
     shapes_fit = all(weights[name].shape == parameters[name].shape for name in weights.keys() & parameters.keys())
     if differing or not shapes_fit:

@@ -138,7 +138,10 @@ def cost_of(model: Any) -> ModelCost | None:
 
     # Attention, and the output head.
     attention = _attention_operations(config)
-    backward_windows = [window for layer, window in enumerate(windows) if _passes_gradients(layer, first_trained)]
+    backward_windows = []
+    for layer, window in enumerate(windows):
+        if _passes_gradients(layer, first_trained):
+            backward_windows.append(window)
     head = _head(model)
     head_forward = 2.0 * head.elements
     head_backward = head_forward * (head.is_trained + (first_trained is not None))
@@ -171,7 +174,10 @@ class _Matrix:
 
 def _matrices(backbone: nn.Module) -> Iterator[_Matrix]:
     """The matrices of a decoder, in its layers and outside, without embeddings and score head."""
-    embeddings = {id(module.weight) for module in backbone.modules() if isinstance(module, nn.Embedding)}
+    embeddings = set()
+    for module in backbone.modules():
+        if isinstance(module, nn.Embedding):
+            embeddings.add(id(module.weight))
     for name, parameter in backbone.named_parameters():
         is_matrix = len(whole_shape(parameter)) >= 2 and not name.endswith("bias")
         if is_matrix and id(parameter) not in embeddings and not name.startswith("score."):
@@ -214,7 +220,10 @@ def _windows(config: PreTrainedConfig) -> list[Window] | None:
     kinds = get_layer_types_and_kwargs(config)[0]
     if not set(kinds) <= ATTENTION_LAYERS:
         return None
-    return [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
+    windows: list[Window] = []
+    for kind in kinds:
+        windows.append(config.sliding_window if kind == "sliding_attention" else None)
+    return windows
 
 
 def _active_share(config: PreTrainedConfig) -> float:

@@ -99,7 +99,10 @@ def as_published(model: Any, weights: Weights) -> Iterator[tuple[str, Tensor]]:
         plain = type(model)(copy.deepcopy(model.config))
     conversions = get_model_conversion_mapping(plain, add_legacy=False)
     plain._weight_conversions = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
-    converters = [entry for entry in plain._weight_conversions if isinstance(entry, WeightConverter)]
+    converters = []
+    for entry in plain._weight_conversions:
+        if isinstance(entry, WeightConverter):
+            converters.append(entry)
     can_convert = all(len(converter.target_patterns) == 1 for converter in converters)
     if not can_convert:
         logger.warning("weights of %s keep the names that they have in transformers", type(plain).__name__)

@@ -114,7 +114,10 @@ def shape_of(model: Model) -> Shape:
     module = model.make()
     config = module.config.get_text_config()
     sizes = [parameter.numel() for parameter in module.parameters()]
-    trained_sizes = [parameter.numel() for parameter in module.parameters() if parameter.requires_grad]
+    trained_sizes = []
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            trained_sizes.append(parameter.numel())
     return Shape(
         parameters=sum(sizes),
         trained=sum(trained_sizes),

@@ -201,7 +201,10 @@ def warn_of_gpu_memory(config: CommonConfig, processes: int, free: int) -> None:
         return
     if plan.fits:
         return
-    flags = [change_as_flags(change) for change, attempt in attempts if attempt.fits]
+    flags = []
+    for change, attempt in attempts:
+        if attempt.fits:
+            flags.append(change_as_flags(change))
     logger.warning(
         "a GPU would hold up to %.1f GB with the longest batch (phase %r), of which %.1f GB are free. What helps: "
         "%s; `dschat plan` shows more.",

@@ -127,7 +127,10 @@ def _is_shown(size: int) -> bool:
 
 def _sizes_in_words(sizes: Mapping[str, int]) -> str:
     """Names and sizes, without those that round to 0."""
-    words = [f"{name} {gigabytes(size)}" for name, size in sizes.items() if _is_shown(size)]
+    words = []
+    for name, size in sizes.items():
+        if _is_shown(size):
+            words.append(f"{name} {gigabytes(size)}")
     return ", ".join(words)
 
 

@@ -256,11 +256,17 @@ def roll_out_pairs(
         second_seeds: of each second dialogue.
     """
     first = roll_out(starts, num_turns, assistant, user, first_seeds)
-    complete = [number for number, dialogue in enumerate(first) if not dialogue.ended]
+    complete = []
+    for number, dialogue in enumerate(first):
+        if not dialogue.ended:
+            complete.append(number)
     second: dict[int, DialogueRollout] = {}
     if complete:
         branches = [state(first[number].messages, branch_turns[number]) for number in complete]
         turns = [num_turns[number] for number in complete]
         seeds = [second_seeds[number] for number in complete]
         second = dict(zip(complete, roll_out(branches, turns, assistant, user, seeds), strict=True))
-    return [SampledPair(branch_turns[number], first[number], second.get(number)) for number in range(len(first))]
+    sampled: list[SampledPair] = []
+    for number in range(len(first)):
+        sampled.append(SampledPair(branch_turns[number], first[number], second.get(number)))
+    return sampled

@@ -99,7 +99,10 @@ class ModelWriter:
         """See `Writer`."""
         dialogues: list[Dialogue] = [[{"role": "user", "content": prompt}] for prompt in prompts]
         replies = self._assistant(dialogues, seeds)
-        return [None if reply is None else reply.text for reply in replies]
+        texts: list[str | None] = []
+        for reply in replies:
+            texts.append(None if reply is None else reply.text)
+        return texts
 
 
 class ServerWriter:

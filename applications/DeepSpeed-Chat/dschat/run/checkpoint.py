@@ -264,7 +264,10 @@ class Checkpoints:
             if problem is None:
                 return folder, manifest
             if requested != LATEST:
-                others = [str(other) for other in self._newest_first() if other.resolve() != folder.resolve()]
+                others = []
+                for other in self._newest_first():
+                    if other.resolve() != folder.resolve():
+                        others.append(str(other))
                 hint = f" Others are {', '.join(others)}." if others else ""
                 raise UserError(f"--resume_from_checkpoint {requested}: {problem}.{hint}")
             if is_main():
@@ -330,7 +333,10 @@ class Checkpoints:
         return differences(manifest["identity"], self._identity, is_resized)
 
     def _newest_first(self) -> list[Path]:
-        folders = [folder for folder in self._folder.glob("step-*") if folder.name[5:].isdigit()]
+        folders = []
+        for folder in self._folder.glob("step-*"):
+            if folder.name[5:].isdigit():
+                folders.append(folder)
         return sorted(folders, key=_update_of, reverse=True)
 
 
@@ -347,7 +353,9 @@ def _load_average(
     is_resized = saved_ranks != world_size()
     with ExitStack() as stack:
         needed_ranks = range(saved_ranks) if is_resized else [rank()]
-        files = [stack.enter_context(safe_open(folder / _average_file(number), "pt")) for number in needed_ranks]
+        files = []
+        for number in needed_ranks:
+            files.append(stack.enter_context(safe_open(folder / _average_file(number), "pt")))
         for name, part in average.items():
             flat = torch.cat([file.get_tensor(name) for file in files])
             part.copy_(own_part(flat) if is_resized else flat)

@@ -61,7 +61,10 @@ def identity_of(
     identity["prompts of a rollout"] = _text(plan.global_rollout)
 
     sources = [[source["train"], source["eval"], source.get("hub")] for source in data["sources"]]
-    revisions = {source["name"]: source["hub"] for source in data["sources"] if source.get("hub")}
+    revisions = {}
+    for source in data["sources"]:
+        if source.get("hub"):
+            revisions[source["name"]] = source["hub"]
     identity[DATA] = content_hash(json.dumps([sorted(data["sha256"].values()), sources]))
     identity[FILES] = json.dumps(data["sha256"] | revisions)
 
@@ -136,8 +139,13 @@ def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Files and hub sets whose content only one of two runs has, in parentheses; empty if there is none."""
     hashes_before = json.loads(before[FILES])
     hashes_now = json.loads(now[FILES])
-    names = [name for name, file_hash in hashes_now.items() if file_hash not in hashes_before.values()]
-    names += [name for name, file_hash in hashes_before.items() if file_hash not in hashes_now.values()]
+    names = []
+    for name, file_hash in hashes_now.items():
+        if file_hash not in hashes_before.values():
+            names.append(name)
+    for name, file_hash in hashes_before.items():
+        if file_hash not in hashes_now.values():
+            names.append(name)
     names = list(dict.fromkeys(names))
     if not names:
         return ""

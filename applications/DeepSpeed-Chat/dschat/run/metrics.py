@@ -331,7 +331,10 @@ def evaluation_line(
         metrics: as in metrics.jsonl.
         before: of the previous evaluation; empty at the first.
     """
-    names = [name for name in metrics if not name.endswith(STANDARD_ERROR) and name != EVALUATION + ROWS]
+    names = []
+    for name in metrics:
+        if not name.endswith(STANDARD_ERROR) and name != EVALUATION + ROWS:
+            names.append(name)
     parts: list[str] = []
     for name in sorted(names, key=_headline_order):
         part = f"{name.removeprefix(EVALUATION).replace('_', ' ')} {_shown(metrics[name])}"

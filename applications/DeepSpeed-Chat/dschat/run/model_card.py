@@ -191,7 +191,10 @@ def _metadata(model: CardModel, sources: Iterable[Mapping[str, object]]) -> str:
     """The YAML header."""
     from huggingface_hub import ModelCardData
 
-    hubs = [source["hub"] for source in sources if isinstance(source.get("hub"), dict)]
+    hubs = []
+    for source in sources:
+        if isinstance(source.get("hub"), dict):
+            hubs.append(source["hub"])
     datasets = [str(hub["id"]) for hub in cast("list[dict[str, object]]", hubs)]
     base = hub_base(model.base)
     data = ModelCardData(

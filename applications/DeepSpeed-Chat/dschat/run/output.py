@@ -263,7 +263,10 @@ class RunOutput:
             board.unlink(missing_ok=True)
 
     def _earlier_files(self) -> list[Path]:
-        paths = [self._output_dir / name for name in RUN_FOLDERS if (self._output_dir / name).is_dir()]
+        paths = []
+        for name in RUN_FOLDERS:
+            if (self._output_dir / name).is_dir():
+                paths.append(self._output_dir / name)
         for pattern in RUN_FILES:
             paths.extend(self._output_dir.glob(pattern))
         return paths

@@ -100,7 +100,9 @@ class ClassifierReader:
         if self._offload:
             self._classifier.to(self._device)
         for rows in self._batches(lengths):
-            inputs = {name: tensor.to(self._device) for name, tensor in inputs_of(rows).items()}
+            inputs = {}
+            for name, tensor in inputs_of(rows).items():
+                inputs[name] = tensor.to(self._device)
             scores[rows] = self._forward(inputs).float().cpu()
         if self._offload:
             self._classifier.to("cpu")

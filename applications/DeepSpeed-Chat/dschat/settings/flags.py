@@ -301,7 +301,10 @@ def default_of(command: type, name: str) -> Any:
 
 def flags_on_resume(command: type, kind: OnResume) -> frozenset[str]:
     """Flags of a command by how a resumed run treats them, see `Flag.on_resume`."""
-    names = [name for name, flag in flags_of(command).items() if flag.on_resume == kind]
+    names = []
+    for name, flag in flags_of(command).items():
+        if flag.on_resume == kind:
+            names.append(name)
     return frozenset(names)
 
 

@@ -109,7 +109,11 @@ def termination_of(**values: Any) -> TerminationFlags:
 
 def changed_flags(group: Any) -> list[str]:
     """The flags of a group whose value is not the default."""
-    return [name for name, flag in flags_of(type(group)).items() if getattr(group, name) != flag.default]
+    changed: list[str] = []
+    for name, declared in flags_of(type(group)).items():
+        if getattr(group, name) != declared.default:
+            changed.append(name)
+    return changed
 
 
 SEVERAL = ("ngram", "parser", "parser_model")  # flags whose every value gets a panel
@@ -152,7 +156,11 @@ def _groups_of_conditions() -> dict[str, type]:
     """Condition → its group of flags, but for groups whose flags `PanelFlags` declares."""
     declared = flags_of(PanelFlags).keys()
     groups = groups_of_conditions()
-    return {name: group for name, group in groups.items() if declared.isdisjoint(flags_of(group))}
+    independent: dict[str, type] = {}
+    for name, group in groups.items():
+        if declared.isdisjoint(flags_of(group)):
+            independent[name] = group
+    return independent
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -180,5 +188,8 @@ class MacroActionsOptions(Config):
         if condition not in CONDITIONS:
             return {}
         values = self.flat()
-        names = [name for name in flags_of(CONDITIONS[condition].flags) if name not in SEVERAL]
+        names = []
+        for name in flags_of(CONDITIONS[condition].flags):
+            if name not in SEVERAL:
+                names.append(name)
         return {name: values[name] for name in names}

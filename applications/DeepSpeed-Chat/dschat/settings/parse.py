@@ -53,7 +53,10 @@ class Resolved(Generic[T]):
 
     def words(self, without: Sequence[str] = ()) -> list[str]:
         """Command line that gives these values without a file, but for some flags."""
-        values = {name: self.values[name] for name in self.origins if name not in without}
+        values = {}
+        for name in self.origins:
+            if name not in without:
+                values[name] = self.values[name]
         return as_words(type(self.config), values)
 
     @property

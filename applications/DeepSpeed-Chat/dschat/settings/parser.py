@@ -144,7 +144,10 @@ class FlagParser(argparse.ArgumentParser):
         if other_trainers:
             remedy = f"; {other_trainers}"
         else:
-            options = [option for option in self._option_string_actions if self.has(option.removeprefix("--"))]
+            options = []
+            for option in self._option_string_actions:
+                if self.has(option.removeprefix("--")):
+                    options.append(option)
             remedy = _nearest(f"--{key}", [*options, "--extends"]).replace("--", "")
         return f"{line}: {key} is no flag of `{self.prog}`{remedy or '; --help lists the flags.'}"
 

@@ -338,7 +338,10 @@ def _warn_of_unread_ends(config: PPOConfig) -> None:
     if config.advantages.needs.macro_actions or config.loss.is_by_macro_action:
         return
     values = config.flat()
-    changed = [f"--{name} {values[name]}" for name in ENDS if _is_changed(config, name)]
+    changed = []
+    for name in ENDS:
+        if _is_changed(config, name):
+            changed.append(f"--{name} {values[name]}")
     if changed:
         logger.warning(
             "%s: with --advantage_estimator %s macro actions change the training with --policy_ratio macro or"

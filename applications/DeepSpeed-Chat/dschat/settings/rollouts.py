@@ -125,7 +125,10 @@ class VllmFlags:
     def check_neighbours(self, world_size: int) -> None:
         """Raises UserError where processes cannot be dealt out to the engines of vLLM."""
         if world_size % self.vllm_tensor_parallel:
-            sizes = [str(size) for size in range(1, world_size + 1) if world_size % size == 0]
+            sizes = []
+            for size in range(1, world_size + 1):
+                if world_size % size == 0:
+                    sizes.append(str(size))
             raise UserError(
                 f"--vllm_tensor_parallel {self.vllm_tensor_parallel} does not divide the number of processes,"
                 f" {world_size}: each engine of vLLM takes that many neighbours. Give one of {', '.join(sizes)}."

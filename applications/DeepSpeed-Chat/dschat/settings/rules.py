@@ -107,7 +107,10 @@ def check_function_path(name: str, value: str) -> None:
         raise UserError(
             f"--{name} {value}: {file_name} does not define {function}; give one of what it does: {defined}."
         )
-    definitions = [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name == function]
+    definitions = []
+    for node in tree.body:
+        if isinstance(node, FUNCTIONS) and node.name == function:
+            definitions.append(node)
     if definitions and isinstance(definitions[-1], ast.AsyncFunctionDef):
         raise UserError(f"--{name} {value}: {function} is an async function; give a plain one (def).")
 

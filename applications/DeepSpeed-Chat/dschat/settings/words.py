@@ -119,7 +119,11 @@ def words_of_several(name: str, texts: Sequence[str]) -> list[str]:
 
 def positional_flags(flags: type) -> list[str]:
     """The flags that are words without dashes."""
-    return [name for name, flag in flags_of(flags).items() if flag.positional]
+    positional: list[str] = []
+    for name, flag in flags_of(flags).items():
+        if flag.positional:
+            positional.append(name)
+    return positional
 
 
 def takes_bare_words(flags: type) -> bool:

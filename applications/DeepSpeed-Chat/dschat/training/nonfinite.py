@@ -148,7 +148,10 @@ class NonFinite:
         update: int,
     ) -> None:
         """Looks at means over all ranks. Raises UserError if the run stops at numbers that are not finite."""
-        names = [name for name, number in metrics.items() if not math.isfinite(number)]
+        names = []
+        for name, number in metrics.items():
+            if not math.isfinite(number):
+                names.append(name)
         if names:
             self._stop_or_warn(f"{after(update)}, {', '.join(names)} of the evaluation is not finite.", names)
 
@@ -262,7 +265,9 @@ def _write(
         folder.mkdir(parents=True, exist_ok=True)
         if len(list(folder.glob(f"*-rank-{rank()}.json"))) >= MAX_WRITTEN:
             return False
-        copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        copies = {}
+        for name, tensor in tensors.items():
+            copies[name] = tensor.detach().cpu().clone()
         save_file(copies, folder / f"{stem}.safetensors")
         write_file(folder / f"{stem}.json", json.dumps(record, indent=1))
     except (OSError, SafetensorError) as error:

@@ -132,7 +132,9 @@ def _open_described(folder: Path) -> PreparedFolder:
     try:
         info = json.loads((folder / INFO).read_text(encoding="utf-8"))
         stage = info["stage"]
-        files = {split: split_files(folder, stage, split, info["format"]) for split in info["kept"]}
+        files = {}
+        for split in info["kept"]:
+            files[split] = split_files(folder, stage, split, info["format"])
         prepared = PreparedFolder(folder, stage, files, info)
         # Keys that are read later.
         info["tokenizer"]["fingerprint"], info["template"]["fingerprint"], info["end_id"], info["mask_prompt"]

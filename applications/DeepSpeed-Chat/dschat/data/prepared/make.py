@@ -90,59 +90,101 @@ def prepare(
     """
     _check_output(path, options, keys)
     share = _read_rows(path, options, keys, tokenizer, end_id)
-    rows = {
-        "train": share.train[: options.prepared.num_samples],
-        "test": share.eval[: options.prepared.num_samples],
-    }
-    warn_of_plain_prompts(rows["train"], tokenizer, keys.apply_chat_template)
+    warn_of_plain_prompts(share.train[: options.prepared.num_samples], tokenizer, keys.apply_chat_template)
+    row_filter = Filter(options.prepared.stage, _limits_of(options))
+    prepared = _prepare_rows(share, options, row_filter, tokenizer, end_id)
+    if not prepared.splits["train"]:
+        reasons = in_words(prepared.dropped["train"]) or "no rows"
+        raise UserError(
+            f"--data_path {path}: no training row is left of {len(prepared.read['train'])} ({reasons}); loosen a "
+            "limit."
+        )
+    info = _describe(path, options, keys, tokenizer, end_id, share, prepared)
+    skipped = row_filter.skipped if options.prepared.save_skipped else None
+    write_folder(Path(options.prepared.output).resolve(), info, prepared.splits, skipped)
+    return info
 
-    # Encode, filter and cut the rows.
-    limits = RowLimits(
-        max_length=options.prepared.max_length,
-        max_prompt_length=options.prepared.max_prompt_length,
-        minimum_response_length=options.prepared.minimum_response_length,
-        unit=options.prepared.length_unit,
-        remove_same_inputs=options.prepared.remove_same_inputs,
-        remove_same_responses=options.prepared.remove_same_responses,
+
+def _limits_of(options: PrepareOptions) -> RowLimits:
+    flags = options.prepared
+    return RowLimits(
+        max_length=flags.max_length,
+        max_prompt_length=flags.max_prompt_length,
+        minimum_response_length=flags.minimum_response_length,
+        unit=flags.length_unit,
+        remove_same_inputs=flags.remove_same_inputs,
+        remove_same_responses=flags.remove_same_responses,
     )
-    row_filter = Filter(options.prepared.stage, limits)
+
+
+@dataclass(frozen=True)
+class _PreparedRows:
+    """Rows of a source by split: as they are read, as they are written, and why the others are left out."""
+
+    read: dict[str, Sequence[Row]]
+    splits: dict[str, list[PreparedExample]]
+    dropped: dict[str, Counter[str]]
+
+
+def _prepare_rows(
+    share: Share[Row],
+    options: PrepareOptions,
+    row_filter: Filter,
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+) -> _PreparedRows:
+    """Encodes, filters and cuts rows; the first of the training rows become the validation split."""
+    num_samples = options.prepared.num_samples
+    rows: dict[str, Sequence[Row]] = {"train": share.train[:num_samples], "test": share.eval[:num_samples]}
     dropped: dict[str, Counter[str]] = {"train": Counter(), "test": Counter()}
     remaining: dict[str, list[PreparedExample]] = {}
     for split, split_rows in rows.items():
         examples = _encode(split_rows, split, options.prepared.stage, tokenizer, end_id, dropped[split])
         remaining[split] = list(row_filter.passing(examples, dropped[split]))
-
-    # The first of the training rows become the validation split.
     num_validation = int(len(remaining["train"]) * options.prepared.validation_percentage)
     splits = {
         "train": remaining["train"][num_validation:],
         "validation": remaining["train"][:num_validation],
         "test": remaining["test"],
     }
-    if not splits["train"]:
-        reasons = in_words(dropped["train"]) or "no rows"
-        raise UserError(
-            f"--data_path {path}: no training row is left of {len(rows['train'])} ({reasons}); loosen a limit."
-        )
+    return _PreparedRows(rows, splits, dropped)
 
+
+def _describe(
+    path: str,
+    options: PrepareOptions,
+    keys: ColumnFlags,
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    share: Share[Row],
+    prepared: _PreparedRows,
+) -> dict[str, Any]:
+    """The content of `prepared.json`."""
     (source,) = share.sources
     flags = options.flat()
     recorded_flags = {name: flags[name] for name in RECORDED_FLAGS}
-    num_conversations = sum(row.messages is not None for row in [*rows["train"], *rows["test"]])
-    info = {
+    file_hashes = {str(file): file_hash(file) for file in share.files}
+    num_conversations = 0
+    num_read: dict[str, int] = {}
+    left_out: dict[str, dict[str, int]] = {}
+    for split, rows in prepared.read.items():
+        num_conversations += sum(row.messages is not None for row in rows)
+        num_read[split] = len(rows)
+        left_out[split] = dict(prepared.dropped[split])
+    return {
         "stage": options.prepared.stage,
         "format": options.prepared.format,
         "mask_prompt": options.prepared.mask_prompt,
         "arguments": {
             "source": path,
             **recorded_flags,
-            "limits": asdict(limits),
+            "limits": asdict(_limits_of(options)),
             "keys": asdict(keys),
         },
         "source": {
             "name": source["name"],
             "hub": source.get("hub"),
-            "sha256": {str(file): file_hash(file) for file in share.files},
+            "sha256": file_hashes,
         },
         "tokenizer": {"name": options.source.tokenizer, "fingerprint": tokenizer_fingerprint(tokenizer)},
         "template": {
@@ -151,15 +193,12 @@ def prepare(
             "date": date_read_by(tokenizer),
         },
         "end_id": end_id,
-        "read": {split: len(split_rows) for split, split_rows in rows.items()},
+        "read": num_read,
         "unusable": source["dropped"],
-        "left_out": {split: dict(counts) for split, counts in dropped.items()},
-        "kept": {split: len(examples) for split, examples in splits.items() if examples},
-        "example_prompt": _example_prompt(path, source["name"], splits["train"][0], tokenizer),
+        "left_out": left_out,
+        "kept": {split: len(examples) for split, examples in prepared.splits.items() if examples},
+        "example_prompt": _example_prompt(path, source["name"], prepared.splits["train"][0], tokenizer),
     }
-    skipped = row_filter.skipped if options.prepared.save_skipped else None
-    write_folder(Path(options.prepared.output).resolve(), info, splits, skipped)
-    return info
 
 
 def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None:
@@ -323,10 +362,16 @@ class Filter:
         limits = self._limits
         if limits.unit == "characters":
             prompt_length = len(example.prompt)
-            response_lengths = [len(text) for text in (example.chosen, example.rejected) if text is not None]
+            response_lengths = []
+            for text in (example.chosen, example.rejected):
+                if text is not None:
+                    response_lengths.append(len(text))
         else:
             prompt_length = len(example.prompt_ids)
-            response_lengths = [len(ids) - 1 for ids in (example.chosen_ids, example.rejected_ids) if ids]
+            response_lengths = []
+            for ids in (example.chosen_ids, example.rejected_ids):
+                if ids:
+                    response_lengths.append(len(ids) - 1)
         if limits.remove_same_inputs and (example.prompt, example.chosen) in self._seen:
             return DUPLICATE
         if prompt_length > limits.max_prompt_length:

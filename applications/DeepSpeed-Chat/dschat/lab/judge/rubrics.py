@@ -203,7 +203,9 @@ def messages_of(
         f"first-{rubric.response_name}": first,
         f"second-{rubric.response_name}": second,
     }
-    blocks = [f"<{name}-{code}>\n{_escaped(text)}\n</{name}-{code}>" for name, text in material.items()]
+    blocks = []
+    for name, text in material.items():
+        blocks.append(f"<{name}-{code}>\n{_escaped(text)}\n</{name}-{code}>")
     blocks.append("That was all the material. Give your verdict as the JSON object described.")
     return [{"role": "system", "content": "\n\n".join(parts)}, {"role": "user", "content": "\n\n".join(blocks)}]
 

@@ -239,7 +239,10 @@ def _combined_aspects(
     """Verdicts on the criteria that the judge mentioned in every order."""
     aspects = {}
     for name in criteria:
-        verdicts = [order["aspects"][name] for order in orders if name in order["aspects"]]
+        verdicts = []
+        for order in orders:
+            if name in order["aspects"]:
+                verdicts.append(order["aspects"][name])
         if verdicts and len(verdicts) == len(orders):
             aspects[name] = combined(verdicts)
     return aspects

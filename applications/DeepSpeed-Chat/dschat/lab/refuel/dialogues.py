@@ -77,7 +77,10 @@ def run_generate(options: GenerateOptions) -> str:
         return of_numbers
 
     def conclude(entries: list[Entry]) -> Concluded:
-        rows = [entry["row"] for entry in entries if entry["row"] is not None]
+        rows = []
+        for entry in entries:
+            if entry["row"] is not None:
+                rows.append(entry["row"])
         reasons = Counter(entry["reason"] for entry in entries if entry["row"] is None)
         if not rows:
             raise UserError(
@@ -122,15 +125,24 @@ class DialogueSampling:
             numbers: of the dialogues, which their seeds are made of.
             openings: the first message of each.
         """
-        turns = [sampled_turns(self.seed, number, self.turns) for number in numbers]
+        turns: list[tuple[int, int]] = []
+        branch_turns: list[int] = []
+        first_seeds: list[int] = []
+        second_seeds: list[int] = []
+        for number in numbers:
+            last, turn = sampled_turns(self.seed, number, self.turns)
+            turns.append((last, turn))
+            branch_turns.append(turn)
+            first_seeds.append(row_seed(self.seed, number))
+            second_seeds.append(row_seed(self.seed + SECOND_SEED, number))
         pairs = roll_out_pairs(
             [[message] for message in openings],
             [self.turns] * len(numbers),
-            [turn for _, turn in turns],
+            branch_turns,
             self.assistant,
             self.user,
-            [row_seed(self.seed, number) for number in numbers],
-            [row_seed(self.seed + SECOND_SEED, number) for number in numbers],
+            first_seeds,
+            second_seeds,
         )
         entries: list[Entry] = []
         for number, (last, turn), pair in zip(numbers, turns, pairs, strict=True):

@@ -174,7 +174,9 @@ def function_scores(
         copies.append([dict(message) for message in dialogue])
     returned = call_function(function, FUNCTION, copies)
     try:
-        numbers = [None if value is None else float(value) for value in returned]
+        numbers = []
+        for value in returned:
+            numbers.append(None if value is None else float(value))
     except (TypeError, ValueError) as error:
         raise UserError(f"{FUNCTION}: the function returned {type(returned).__name__}, no list of numbers.") from error
     if len(numbers) != len(dialogues):
@@ -221,7 +223,9 @@ def run_masks(options: MaskOptions) -> str:
     left_out: Counter[str] = Counter()
     size = dialogue_pairs.CHUNK
     for start in range(0, len(raws), size):
-        pairs = [read_dialogue_pair(raw, origin, scored=True) for origin, raw in raws[start : start + size]]
+        pairs = []
+        for origin, raw in raws[start : start + size]:
+            pairs.append(read_dialogue_pair(raw, origin, scored=True))
         rows, reasons = tokenize_pairs(pairs, tokenizer, end, flags.total_length)
         left_out += reasons
         tables.append(_table(rows))

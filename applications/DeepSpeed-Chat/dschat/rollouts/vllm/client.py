@@ -239,7 +239,9 @@ class BackgroundGeneration:
             timeout=None,
             limits=LIMITS,
         ) as http:
-            servers = [self._generate_on(http, url, requests) for url, requests in requests_by_url.items()]
+            servers = []
+            for url, requests in requests_by_url.items():
+                servers.append(self._generate_on(http, url, requests))
             results = await asyncio.gather(*servers, return_exceptions=True)
         problems = [result for result in results if isinstance(result, BaseException)]
         # A lost server comes last: resuming would not help against the other problems.

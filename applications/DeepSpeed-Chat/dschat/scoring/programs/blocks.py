@@ -111,9 +111,15 @@ def find_program(
         return None
     lines = _lines(response, start)
     blocks = _blocks(response, start, prompt)
-    candidates = [block for block in blocks if names_python(block.info) and not block.is_blank]
+    candidates = []
+    for block in blocks:
+        if names_python(block.info) and not block.is_blank:
+            candidates.append(block)
     if not candidates:
-        candidates = [block for block in blocks if not block.info and not block.is_blank]
+        candidates = []
+        for block in blocks:
+            if not block.info and not block.is_blank:
+                candidates.append(block)
     if not candidates:
         return Program(without_margin(lines))
     return Program(without_margin(candidates[0 if which == "first" else -1].lines))
@@ -129,7 +135,10 @@ def answer_start(response: str, prompt: str = "") -> int | None:
     is_thinking = prompt.rstrip().endswith(THINK_START)
     while True:
         blocks = _blocks(response, start, prompt)
-        ends = [match.start() for match in re.finditer(THINK_END, response) if match.start() >= start]
+        ends = []
+        for match in re.finditer(THINK_END, response):
+            if match.start() >= start:
+                ends.append(match.start())
         outer_ends = [end for end in ends if not _is_in_block(end, blocks)]
         if is_thinking:
             if not ends:

@@ -322,7 +322,10 @@ def _children(process: int) -> list[int]:
 @cache
 def interpreter_folders() -> list[str]:
     """Folders that Python needs: its standard library, and shared libraries, its own and the system's."""
-    folders = [path for path in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib") if os.path.exists(path)]
+    folders = []
+    for path in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"):
+        if os.path.exists(path):
+            folders.append(path)
     python_folders: list[str] = []
     libraries = glob(os.path.join(sys.base_prefix, "lib", "*.so*"))  # of an interpreter with its own libraries
     if libraries:

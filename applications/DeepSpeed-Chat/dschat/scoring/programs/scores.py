@@ -193,7 +193,9 @@ class ProgramScores:
         device = rollout.input_ids.device
         segment_rewards: torch.Tensor | None = None
         if texts.segments is not None:
-            numbers = [self._segment_rewards(outcome, texts, row) for row, outcome in enumerate(outcomes)]
+            numbers = []
+            for row, outcome in enumerate(outcomes):
+                numbers.append(self._segment_rewards(outcome, texts, row))
             # These numbers are rewards even if other sources score prefixes.
             _, segment_rewards = replace(texts.segments, of_prefixes=False).rewards(numbers)
             segment_rewards = segment_rewards.to(device)
@@ -206,7 +208,10 @@ class ProgramScores:
 
     def _report_invalid(self, outcomes: Sequence[ProgramOutcome]) -> None:
         """Warns about programs that could not be run; raises UserError on all ranks if all of a rank's could not."""
-        problems = [outcome.message or "no tests" for outcome in outcomes if outcome.status == "invalid"]
+        problems = []
+        for outcome in outcomes:
+            if outcome.status == "invalid":
+                problems.append(outcome.message or "no tests")
         if problems:
             logger.warning("%d of %d programs could not be run: %s.", len(problems), len(outcomes), problems[0])
         all_failed = len(problems) == len(outcomes)
@@ -246,7 +251,9 @@ def tests_of(row: Row) -> str:
 def _measured(outcomes: Sequence[ProgramOutcome], seconds: float) -> Measured:
     """Metrics: shares of outcomes, tests per second, and seconds."""
     counts = Counter(outcome.status for outcome in outcomes)
-    shares = {f"programs/{status}": (float(counts[status]), float(len(outcomes))) for status in STATUSES}
+    shares = {}
+    for status in STATUSES:
+        shares[f"programs/{status}"] = (float(counts[status]), float(len(outcomes)))
     tests = float(sum(len(outcome.tests) for outcome in outcomes))
     return shares | {"programs/tests_per_second": (tests, seconds), "programs/seconds": (seconds, 1.0)}
 
@@ -273,7 +280,10 @@ def run_solutions(
     Returns:
         Outcomes by number of the row.
     """
-    solved = {number: row for number, row in enumerate(rows) if row.chosen is not None}
+    solved = {}
+    for number, row in enumerate(rows):
+        if row.chosen is not None:
+            solved[number] = row
     programs = [program_of(row.chosen or "", which) for row in solved.values()]
     tests = [tests_of(row) for row in solved.values()]
     outcomes = pool.run(programs, tests, [row.origin for row in solved.values()])

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.data.collate import pad
-from dschat.data.dialogues import DialogueExample
+from dschat.data.dialogues import Dialogue, DialogueExample
 from dschat.data.encoding import turn_end
 from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
 from dschat.models.layout import Layout, Lengths, PassSize, group_by_length, lay_out
@@ -62,7 +62,10 @@ def lengths_of_samplings(pairs: Sequence[SampledPair]) -> list[Lengths]:
     """Lengths of the replies that were sampled together: those of one turn, in the first or the second dialogues."""
     lengths = []
     first_dialogues = [pair.first for pair in pairs]
-    second_dialogues = [pair.second for pair in pairs if pair.second is not None]
+    second_dialogues = []
+    for pair in pairs:
+        if pair.second is not None:
+            second_dialogues.append(pair.second)
     for dialogues in (first_dialogues, second_dialogues):
         replies_by_turn: dict[int, list[AssistantTurn]] = {}
         for dialogue in dialogues:
@@ -98,6 +101,18 @@ def dialogue_sampling(config: RefuelOnlineConfig, tokenizer: PreTrainedTokenizer
         bos_id=tokenizer.bos_token_id,
         temperature=config.sampling.temperature,
     )
+
+
+def _openings(examples: Sequence[DialogueExample]) -> tuple[list[Dialogue], list[int], UserFromData]:
+    """The first messages of dialogues, their numbers of turns, and the user who says what the data say."""
+    starts = []
+    num_turns = []
+    dialogues = []
+    for example in examples:
+        starts.append(example.messages[:1])
+        num_turns.append(example.num_turns)
+        dialogues.append(example.messages)
+    return starts, num_turns, UserFromData(dialogues)
 
 
 class DialogueSampler(PolicySampler):
@@ -139,9 +154,7 @@ class DialogueSampler(PolicySampler):
                     SECOND,
                 )
             )
-        starts = [example.messages[:1] for example in examples]
-        num_turns = [example.num_turns for example in examples]
-        user = UserFromData([example.messages for example in examples])
+        starts, num_turns, user = _openings(examples)
         with self._assistant(self.sampling) as assistant:
             return roll_out_pairs(starts, num_turns, turns, assistant, user, first_seeds, second_seeds)
 
@@ -151,9 +164,7 @@ class DialogueSampler(PolicySampler):
         temperature: float,
     ) -> list[DialogueRollout]:
         """Whole dialogues for an evaluation, with the same seeds every time; at temperature 0 greedy."""
-        starts = [example.messages[:1] for example in examples]
-        num_turns = [example.num_turns for example in examples]
-        user = UserFromData([example.messages for example in examples])
+        starts, num_turns, user = _openings(examples)
         seeds = [row_seed(self.seed, SeedKind.EVALUATION, example.index) for example in examples]
         with self._assistant(replace(self.sampling, temperature=temperature)) as assistant:
             return roll_out(starts, num_turns, assistant, user, seeds)

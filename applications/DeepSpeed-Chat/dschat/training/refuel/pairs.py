@@ -115,7 +115,9 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss and its statistics; see `_regression_inputs` for the three tensors."""
         loss, stats = regression_loss(chosen, rejected, differences, self._eta, count)
-        named = {name: stats[name] for name in ("kl", "agreement", "ratio", "ratio_squared")}
+        named = {}
+        for name in ("kl", "agreement", "ratio", "ratio_squared"):
+            named[name] = stats[name]
         named["kl_chosen"] = chosen.detach().sum() / count
         named["kl_rejected"] = rejected.detach().sum() / count
         return loss, named
