@@ -208,6 +208,7 @@ BEHIND_MESSAGES = "test_prompt_and_response_are_the_templates_text"
 TURNS_LOSS = "test_the_loss_is_the_cross_entropy_over_these_tokens"
 TWO_RANKS = "test_two_processes_make_the_updates_of_one"
 UNIFORM = "test_uniform_numbers_are_the_upper_bits_of_splitmix64"
+WARM_UP = "test_the_actor_stays_to_the_bit_and_moves_afterwards"
 UPDATE = "test_losses_are_means_over_the_rows_of_their_update"
 VALUE = "test_value_loss_of_one_token_by_hand"
 WHITENING = "test_whitening_by_hand"
@@ -868,6 +869,12 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("flag cliprange does not arrive", "_actor_step", "_a.cliprange", "_a.cliprange_value", UPDATE),
     ("flag cliprange_value does not arrive", "_critic_step", "_a.cliprange_value", "_a.cliprange", UPDATE),
     ("flag temperature does not arrive", "_train_micro_batch", "_a.sampling.temperature", "1.0", UPDATE),
+    ("the critic's warm-up is a rollout longer", "PPO.warms_up", "_a * _b < _c", "_a * _b <= _c", WARM_UP),
+    ("the KL coefficient adapts in the critic's warm-up", "PPO.iterate", "not self.warms_up(_a)", "True", WARM_UP),
+    ("the actor's schedule counts the critic's warm-up", "build_ppo_models", "_a.updates - _b", "_a.updates",
+     "test_the_actors_schedule_is_shorter_by_the_critics_warm_up"),
+    ("the critic's warm-up counts the actor's operations", "Throughput.trained", "_a is None or _b in _a", "True",
+     "test_updates_of_the_critic_alone_by_hand"),
     ("an update is one micro-batch", "update.ppo_update", "_a.update_per_rank", "_a.micro_batch", UPDATE),
     ("flag rollout_is_clip does not arrive", "_actor_step", "_a.rollout_is_clip", "None",
      "test_truncated_importance_weights_multiply_the_advantages"),

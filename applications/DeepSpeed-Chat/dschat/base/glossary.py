@@ -53,6 +53,7 @@ COMPLETIONS = "`--advantage_estimator segment_mc`"
 AHEAD = "`--rollouts_ahead`"
 REFILL = "`--refill_rounds`"
 CRITIC = "a critic"
+WARMUP = "`--critic_warmup_updates`, in these updates"
 FP16 = "fp16"
 KL = "a KL penalty"
 GPU = "a GPU, whose peaks are measured at the start (run.json)"
@@ -166,6 +167,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("val/num_eos_tokens", "ppo", "responses", "that ended with an end token, on all processes"),
         ("val/explained_variance", "ppo", "share", "variance of the returns that the critic's values explain",
          "near 0 after the first updates: the critic knows nothing yet; below −1 a warning", CRITIC),
+        ("val/critic_warmup", "ppo", "updates", "of the iteration, which trained the critic alone: there is no"
+         " `loss/policy`, `val/ratio`, `lr/actor` and so on, and the KL coefficient does not change", "", WARMUP),
         ("rollout/logprob_gap", "ppo", "nats per token", "mean difference of the engine's log-probs from the actor's",
          "more than rounding stops the run, unless the rollout was sampled ahead", VLLM),
         ("rollout/logprob_gap_max", "ppo", "nats", "the largest one", "", VLLM),

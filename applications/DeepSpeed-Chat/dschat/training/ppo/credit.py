@@ -53,14 +53,14 @@ class Credit(Protocol):
     def part(
         self,
         layout: Layout,
-        logprobs: Tensor,
+        logprobs: Callable[[], Tensor],
         values: Callable[[], Tensor],
     ) -> PPOBatch:
         """A micro-batch of b rows.
 
         Args:
             layout: the rows.
-            logprobs: shape ``(b, R')``, the actor's, from the update's forward pass.
+            logprobs: gives the actor's log-probs, shape ``(b, R')``, from the update's forward pass.
             values: gives the critic's values, shape ``(b, R')``, from the update's forward pass.
         """
 
@@ -91,7 +91,7 @@ class ComputedCredit:
     def part(
         self,
         layout: Layout,
-        logprobs: Tensor,
+        logprobs: Callable[[], Tensor],
         values: Callable[[], Tensor],
     ) -> PPOBatch:
         return trim(select_rows(self.checked, layout.rows), layout.width)
@@ -135,15 +135,15 @@ class FusedCredit:
     def part(
         self,
         layout: Layout,
-        logprobs: Tensor,
+        logprobs: Callable[[], Tensor],
         values: Callable[[], Tensor],
     ) -> PPOBatch:
-        logprobs = logprobs.detach()
+        detached_logprobs = logprobs().detach()
         detached_values = values().detach()
-        self._logprobs[layout.rows, : layout.width] = logprobs
+        self._logprobs[layout.rows, : layout.width] = detached_logprobs
         self._values[layout.rows, : layout.width] = detached_values
         part = trim(select_rows(self._rows, layout.rows), layout.width)
-        return self._assign(part.scored.with_numbers(logprobs, detached_values), part.macro)
+        return self._assign(part.scored.with_numbers(detached_logprobs, detached_values), part.macro)
 
     def whole(self) -> PPOBatch:
         return self._assign(
