@@ -515,7 +515,9 @@ class PPOConfig(CommonConfig):
         """
         advantages = self.advantages
         one_update = plan.updates_per_rollout == 1
-        row_by_row = advantages.needs.critic and not advantages.needs.group and advantages.normalized_over != "batch"
+        needs = advantages.needs
+        compares_rows = needs.group or needs.gates_critic or advantages.normalized_over == "batch"
+        row_by_row = needs.critic and not compares_rows
         counts_some = advantages.drop_equal_groups or advantages.max_token_probability is not None
         return row_by_row and one_update and not self.termination.reads_policy and not counts_some
 

@@ -39,7 +39,7 @@ from dschat.training.ppo.batch import ExternalStats, ScoredBatch, ScoredRows
 from dschat.training.ppo.collect import Collector, CurrentSampler, RolloutWork, Sampler, ScoringCollector
 from dschat.training.ppo.credit import ComputedCredit, Credit, FusedCredit, assign_credit, with_scores
 from dschat.training.ppo.logprob_gap import check_gap
-from dschat.training.ppo.metrics import external_metrics, normalised_metrics, rollout_metrics
+from dschat.training.ppo.metrics import critic_gate, external_metrics, normalised_metrics, rollout_metrics
 from dschat.training.ppo.models import ActorSampler, MovingAverage, PPOModels, actor_sampling, trained_engines
 from dschat.training.ppo.refill import RefillCollector
 from dschat.training.ppo.score import RolloutScorer
@@ -212,6 +212,8 @@ class PPO(Algorithm):
                 self.config.estimator.lam,
                 self.config.estimator.lam_alpha,
             )
+            if self.config.advantages.needs.gates_critic:
+                metrics |= critic_gate(credit.whole(), self.config.estimator).metrics()
             metrics |= normalised_metrics(self.moments, metrics["objective/scores"])
             if not self.warms_up(iteration):
                 self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_responses)

@@ -19,7 +19,8 @@ from dschat.models.layout import Layout
 from dschat.run.distributed import sum_over_ranks
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.batch import ScoredRows, equal_groups
-from macro_actions.estimators import ESTIMATORS, Estimator, penalised, response_penalty
+from dschat.training.ppo.metrics import critic_gate
+from macro_actions.estimators import ESTIMATORS, Estimator, penalised, response_penalty, with_mean_baseline
 from macro_actions.masked import masked_moments, whiten, whiten_rows
 from macro_actions.rewards import ScoreMoments
 from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
@@ -208,6 +209,10 @@ def assign_credit(
 
     assign = ESTIMATORS[config.advantages.advantage_estimator] if estimator is None else estimator
     batch = assign(normalised, macro, settings)
+    if config.advantages.needs.gates_critic and estimator is None:
+        gate = critic_gate(batch, settings)
+        if not gate.is_open:
+            batch = with_mean_baseline(batch, gate.mean_return, settings)
     counted = tokens_that_count(
         batch, samples, config.advantages.drop_equal_groups, config.advantages.max_token_probability
     )
