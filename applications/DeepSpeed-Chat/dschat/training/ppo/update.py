@@ -150,7 +150,7 @@ def _one_update(
     plan: BatchPlan,
     kl_coef: float,
     means: Means,
-    critic_alone: bool,
+    critic_alone: bool = False,
 ) -> None:
     """One optimiser step of actor and critic on some rows, in micro-batches; statistics are added to the means."""
     device = credit.loss_mask.device
