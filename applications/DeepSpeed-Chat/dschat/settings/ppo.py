@@ -364,7 +364,9 @@ WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Check(_warn_of_unread_ends),
     Rule(
         lambda config: (
-            config.rewards.segment_rewards is not None and "macro_reward" not in config.advantages.needs.reads
+            config.rewards.segment_rewards is not None
+            and not config.advantages.needs.critic
+            and "macro_reward" not in config.advantages.needs.reads
         ),
         "--segment_rewards: --advantage_estimator {advantage_estimator} adds up the rewards of a response. Use gae or"
         " reinforce_pp.",
