@@ -51,9 +51,10 @@ CPU = RealScale(
     micro_batch=32,
     rollout=32,
     max_answer=48,
-    updates=24,
-    eval_interval=8,
-    save_steps=12,
+    updates=20,
+    actor_rate=4e-5,
+    eval_interval=10,
+    save_steps=10,
 )
 GOLD = "gold_scores"
 SHOWN = 20  # held-out instructions whose answers responses.md shows
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="what step 3 trains on: the reward model of step 2, or the gold score itself (then all critics start from"
         " the SFT model, and there is no best of N)",
     )
-    parser.add_argument("--updates", type=int, help="of step 3; 100 on a GPU, 24 on a CPU if not given")
+    parser.add_argument("--updates", type=int, help="of step 3; 100 on a GPU, 20 on a CPU if not given")
     parser.add_argument("--jobs", type=int, default=2, help="runs of step 3 at a time")
     arguments = parser.parse_args(argv)
     scale = FULL if torch.cuda.is_available() else CPU
@@ -151,7 +152,7 @@ def steps_of(
             flags = [*actor_flags(real, GROUP, scores), *group, *run.flags]
         else:
             critic = real.sft if by_program or run.critic == "sft" else real.reward
-            flags = [*actor_flags(real, scores=scores), *critic_flags(critic), *run.flags]
+            flags = [*actor_flags(real, scores=scores), *critic_flags(real, critic), *run.flags]
         steps[name] = (real.folder / run.folder, flags)
     return steps
 

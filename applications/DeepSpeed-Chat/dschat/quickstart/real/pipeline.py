@@ -29,6 +29,7 @@ from dschat.quickstart.subcommands import Processes, as_arguments, run_step, run
 
 TEMPERATURE = 0.8  # of all sampling: at 1, answers of so small a model are half nonsense
 MAX_PROMPT = 128  # tokens
+MIN_ROWS = 20  # demonstrations or comparisons
 DATASET = "instructions"  # name of the sampled data set, in the results folder
 TIME_ON_A_GPU = "a model of 135 million parameters takes some minutes on a GPU"
 TIME_ON_A_CPU = (
@@ -54,6 +55,7 @@ class RealScale:
     rollout: int  # answers of a PPO update
     max_answer: int  # tokens of an answer
     updates: int
+    actor_rate: float  # learning rate; Adam moves a weight by about this much in an update
     eval_interval: int
     save_steps: int
 
@@ -68,6 +70,7 @@ FULL = RealScale(
     rollout=64,
     max_answer=64,
     updates=100,
+    actor_rate=2e-5,
     eval_interval=20,
     save_steps=25,
 )
@@ -81,8 +84,9 @@ SMALL = RealScale(
     rollout=16,
     max_answer=48,
     updates=5,
+    actor_rate=4e-5,
     eval_interval=5,
-    save_steps=5,
+    save_steps=2,
 )
 # Name of a run of step 3 → its folder and flags. The critic starts from the reward model, as published.
 RUNS: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -137,7 +141,7 @@ def run(options: QuickstartOptions) -> str:
     train_first_steps(real)
     steps = {}
     for name, (folder, more) in RUNS.items():
-        steps[name] = (real.folder / folder, [*actor_flags(real), *critic_flags(real.reward), *more])
+        steps[name] = (real.folder / folder, [*actor_flags(real), *critic_flags(real, real.reward), *more])
     train_policies(real, steps, options.jobs)
     runs = {name: output for name, (output, _) in steps.items()}
     summary = build_report(runs, real.folder, title=f"PPO and MA-PPO on {options.model}", notes=[GOLD_NOTE])
@@ -213,7 +217,11 @@ def sample_answers(real: RealModel) -> list[Answers]:
 
 
 def write_data(real: RealModel, samples: Sequence[Answers]) -> None:
-    """Writes demonstrations, comparisons and the instructions of step 3, each as train.jsonl and test.jsonl."""
+    """Writes demonstrations, comparisons and the instructions of step 3, each as train.jsonl and test.jsonl.
+
+    Raises:
+        UserError: there are hardly any demonstrations or comparisons.
+    """
     held_out = [instruction.row() for instruction in held_out_instructions(real.scale.held_out, real.seed)]
     instructions = [instruction.row() for instruction in training_instructions(real.scale.instructions, real.seed)]
     write_rows(real.data / "instructions" / "train.jsonl", instructions)
@@ -223,6 +231,12 @@ def write_data(real: RealModel, samples: Sequence[Answers]) -> None:
         "comparisons": make_comparisons(samples, real.seed),
     }
     for name, rows in sources.items():
+        if len(rows) < MIN_ROWS:
+            count = sum(len(sample.answers) for sample in samples)
+            raise UserError(
+                f"--model {real.model}: its {count} answers give only {len(rows)} {name}, because hardly any ends by "
+                "itself, or their scores are the same. Give a model that was trained to follow instructions."
+            )
         held_out_rows = max(1, len(rows) // 10)
         write_rows(real.data / name / "train.jsonl", rows[held_out_rows:])
         write_rows(real.data / name / "test.jsonl", rows[:held_out_rows])
@@ -295,7 +309,7 @@ def actor_flags(
         "--save_total_limit": 1,
         "--max_prompt_seq_len": MAX_PROMPT,
         "--max_answer_seq_len": scale.max_answer,
-        "--actor_learning_rate": 2e-5,
+        "--actor_learning_rate": scale.actor_rate,
         "--lr_scheduler_type": "constant_with_warmup",
         "--num_warmup_steps": 2,
         "--kl_ctl": 0.05,
@@ -304,9 +318,10 @@ def actor_flags(
     return [*as_arguments(flags), *scores, "--normalize_scores", "--whiten_advantages", *real.common]
 
 
-def critic_flags(start: Path) -> list[str]:
-    """The critic of step 3, which starts from a model."""
-    return as_arguments({"--critic_model_name_or_path": start, "--critic_learning_rate": 5e-5})
+def critic_flags(real: RealModel, start: Path) -> list[str]:
+    """The critic of step 3, which starts from a model; it has more to learn than the actor."""
+    flags = {"--critic_model_name_or_path": start, "--critic_learning_rate": 2 * real.scale.actor_rate}
+    return as_arguments(flags)
 
 
 def train_policies(
