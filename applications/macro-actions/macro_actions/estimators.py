@@ -163,7 +163,8 @@ def rloo_batch(
     response_rewards = _by_group(rewards.sum(1), settings)
     counted = _by_group(mask.any(1), settings)
     advantages = rloo(response_rewards, counted).flatten()
-    return _batch_without_returns(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
+    token_advantages = torch.where(mask, advantages[:, None], 0.0)
+    return _batch_without_returns(trajectory, macro, kl, rewards, token_advantages)
 
 
 def grpo_batch(
@@ -478,7 +479,8 @@ def _group_batch(
     scores = _by_group(_compared_scores(trajectory, settings), settings)
     counted = _by_group(mask.any(1), settings)
     advantages = compare(scores, counted).flatten() + response_penalty(kl, settings.kl_coef)
-    return _batch_without_returns(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
+    token_advantages = torch.where(mask, advantages[:, None], 0.0)
+    return _batch_without_returns(trajectory, macro, kl, rewards, token_advantages)
 
 
 def _by_group(x: Tensor, settings: EstimatorSettings) -> Tensor:

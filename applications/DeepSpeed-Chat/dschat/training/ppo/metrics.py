@@ -108,7 +108,8 @@ def score_length_statistics(scores: Tensor, lengths: Tensor, counted: Tensor) ->
     length = lengths.double()
     score = torch.where(counted, scores, 0.0).double()
     products = [length, score, length**2, score**2, length * score]
-    count, *totals = _sum_over_ranks([counted.sum(), *[product.sum() for product in products]])
+    sums = [product.sum() for product in products]
+    count, *totals = _sum_over_ranks([counted.sum(), *sums])
     mean_length, mean_score, mean_length_squared, mean_score_squared, mean_product = (
         total / count if count else 0.0 for total in totals
     )

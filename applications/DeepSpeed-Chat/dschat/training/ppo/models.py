@@ -235,7 +235,9 @@ class MovingAverage:
         self._engine = engine
         self._decay = decay
         # This process's parts of the average, by name.
-        self.parts = {name: part.float().clone() for name, part in engine.parts().items()}
+        self.parts: dict[str, Tensor] = {}
+        for name, part in engine.parts().items():
+            self.parts[name] = part.float().clone()
 
     def update(self) -> None:
         """Moves the average towards the engine's weights."""

@@ -132,7 +132,8 @@ def _count_update(
     loss_mask = credit.loss_mask[rows]
     macro = select_rows(credit.macro, rows)
     count = loss_count(loss_mean, macro, loss_mask, config.sampling.max_answer_seq_len)
-    totals = sum_over_ranks(torch.stack([num_tokens.float(), count])).clamp(min=1)
+    local_counts = torch.stack([num_tokens.float(), count])
+    totals = sum_over_ranks(local_counts).clamp(min=1)
     tokens, loss = totals.unbind()
     measured = loss
     if loss_mean == "length":  # its denominator is a constant; statistics are means over tokens
