@@ -208,6 +208,11 @@ BEHIND_MESSAGES = "test_prompt_and_response_are_the_templates_text"
 TURNS_LOSS = "test_the_loss_is_the_cross_entropy_over_these_tokens"
 TWO_RANKS = "test_two_processes_make_the_updates_of_one"
 UNIFORM = "test_uniform_numbers_are_the_upper_bits_of_splitmix64"
+SAE = "test_sae_by_hand"
+EVPO = "test_the_mean_baseline_by_hand"
+GATE = "test_a_critic_that_explains_nothing_is_none"
+GATE_OF_RANKS = "test_all_ranks_decide_together"
+WARM_UP = "test_the_actor_stays_to_the_bit_and_moves_afterwards"
 UPDATE = "test_losses_are_means_over_the_rows_of_their_update"
 VALUE = "test_value_loss_of_one_token_by_hand"
 WHITENING = "test_whitening_by_hand"
@@ -353,8 +358,31 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_lambda_of_a_response_by_hand"),
     ("adaptive lambda: below 0", "adaptive_lam", "_a.clamp(min=0)", "_a", "test_the_lambda_of_a_response_by_hand"),
     ("VAPO: the policy's lambda for the critic", "gae_batch", "_a.lam_critic  # 2", "_a.lam", "test_vapo_by_hand"),
-    ("VAPO: lambda of tokens", "gae_batch", "_a.mask.sum(1)", "_a.lengths.sum(1)",
+    ("VAPO: lambda of tokens", "_policy_lam", "_a.mask.sum(1)", "_a.lengths.sum(1)",
      "test_a_lambda_by_length_counts_macro_actions"),
+    ("SAE: the macro action's value as baseline", "sae_batch", "_a - earlier_rewards - values",
+     "_a - earlier_rewards - to_tokens(macro_values, macro)", SAE),
+    ("SAE: earlier rewards count", "sae_batch", "rewards_before - before_macro_action",
+     "torch.zeros_like(rewards_before)", SAE),
+    ("SAE: rewards before the macro action are left out", "sae_batch", "rewards_before - before_macro_action",
+     "rewards_before", "test_sae_is_the_recursion_over_tokens"),
+    ("SAE: the token's own reward is an earlier one", "sae_batch", "_a.cumsum(1) - _a", "_a.cumsum(1)", SAE),
+    ("SAE: the mean value at a segment's beginning", "sae_batch", "pool_values(values, _a, 'first')",
+     "pool_values(values, _a, 'equal')", SAE),
+    ("SAE: the policy's lambda for the critic", "sae_batch", "_a if _b is None else _c", "_a",
+     "test_the_critic_of_sae_has_a_lambda_of_its_own"),
+    ("EVPO: the baseline is added", "with_mean_baseline", "_a - _b", "_a + _b", EVPO),
+    ("EVPO: no discount", "critic_targets", "_a.gamma", "1.0", EVPO),
+    ("EVPO: an advantage off the response", "with_mean_baseline", "torch.where(_a, _b, 0.0)", "_b",
+     "test_rows_without_a_token_have_no_baseline"),
+    ("EVPO: the gate is open at 0", "CriticGate.is_open", "_a > 0", "_a >= 0",
+     "test_returns_that_are_all_the_same_shut_the_gate"),
+    ("EVPO: the gate is never shut", "assign_credit", "not _a.is_open", "False", GATE),
+    ("EVPO: the mean of this rank", "critic_gate", "_sum_over_ranks(_a)", "_a", GATE_OF_RANKS),
+    ("EVPO: GAE's returns are explained", "critic_gate", "critic_targets(_a, _b)",
+     "(_a.trajectory.values, _a.returns)", GATE),
+    ("EVPO: credit by micro-batch", "PPOConfig.credit_is_fused", "_a.group or _b.gates_critic or _c", "_a.group or _c",
+     "test_a_run_logs_the_gate"),
     ("length penalty: of all tokens", "penalise_length", "_a.clamp(0, 1)", "_a.clamp(max=1)",
      "test_the_penalty_of_length_by_hand"),
     ("length penalty: from the end on", "penalise_length", "_a - _b  # 3", "_a",
@@ -868,6 +896,12 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("flag cliprange does not arrive", "_actor_step", "_a.cliprange", "_a.cliprange_value", UPDATE),
     ("flag cliprange_value does not arrive", "_critic_step", "_a.cliprange_value", "_a.cliprange", UPDATE),
     ("flag temperature does not arrive", "_train_micro_batch", "_a.sampling.temperature", "1.0", UPDATE),
+    ("the critic's warm-up is a rollout longer", "PPO.warms_up", "_a * _b < _c", "_a * _b <= _c", WARM_UP),
+    ("the KL coefficient adapts in the critic's warm-up", "PPO.iterate", "not self.warms_up(_a)", "True", WARM_UP),
+    ("the actor's schedule counts the critic's warm-up", "build_ppo_models", "_a.updates - _b", "_a.updates",
+     "test_the_actors_schedule_is_shorter_by_the_critics_warm_up"),
+    ("the critic's warm-up counts the actor's operations", "Throughput.trained", "_a is None or _b in _a", "True",
+     "test_updates_of_the_critic_alone_by_hand"),
     ("an update is one micro-batch", "update.ppo_update", "_a.update_per_rank", "_a.micro_batch", UPDATE),
     ("flag rollout_is_clip does not arrive", "_actor_step", "_a.rollout_is_clip", "None",
      "test_truncated_importance_weights_multiply_the_advantages"),

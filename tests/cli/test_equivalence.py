@@ -34,7 +34,7 @@ def run(step, flags, processes):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
-@pytest.mark.parametrize("estimator", ["rloo", "gae", "grpo", "tempo", "segment_mc", "reinforce_pp"])
+@pytest.mark.parametrize("estimator", ["rloo", "gae", "evpo", "grpo", "tempo", "segment_mc", "reinforce_pp"])
 def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_path):
     """RLOO with 4 responses to a prompt, and PPO with 2: all those of a prompt are on one process.
 
@@ -44,7 +44,9 @@ def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_pa
     """
     rloo = {"advantage_estimator": estimator, "samples_per_prompt": 4, "reward_model_name_or_path": reward}
     rloo |= {name: None for name in ppo_flags if name.startswith("critic")}
-    own = {"samples_per_prompt": 2} if estimator == "gae" else rloo
+    own = rloo
+    if estimator in ("gae", "evpo"):
+        own = {"samples_per_prompt": 2, "advantage_estimator": estimator}
     if estimator == "grpo":
         own |= {"kl_in": "loss", "kl_estimator": "k3", "loss_mean": "response", "drop_equal_groups": True}
     elif estimator == "tempo":

@@ -19,6 +19,8 @@ SOUND = {
         "--termination_condition parsing --parser chunker",
         "--termination_condition parsing --parser_device cuda:1",
         "--no_merge_lora --actor_lora_dim 4",
+        "--segment_rewards each --advantage_estimator sae --critic_warmup_updates 2",
+        "--segment_rewards each --advantage_estimator evpo --value_function first",
         "--offload --actor_zero_stage 3 --critic_zero_stage 1",
     ],
     "sft": [
@@ -52,6 +54,7 @@ def test_sound_combinations_are_silent(step, flags, caplog):
     ("step", "flags", "message"),
     [
         ("ppo", "--macro_reward mean", "--isolate_last_token"),
+        ("ppo", "--advantage_estimator sae --value_function first", "--value_function: of no effect with"),
         ("ppo", "--macro_reward mean --termination_condition ppl --ppl_mode token", "--isolate_last_token"),
         (
             "ppo",

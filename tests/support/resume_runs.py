@@ -237,6 +237,14 @@ RESIZED: dict[str, Callable[..., Any]] = {
     "ppo": partial(
         ppo, setup=Setup(zero_stage=3, options=DECAYED), reward=lengths, ppo_epochs=1, generation_batches=1
     ),
+    "critic-warm-up": partial(
+        ppo,
+        setup=Setup(zero_stage=2, options=DECAYED),
+        reward=lengths,
+        ppo_epochs=1,
+        generation_batches=1,
+        critic_warmup_updates=3,
+    ),
     "refilled": _refilled,
 }
 

@@ -113,6 +113,33 @@ def gae(
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
+def sae(
+    values: Sequence[float], rewards: Sequence[float], lengths: Sequence[int], gamma: float, lam: float
+) -> list[float]:
+    """Segmental advantages of one row by their recursion over tokens: λ and γ act behind the last token of a segment.
+
+    Args:
+        values: of each token.
+        rewards: of each token.
+        lengths: of the segments.
+        gamma: discount of a segment.
+        lam: λ of a segment.
+    """
+    advantages = [0.0] * len(values)
+    position = len(values)
+    following_value, following_advantage = 0.0, 0.0
+    for length in reversed(lengths):
+        discount, decay = gamma, lam  # of the segment's last token
+        for _ in range(length):
+            position -= 1
+            delta = rewards[position] + discount * following_value - values[position]
+            following_advantage = delta + discount * decay * following_advantage
+            following_value = values[position]
+            advantages[position] = following_advantage
+            discount, decay = 1.0, 1.0
+    return advantages
+
+
 def kl_estimate(logprob: float, ref_logprob: float, estimator: str) -> float:
     """One sample of KL(policy, reference)."""
     d = logprob - ref_logprob

@@ -164,6 +164,15 @@ def test_actor_and_critic_have_optimisers_of_their_own(optimisers: list[Optimize
     ]
 
 
+def test_the_actors_schedule_is_shorter_by_the_critics_warm_up(
+    optimisers: list[OptimizerSettings], tmp_path: Any
+) -> None:
+    """A learning-rate warm-up of a tenth: of the actor's 15 updates 2, of the critic's 20 also 2."""
+    config = ppo_config(tmp_path, critic_warmup_updates=5, warmup_ratio=0.1, **SHARED)
+    build_ppo_models(config, RunPlan.of(config, config.plan_batches(1), 20), SimpleNamespace())
+    assert [(settings.total_updates, settings.warmup_updates) for settings in optimisers] == [(15, 2), (20, 2)]
+
+
 @pytest.mark.parametrize(("build", "flags"), [(build_policy, SFTConfig), (build_reward_model, RewardConfig)])
 def test_steps_1_and_2(build: Any, flags: Any, optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
     """A warm-up of 15 % of 10 updates is 2 updates."""

@@ -48,6 +48,12 @@ RUNS = {
     "segment_mc": partial(ppo, **(RLOO | COMPLETIONS)),
     "refilled": partial(ppo, **REFILL),
     "segment_mc, refilled": partial(ppo, **(REFILL | COMPLETIONS | {"reward": partial(often_equal, score=lengths)})),
+    "evpo": partial(ppo, advantage_estimator="evpo", normalize_scores=True),
+    "sae": partial(ppo, advantage_estimator="sae", termination_condition="surprise", lam=0.9),
+    "critic warm-up": partial(ppo, critic_warmup_updates=8, setup=Setup(zero_stage=2)),
+    "critic warm-up, fused": partial(
+        ppo, critic_warmup_updates=4, setup=Setup(zero_stage=3), ppo_epochs=1, generation_batches=1
+    ),
     "segment rewards": partial(ppo, reward=by_segment, segment_rewards="each", ppo_epochs=1, generation_batches=1),
     "ahead": partial(ppo, rollouts=DrawsAhead(4), **AHEAD),
     **{f"ppo, {name}": partial(ppo, setup=setup) for name, setup in SETUPS.items()},
@@ -64,6 +70,7 @@ SOME = {
     **{"sft": (1, 0), "reward": (1, 0), "dpo": (3, 0), "refuel": (5, 0)},
     **{"fixed": (43, 0), "randomized": (43, 9), "parsing": (43, 18), "ppl": (43, 27), "rloo": (19, 12)},
     **{"ahead": (23, 5), "grpo": (37, 20), "tempo": (37, 3), "reinforce_pp": (37, 29), "segment_mc": (41, 33)},
+    **{"evpo": (43, 35), "critic warm-up": (43, 7), "critic warm-up, fused": (43, 21)},
     **{"refilled": (43, 14), "segment_mc, refilled": (49, 23)},
     **{"ppo, adapters": (47, 40), "refuel online": (29, 0)},
 }

@@ -63,6 +63,15 @@ def test_updates_by_hand() -> None:
     assert metrics == near(expected, FORMULA)
 
 
+def test_updates_of_the_critic_alone_by_hand() -> None:
+    """The head of the actor and its layers are left out."""
+    engines = [engine_with(make_causal_lm()), engine_with(make_classifier())]
+    measured = Throughput(engines, PEAKS)
+    metrics = measured.trained(TrainedTexts.of([(5, 3), (3, 1)]), 2.0, engines[1:])
+    expected = operations([5, 3], 4, critic=True) - operations([5, 3], 4)
+    assert metrics == near({"time/trained_per_second": 4.0, "time/mfu": expected / 2e9}, FORMULA)
+
+
 def test_sampling_by_hand() -> None:
     """Two draws in 0.5 s, float32, two rows at a time.
 

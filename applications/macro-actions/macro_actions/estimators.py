@@ -33,6 +33,8 @@ def gae_batch(
 
     A row's result does not depend on other rows. VAPO (Yue et al. 2025) computes the critic's returns with λ = 1
     (``lam_critic``) and the advantages with a λ that depends on the response's length (``lam_alpha``).
+
+    EVPO (Pan et al. 2026) starts from this batch, too; see :func:`with_mean_baseline`.
     """
     assert trajectory.values is not None  # a critic computed them
     rewards, kl = _token_rewards(trajectory, settings)
@@ -42,9 +44,7 @@ def gae_batch(
     macro_rewards = pool_rewards(rewards, macro, settings.macro_reward, settings.value_function)
 
     # GAE over macro actions.
-    lam: float | Tensor = settings.lam
-    if settings.lam_alpha is not None:
-        lam = adaptive_lam(macro.mask.sum(1), settings.lam_alpha)
+    lam = _policy_lam(macro, settings)
     advantages, returns = gae(macro_values, macro_rewards, macro.mask, settings.gamma, lam)
     if settings.lam_critic is not None:
         _, returns = gae(macro_values, macro_rewards, macro.mask, settings.gamma, settings.lam_critic)
@@ -57,6 +57,89 @@ def gae_batch(
         advantages=to_tokens(advantages, macro),
         returns=to_tokens(returns, macro),
     )
+
+
+def sae_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """Segmental advantage estimation (Gong et al. 2026): GAE over tokens with λ = 1 inside a macro action.
+
+        δ_j = r_j + γ_j V_{j+1} − V_j        Â_j = δ_j + γ_j λ_j Â_{j+1}        Ret_j = Â_j + V_j
+
+    λ_j and γ_j are λ and γ on the last token of a macro action, and 1 on its other tokens. The differences inside a
+    macro action cancel, so that the return of its first token f is the one of GAE over macro actions with the value
+    function ``first``, and Ret_j is that return without r_f … r_{j−1}. Each token keeps its own value as a baseline.
+    The paper ends segments before tokens of low probability: :func:`macro_actions.conditions.surprise`.
+
+    Example: values .5 .1 .2, rewards 0 1 1, macro actions of two tokens and one, γ = 1 and λ = .5. The macro actions'
+    values are .5 .2, their rewards 1 1, advantages 1.1 .8 and returns 1.6 1. The tokens' returns are 1.6 1.6 1 and
+    their advantages 1.1 1.5 .8.
+    """
+    values = trajectory.values
+    assert values is not None  # a critic computed them
+    rewards, kl = _token_rewards(trajectory, settings)
+    policy_lam = _policy_lam(macro, settings)
+    critic_lam = policy_lam if settings.lam_critic is None else settings.lam_critic
+
+    # Returns of macro actions.
+    macro_values = pool_values(values, macro, "first")
+    macro_rewards = pool_rewards(rewards, macro)
+    _, policy_returns = gae(macro_values, macro_rewards, macro.mask, settings.gamma, policy_lam)
+    _, critic_returns = gae(macro_values, macro_rewards, macro.mask, settings.gamma, critic_lam)
+
+    # Returns of tokens: rewards before a token are not its own.
+    rewards_before = rewards.cumsum(1) - rewards
+    before_macro_action = to_tokens(pool_values(rewards_before, macro, "first"), macro)
+    earlier_rewards = rewards_before - before_macro_action
+    mask = trajectory.response_mask
+    advantages = to_tokens(policy_returns, macro) - earlier_rewards - values
+    returns = to_tokens(critic_returns, macro) - earlier_rewards
+
+    return PPOBatch(
+        trajectory=trajectory,
+        macro=macro,
+        kl=kl,
+        rewards=rewards,
+        advantages=torch.where(mask, advantages, 0.0),
+        returns=torch.where(mask, returns, 0.0),
+    )
+
+
+def critic_targets(batch: PPOBatch, settings: EstimatorSettings) -> tuple[Tensor, Tensor]:
+    """The critic's value of each macro action, and the sum of its reward and all later ones, discounted.
+
+    Args:
+        batch: B rows with the critic's values.
+        settings: γ, and how values and rewards are pooled.
+
+    Returns:
+        Values and sums of rewards, shape ``(B, M)`` each. The sums contain no value, unlike the returns of GAE.
+    """
+    values = batch.trajectory.values
+    assert values is not None  # a critic computed them
+    macro_values = pool_values(values, batch.macro, settings.value_function)
+    macro_rewards = pool_rewards(batch.rewards, batch.macro, settings.macro_reward, settings.value_function)
+    return macro_values, _discounted_sums(macro_rewards, batch.macro, settings.gamma)
+
+
+def with_mean_baseline(
+    batch: PPOBatch,
+    mean_return: float,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """The batch with advantages Â_τ = Σ_{τ' ≥ τ} γ^(τ' − τ) R_τ' − mean_return, which do not depend on the critic.
+
+    EVPO (Pan et al. 2026) takes these in the place of GAE's where the critic explains none of the variance of the
+    returns: as a baseline, the critic then adds variance, and the mean return of the batch adds none. The critic's
+    own returns stay those of GAE.
+
+    Example: macro rewards 0 1 with γ = 1 and a mean return of .4 give .6 .6.
+    """
+    _, returns = critic_targets(batch, settings)
+    advantages = torch.where(batch.macro.mask, returns - mean_return, 0.0)
+    return replace(batch, advantages=to_tokens(advantages, batch.macro))
 
 
 def rloo_batch(
@@ -80,7 +163,8 @@ def rloo_batch(
     response_rewards = _by_group(rewards.sum(1), settings)
     counted = _by_group(mask.any(1), settings)
     advantages = rloo(response_rewards, counted).flatten()
-    return _batch_without_returns(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
+    token_advantages = torch.where(mask, advantages[:, None], 0.0)
+    return _batch_without_returns(trajectory, macro, kl, rewards, token_advantages)
 
 
 def grpo_batch(
@@ -189,6 +273,8 @@ def segment_mc_batch(
 
 ESTIMATORS: dict[str, Estimator] = {
     "gae": gae_batch,
+    "sae": sae_batch,
+    "evpo": gae_batch,  # the trainer decides over the whole batch, see `with_mean_baseline`
     "rloo": rloo_batch,
     "grpo": grpo_batch,
     "dr_grpo": dr_grpo_batch,
@@ -356,6 +442,13 @@ def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple
     )
 
 
+def _policy_lam(macro: MacroActions, settings: EstimatorSettings) -> float | Tensor:
+    """λ of the advantages: a number, or one for each row, (B,)."""
+    if settings.lam_alpha is None:
+        return settings.lam
+    return adaptive_lam(macro.mask.sum(1), settings.lam_alpha)
+
+
 def _discounted_sums(
     macro_rewards: Tensor,
     macro: MacroActions,
@@ -386,7 +479,8 @@ def _group_batch(
     scores = _by_group(_compared_scores(trajectory, settings), settings)
     counted = _by_group(mask.any(1), settings)
     advantages = compare(scores, counted).flatten() + response_penalty(kl, settings.kl_coef)
-    return _batch_without_returns(trajectory, macro, kl, rewards, torch.where(mask, advantages[:, None], 0.0))
+    token_advantages = torch.where(mask, advantages[:, None], 0.0)
+    return _batch_without_returns(trajectory, macro, kl, rewards, token_advantages)
 
 
 def _by_group(x: Tensor, settings: EstimatorSettings) -> Tensor:

@@ -50,9 +50,11 @@ PARSING = "`--termination_condition parsing`"
 PROGRAMS = "`--reward_source programs`"
 VLLM = "`--rollout_engine vllm`"
 COMPLETIONS = "`--advantage_estimator segment_mc`"
+GATE = "`--advantage_estimator evpo`"
 AHEAD = "`--rollouts_ahead`"
 REFILL = "`--refill_rounds`"
 CRITIC = "a critic"
+WARMUP = "`--critic_warmup_updates`, in these updates"
 FP16 = "fp16"
 KL = "a KL penalty"
 GPU = "a GPU, whose peaks are measured at the start (run.json)"
@@ -166,6 +168,12 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("val/num_eos_tokens", "ppo", "responses", "that ended with an end token, on all processes"),
         ("val/explained_variance", "ppo", "share", "variance of the returns that the critic's values explain",
          "near 0 after the first updates: the critic knows nothing yet; below −1 a warning", CRITIC),
+        ("val/gate_explained_variance", "ppo", "share", "variance of the sums of rewards from each macro action on"
+         " that the critic's values explain; unlike GAE's returns, these sums contain no value", "", GATE),
+        ("val/gate_open", "ppo", "", "1: advantages are GAE's; 0: the critic explains nothing, and the mean return of"
+         " the rollout is the baseline", "0 for long: the critic does not learn", GATE),
+        ("val/critic_warmup", "ppo", "updates", "of the iteration, which trained the critic alone: there is no"
+         " `loss/policy`, `val/ratio`, `lr/actor` and so on, and the KL coefficient does not change", "", WARMUP),
         ("rollout/logprob_gap", "ppo", "nats per token", "mean difference of the engine's log-probs from the actor's",
          "more than rounding stops the run, unless the rollout was sampled ahead", VLLM),
         ("rollout/logprob_gap_max", "ppo", "nats", "the largest one", "", VLLM),

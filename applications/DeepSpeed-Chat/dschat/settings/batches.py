@@ -64,6 +64,18 @@ class BatchPlan:
             f" rollout: make it {_words(nearest)}."
         )
 
+    def check_critic_warmup(self, warmup_updates: int) -> None:
+        """Raise UserError if --critic_warmup_updates would end between two updates of one rollout."""
+        updates = self.updates_per_iteration
+        if warmup_updates % updates == 0:
+            return
+        lower = warmup_updates // updates * updates
+        nearest = [count for count in (lower, lower + updates) if count]
+        raise UserError(
+            f"--critic_warmup_updates {warmup_updates}: a rollout makes {updates} optimiser updates, and the actor's"
+            f" first one begins a rollout: make it {_words(nearest)}."
+        )
+
 
 def plan_batches(
     micro_flag: str,

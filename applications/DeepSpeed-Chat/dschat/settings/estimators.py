@@ -23,6 +23,8 @@ class Needs:
         segment_values: values of the states before macro actions, which completions from there measure.
         normalized: advantages are always scaled to mean 0 and variance 1 over all tokens of a rollout.
         kl_apart: the KL penalty is added to the advantages as it is; only what scores give is compared and normalised.
+        gates_critic: the critic's values are used only while they explain some of the variance of the returns, so that
+            the advantages of a response depend on all responses of the rollout.
         rescales_scores: scores are divided by their deviation, so that their scale does not matter.
         reads: flags that not every estimator reads. With an estimator that does not name it, such a flag is refused if
             it changes rewards (gamma, macro_reward), and warned of otherwise.
@@ -36,6 +38,7 @@ class Needs:
     segment_values: bool = False
     normalized: bool = False
     kl_apart: bool = False
+    gates_critic: bool = False
     rescales_scores: bool = False
     reads: frozenset[str] = frozenset()
 
@@ -46,6 +49,22 @@ NEEDS = {
         "generalised advantage estimation with a critic",
         critic=True,
         macro_actions=True,
+        reads=frozenset({"gamma", "lam", "lam_alpha", "lam_critic", "value_function", "macro_reward"}),
+    ),
+    "sae": Needs(
+        "PPO with segmental advantage estimation",
+        "as gae over tokens, with lambda at the ends of macro actions alone and 1 inside them",
+        critic=True,
+        macro_actions=True,
+        reads=frozenset({"gamma", "lam", "lam_alpha", "lam_critic"}),
+    ),
+    "evpo": Needs(
+        "PPO with macro actions and EVPO's gate",
+        "as gae while the critic explains some of the variance of the returns, else return minus the mean return of"
+        " the rollout",
+        critic=True,
+        macro_actions=True,
+        gates_critic=True,
         reads=frozenset({"gamma", "lam", "lam_alpha", "lam_critic", "value_function", "macro_reward"}),
     ),
     "rloo": Needs(

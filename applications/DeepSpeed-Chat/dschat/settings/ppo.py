@@ -220,6 +220,11 @@ def _check_unread_rewards(config: PPOConfig) -> None:
 
 ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Rule(
+        lambda config: config.optimizers.critic_warmup_updates > 0 and not config.advantages.needs.critic,
+        "--critic_warmup_updates {critic_warmup_updates}: --advantage_estimator {advantage_estimator} has no critic."
+        " Drop the flag.",
+    ),
+    Rule(
         lambda config: config.advantages.needs.group and config.rollouts.samples_per_prompt < 2,
         "--advantage_estimator {advantage_estimator} compares responses to the same prompt with each other: give"
         " --samples_per_prompt of at least 2 (the published runs sample 4).",
@@ -362,7 +367,9 @@ WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Check(_warn_of_unread_ends),
     Rule(
         lambda config: (
-            config.rewards.segment_rewards is not None and "macro_reward" not in config.advantages.needs.reads
+            config.rewards.segment_rewards is not None
+            and not config.advantages.needs.critic
+            and "macro_reward" not in config.advantages.needs.reads
         ),
         "--segment_rewards: --advantage_estimator {advantage_estimator} adds up the rewards of a response. Use gae or"
         " reinforce_pp.",
@@ -513,7 +520,9 @@ class PPOConfig(CommonConfig):
         """
         advantages = self.advantages
         one_update = plan.updates_per_rollout == 1
-        row_by_row = advantages.needs.critic and not advantages.needs.group and advantages.normalized_over != "batch"
+        needs = advantages.needs
+        compares_rows = needs.group or needs.gates_critic or advantages.normalized_over == "batch"
+        row_by_row = needs.critic and not compares_rows
         counts_some = advantages.drop_equal_groups or advantages.max_token_probability is not None
         return row_by_row and one_update and not self.termination.reads_policy and not counts_some
 
@@ -565,4 +574,16 @@ class PPOConfig(CommonConfig):
             self.optimisation.max_tokens_per_micro_batch,
         )
         plan.check_max_steps(self.optimisation.max_steps)
+        plan.check_critic_warmup(self.optimizers.critic_warmup_updates)
         return plan
+
+    def total_updates(self, num_examples: int, plan: BatchPlan) -> int:
+        """See `CommonConfig`. Raises UserError when the whole run would warm up the critic."""
+        updates = super().total_updates(num_examples, plan)
+        warmup = self.optimizers.critic_warmup_updates
+        if warmup >= updates:
+            raise UserError(
+                f"--critic_warmup_updates {warmup}: the run makes {updates} updates, so the actor would never be"
+                " trained: lower it, or raise --max_steps or --num_train_epochs."
+            )
+        return updates

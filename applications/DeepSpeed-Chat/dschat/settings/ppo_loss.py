@@ -175,6 +175,12 @@ class OptimizerFlags:
     critic_learning_rate: float = flag("peak learning rate of the critic", 1.5e-5, AT_LEAST_0)
     actor_weight_decay: float = flag("weight decay of the actor", 0.1, AT_LEAST_0)
     critic_weight_decay: float = flag("weight decay of the critic", 0.1, AT_LEAST_0)
+    critic_warmup_updates: int = flag(
+        "train the critic alone in the first N updates, on rollouts of the unchanged policy; the actor's learning-rate"
+        " schedule starts after them",
+        0,
+        AT_LEAST_0,
+    )
 
 
 @dataclass(kw_only=True, frozen=True)

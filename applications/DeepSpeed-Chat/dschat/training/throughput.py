@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,16 +63,30 @@ class Throughput:
         """
         self._peaks = peaks
         self._slots = slots
+        self._engines = list(engines)
         self._costs: list[ModelCost] = []
         if peaks is not None:
-            self._costs = _costs_of([engine.module.inner for engine in engines])
+            self._costs = _costs_of([engine.module.inner for engine in self._engines])
 
-    def trained(self, texts: TrainedTexts, seconds: float) -> Metrics:
+    def trained(
+        self,
+        texts: TrainedTexts,
+        seconds: float,
+        engines: Collection[Trained] | None = None,
+    ) -> Metrics:
         """Metrics of updates on these texts: tokens per second of all ranks, and MFU.
 
         MFU (model FLOPs utilisation) is operations / (seconds × peak × GPUs), see `dschat.models.operations`.
+
+        Args:
+            texts: this rank's.
+            seconds: of the updates.
+            engines: those that the updates trained; all engines if not given.
         """
-        operations = sum(cost.training_operations(texts.lengths, texts.targets) for cost in self._costs)
+        operations = 0.0
+        for engine, cost in zip(self._engines, self._costs, strict=False):  # no costs, or that of each engine
+            if engines is None or engine in engines:
+                operations += cost.training_operations(texts.lengths, texts.targets)
         tokens, operations = _sum_over_ranks(float(texts.lengths.sum()), operations)
         metrics = {"time/trained_per_second": tokens / seconds}
         if self._peaks is not None and self._costs:

@@ -103,7 +103,7 @@ def build_ppo_models(
     choose_trained(model, finetuning, path)
     optimizer = optimizer_settings(
         config,
-        plan.updates,
+        plan.updates - config.optimizers.critic_warmup_updates,
         config.optimizers.actor_learning_rate,
         config.optimizers.actor_weight_decay,
     )

@@ -171,6 +171,9 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     else:
         data = load_step_data(config, PromptExample, make, validate)
     plan = _plan_run(config, run, data)
+    warmup = config.optimizers.critic_warmup_updates
+    if warmup:
+        logger.info("the first %d updates train the critic alone (--critic_warmup_updates)", warmup)
     peaks = _measure_peaks(config, run)
     models = build_ppo_models(config, plan, tokenizer, programs, _record_decoding(run))
     average = MovingAverage(models.actor) if config.memory.enable_ema else None

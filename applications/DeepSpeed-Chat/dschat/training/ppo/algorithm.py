@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.data.examples import PromptExample
 from dschat.data.tokenised import lengths_of
+from dschat.models.engines import Trained
 from dschat.models.layout import Lengths
 from dschat.models.operations import Peaks
 from dschat.models.tokenizer import end_ids_of
@@ -38,8 +39,8 @@ from dschat.training.ppo.batch import ExternalStats, ScoredBatch, ScoredRows
 from dschat.training.ppo.collect import Collector, CurrentSampler, RolloutWork, Sampler, ScoringCollector
 from dschat.training.ppo.credit import ComputedCredit, Credit, FusedCredit, assign_credit, with_scores
 from dschat.training.ppo.logprob_gap import check_gap
-from dschat.training.ppo.metrics import external_metrics, normalised_metrics, rollout_metrics
-from dschat.training.ppo.models import ActorSampler, MovingAverage, PPOModels, actor_sampling
+from dschat.training.ppo.metrics import critic_gate, external_metrics, normalised_metrics, rollout_metrics
+from dschat.training.ppo.models import ActorSampler, MovingAverage, PPOModels, actor_sampling, trained_engines
 from dschat.training.ppo.refill import RefillCollector
 from dschat.training.ppo.score import RolloutScorer
 from dschat.training.ppo.segment_values import SegmentValueCollector
@@ -178,7 +179,6 @@ class PPO(Algorithm):
     def iterate(self, work: Work, iteration: int) -> Metrics:
         """One PPO iteration: collect a rollout, assign credit, check it, update, measure."""
         clock = Clock()
-        first_update = iteration * self.plan.updates_per_rollout
 
         if self.current is None:
             # 1. Sample responses, score them, cut them into macro actions.
@@ -189,7 +189,7 @@ class PPO(Algorithm):
             credit = self.credit_of(batch.rows, moments)
 
             # 3. Leave the rollout out if numbers are not finite.
-            self.current = self.finish_rollout(batch, credit, moments, first_update, clock)
+            self.current = self.finish_rollout(batch, credit, moments, iteration, clock)
             self.collector.accept()
             if self.current is None:
                 return {SKIPPED_NONFINITE: float(self.plan.updates_per_rollout)}
@@ -197,13 +197,14 @@ class PPO(Algorithm):
             # A resumed iteration has its rollout; its credit follows from it.
             credit = self.credit_of(self.current.batch, self.moments)
 
-        # 4. Update actor and critic.
+        # 4. Update actor and critic, or the critic alone.
         trained_texts = self.texts_left(self.current, iteration)
         metrics = self.current.metrics | self.update(self.current, credit, iteration)
         clock.record("training")
 
         # 5. Metrics of the rollout, and the next KL coefficient.
-        metrics |= self.throughput.trained(trained_texts, clock.seconds["time/training"])
+        trained = self.trained_in(iteration).values()
+        metrics |= self.throughput.trained(trained_texts, clock.seconds["time/training"], trained)
         is_credit_known = not credit.needs_update or SKIPPED_NONFINITE not in metrics
         if is_credit_known:
             metrics |= rollout_metrics(
@@ -211,10 +212,21 @@ class PPO(Algorithm):
                 self.config.estimator.lam,
                 self.config.estimator.lam_alpha,
             )
+            if self.config.advantages.needs.gates_critic:
+                metrics |= critic_gate(credit.whole(), self.config.estimator).metrics()
             metrics |= normalised_metrics(self.moments, metrics["objective/scores"])
-            self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_responses)
+            if not self.warms_up(iteration):
+                self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_responses)
         self.current = None
         return metrics | clock.seconds
+
+    def warms_up(self, iteration: int) -> bool:
+        """Whether an iteration trains the critic alone (--critic_warmup_updates)."""
+        return iteration * self.plan.updates_per_rollout < self.config.optimizers.critic_warmup_updates
+
+    def trained_in(self, iteration: int) -> dict[str, Trained]:
+        """The engines that an iteration trains, by name."""
+        return trained_engines(self.models.actor, self.models.critic, self.warms_up(iteration))
 
     def collect(
         self,
@@ -267,7 +279,7 @@ class PPO(Algorithm):
         batch: ScoredBatch,
         credit: Credit,
         moments: ScoreMoments | None,
-        update: int,
+        iteration: int,
         clock: Clock,
     ) -> Iteration[ScoredRows] | None:
         """An iteration without updates so far; None if numbers of its rollout are not finite.
@@ -276,10 +288,11 @@ class PPO(Algorithm):
             batch: the collected rollout.
             credit: its advantages.
             moments: of all scores, this rollout's included.
-            update: updates before this iteration.
+            iteration: its number.
             clock: of the iteration.
         """
-        if self.nonfinite.in_rollout(credit.checked, update, batch.bad_rows, batch.stats.auxiliary):
+        first_update = iteration * self.plan.updates_per_rollout
+        if self.nonfinite.in_rollout(credit.checked, first_update, batch.bad_rows, batch.stats.auxiliary):
             return None
         metrics = external_metrics(batch.stats)
         metrics |= check_gap(
@@ -297,8 +310,10 @@ class PPO(Algorithm):
             metrics["rollout/staleness"] = float(batch.is_stale)
         else:
             metrics |= self.throughput.sampled(clock.sampled, clock.seconds["time/generation"])
-        for name, engine in self.models.trained.items():
+        for name, engine in self.trained_in(iteration).items():
             metrics[f"lr/{name}"] = engine.learning_rate
+        if self.warms_up(iteration):
+            metrics["val/critic_warmup"] = float(self.plan.updates_per_rollout)
         metrics["objective/kl_coef"] = self.kl.value
         return Iteration(batch.rows, metrics | clock.seconds, random_states())
 
@@ -309,7 +324,7 @@ class PPO(Algorithm):
         iteration: int,
     ) -> Metrics:
         """The optimiser updates that are left of an iteration."""
-        engines = self.models.trained
+        engines = self.trained_in(iteration)
         first_update = iteration * self.plan.updates_per_rollout
         for engine in engines.values():
             engine.train()
@@ -332,6 +347,7 @@ class PPO(Algorithm):
             current.updates,
             self.kl_of_loss,
             is_left_out,
+            self.warms_up(iteration),
         )
         if self.average is not None:
             self.average.update()

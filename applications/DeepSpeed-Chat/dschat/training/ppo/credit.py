@@ -19,7 +19,8 @@ from dschat.models.layout import Layout
 from dschat.run.distributed import sum_over_ranks
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.batch import ScoredRows, equal_groups
-from macro_actions.estimators import ESTIMATORS, Estimator, penalised, response_penalty
+from dschat.training.ppo.metrics import critic_gate
+from macro_actions.estimators import ESTIMATORS, Estimator, penalised, response_penalty, with_mean_baseline
 from macro_actions.masked import masked_moments, whiten, whiten_rows
 from macro_actions.rewards import ScoreMoments
 from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
@@ -53,14 +54,14 @@ class Credit(Protocol):
     def part(
         self,
         layout: Layout,
-        logprobs: Tensor,
+        logprobs: Callable[[], Tensor],
         values: Callable[[], Tensor],
     ) -> PPOBatch:
         """A micro-batch of b rows.
 
         Args:
             layout: the rows.
-            logprobs: shape ``(b, R')``, the actor's, from the update's forward pass.
+            logprobs: gives the actor's log-probs, shape ``(b, R')``, from the update's forward pass.
             values: gives the critic's values, shape ``(b, R')``, from the update's forward pass.
         """
 
@@ -91,7 +92,7 @@ class ComputedCredit:
     def part(
         self,
         layout: Layout,
-        logprobs: Tensor,
+        logprobs: Callable[[], Tensor],
         values: Callable[[], Tensor],
     ) -> PPOBatch:
         return trim(select_rows(self.checked, layout.rows), layout.width)
@@ -135,15 +136,15 @@ class FusedCredit:
     def part(
         self,
         layout: Layout,
-        logprobs: Tensor,
+        logprobs: Callable[[], Tensor],
         values: Callable[[], Tensor],
     ) -> PPOBatch:
-        logprobs = logprobs.detach()
+        detached_logprobs = logprobs().detach()
         detached_values = values().detach()
-        self._logprobs[layout.rows, : layout.width] = logprobs
+        self._logprobs[layout.rows, : layout.width] = detached_logprobs
         self._values[layout.rows, : layout.width] = detached_values
         part = trim(select_rows(self._rows, layout.rows), layout.width)
-        return self._assign(part.scored.with_numbers(logprobs, detached_values), part.macro)
+        return self._assign(part.scored.with_numbers(detached_logprobs, detached_values), part.macro)
 
     def whole(self) -> PPOBatch:
         return self._assign(
@@ -208,6 +209,10 @@ def assign_credit(
 
     assign = ESTIMATORS[config.advantages.advantage_estimator] if estimator is None else estimator
     batch = assign(normalised, macro, settings)
+    if config.advantages.needs.gates_critic and estimator is None:
+        gate = critic_gate(batch, settings)
+        if not gate.is_open:
+            batch = with_mean_baseline(batch, gate.mean_return, settings)
     counted = tokens_that_count(
         batch, samples, config.advantages.drop_equal_groups, config.advantages.max_token_probability
     )

@@ -19,9 +19,10 @@ from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.training.iteration import Metrics
 from dschat.training.ppo.batch import ExternalStats
-from macro_actions.estimators import adaptive_lam
+from macro_actions.estimators import adaptive_lam, critic_targets
 from macro_actions.masked import masked_moments, masked_sum
 from macro_actions.rewards import ScoreMoments
+from macro_actions.settings import EstimatorSettings
 from macro_actions.types import PPOBatch, Rollout
 
 SMALLEST_VARIANCE = 1e-12  # of returns, below which no part of it is explained
@@ -107,7 +108,8 @@ def score_length_statistics(scores: Tensor, lengths: Tensor, counted: Tensor) ->
     length = lengths.double()
     score = torch.where(counted, scores, 0.0).double()
     products = [length, score, length**2, score**2, length * score]
-    count, *totals = _sum_over_ranks([counted.sum(), *[product.sum() for product in products]])
+    sums = [product.sum() for product in products]
+    count, *totals = _sum_over_ranks([counted.sum(), *sums])
     mean_length, mean_score, mean_length_squared, mean_score_squared, mean_product = (
         total / count if count else 0.0 for total in totals
     )
@@ -124,9 +126,9 @@ def score_length_statistics(scores: Tensor, lengths: Tensor, counted: Tensor) ->
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 − Var(returns − values) / Var(returns) over the tokens of all ranks; 0 for constant returns.
+    """1 − Var(returns − values) / Var(returns) over the entries of the mask on all ranks; 0 for constant returns.
 
-    Every rank must call it. All arguments have shape ``(B, R)``.
+    Every rank must call it. All arguments have the same shape, ``(B, R)`` for tokens or ``(B, M)`` for macro actions.
     """
     totals = [*masked_moments(returns, mask), *masked_moments(returns - values, mask)]
     count, return_sum, return_squares, _, residual_sum, residual_squares = _sum_over_ranks(totals)
@@ -135,6 +137,41 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     variance = return_squares / count - (return_sum / count) ** 2
     unexplained = residual_squares / count - (residual_sum / count) ** 2
     return 1 - unexplained / variance if variance > SMALLEST_VARIANCE else 0.0
+
+
+@dataclass(frozen=True)
+class CriticGate:
+    """Whether the critic serves as a baseline (EVPO, Pan et al. 2026), decided over a rollout of all ranks.
+
+    Attributes:
+        explained_variance: share of the variance of the macro actions' discounted sums of rewards that the critic's
+            values explain.
+        mean_return: mean of these sums.
+    """
+
+    explained_variance: float
+    mean_return: float
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the critic's values lower the variance of the advantages."""
+        return self.explained_variance > 0
+
+    def metrics(self) -> Metrics:
+        """The gate in the metrics of an iteration."""
+        return {
+            "val/gate_explained_variance": self.explained_variance,
+            "val/gate_open": float(self.is_open),
+        }
+
+
+def critic_gate(batch: PPOBatch, settings: EstimatorSettings) -> CriticGate:
+    """EVPO's gate for this rank's rows of a rollout. Every rank must call it."""
+    values, returns = critic_targets(batch, settings)
+    mask = batch.macro.mask
+    count, total, _ = masked_moments(returns, mask)
+    all_count, all_total = _sum_over_ranks([count, total])
+    return CriticGate(explained_variance(values, returns, mask), all_total / max(all_count, 1.0))
 
 
 def lambda_per_token(

@@ -56,9 +56,15 @@ class PPOModels:
         return trained_engines(self.actor, self.critic)
 
 
-def trained_engines(actor: TrainedPolicy, critic: TrainedScalar | None) -> dict[str, Trained]:
-    """The actor and, where there is one, the critic, by name."""
-    engines: dict[str, Trained] = {"actor": actor}
+def trained_engines(
+    actor: TrainedPolicy,
+    critic: TrainedScalar | None,
+    critic_alone: bool = False,
+) -> dict[str, Trained]:
+    """The actor, unless the critic is trained alone, and, where there is one, the critic, by name."""
+    engines: dict[str, Trained] = {}
+    if not critic_alone:
+        engines["actor"] = actor
     if critic is not None:
         engines["critic"] = critic
     return engines
@@ -229,7 +235,9 @@ class MovingAverage:
         self._engine = engine
         self._decay = decay
         # This process's parts of the average, by name.
-        self.parts = {name: part.float().clone() for name, part in engine.parts().items()}
+        self.parts: dict[str, Tensor] = {}
+        for name, part in engine.parts().items():
+            self.parts[name] = part.float().clone()
 
     def update(self) -> None:
         """Moves the average towards the engine's weights."""

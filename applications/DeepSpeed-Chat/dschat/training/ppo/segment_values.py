@@ -146,7 +146,8 @@ class SegmentValueCollector(Collector):
             parts.values.append(values[:, :columns])
             parts.tokens.append(int(generation.rollout.response_mask.sum()))
             parts.random.append(random_states())
-        return torch.where(macro.mask, torch.cat(parts.values), 0.0), sum(parts.tokens)
+        all_values = torch.where(macro.mask, torch.cat(parts.values), 0.0)
+        return all_values, sum(parts.tokens)
 
     def accept(self) -> None:
         self._parts = MeasuredParts()
@@ -164,7 +165,8 @@ class SegmentValueCollector(Collector):
             tensors[f"{STATE}.{number}"] = values
         for name, random_state in parts.random[finished - 1].items():
             tensors[f"{STATE}.random.{name}"] = random_state
-        tensors[f"{STATE}.of"] = torch.tensor([parts.iteration, parts.checksum, *parts.tokens[:finished]])
+        finished_tokens = parts.tokens[:finished]
+        tensors[f"{STATE}.of"] = torch.tensor([parts.iteration, parts.checksum, *finished_tokens])
         return {**numbers, STATE: [world_size(), finished]}, tensors
 
     def load(self, state: Progress) -> None:

@@ -39,8 +39,9 @@ def ppo_update(
     progress: UpdateProgress | None = None,
     kl_coef: float = 0.0,
     left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
+    critic_alone: bool = False,
 ) -> Metrics:
-    """Trains the actor and, where there is one, the critic on one rollout. Both engines are in training mode.
+    """Trains the actor and, where there is one, the critic on one rollout. Trained engines are in training mode.
 
     Rows are shuffled into updates; inside an update, micro-batches hold rows of similar length. Every loss is divided
     by the count of the whole update over all ranks, so that neither the micro-batch size nor the order matters.
@@ -55,6 +56,7 @@ def ppo_update(
         progress: updates that are done already, see `run_updates`.
         kl_coef: coefficient of the KL as a term of the policy's loss.
         left_out: gets the number of updates before this one and its rows (N,), see `run_updates`.
+        critic_alone: leave the actor and its optimiser as they are (--critic_warmup_updates).
 
     Returns:
         Means over the updates, named policy/…, loss/… and val/…, and what else `run_updates` returns.
@@ -71,13 +73,15 @@ def ppo_update(
     )
     device = credit.loss_mask.device
 
+    engines = trained_engines(actor, critic, critic_alone)
+
     def update(rows: Integers, means: Means) -> None:
-        _one_update(actor, critic, credit, rows, lengths, config, plan, kl_coef, means)
+        _one_update(actor, critic, credit, rows, lengths, config, plan, kl_coef, means, critic_alone)
 
     def is_left_out(done: int, rows: Integers) -> bool:
         return left_out(done, torch.as_tensor(rows, device=device))
 
-    return run_updates(updates, progress or UpdateProgress(), update, is_left_out, trained_engines(actor, critic))
+    return run_updates(updates, progress or UpdateProgress(), update, is_left_out, engines)
 
 
 def rows_of_updates(
@@ -128,7 +132,8 @@ def _count_update(
     loss_mask = credit.loss_mask[rows]
     macro = select_rows(credit.macro, rows)
     count = loss_count(loss_mean, macro, loss_mask, config.sampling.max_answer_seq_len)
-    totals = sum_over_ranks(torch.stack([num_tokens.float(), count])).clamp(min=1)
+    local_counts = torch.stack([num_tokens.float(), count])
+    totals = sum_over_ranks(local_counts).clamp(min=1)
     tokens, loss = totals.unbind()
     measured = loss
     if loss_mean == "length":  # its denominator is a constant; statistics are means over tokens
@@ -146,17 +151,22 @@ def _one_update(
     plan: BatchPlan,
     kl_coef: float,
     means: Means,
+    critic_alone: bool = False,
 ) -> None:
     """One optimiser step of actor and critic on some rows, in micro-batches; statistics are added to the means."""
     device = credit.loss_mask.device
     num_tokens = torch.as_tensor(lengths.responses[rows].sum(), device=device)
     counts = _count_update(credit, torch.as_tensor(rows, device=device), num_tokens, config)
     size = PassSize(plan.micro_batch, plan.max_tokens)
-    engines = trained_engines(actor, critic)
+    engines = trained_engines(actor, critic, critic_alone)
     for group in micro_batches(lengths.totals[rows], size, engines.values()):
         raise_if_stopped()
         layout = lay_out(credit.rollout, rows[group], lengths)
-        means.add_sums(_train_micro_batch(actor, critic, credit, layout, counts, config, kl_coef))
+        if critic_alone:
+            assert critic is not None  # a warm-up without a critic is refused
+            means.add_sums(_train_critic_alone(actor, critic, credit, layout, counts, config))
+        else:
+            means.add_sums(_train_micro_batch(actor, critic, credit, layout, counts, config, kl_coef))
 
 
 def _train_micro_batch(
@@ -178,12 +188,35 @@ def _train_micro_batch(
 
     token_logprobs, entropy = actor(layout.input_ids, None, layout.targets, config.sampling.temperature)
     new_logprobs = layout.spread(token_logprobs)
-    part = credit.part(layout, new_logprobs, new_values)
+    part = credit.part(layout, lambda: new_logprobs, new_values)
     stats = _actor_step(actor, part, new_logprobs, counts, config, kl_coef)
     stats["policy/entropy"] = entropy.sum() / counts.tokens
     if critic is not None:
         stats |= _critic_step(critic, part, new_values(), counts.tokens, config.loss)
     return stats
+
+
+def _train_critic_alone(
+    actor: TrainedPolicy,
+    critic: TrainedScalar,
+    credit: Credit,
+    layout: Layout,
+    counts: UpdateCounts,
+    config: PPOConfig,
+) -> dict[str, Tensor]:
+    """Forward and backward passes of the critic on b rows; their shares of the update's statistics.
+
+    The actor computes log-probs, without gradient, where credit assignment needs them.
+    """
+
+    @torch.no_grad()
+    def logprobs() -> Tensor:
+        token_logprobs, _ = actor(layout.input_ids, None, layout.targets, config.sampling.temperature, False)
+        return layout.spread(token_logprobs)
+
+    new_values = layout.before(critic(layout.input_ids, None))
+    part = credit.part(layout, logprobs, lambda: new_values)
+    return _critic_step(critic, part, new_values, counts.tokens, config.loss)
 
 
 def _actor_step(
