@@ -8,7 +8,7 @@ import pytest
 from cli_runs import TRAINING, Result, message_of, run_command, run_forked, write_jsonl
 from dschat.cli import main
 from flag_cases import REQUIRED
-from hub_server import without_hub
+from fake_hub import without_hub
 
 HUB_NAME = "nobody-at-all/no-such-model"
 
