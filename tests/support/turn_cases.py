@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
-from factories import EOS, PAD, make_tokenizer
+from factories import (
+    EOS,
+    PAD,
+    engine_of,
+    frozen_engine_of,
+    make_causal_lm,
+    make_classifier,
+    make_prompt,
+    make_tokenizer,
+    ppo_config,
+    ppo_trainer_of,
+)
 
 # A user's message and a generation prompt are one ordinary word each; a turn ends with <eos>.
 TEMPLATE = (
@@ -46,6 +57,26 @@ class Seeds(Counts):
 
     def step(self, messages, reply):
         return [], float(self.seed % 1000), True
+
+
+class Random(Counts):
+    """As many turns as the seed says, with rewards that follow from seed and reply."""
+
+    def reset(self, row, seed):
+        self.turns = 1 + seed % 3
+        return super().reset(row, seed)
+
+    def step(self, messages, reply):
+        self.turns -= 1
+        reward = (len(reply) * 7 + self.seed % 11) % 5 / 5
+        return [{"role": "user", "content": "the fox"}], reward, self.turns == 0
+
+
+class Hangs(Counts):
+    """Never begins."""
+
+    def reset(self, row, seed):
+        time.sleep(600)
 
 
 class Five(Counts):
@@ -147,3 +178,59 @@ class Scripted:
 def ended(*ids: int) -> list[int]:
     """A reply that ends by itself."""
     return [*ids, EOS]
+
+
+PROMPTS = ("we make", "the cat", "jinx", "a mat and a dog", "zebra")
+
+
+def episode_loop(folder: Path, environment: str, processes: int = 1, rows: Any = None, **flags: Any) -> Any:
+    """The loop of step 3 on small models, whose rollouts are 8 episodes of an environment.
+
+    Args:
+        folder: of the run.
+        environment: ``module.py:Class``.
+        processes: that the 8 episodes are shared among.
+        rows: further columns of each row.
+        flags: others than those of an update of 4 episodes in micro-batches of 2.
+    """
+    from dschat.rollouts.generate import ContinuousEngine
+    from dschat.run.distributed import world_size
+    from dschat.training.build.ppo import build_episode_sampler
+    from dschat.training.build.scores import reward_source
+    from dschat.training.ppo.models import PPOModels
+
+    sizes = {
+        "per_device_generation_batch_size": 8 // processes,
+        "per_device_training_batch_size": 2 // processes,
+        "gradient_accumulation_steps": 2,
+        "per_device_eval_batch_size": 2,
+        "max_prompt_seq_len": 32,
+        "max_answer_seq_len": 24,
+        "max_turn_seq_len": 5,
+        "reward_function": None,
+        "environment": environment,
+        "num_train_epochs": 1,
+        "self_checks": False,
+    }
+    config = ppo_config(folder, **(sizes | flags))
+    plan = config.plan_batches(world_size())
+    tokenizer = chat_tokenizer()
+    prompts = []
+    for number in range(16):
+        text = PROMPTS[number % len(PROMPTS)]
+        columns = {"prompt": text} | ({} if rows is None else rows[number])
+        prompts.append(make_prompt(tokenizer(text)["input_ids"], text, number, columns))
+
+    def trained(model: Any, rate: float) -> Any:
+        return engine_of(model, plan.micro_batch, plan.accumulation, learning_rate=rate)
+
+    critic = trained(make_classifier(), 1e-2) if config.advantages.needs.critic else None
+    models = PPOModels(
+        actor=trained(make_causal_lm(), 1e-2),
+        reference=frozen_engine_of(make_causal_lm()),
+        critic=critic,
+        reward=reward_source(config, None, tokenizer, None),  # type: ignore[arg-type]
+        rollouts=ContinuousEngine(8),
+    )
+    sampler = build_episode_sampler(config, models, tokenizer)
+    return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config, sampler=sampler)
