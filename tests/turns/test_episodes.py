@@ -116,6 +116,13 @@ def test_the_budget_of_an_episode_counts_the_environments_tokens(pools) -> None:
     assert episodes[0].ids == first and episodes[0].rewards == [17.0] and episodes[0].is_over
 
 
+def test_an_episode_whose_last_reply_is_cut_is_not_finished(pools) -> None:
+    """The environment ended it, but the policy did not end its reply."""
+    limits = EpisodeLimits(turns=4, prompt_tokens=64, tokens=64, turn_tokens=2)
+    episodes, _ = play(pools("OneTurn"), [[ids_of("the cat")[:2]]], [make_row("we make")], limits)
+    assert episodes[0].done and not episodes[0].finished
+
+
 def test_five_values_of_gymnasium(pools) -> None:
     replies = [[ended(*ids_of("a"))]] * 3
     episodes, _ = play(pools("Five"), replies, [make_row("we make")])
