@@ -91,8 +91,7 @@ def expect(plan: Plan, gpu: NamedGpu) -> Expectation:
         share=operations / seconds / gpu.reached.operations_per_second,
     )
     # How long environments take is not known.
-    is_expected = isinstance(config, PPOConfig) and not config.has_episodes
-    if is_expected and config.rollouts.rollout_engine == "continuous":
+    if isinstance(config, PPOConfig) and not config.has_episodes and config.rollouts.rollout_engine == "continuous":
         return _expect_rollouts(plan, config, gpu, trained)
     return Expectation(gpu.name, trained=trained)
 
