@@ -13,7 +13,7 @@ from dschat.base.errors import UserError
 from dschat.base.jsonl import read_rows
 from dschat.lab.page import Table
 
-Sample = Mapping[str, Any]  # type: ignore[explicit-any]  # a row of a sample file
+Sample = Mapping[str, Any]  # a row of a sample file
 
 HEADERS = ("turn", "who", "text", "reward", "value before", "advantage")
 DECIMALS = 2

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function
@@ -148,12 +148,11 @@ def _checked_messages(result: object, method: str, may_be_empty: bool) -> list[M
     return result
 
 
-def _checked_reward(reward: Any) -> float:
+def _checked_reward(reward: object) -> float:
     """A finite reward. Raises UserError where it is something else."""
-    try:
-        number = float(reward)
-    except (TypeError, ValueError):
-        raise UserError(f"{FLAG}: the reward of a step must be a number, not {kind_of(reward)}.") from None
+    if not isinstance(reward, SupportsFloat):
+        raise UserError(f"{FLAG}: the reward of a step must be a number, not {kind_of(reward)}.")
+    number = float(reward)
     if not math.isfinite(number):
         raise UserError(f"{FLAG}: the reward of a step is {number}, which is not finite.")
     return number

@@ -13,8 +13,8 @@ import random
 import selectors
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener
-from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import load_function
@@ -49,7 +49,7 @@ def main(
         _serve(listener, environment_class)
 
 
-def _serve(listener: Listener, environment_class: Any) -> None:
+def _serve(listener: Listener, environment_class: Callable[[], Environment]) -> None:
     """Forks a process for each connection; ends, and ends those, when standard input is closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that have ended leave no zombies
     selector = selectors.DefaultSelector()
@@ -69,7 +69,7 @@ def _serve(listener: Listener, environment_class: Any) -> None:
             connection.close()
 
 
-def play_episode(connection: Connection, environment_class: Any) -> None:
+def play_episode(connection: Connection, environment_class: Callable[[], Environment]) -> None:
     """Answers the calls of one episode until the other side closes the connection.
 
     A call is ("reset", row, seed) or ("step", messages, reply). The answer is what the environment returned, or a text

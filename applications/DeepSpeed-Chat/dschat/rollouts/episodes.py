@@ -9,9 +9,8 @@ so far anew; nothing of it is decoded and encoded again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -152,7 +151,7 @@ class EpisodePlayer:
         self._limits = limits
         self._skips_failures = skips_failures
         tools = pool.traits.tools
-        self._tools: Mapping[str, Any] = {} if tools is None else {TOOLS: tools}
+        self._tools: dict[str, object] = {} if tools is None else {TOOLS: tools}
         self._encoder = ConversationEncoder(tokenizer, self._tools, pool.traits.roles)
         end_ids = {*sampling.end_ids, self._encoder.end.token_id}
         self.sampling = replace(sampling, max_new_tokens=limits.tokens, end_ids=tuple(sorted(end_ids)))
@@ -286,7 +285,7 @@ class EpisodePlayer:
         left = self._limits.tokens - len(episode.ids)
         return left if self._limits.turn_tokens is None else min(left, self._limits.turn_tokens)
 
-    def _arguments(self, episode: Episode) -> dict[str, Any]:
+    def _arguments(self, episode: Episode) -> dict[str, object]:
         """The variables of the chat template for an episode."""
         return {**episode.row.template_arguments, **self._tools}
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class EpisodeRecords:
     turn_rewards: Tensor
     failed: Tensor
     done: Tensor
-    messages: list[list[dict[str, Any]]]
+    messages: list[list[dict[str, object]]]
     rewards: list[list[float]]
     samplings: list[Lengths]
 
