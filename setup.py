@@ -47,6 +47,7 @@ REQUIREMENTS = [
 EXTRAS = {
     "judge": ["openai>=3,<4"],
     "wandb": ["wandb>=0.21"],
+    "real": ["gguf>=0.17", "vaderSentiment>=3.3.2"],
     "ui": ["gradio>=6.24,<7"],
     "vllm": ["vllm>=0.32,<0.34"],
     "dev": ["pytest>=9", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17,<0.18", "mypy>=2.4,<3"],

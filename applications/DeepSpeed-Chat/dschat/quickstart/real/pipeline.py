@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline on a real language model: samples, step 1, step 2, step 3 with and without macro actions, report.
+
+The model answers instructions; a program gives the gold score of each answer (`gold.py`). Demonstrations and
+comparisons are chosen from the model's own answers, with noise. The reward model learns from the comparisons, and PPO
+trains on the reward model alone, so the gold score shows what its mistakes cost. Every command is finished before the
+next one starts; run again with the same flags, the pipeline goes on where it stopped.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from dschat.base.errors import UserError
+from dschat.base.jsonl import read_object, write_rows
+from dschat.base.kept import Kept
+from dschat.lab.runs import build_report
+from dschat.quickstart.inputs import make_folder
+from dschat.quickstart.options import QuickstartOptions
+from dschat.quickstart.real import gold, package_model
+from dschat.quickstart.real.instructions import held_out_instructions, training_instructions
+from dschat.quickstart.real.samples import Answers, make_comparisons, make_demonstrations, read_answers
+from dschat.quickstart.subcommands import Processes, as_arguments, run_step, run_steps
+
+TEMPERATURE = 0.8  # of all sampling: at 1, answers of so small a model are half nonsense
+MAX_PROMPT = 128  # tokens
+DATASET = "instructions"  # name of the sampled data set, in the results folder
+TIME_ON_A_GPU = "a model of 135 million parameters takes some minutes on a GPU"
+TIME_ON_A_CPU = (
+    "without a GPU, a small run: about 20 minutes on 2 cores for a model of 135 million parameters. Five updates show"
+    " that every part runs; they hardly change the model"
+)
+GOLD_NOTE = (
+    "Gold score, 0 to 1: a quarter for naming the topic, a quarter for the number of complete sentences that the"
+    " instruction asks for, half for a friendly tone by the VADER lexicon, less repeated word pairs. Nothing trains on"
+    " it but the choice of demonstrations and comparisons. Held-out instructions are about topics that no step sees."
+)
+
+
+@dataclass(frozen=True)
+class RealScale:
+    """Numbers of rows and updates."""
+
+    instructions: int  # for training
+    held_out: int  # held-out instructions, all of them in each evaluation
+    samples: int  # answers of the initial model to each training instruction
+    batch: int  # rows of an update in steps 1 and 2
+    micro_batch: int  # rows of a forward pass in training
+    rollout: int  # answers of a PPO update
+    max_answer: int  # tokens of an answer
+    updates: int
+    eval_interval: int
+    save_steps: int
+
+
+# For a GPU: minutes.
+FULL = RealScale(
+    instructions=1224,
+    held_out=252,
+    samples=8,
+    batch=32,
+    micro_batch=32,
+    rollout=64,
+    max_answer=64,
+    updates=100,
+    eval_interval=20,
+    save_steps=25,
+)
+# For two cores: shows that every part runs, and learns next to nothing.
+SMALL = RealScale(
+    instructions=96,
+    held_out=24,
+    samples=4,
+    batch=16,
+    micro_batch=8,
+    rollout=16,
+    max_answer=48,
+    updates=5,
+    eval_interval=5,
+    save_steps=5,
+)
+# Name of a run of step 3 → its folder and flags. The critic starts from the reward model, as published.
+RUNS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "PPO (n = 1)": ("step3-ppo", ["--ngram", "1"]),
+    "MA-PPO (n = 5)": ("step3-ma-ppo", ["--ngram", "5", "--value_function", "first"]),
+}
+
+
+@dataclass(frozen=True)
+class RealModel:
+    """Folders and settings of a pipeline."""
+
+    folder: Path
+    model: str  # the initial model: a folder or hub id
+    scale: RealScale
+    seed: int
+    processes: Processes
+
+    @property
+    def data(self) -> Path:
+        """Folder of the data."""
+        return self.folder / "data"
+
+    @property
+    def sft(self) -> Path:
+        """Output folder of step 1."""
+        return self.folder / "step1-sft"
+
+    @property
+    def reward(self) -> Path:
+        """Output folder of step 2."""
+        return self.folder / "step2-reward"
+
+    @property
+    def common(self) -> list[str]:
+        """Flags of every step."""
+        flags = {"--seed": self.seed, "--zero_stage": self.processes.zero_stage, "--dtype": training_dtype()}
+        return as_arguments(flags)
+
+
+def run(options: QuickstartOptions) -> str:
+    """Makes the data, runs the three steps and writes the report; returns its numbers.
+
+    Raises:
+        UserError: the model cannot be opened, the folder was made with other settings, or a command failed.
+    """
+    start_time = time.perf_counter()
+    has_gpu = torch.cuda.is_available()
+    is_full = has_gpu and not options.small
+    print(f"== {TIME_ON_A_GPU if has_gpu else TIME_ON_A_CPU}", flush=True)
+    real = open_pipeline(options, FULL if is_full else SMALL)
+    train_reward_model(real)
+    steps = {}
+    for name, (folder, more) in RUNS.items():
+        steps[name] = (real.folder / folder, [*actor_flags(real), *critic_flags(real.reward), *more])
+    train_policies(real, steps, options.jobs)
+    runs = {name: output for name, (output, _) in steps.items()}
+    summary = build_report(runs, real.folder, title=f"PPO and MA-PPO on {options.model}", notes=[GOLD_NOTE])
+    seconds = time.perf_counter() - start_time
+    return f"{summary.text()}\n\nreport: {real.folder / 'report.html'} ({seconds:.0f} s in this start)"
+
+
+def training_dtype() -> str:
+    """bf16 on a GPU and on CPUs that multiply matrices in bf16 (AMX), where it is several times faster; else fp32."""
+    has_fast_bf16 = torch.cuda.is_available() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if has_fast_bf16 else "fp32"
+
+
+def open_pipeline(options: QuickstartOptions, scale: RealScale) -> RealModel:
+    """Writes model and prompts into the folder unless they are there; refuses a folder made with other settings."""
+    assert options.model is not None  # without a model, the synthetic reviews run
+    folder = options.folder
+    make_folder(folder, "model and instructions")
+    settings = {"model": options.model, "seed": options.seed, "num_gpus": options.num_gpus} | asdict(scale)
+    record = Kept(folder / "pipeline.json", settings)
+    difference = record.difference()
+    if difference:
+        raise UserError(
+            f"{folder}: the pipeline there began with {difference}. Give another --output_dir, or remove the folder."
+        )
+    model = options.model
+    if model == package_model.NAME:
+        package_model.write_model(package_model.weights_of_package(), folder / "model")
+        model = str(folder / "model")
+    record.write({})
+    cores = os.cpu_count() or 1
+    threads = max(1, cores // options.num_gpus)
+    processes = Processes(options.num_gpus, options.zero_stage, threads)
+    return RealModel(folder, model, scale, options.seed, processes)
+
+
+def train_reward_model(real: RealModel) -> None:
+    """The initial model's answers, step 1 and step 2, each unless it is finished."""
+    samples = sample_answers(real)
+    write_data(real, samples)
+    run_training_step("sft", sft_flags(real), real.sft, real.processes)
+    run_training_step("reward", reward_flags(real), real.reward, real.processes)
+
+
+def sample_answers(real: RealModel) -> list[Answers]:
+    """The initial model's answers to the instructions, with gold scores."""
+    scale = real.scale
+    prompts = real.data / "prompts"
+    rows = [instruction.row() for instruction in training_instructions(scale.instructions, real.seed)]
+    write_rows(prompts / "train.jsonl", rows)
+    write_rows(prompts / "test.jsonl", rows)  # answers are sampled to held-out rows
+    results = real.data / "results" / DATASET / "best-of-n" / f"{Path(real.model).name}.jsonl"
+    if not results.exists():
+        flags = {
+            "--model": real.model,
+            "--data_path": prompts,
+            "--dataset": DATASET,
+            "--num_samples": len(rows),
+            "--reward_function": f"{gold.__file__}:gold_scores",
+            "--best_of": scale.samples,
+            "--temperatures": TEMPERATURE,
+            "--single_temperatures": TEMPERATURE,
+            "--top_k": 0,
+            "--max_new_tokens": scale.max_answer,
+            "--batch_size": scale.rollout,
+            "--dtype": training_dtype(),
+            "--seed": real.seed,
+            "--proj_path": real.data,
+        }
+        run_step("best-of-n", as_arguments(flags), replace(real.processes, count=1))
+    return read_answers(results)
+
+
+def write_data(real: RealModel, samples: Sequence[Answers]) -> None:
+    """Writes demonstrations, comparisons and the instructions of step 3, each as train.jsonl and test.jsonl."""
+    held_out = [instruction.row() for instruction in held_out_instructions(real.scale.held_out, real.seed)]
+    instructions = [instruction.row() for instruction in training_instructions(real.scale.instructions, real.seed)]
+    write_rows(real.data / "instructions" / "train.jsonl", instructions)
+    write_rows(real.data / "instructions" / "test.jsonl", held_out)
+    sources = {
+        "demonstrations": make_demonstrations(samples, real.seed),
+        "comparisons": make_comparisons(samples, real.seed),
+    }
+    for name, rows in sources.items():
+        held_out_rows = max(1, len(rows) // 10)
+        write_rows(real.data / name / "train.jsonl", rows[held_out_rows:])
+        write_rows(real.data / name / "test.jsonl", rows[:held_out_rows])
+
+
+def sft_flags(real: RealModel) -> list[str]:
+    """Step 1 on the demonstrations."""
+    flags = supervised_flags(real, real.model, real.sft, real.data / "demonstrations")
+    return [*flags, "--learning_rate", "2e-5"]
+
+
+def reward_flags(real: RealModel) -> list[str]:
+    """Step 2 on the comparisons.
+
+    The loss compares the values at every token, so that a critic that starts from this model knows something about
+    unfinished answers. One learned factor gives the scores a scale, which a head of zeros does not reach by itself.
+    """
+    flags = supervised_flags(real, str(real.sft), real.reward, real.data / "comparisons")
+    return [*flags, "--learning_rate", "3e-5", "--reward_loss", "per_sample", "--reward_gain"]
+
+
+def supervised_flags(
+    real: RealModel,
+    model: str,
+    output: Path,
+    data: Path,
+) -> list[str]:
+    """What steps 1 and 2 have in common."""
+    scale = real.scale
+    flags = {
+        "--data_path": data,
+        "--model_name_or_path": model,
+        "--output_dir": output,
+        "--max_seq_len": MAX_PROMPT + scale.max_answer,
+        "--per_device_train_batch_size": scale.micro_batch,
+        "--per_device_eval_batch_size": scale.micro_batch,
+        "--global_batch_size": scale.batch,
+        "--warmup_ratio": 0.1,
+    }
+    return [*as_arguments(flags), *real.common]
+
+
+def actor_flags(real: RealModel, samples_per_prompt: int = 1) -> list[str]:
+    """Step 3 without a critic; all runs start from the same models and see the same instructions."""
+    scale = real.scale
+    flags = {
+        "--data_path": real.data / "instructions",
+        "--actor_model_name_or_path": real.sft,
+        "--reward_model_name_or_path": real.reward,
+        "--metric_function": f"{gold.__file__}:gold_scores",
+        "--temperature": TEMPERATURE,
+        "--per_device_generation_batch_size": real.processes.share(scale.rollout // samples_per_prompt),
+        "--per_device_training_batch_size": scale.micro_batch,
+        "--global_batch_size": scale.rollout,
+        "--per_device_eval_batch_size": scale.rollout,
+        "--max_steps": scale.updates,
+        "--eval_interval": scale.eval_interval,
+        "--eval_prompts": scale.held_out,
+        "--save_steps": scale.save_steps,
+        "--save_total_limit": 1,
+        "--max_prompt_seq_len": MAX_PROMPT,
+        "--max_answer_seq_len": scale.max_answer,
+        "--actor_learning_rate": 1e-5,
+        "--lr_scheduler_type": "constant_with_warmup",
+        "--num_warmup_steps": 2,
+        "--kl_ctl": 0.05,
+        "--missing_eos_penalty": 1,
+    }
+    return [*as_arguments(flags), "--normalize_scores", "--whiten_advantages", *real.common]
+
+
+def critic_flags(start: Path) -> list[str]:
+    """The critic of step 3, which starts from a model."""
+    return as_arguments({"--critic_model_name_or_path": start, "--critic_learning_rate": 2e-5})
+
+
+def train_policies(
+    real: RealModel,
+    steps: Mapping[str, tuple[Path, Sequence[str]]],
+    at_once: int,
+) -> None:
+    """Runs of step 3 that are not finished: several at a time, or one after another if each is several processes.
+
+    Args:
+        real: the pipeline.
+        steps: name of a run → its output folder and flags.
+        at_once: runs at a time, where each is one process.
+    """
+    unfinished = []
+    for output, flags in steps.values():
+        if not is_finished(output):
+            unfinished.append((output, [*flags, "--output_dir", str(output), *resume_flags(output)]))
+    if not unfinished:
+        return
+    if real.processes.count > 1:
+        for _, flags in unfinished:
+            run_step("ppo", flags, real.processes)
+    else:
+        print(
+            f"== {len(unfinished)} runs of step 3, {at_once} at a time; each one's output follows its end", flush=True
+        )
+        threads = max(1, real.processes.threads // min(at_once, len(unfinished)))
+        run_steps([("ppo", flags) for _, flags in unfinished], at_once, threads)
+    for output, _ in unfinished:
+        remove_checkpoints(output)
+
+
+def run_training_step(
+    name: str,
+    flags: Sequence[str],
+    output: Path,
+    processes: Processes,
+) -> None:
+    """A training step, unless it is finished; one that was interrupted goes on from its last checkpoint."""
+    if is_finished(output):
+        return
+    run_step(name, [*flags, *resume_flags(output)], processes)
+    remove_checkpoints(output)
+
+
+def is_finished(output: Path) -> bool:
+    """Whether the training step with this output folder came to its end."""
+    return read_object(output / "run.json").get("finished") is True
+
+
+def resume_flags(output: Path) -> list[str]:
+    """Flags by which a training step that was begun goes on."""
+    return ["--resume_from_checkpoint", "latest"] if (output / "run.json").exists() else []
+
+
+def remove_checkpoints(output: Path) -> None:
+    """Removes what only an interrupted run needs: several GB for each run of step 3."""
+    shutil.rmtree(output / "checkpoints", ignore_errors=True)

