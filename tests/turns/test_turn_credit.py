@@ -11,6 +11,7 @@ from torch import Tensor
 
 from closeness import FORMULA, assert_near
 from macro_actions.estimators import ESTIMATORS, EstimatorSettings
+from macro_actions.frameworks import MacroActionsConfig
 from macro_actions.groups import rloo, rloo_turns
 from macro_actions.masked import last_of_row, last_true, widths
 from macro_actions.rewards import token_rewards
@@ -181,6 +182,11 @@ def test_normalising_over_all_that_reached_a_turn_is_biased(samples) -> None:
     first, second = expected_gradient(normalised_by_turn, samples).tolist()
     assert second / first < 0.9 * GRADIENT[1] / GRADIENT[0]
     assert first == pytest.approx((1 - 1 / samples) * GRADIENT[0], rel=1e-12)  # as all reach the first turn
+
+
+def test_adapters_of_other_trainers_take_turns() -> None:
+    config = MacroActionsConfig(termination_condition="turn", value_function="first")
+    assert torch.equal(config.ends(MASK.long(), "verl"), last_true(MASK))
 
 
 def test_rows_with_holes_are_joined_trimmed_and_emptied() -> None:
