@@ -43,8 +43,8 @@ class MacroActionsConfig:
     framework's loss has ratios of macro actions.
 
     Attributes:
-        termination_condition: ``fixed``, ``turn``, ``randomized``, ``parsing`` or ``ppl``. With ``turn`` each run of the
-            response mask is one macro action.
+        termination_condition: ``fixed``, ``turn``, ``randomized``, ``parsing`` or ``ppl``. With ``turn`` each run of
+            the response mask is one macro action.
         ngram: tokens per macro action, for ``fixed``. 1 is the framework's own GAE if masks have no holes; some
             frameworks count the tokens of a hole as steps.
         ngram_lengths: lengths in tokens, for ``randomized``.
