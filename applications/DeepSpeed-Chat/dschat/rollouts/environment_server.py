@@ -64,8 +64,10 @@ def _serve(listener: Listener, environment_class: Callable[[], Environment]) -> 
             if os.fork() == 0:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 listening_socket.close()
-                play_episode(connection, environment_class)
-                os._exit(0)
+                try:
+                    play_episode(connection, environment_class)
+                finally:
+                    os._exit(0)  # a training process that has closed the connection is no error
             connection.close()
 
 

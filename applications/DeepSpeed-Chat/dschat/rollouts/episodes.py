@@ -264,7 +264,9 @@ class EpisodePlayer:
             except UserError as error:
                 self._fail(episode, str(error))
                 continue
-            if len(episode.ids) + len(ids) >= self._limits.tokens:
+            if not ids:
+                self._fail(episode, "the chat template writes nothing between two replies, which would be one turn")
+            elif len(episode.ids) + len(ids) >= self._limits.tokens:
                 episode.is_over = True  # no room for another reply
             else:
                 episode.append_observation(ids)
