@@ -601,7 +601,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_lengths_tell_prompts_episodes_and_sampled_tokens_apart"),
     ("holes: part of the prompt", "Lengths.of", "_a.sum(1) - _b", "_a.sum(1) - rollout.response_mask.sum(1)",
      "test_lengths_tell_prompts_episodes_and_sampled_tokens_apart"),
-    ("holes: inside 4-grams", "repeated_4grams", "_a[:, 3:] & _b & _c & _d", "_a[:, 3:]",
+    ("holes: inside 4-grams", "repeated_4grams", "_a[:, 2:] & _b", "mask[:, 3:]",
      "test_4grams_do_not_span_an_environments_tokens"),
     ("holes: the table of tokens ends early", "token_table", "int(widths(_a))", "int(_a.sum())",
      "test_the_token_table_shows_both_sides"),

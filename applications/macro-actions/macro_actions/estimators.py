@@ -102,7 +102,8 @@ def rloo_turns_batch(
     mask = trajectory.response_mask
     turns = segment(last_true(mask), mask)
     returns = _discounted_sums(pool_rewards(rewards, turns), turns, settings.gamma)
-    advantages = rloo_turns(_by_group(returns, settings), _by_group(turns.mask, settings)).flatten(0, 1)
+    reached = _by_group(turns.mask, settings)
+    advantages = rloo_turns(_by_group(returns, settings), reached).flatten(0, 1)
     return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(advantages, turns))
 
 

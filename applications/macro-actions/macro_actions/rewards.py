@@ -85,7 +85,8 @@ def token_rewards(
         rewards = rewards + segment_rewards
         scores = scores - segment_rewards.sum(1)
 
-    score_rewards = torch.where(last_of_row(response_mask), scores[:, None], torch.zeros_like(logprobs))
+    is_last = last_of_row(response_mask)
+    score_rewards = torch.where(is_last, scores[:, None], torch.zeros_like(logprobs))
     return rewards + score_rewards, kl
 
 

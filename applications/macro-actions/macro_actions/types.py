@@ -66,7 +66,9 @@ class Rollout:
         A row without holes has one run, and a row without response tokens has none.
         """
         rows = []
-        for ids, row_mask in zip(self.response_ids.tolist(), self.response_mask.tolist(), strict=True):
+        all_ids = self.response_ids.tolist()
+        masks = self.response_mask.tolist()
+        for ids, row_mask in zip(all_ids, masks, strict=True):
             runs: list[list[int]] = []
             was_response = False
             for token_id, is_response in zip(ids, row_mask, strict=True):

@@ -14,6 +14,7 @@ from dschat.base.jsonl import read_rows
 from dschat.lab.page import Table
 
 Sample = Mapping[str, Any]  # a row of a sample file
+Token = Mapping[str, Any]  # a row of its table of tokens
 
 HEADERS = ("turn", "who", "text", "reward", "value before", "advantage")
 DECIMALS = 2
@@ -68,9 +69,9 @@ def episode_table(sample: Sample, title: str) -> Table:
     return Table(HEADERS, rows, heading=title)
 
 
-def _tokens_of_turns(tokens: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def _tokens_of_turns(tokens: Sequence[Token]) -> list[list[Token]]:
     """The policy's tokens, turn by turn; those of the environment, between them, have the macro action -1."""
-    turns: list[list[Mapping[str, Any]]] = []
+    turns: list[list[Token]] = []
     was_policy = False
     for token in tokens:
         is_policy = token["macro_action"] >= 0

@@ -63,7 +63,8 @@ class Lengths:
         responses = is_response.sum(1)
         prompts = rollout.attention_mask.sum(1) - responses
         sampled = rollout.response_mask.sum(1)
-        prompt_lengths, response_lengths, sampled_lengths = torch.stack([prompts, responses, sampled]).cpu().numpy()
+        lengths = torch.stack([prompts, responses, sampled])
+        prompt_lengths, response_lengths, sampled_lengths = lengths.cpu().numpy()
         if (sampled_lengths == response_lengths).all():
             return cls(prompt_lengths, response_lengths)
         holes = (is_response & ~rollout.response_mask).cpu().numpy()

@@ -19,6 +19,7 @@ from dschat.base.jsonl import write_rows
 
 Game = Literal["guess", "calculator"]
 Message = dict[str, str]
+StepResult = tuple[list[Message], float, bool]  # messages, reward, whether the episode is over
 
 # A message of the user or of a tool is a line, and so is a reply, which ends with EOS.
 CHAT_TEMPLATE = (
@@ -54,7 +55,7 @@ class Guess:
         self._guesses = 0
         return [{"role": "user", "content": f"guess 1 to {LARGEST}"}]
 
-    def step(self, messages: list[Message], reply: str) -> tuple[list[Message], float, bool]:
+    def step(self, messages: list[Message], reply: str) -> StepResult:
         """Answers a guess. The right one ends the episode; so does a reply that is no number."""
         self._guesses += 1
         text = reply.strip()
@@ -76,7 +77,10 @@ class Calculator:
             "function": {
                 "name": "add",
                 "description": "Adds two numbers.",
-                "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+                "parameters": {
+                    "type": "object",
+                    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                },
             },
         }
     ]
@@ -88,7 +92,7 @@ class Calculator:
         self._calls = 0
         return [{"role": "user", "content": f"add up {' '.join(map(str, self._numbers))}"}]
 
-    def step(self, messages: list[Message], reply: str) -> tuple[list[Message], float, bool]:
+    def step(self, messages: list[Message], reply: str) -> StepResult:
         """Runs a call of the tool, or judges an answer, which ends the episode."""
         self._calls += 1
         answer = _ANSWER.fullmatch(reply)
@@ -155,7 +159,9 @@ def _demonstrated_guesses(rng: random.Random) -> list[Message]:
     while not done:
         reply = f" {rng.randint(1, LARGEST)}"
         answer, _, done = game.step(messages, reply)
-        messages = [*messages, {"role": "assistant", "content": reply}, *([] if done else answer)]
+        messages = [*messages, {"role": "assistant", "content": reply}]
+        if not done:
+            messages += answer
     return messages
 
 

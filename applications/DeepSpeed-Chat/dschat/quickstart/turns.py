@@ -71,7 +71,8 @@ def play_game(game: Game, options: TurnsOptions, scale: TurnScale) -> str:
     run_step("sft", [*flags, "--train_on", "all", *common], Processes())
     steps = []
     for name, more_flags in RUNS.values():
-        steps.append(("ppo", [*ppo_flags(game, data, sft, folder / name, scale), *more_flags, *common]))
+        flags = ppo_flags(game, data, sft, folder / name, scale)
+        steps.append(("ppo", [*flags, *more_flags, *common]))
     run_steps(steps, options.jobs)
 
     # Report.

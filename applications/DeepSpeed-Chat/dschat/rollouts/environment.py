@@ -141,7 +141,8 @@ def _checked_messages(result: object, method: str, may_be_empty: bool) -> list[M
     for number, message in enumerate(result):
         if not isinstance(message, dict) or not is_plain(message):
             raise UserError(f"{FLAG}: message {number + 1} of {method} must be an object of JSON values.")
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+        texts = (message.get("role"), message.get("content"))
+        if not all(isinstance(text, str) for text in texts):
             raise UserError(f"{FLAG}: message {number + 1} of {method} must have a role and a content of text.")
     if result and result[-1]["role"] == ASSISTANT:
         raise UserError(f"{FLAG}: {method} returned a last message of the assistant, which the policy is to write.")

@@ -108,4 +108,5 @@ def _seed_everything(seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    _, spec_argument, address_argument, report_argument = sys.argv
+    main(spec_argument, address_argument, int(report_argument))

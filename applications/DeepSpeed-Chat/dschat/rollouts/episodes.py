@@ -175,13 +175,14 @@ class EpisodePlayer:
             UserError: an environment failed, and failures are not skipped; names its row.
             Stopped: on this rank alone, after a signal.
         """
-        episodes = [Episode(row, seed) for row, seed in zip(rows, seeds, strict=True)]
+        episodes = list(map(Episode, rows, seeds))
         turns: list[TurnLengths] = []
         with self._pool.episodes(len(episodes)) as processes:
             self._begin(episodes, processes, environment_seeds)
             while live := [number for number, episode in enumerate(episodes) if not episode.is_over]:
-                turns.append(self._sample_replies(sampler, [episodes[number] for number in live]))
-                self._answer([episodes[number] for number in live], [processes[number] for number in live])
+                live_episodes = [episodes[number] for number in live]
+                turns.append(self._sample_replies(sampler, live_episodes))
+                self._answer(live_episodes, [processes[number] for number in live])
         self._warn_of_failures(episodes)
         return episodes, turns
 
@@ -195,14 +196,16 @@ class EpisodePlayer:
         calls = []
         for episode, seed in zip(episodes, environment_seeds, strict=True):
             calls.append(("reset", episode.row.extra, seed))
-        for episode, result in zip(episodes, self._pool.call(processes, calls), strict=True):
+        results = self._pool.call(processes, calls)
+        for episode, result in zip(episodes, results, strict=True):
             if not isinstance(result, list):
                 self._fail(episode, _problem_of(result))
                 continue
             episode.prompt_messages = result
             episode.messages = result
+            arguments = self._arguments(episode)
             try:
-                ids, text = self._encoder.prompt(result, self._arguments(episode), episode.row.origin)
+                ids, text = self._encoder.prompt(result, arguments, episode.row.origin)
             except UserError as error:
                 self._fail(episode, str(error))
                 continue
@@ -237,7 +240,7 @@ class EpisodePlayer:
             ids = replies[number]
             reply_logprobs = None if logprobs is None else logprobs[number][: len(ids)]
             episode.append_reply(ids, reply_logprobs, finished[number], are_bad[number])
-        return TurnLengths([len(prompt) for prompt in prompts], [len(reply) for reply in replies])
+        return TurnLengths(list(map(len, prompts)), list(map(len, replies)))
 
     def _answer(self, episodes: Sequence[Episode], processes: Sequence[EpisodeProcess]) -> None:
         """Gives every environment the last reply, and appends what it answers."""
@@ -278,8 +281,9 @@ class EpisodePlayer:
             start = len(episode.ids)
             while start > 0 and episode.sampled[start - 1]:
                 start -= 1
-            ids = episode.ids[start:]
-            texts.append(decode_response(self._tokenizer, ids if episode.cut[-1] else ids[:-1]))
+            has_end = not episode.cut[-1]
+            ids = episode.ids[start : len(episode.ids) - has_end]
+            texts.append(decode_response(self._tokenizer, ids))
         return reply_contents(self._tokenizer, texts)
 
     def _budget(self, episode: Episode) -> int:

@@ -40,7 +40,7 @@ from macro_actions.conditions import (
 from macro_actions.constituents import ParsingCondition
 from macro_actions.masked import last_true
 from macro_actions.token_text import TokenReader
-from macro_actions.types import ScoredRollout, Trajectory
+from macro_actions.types import Rollout, ScoredRollout, Trajectory
 
 if TYPE_CHECKING:
     from constituent_treelib.parsing import Backend
@@ -184,7 +184,7 @@ class Parsing:
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
         """Finds where constituents end, and counts the sentences that were parsed."""
-        texts, rows = _runs_of(trajectory)
+        texts, rows = _runs_of(trajectory.rollout)
         parsed = self._parse(texts)
         totals = {
             "parsing/sentences": parsed.counts.sentences,
@@ -213,18 +213,18 @@ def lines(flags: NoFlags, run: RunParts) -> FindEnds:
 
 def _of_units(units: UnitCondition) -> FindEnds:
     def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        texts, rows = _runs_of(trajectory)
+        texts, rows = _runs_of(trajectory.rollout)
         lengths = _by_row(units(texts), rows, len(trajectory.response_mask))
         return Ends(ends_from_lengths(lengths, trajectory.response_mask))
 
     return find
 
 
-def _runs_of(trajectory: Trajectory | ScoredRollout) -> tuple[list[list[int]], list[int]]:
+def _runs_of(rollout: Rollout) -> tuple[list[list[int]], list[int]]:
     """Ids of every turn of the policy, and the row of each. A row without response tokens is one empty text."""
     texts = []
     rows = []
-    for row, runs in enumerate(trajectory.rollout.response_runs()):
+    for row, runs in enumerate(rollout.response_runs()):
         for ids in runs or [[]]:
             texts.append(ids)
             rows.append(row)

@@ -48,7 +48,11 @@ class EpisodeRecords:
 
     def columns(self, row: int) -> dict[str, object]:
         """Columns of an episode in sample files."""
-        return {"messages": self.messages[row], "turn_rewards": self.rewards[row], "done": bool(self.done[row])}
+        return {
+            "messages": self.messages[row],
+            "turn_rewards": self.rewards[row],
+            "done": bool(self.done[row]),
+        }
 
 
 @dataclass(frozen=True)

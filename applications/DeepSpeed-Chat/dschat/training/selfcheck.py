@@ -451,7 +451,8 @@ def check_sampled_tokens(rollout: Rollout, sampling: Sampling) -> None:
     )
     if not bool((mask.cumsum(1) == columns)[mask].all()):
         raise UserError("self-check: a response is not a prefix of its row.")
-    if not bool((is_end.any(1) == rollout.finished)[mask.any(1)].all()):
+    is_consistent = is_end.any(1) == rollout.finished
+    if not bool(is_consistent[mask.any(1)].all()):
         raise UserError("self-check: a finished response does not end with EOS, or one that was cut does.")
 
 

@@ -30,7 +30,13 @@ class EpisodeSampler(ActorSampler):
 
     def __init__(self, actor: ActorSampler, player: EpisodePlayer) -> None:
         """Takes a sampler of single replies, and what plays episodes with it."""
-        super().__init__(actor.policy, actor.tokenizer, player.sampling, actor.seed, actor.engine)
+        super().__init__(
+            actor.policy,
+            actor.tokenizer,
+            player.sampling,
+            actor.seed,
+            actor.engine,
+        )
         self._player = player
 
     def sample(
@@ -81,7 +87,7 @@ class EpisodeSampler(ActorSampler):
             done=torch.tensor([episode.done for episode in episodes], device=device),
             messages=[episode.messages for episode in episodes],
             rewards=[episode.rewards for episode in episodes],
-            samplings=[Lengths(np.array(turn.read), np.array(turn.sampled)) for turn in turns],
+            samplings=list(map(_lengths_of, turns)),
         )
         return ResponseTexts(
             [episode.prompt_text for episode in episodes],
@@ -89,6 +95,11 @@ class EpisodeSampler(ActorSampler):
             rows,
             episodes=records,
         )
+
+
+def _lengths_of(turn: TurnLengths) -> Lengths:
+    """Lengths of what was read and sampled in a turn."""
+    return Lengths(np.array(turn.read), np.array(turn.sampled))
 
 
 def assemble_episodes(episodes: Sequence[Episode], pad_id: int) -> Generation:

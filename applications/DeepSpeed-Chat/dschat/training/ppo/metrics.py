@@ -187,7 +187,8 @@ def repeated_4grams(rollout: Rollout) -> tuple[Tensor, Tensor]:
     """How many 4-grams occurred earlier in the same response, and how many there are; 0-d, over all rows."""
     ids = rollout.response_ids
     mask = rollout.response_mask
-    exists = mask[:, 3:] & mask[:, 2:-1] & mask[:, 1:-2] & mask[:, :-3]  # by a 4-gram's last token
+    both = mask[:, 1:] & mask[:, :-1]
+    exists = both[:, 2:] & both[:, :-2]  # by a 4-gram's last token
     if not exists.shape[1]:
         zero = torch.zeros((), device=ids.device)
         return zero, zero
