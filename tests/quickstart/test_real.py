@@ -2,7 +2,12 @@
 """`dschat quickstart --model`: the package's model, instructions, gold score, and data from a model's own answers."""
 
 import json
+import os
+import random
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,8 @@ from dschat.quickstart.real import gold, package_model, pipeline
 from dschat.quickstart.real.gold import gold_score
 from dschat.quickstart.real.instructions import KINDS, TOPICS, held_out_instructions, training_instructions
 from dschat.quickstart.real.samples import LABEL_NOISE, Answers, ScoredAnswer, make_comparisons, make_demonstrations
+from dschat.quickstart.subcommands import Processes
+from dschat.run.model_card import base_licence, hub_base
 
 TEXTS = ["Write one sentence about the sea.", "Trains are a lovely way to see the mountains.", "You are welcome!"] * 20
 ALL = 10_000  # more instructions than there are
@@ -50,6 +57,8 @@ def test_model_of_the_package_becomes_an_ordinary_folder(
         torch.testing.assert_close(model.state_dict()[name], expected.bfloat16(), rtol=0, atol=0, msg=name)
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert "quantization_config" not in config, "transformers would refuse to save a model that was trained from it"
+    assert hub_base(str(tmp_path / "model")) == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert base_licence(str(tmp_path / "model")) == "apache-2.0"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
     ids = tokenizer.apply_chat_template([{"role": "user", "content": TEXTS[0]}], add_generation_prompt=True)[
@@ -185,3 +194,64 @@ def test_step_goes_on_only_where_it_was_begun(tmp_path: Path) -> None:
     assert not pipeline.is_finished(tmp_path)
     (tmp_path / "run.json").write_text('{"finished": true}')
     assert pipeline.is_finished(tmp_path)
+
+
+def test_model_without_usable_answers_is_named(tmp_path: Path) -> None:
+    real = pipeline.RealModel(tmp_path, "some/model", pipeline.SMALL, 1, Processes())
+    with pytest.raises(UserError, match=r"some/model: its 8 answers give only 2 demonstrations, because"):
+        pipeline.write_data(real, sampled_answers(2))
+
+
+def write_chatty_model(folder: Path) -> None:
+    """A small model with a chat template that answers in one or two sentences, friendly or not."""
+    rng = random.Random(1)
+    words = "love nice lovely good great bad sad dull old new".split()
+    texts = []
+    for instruction in training_instructions(300, seed=1):
+        sentences = [f"{instruction.topic.capitalize()} are {rng.choice(words)}."] * rng.choice([1, 1, 2])
+        prompt = f"<|im_start|>user\n{instruction.text}<|im_end|>\n<|im_start|>assistant\n"
+        texts.append(f"{prompt}{' '.join(sentences)}<|im_end|>")
+    weights = folder.with_suffix(".gguf")
+    small_gguf.write_small_gguf(weights, texts)
+    package_model.write_model(weights, folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(150):
+        batch = tokenizer(rng.sample(texts, 16), return_tensors="pt", padding=True, padding_side="right")
+        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        model(**batch, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
+
+
+@pytest.mark.slow
+def test_killed_pipeline_goes_on_where_it_stood(tmp_path: Path) -> None:
+    """Killed in step 3 behind its first checkpoint, the same command finishes: earlier steps are not run again."""
+    write_chatty_model(tmp_path / "model")
+    output = tmp_path / "real"
+    command = [sys.executable, "-m", "dschat", "quickstart", "--model", str(tmp_path / "model"), "--small"]
+    command += ["--output_dir", str(output), "--jobs", "1"]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as process:
+        while not list((output / "step3-ppo" / "checkpoints").glob("step-*")):
+            assert process.poll() is None, "it ended before its first checkpoint"
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    earlier = {}
+    for name in ("step1-sft", "step2-reward"):
+        weights = output / name / "model.safetensors"
+        earlier[weights] = weights.stat().st_mtime_ns
+
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "gold" in result.stdout and (output / "report.html").exists()
+    assert {weights: weights.stat().st_mtime_ns for weights in earlier} == earlier
+    record = json.loads((output / "step3-ppo" / "run.json").read_text())
+    assert record["finished"] and record["resumed_at"] and record["resumed_at"][0] >= 2
+    updates = [json.loads(line)["update"] for line in (output / "step3-ppo" / "metrics.jsonl").open()]
+    assert updates == sorted(updates) and updates[-1] == 5
+    assert not (output / "step3-ppo" / "checkpoints").exists(), "checkpoints of finished runs only take room"
+
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0 and "== dschat" not in again.stdout, "nothing is run a second time"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a small Llama as a GGUF file, as llama.cpp lays it out, and an installed package that holds it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from gguf import GGUFWriter, TokenType
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dschat.models.tiny import train_tokenizer
+from dschat.models.tiny import BOS, EOS, PAD, train_tokenizer
 
 WIDTH = 64
 HEADS = 4
@@ -59,11 +60,9 @@ def write_small_gguf(file: Path, texts: list[str]) -> LlamaForCausalLM:
 
 def _tokenizer_parts(texts: list[str]) -> tuple[list[str], list[str]]:
     """Tokens by id, special ones first, and merges as GGUF has them."""
-    import json
-
     trained = json.loads(train_tokenizer(texts, 400).backend_tokenizer.to_str())["model"]
-    ordinary = [token for token in sorted(trained["vocab"], key=trained["vocab"].get) if not token.startswith("<")]
-    ordinary.insert(0, "<")  # the only ordinary token that begins so
+    vocabulary: dict[str, int] = trained["vocab"]
+    ordinary = [token for token in sorted(vocabulary, key=vocabulary.__getitem__) if token not in (PAD, BOS, EOS)]
     return [*SPECIALS, *ordinary], [" ".join(pair) for pair in trained["merges"]]
 
 

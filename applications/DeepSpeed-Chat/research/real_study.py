@@ -35,8 +35,8 @@ from dschat.quickstart.real.pipeline import (
     actor_flags,
     critic_flags,
     open_pipeline,
+    train_first_steps,
     train_policies,
-    train_reward_model,
     training_dtype,
 )
 from dschat.quickstart.real.samples import Answers, read_answers
@@ -48,12 +48,13 @@ CPU = RealScale(
     held_out=48,
     samples=4,
     batch=16,
-    micro_batch=8,
+    micro_batch=32,
     rollout=32,
     max_answer=48,
-    updates=32,
-    eval_interval=8,
-    save_steps=16,
+    updates=20,
+    actor_rate=4e-5,
+    eval_interval=10,
+    save_steps=10,
 )
 GOLD = "gold_scores"
 SHOWN = 20  # held-out instructions whose answers responses.md shows
@@ -94,7 +95,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/real-study"))
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 1")
     parser.add_argument("--runs", nargs="+", choices=list(RUNS), default=list(RUNS), metavar="NAME")
-    parser.add_argument("--updates", type=int, help="of step 3; 100 on a GPU, 32 on a CPU if not given")
+    parser.add_argument(
+        "--scores",
+        choices=["reward_model", "program"],
+        default="reward_model",
+        help="what step 3 trains on: the reward model of step 2, or the gold score itself (then all critics start from"
+        " the SFT model, and there is no best of N)",
+    )
+    parser.add_argument("--updates", type=int, help="of step 3; 100 on a GPU, 20 on a CPU if not given")
     parser.add_argument("--jobs", type=int, default=2, help="runs of step 3 at a time")
     arguments = parser.parse_args(argv)
     scale = FULL if torch.cuda.is_available() else CPU
@@ -107,31 +115,44 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = arguments.output_dir / f"seed-{seed}"
         options = QuickstartOptions(model=arguments.model, output_dir=folder, seed=seed, jobs=arguments.jobs)
         real = open_pipeline(options, scale)
-        train_reward_model(real)
-        train_policies(real, steps_of(real, arguments.runs), arguments.jobs)
+        by_program = arguments.scores == "program"
+        train_first_steps(real, with_reward_model=not by_program)
+        train_policies(real, steps_of(real, arguments.runs, by_program), arguments.jobs)
         outputs = {name: folder / RUNS[name].folder for name in arguments.runs}
         build_report(outputs, folder, title=f"Credit on {arguments.model}, seed {seed}", notes=[GOLD_NOTE])
         for name, output in outputs.items():
             finished[name].append(read_run(name, output))
-        best.append(best_of_table(real, best_of_samples(real)))
-    write_file(arguments.output_dir / "study.md", study_table(finished, pd.concat(best)))
+        if not by_program:
+            best.append(best_of_table(real, best_of_samples(real)))
+    write_file(arguments.output_dir / "study.md", study_table(finished, best))
     write_file(
         arguments.output_dir / "responses.md", responses_page({name: runs[0] for name, runs in finished.items()})
     )
     print((arguments.output_dir / "study.md").read_text(encoding="utf-8"))
 
 
-def steps_of(real: RealModel, names: Sequence[str]) -> dict[str, tuple[Path, list[str]]]:
-    """Name of a run → its output folder and flags."""
+def steps_of(
+    real: RealModel,
+    names: Sequence[str],
+    by_program: bool = False,
+) -> dict[str, tuple[Path, list[str]]]:
+    """Name of a run → its output folder and flags.
+
+    Args:
+        real: the pipeline.
+        names: of runs.
+        by_program: the gold score is trained on; critics start from the SFT model.
+    """
+    scores = ["--reward_function", f"{gold.__file__}:gold_scores"] if by_program else []
     steps = {}
     for name in names:
         run = RUNS[name]
         if run.critic == "none":
             group = ["--samples_per_prompt", str(GROUP)]
-            flags = [*actor_flags(real, GROUP), *group, *run.flags]
+            flags = [*actor_flags(real, GROUP, scores), *group, *run.flags]
         else:
-            critic = real.reward if run.critic == "reward" else real.sft
-            flags = [*actor_flags(real), *critic_flags(critic), *run.flags]
+            critic = real.sft if by_program or run.critic == "sft" else real.reward
+            flags = [*actor_flags(real, scores=scores), *critic_flags(real, critic), *run.flags]
         steps[name] = (real.folder / run.folder, flags)
     return steps
 
@@ -180,14 +201,15 @@ def best_of_table(real: RealModel, samples: Sequence[Answers]) -> pd.DataFrame:
 # -- Tables
 
 
-def study_table(finished: Finished, best: pd.DataFrame) -> str:
+def study_table(finished: Finished, best: Sequence[pd.DataFrame]) -> str:
     """The SFT model, best of N and every run: means over seeds with intervals, or over instructions for one seed."""
     baseline = next(iter(finished.values()))
     starts = [run.first for run in baseline]
     rows = [{"": "SFT", **policy_columns(starts)}]
-    for n, seeds in best.groupby("n"):
-        columns = {"gold score": over_seeds(seeds["gold"]).text(3), "KL to SFT": f"≤ {seeds['kl'].iloc[0]:.1f}"}
-        rows.append({"": f"best of {n} by the reward model", **columns})
+    if best:
+        for n, seeds in pd.concat(best).groupby("n"):
+            columns = {"gold score": over_seeds(seeds["gold"]).text(3), "KL to SFT": f"≤ {seeds['kl'].iloc[0]:.1f}"}
+            rows.append({"": f"best of {n} by the reward model", **columns})
     for name, runs in finished.items():
         row = {"": name, **policy_columns([run.last for run in runs])}
         explained = [run.train_mean("val/explained_variance") for run in runs]

@@ -152,28 +152,39 @@ def hub_base(base: str) -> str | None:
     for part in folder.resolve().parts:  # a snapshot in the hub's cache: models--owner--name
         if part.startswith(SNAPSHOT):
             return part.removeprefix(SNAPSHOT).replace("--", "/")
-    cards = [folder]
-    if read_object(folder.parent / "run.json"):  # the folder of a step 3 run may have a card, too
-        cards.append(folder.parent)
-    for card_folder in cards:
-        if (card_folder / "README.md").is_file():
-            return _base_in_card(card_folder / "README.md")
-    return None
+    named = _base_card(base).get("base_model")
+    return named if isinstance(named, str) and HUB_ID.fullmatch(named) else None
 
 
-def _base_in_card(card: Path) -> str | None:
-    """The hub id that a card names as its base model; None if there is none, or the card cannot be read.
+def base_licence(base: str) -> str | None:
+    """The licence that the card in a base model's folder names, which also binds what is trained from it."""
+    licence = _base_card(base).get("license")
+    return licence if isinstance(licence, str) else None
+
+
+def _base_card(base: str) -> Mapping[str, object]:
+    """Metadata of the card in a model's folder; {} if there is none, or the card cannot be read.
 
     Anybody may have written the card, so its metadata may be no YAML, no mapping or no UTF-8.
     """
     from huggingface_hub import ModelCard
 
-    try:
-        base = ModelCard.load(card, ignore_metadata_errors=True).data.base_model
-    except Exception as error:
-        logger.warning("%s cannot be read, so the base model stays unknown: %s", card, " ".join(str(error).split()))
-        return None
-    return base if isinstance(base, str) and HUB_ID.fullmatch(base) else None
+    folder = Path(base)
+    folders = [folder]
+    if read_object(folder.parent / "run.json"):  # the folder of a step 3 run may have a card, too
+        folders.append(folder.parent)
+    for card_folder in folders:
+        card = card_folder / "README.md"
+        if not card.is_file():
+            continue
+        try:
+            metadata: dict[str, object] = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            logger.warning("%s cannot be read, so base model and licence stay unknown: %s", card, reason)
+            return {}
+        return metadata
+    return {}
 
 
 def _metadata(model: CardModel, sources: Iterable[Mapping[str, object]]) -> str:
@@ -187,6 +198,7 @@ def _metadata(model: CardModel, sources: Iterable[Mapping[str, object]]) -> str:
         base_model=base,
         base_model_relation=("adapter" if model.is_adapter else "finetune") if base else None,
         datasets=list(dict.fromkeys(datasets)) or None,
+        license=base_licence(model.base),
         library_name="peft" if model.is_adapter else "transformers",
         pipeline_tag="text-generation" if model.is_policy else "text-classification",
         tags=["ma-rlhf", "rlhf"],

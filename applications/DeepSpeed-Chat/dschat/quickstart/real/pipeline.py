@@ -29,6 +29,7 @@ from dschat.quickstart.subcommands import Processes, as_arguments, run_step, run
 
 TEMPERATURE = 0.8  # of all sampling: at 1, answers of so small a model are half nonsense
 MAX_PROMPT = 128  # tokens
+MIN_ROWS = 20  # demonstrations or comparisons
 DATASET = "instructions"  # name of the sampled data set, in the results folder
 TIME_ON_A_GPU = "a model of 135 million parameters takes some minutes on a GPU"
 TIME_ON_A_CPU = (
@@ -54,6 +55,7 @@ class RealScale:
     rollout: int  # answers of a PPO update
     max_answer: int  # tokens of an answer
     updates: int
+    actor_rate: float  # learning rate; Adam moves a weight by about this much in an update
     eval_interval: int
     save_steps: int
 
@@ -68,6 +70,7 @@ FULL = RealScale(
     rollout=64,
     max_answer=64,
     updates=100,
+    actor_rate=2e-5,
     eval_interval=20,
     save_steps=25,
 )
@@ -81,8 +84,9 @@ SMALL = RealScale(
     rollout=16,
     max_answer=48,
     updates=5,
+    actor_rate=4e-5,
     eval_interval=5,
-    save_steps=5,
+    save_steps=2,
 )
 # Name of a run of step 3 → its folder and flags. The critic starts from the reward model, as published.
 RUNS: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -134,10 +138,10 @@ def run(options: QuickstartOptions) -> str:
     is_full = has_gpu and not options.small
     print(f"== {TIME_ON_A_GPU if has_gpu else TIME_ON_A_CPU}", flush=True)
     real = open_pipeline(options, FULL if is_full else SMALL)
-    train_reward_model(real)
+    train_first_steps(real)
     steps = {}
     for name, (folder, more) in RUNS.items():
-        steps[name] = (real.folder / folder, [*actor_flags(real), *critic_flags(real.reward), *more])
+        steps[name] = (real.folder / folder, [*actor_flags(real), *critic_flags(real, real.reward), *more])
     train_policies(real, steps, options.jobs)
     runs = {name: output for name, (output, _) in steps.items()}
     summary = build_report(runs, real.folder, title=f"PPO and MA-PPO on {options.model}", notes=[GOLD_NOTE])
@@ -174,12 +178,13 @@ def open_pipeline(options: QuickstartOptions, scale: RealScale) -> RealModel:
     return RealModel(folder, model, scale, options.seed, processes)
 
 
-def train_reward_model(real: RealModel) -> None:
+def train_first_steps(real: RealModel, with_reward_model: bool = True) -> None:
     """The initial model's answers, step 1 and step 2, each unless it is finished."""
     samples = sample_answers(real)
     write_data(real, samples)
     run_training_step("sft", sft_flags(real), real.sft, real.processes)
-    run_training_step("reward", reward_flags(real), real.reward, real.processes)
+    if with_reward_model:
+        run_training_step("reward", reward_flags(real), real.reward, real.processes)
 
 
 def sample_answers(real: RealModel) -> list[Answers]:
@@ -212,7 +217,11 @@ def sample_answers(real: RealModel) -> list[Answers]:
 
 
 def write_data(real: RealModel, samples: Sequence[Answers]) -> None:
-    """Writes demonstrations, comparisons and the instructions of step 3, each as train.jsonl and test.jsonl."""
+    """Writes demonstrations, comparisons and the instructions of step 3, each as train.jsonl and test.jsonl.
+
+    Raises:
+        UserError: there are hardly any demonstrations or comparisons.
+    """
     held_out = [instruction.row() for instruction in held_out_instructions(real.scale.held_out, real.seed)]
     instructions = [instruction.row() for instruction in training_instructions(real.scale.instructions, real.seed)]
     write_rows(real.data / "instructions" / "train.jsonl", instructions)
@@ -222,6 +231,12 @@ def write_data(real: RealModel, samples: Sequence[Answers]) -> None:
         "comparisons": make_comparisons(samples, real.seed),
     }
     for name, rows in sources.items():
+        if len(rows) < MIN_ROWS:
+            count = sum(len(sample.answers) for sample in samples)
+            raise UserError(
+                f"--model {real.model}: its {count} answers give only {len(rows)} {name}, because hardly any ends by "
+                "itself, or their scores are the same. Give a model that was trained to follow instructions."
+            )
         held_out_rows = max(1, len(rows) // 10)
         write_rows(real.data / name / "train.jsonl", rows[held_out_rows:])
         write_rows(real.data / name / "test.jsonl", rows[:held_out_rows])
@@ -264,13 +279,23 @@ def supervised_flags(
     return [*as_arguments(flags), *real.common]
 
 
-def actor_flags(real: RealModel, samples_per_prompt: int = 1) -> list[str]:
-    """Step 3 without a critic; all runs start from the same models and see the same instructions."""
+def actor_flags(
+    real: RealModel,
+    samples_per_prompt: int = 1,
+    scores: Sequence[str] = (),
+) -> list[str]:
+    """Step 3 without a critic; all runs start from the same models and see the same instructions.
+
+    Args:
+        real: the pipeline.
+        samples_per_prompt: answers to one instruction in a rollout.
+        scores: flags of what scores the answers; the reward model of step 2 if empty.
+    """
+    scores = scores or ["--reward_model_name_or_path", str(real.reward)]
     scale = real.scale
     flags = {
         "--data_path": real.data / "instructions",
         "--actor_model_name_or_path": real.sft,
-        "--reward_model_name_or_path": real.reward,
         "--metric_function": f"{gold.__file__}:gold_scores",
         "--temperature": TEMPERATURE,
         "--per_device_generation_batch_size": real.processes.share(scale.rollout // samples_per_prompt),
@@ -284,18 +309,19 @@ def actor_flags(real: RealModel, samples_per_prompt: int = 1) -> list[str]:
         "--save_total_limit": 1,
         "--max_prompt_seq_len": MAX_PROMPT,
         "--max_answer_seq_len": scale.max_answer,
-        "--actor_learning_rate": 1e-5,
+        "--actor_learning_rate": scale.actor_rate,
         "--lr_scheduler_type": "constant_with_warmup",
         "--num_warmup_steps": 2,
         "--kl_ctl": 0.05,
         "--missing_eos_penalty": 1,
     }
-    return [*as_arguments(flags), "--normalize_scores", "--whiten_advantages", *real.common]
+    return [*as_arguments(flags), *scores, "--normalize_scores", "--whiten_advantages", *real.common]
 
 
-def critic_flags(start: Path) -> list[str]:
-    """The critic of step 3, which starts from a model."""
-    return as_arguments({"--critic_model_name_or_path": start, "--critic_learning_rate": 2e-5})
+def critic_flags(real: RealModel, start: Path) -> list[str]:
+    """The critic of step 3, which starts from a model; it has more to learn than the actor."""
+    flags = {"--critic_model_name_or_path": start, "--critic_learning_rate": 2 * real.scale.actor_rate}
+    return as_arguments(flags)
 
 
 def train_policies(
