@@ -80,7 +80,7 @@ class EnvironmentTraits:
         roles: of the messages that `step` returns.
     """
 
-    tools: list[Any] | None = None  # type: ignore[explicit-any]  # JSON schemas
+    tools: list[dict[str, object]] | None = None
     roles: Sequence[str] = field(default_factory=lambda: ["user"])
 
 

@@ -71,7 +71,10 @@ def _serve(listener: Listener, environment_class: Callable[[], Environment]) -> 
             connection.close()
 
 
-def play_episode(connection: Connection, environment_class: Callable[[], Environment]) -> None:
+def play_episode(  # type: ignore[explicit-any]  # a connection carries anything
+    connection: Connection,
+    environment_class: Callable[[], Environment],
+) -> None:
     """Answers the calls of one episode until the other side closes the connection.
 
     A call is ("reset", row, seed) or ("step", messages, reply). The answer is what the environment returned, or a text

@@ -50,7 +50,7 @@ class EpisodeProcess:
     def __init__(self, address: str, timeout: float) -> None:
         """Connects to the server, which forks the process. Raises UserError if the server has ended."""
         try:
-            self._connection: Connection = Client(address, "AF_UNIX")
+            self._connection: Connection = Client(address, "AF_UNIX")  # type: ignore[explicit-any]
             if not self._connection.poll(timeout):
                 raise EOFError
             self._pid: int = self._connection.recv()
@@ -60,7 +60,7 @@ class EpisodeProcess:
             ) from error
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> Connection:  # type: ignore[explicit-any]
         """The connection, to wait for."""
         return self._connection
 
