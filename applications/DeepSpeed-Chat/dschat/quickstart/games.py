@@ -19,7 +19,7 @@ from dschat.base.jsonl import write_rows
 
 Game = Literal["guess", "calculator"]
 Message = dict[str, str]
-StepResult = tuple[list[Message], float, bool]  # messages, reward, whether the episode is over
+Played = tuple[list[Message], float, bool]  # messages, reward, whether the episode is over
 
 # A message of the user or of a tool is a line, and so is a reply, which ends with EOS.
 CHAT_TEMPLATE = (
@@ -55,7 +55,7 @@ class Guess:
         self._guesses = 0
         return [{"role": "user", "content": f"guess 1 to {LARGEST}"}]
 
-    def step(self, messages: list[Message], reply: str) -> StepResult:
+    def step(self, messages: list[Message], reply: str) -> Played:
         """Answers a guess. The right one ends the episode; so does a reply that is no number."""
         self._guesses += 1
         text = reply.strip()
@@ -92,7 +92,7 @@ class Calculator:
         self._calls = 0
         return [{"role": "user", "content": f"add up {' '.join(map(str, self._numbers))}"}]
 
-    def step(self, messages: list[Message], reply: str) -> StepResult:
+    def step(self, messages: list[Message], reply: str) -> Played:
         """Runs a call of the tool, or judges an answer, which ends the episode."""
         self._calls += 1
         answer = _ANSWER.fullmatch(reply)

@@ -63,7 +63,7 @@ class Environment(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
+class StepResult:
     """What an environment answers to a reply."""
 
     messages: list[Message]
@@ -117,7 +117,7 @@ def step_environment(
     environment: Environment,
     messages: list[Message],
     reply: str,
-) -> Answer:
+) -> StepResult:
     """The answer to a reply. Raises UserError if `step` fails or returns something else."""
     result = call_function(environment.step, FLAG, messages, reply)
     if not isinstance(result, tuple) or len(result) not in (3, 5):
@@ -130,7 +130,7 @@ def step_environment(
     else:
         new_messages, reward, is_over = result
         done = bool(is_over)
-    return Answer(_checked_messages(new_messages, "step", may_be_empty=done), _checked_reward(reward), done)
+    return StepResult(_checked_messages(new_messages, "step", may_be_empty=done), _checked_reward(reward), done)
 
 
 def _checked_messages(result: object, method: str, may_be_empty: bool) -> list[Message]:

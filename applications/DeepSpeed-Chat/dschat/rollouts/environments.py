@@ -25,7 +25,7 @@ from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 
 from dschat.base.errors import UserError
-from dschat.rollouts.environment import FLAG, Answer, EnvironmentTraits, Message
+from dschat.rollouts.environment import FLAG, EnvironmentTraits, Message, StepResult
 from dschat.run.stop import raise_if_stopped_here
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Failure:
     problem: str
 
 
-Result = list[Message] | Answer | Failure
+Result = list[Message] | StepResult | Failure
 
 
 class EpisodeProcess:
@@ -72,7 +72,7 @@ class EpisodeProcess:
     def receive(self) -> Result:
         """The answer to the last call, once there is one."""
         try:
-            answer: list[Message] | Answer | str = self._connection.recv()
+            answer: list[Message] | StepResult | str = self._connection.recv()
         except (EOFError, OSError):
             return Failure(f"{FLAG}: the environment's process has ended")
         return Failure(answer) if isinstance(answer, str) else answer

@@ -20,7 +20,7 @@ from dschat.data.messages import TOOLS
 from dschat.data.observations import ConversationEncoder
 from dschat.data.rows import Row
 from dschat.rollouts.engine import ResponseSampler
-from dschat.rollouts.environment import Answer, Message
+from dschat.rollouts.environment import Message, StepResult
 from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess, Failure, Result
 from dschat.rollouts.sampling import Sampling, row_seed
 
@@ -250,7 +250,7 @@ class EpisodePlayer:
             calls.append(("step", episode.messages, reply))
         results = self._pool.call(processes, calls)
         for episode, reply, result in zip(episodes, replies, results, strict=True):
-            if not isinstance(result, Answer):
+            if not isinstance(result, StepResult):
                 self._fail(episode, _problem_of(result))
                 continue
             episode.rewards.append(result.reward)

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from dschat.settings.flags import ABOVE_0, AT_LEAST_1, FREE, flag
 from dschat.settings.rules import Check, Rule, check_function_path
-
-if TYPE_CHECKING:
-    from dschat.settings.ppo import PPOConfig
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -47,17 +44,18 @@ class EpisodeFlags:
     )
 
 
-def _check_environment(config: PPOConfig) -> None:
+def _check_environment(config: Any) -> None:
     if config.rewards.environment is not None:
         check_function_path("environment", config.rewards.environment)
 
 
-def _turn_is_longer(config: PPOConfig) -> bool:
+def _turn_is_longer(config: Any) -> bool:
     """Whether a reply may be longer than an episode."""
-    return (config.episodes.max_turn_seq_len or 0) > config.sampling.max_answer_seq_len
+    longest_turn: int = config.episodes.max_turn_seq_len or 0
+    return bool(longest_turn > config.sampling.max_answer_seq_len)
 
 
-EPISODE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
+EPISODE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
     Check(_check_environment),
     Rule(
         lambda config: config.has_episodes and config.rollouts.uses_vllm,
