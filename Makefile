@@ -1,6 +1,7 @@
 # make quickstart   the whole pipeline on this machine, with a report
 # make real         the same with a language model of 135 million parameters from the package index; small without a GPU
 # make programs     the same for programs: rewards by execution in a sandbox, pass@1 and pass@5 before and after
+# make turns        episodes of several turns: a guessing game and a calculator as environments, with a report on each
 # make learners     DPO, PPO, MA-PPO, RLOO, GRPO, GSPO, TEMPO, segment values and the limit side by side, and REFUEL on dialogues
 # make reward-losses  the four losses of step 2 side by side
 # make test         the test suite
@@ -29,7 +30,7 @@ DOCS := .venv-docs
 FRAMEWORK ?= verl
 FRAMEWORK_BIN := $(CURDIR)/.venv-$(FRAMEWORK)/bin
 
-.PHONY: quickstart real programs learners reward-losses test test-frameworks test-vllm test-processors test-lowest mutants check docs benchmark install clean
+.PHONY: quickstart real programs turns learners reward-losses test test-frameworks test-vllm test-processors test-lowest mutants check docs benchmark install clean
 
 install: $(INSTALLED)
 
@@ -54,6 +55,9 @@ real: $(INSTALLED)
 
 programs: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/programs.py --output_dir runs/programs $(PROGRAMS_ARGS)
+
+turns: $(INSTALLED)
+	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/turns.py --output_dir runs/turns $(TURNS_ARGS)
 
 learners: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/research/learners.py --output_dir runs/learners $(LEARNERS_ARGS)

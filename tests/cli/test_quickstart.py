@@ -96,6 +96,17 @@ def test_two_processes_that_shard_everything(tmp_path):
     AutoModelForSequenceClassification.from_pretrained(folder / "step2-reward")
 
 
+def test_turns_small(tmp_path):
+    """Two games, each with macro actions of a token and of a turn, and an episode drawn turn by turn."""
+    folder = tmp_path / "turns"
+    result = run_small("turns.py", folder)
+    for game in ("guess", "calculator"):
+        assert "MA-PPO (turn)" in (folder / game / "report.html").read_text(encoding="utf-8")
+        episodes = (folder / game / "episodes.txt").read_text(encoding="utf-8")
+        assert "value before" in episodes and "policy" in episodes and episodes.rstrip() in result.stdout
+        assert (folder / game / "report.png").stat().st_size > 0
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("sandbox")
 @pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces"))

@@ -242,6 +242,35 @@ REFUSALS = [
         "would be called first",
         "rename the function",
     ),
+    # episodes
+    *(
+        ("ppo", f"--environment score.py:score {words}", *said)
+        for words, *said in (
+            ("--rollout_engine vllm", "--environment with --rollout_engine vllm", "Use --rollout_engine continuous"),
+            (
+                "--advantage_estimator tempo --samples_per_prompt 2",
+                "--environment with --advantage_estimator tempo",
+                "Use gae, rloo_turns",
+            ),
+            ("--advantage_estimator segment_mc", "--environment with --advantage_estimator segment_mc"),
+            ("--segment_rewards each", "--environment with --segment_rewards", "Drop --segment_rewards"),
+            (
+                "--reward_model_name_or_path r --rm_template",
+                "--environment with --rm_template",
+                "Drop --rm_template",
+            ),
+            ("--on_reward_error retry", "--environment with --on_reward_error retry", "Use stop or skip"),
+            ("--max_answer_seq_len 8 --max_turn_seq_len 9", "--max_turn_seq_len 9 is longer than an episode"),
+            ("--max_turns 29", "--environment_timeout 60", "--max_turns 29", "--ddp_timeout 1800"),
+            ("--max_turns 0", "--max_turns 0", "at least 1"),
+            ("--environment_timeout 0", "--environment_timeout 0", "above 0"),
+        )
+    ),
+    ("ppo", "--environment score.py", "--environment score.py is not of the form"),
+    ("ppo", "--max_turns 3", "--max_turns 3", "add --environment"),
+    ("ppo", "--max_turn_seq_len 3", "--max_turn_seq_len 3", "add --environment"),
+    ("ppo", "--environment_workers 3", "--environment_workers 3", "add --environment"),
+    ("ppo", "--advantage_estimator rloo_turns", "--samples_per_prompt of at least 2"),
     ("ppo", "--reward_url 127.0.0.1:8500", "--reward_url 127.0.0.1:8500 is no address", "http://127.0.0.1:8500/score"),
     ("ppo", "--reward_url http://user:secret@host/", "--reward_url", "without a user's name, password or"),
     ("ppo", "--reward_url http://host/score?key=1", "--reward_url http://host/score?key=1 is no address", "query"),

@@ -439,12 +439,14 @@ def ppo_trainer_of(
     config: Any,
     estimator: Any = None,
     average: Any = None,
+    sampler: Any = None,
 ) -> Any:
     """The loop of PPO."""
     from dschat.training.ppo.algorithm import PPO
 
     run, condition = run_of("ppo", config), condition_of(config, tokenizer)
-    algorithm = PPO(models, prompts, held_out, tokenizer, condition, config, run, average, estimator=estimator)
+    parts = (models, prompts, held_out, tokenizer, condition, config, run, average)
+    algorithm = PPO(*parts, estimator=estimator, sampler=sampler)
     return loop_of(algorithm, config, run, models.trained, average)
 
 

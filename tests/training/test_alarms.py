@@ -64,6 +64,8 @@ def test_the_limits_themselves_are_silent():
     assert repetition_alarm({"response/repetition": 0.5}) is None
     assert critic_alarm({"val/explained_variance": -1.0}) is None
     assert eos_alarm({"response/eos_rate": 0.0}, ended_before=False) is None
+    episodes = {"response/eos_rate": 0.0, "episode/turns": 2.0}
+    assert "--max_turns" in str(eos_alarm(episodes, ended_before=True))
     assert short_alarm({"response/length": 8.1}, 32.0) is None and short_alarm({"response/length": 8.0}, 32.0)
 
 

@@ -162,6 +162,9 @@ COMMANDS: dict[str, Command] = {
     "quickstart programs": Command(
         "the same with rewards by execution", "quickstart.options:ProgramsOptions", "quickstart.programs:run"
     ),
+    "quickstart turns": Command(
+        "episodes of several turns with environments", "quickstart.options:TurnsOptions", "quickstart.turns:run"
+    ),
     "completion": Command(
         "what a shell needs to complete these", "settings.commands:CompletionOptions", "reference:completion"
     ),

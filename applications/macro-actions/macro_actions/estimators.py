@@ -14,7 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from macro_actions.groups import dr_grpo, grpo, prefix_values, rloo, scale
+from macro_actions.groups import dr_grpo, grpo, prefix_values, rloo, rloo_turns, scale
+from macro_actions.masked import last_true, widths
 from macro_actions.rewards import penalise_length, penalise_missing_eos, token_rewards
 from macro_actions.segments import pool_rewards, pool_values, segment, to_tokens
 from macro_actions.settings import EstimatorSettings
@@ -167,6 +168,29 @@ def rloo_batch(
     return _batch_without_returns(trajectory, macro, kl, rewards, token_advantages)
 
 
+def rloo_turns_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """RLOO by turns: the return from a turn on minus that of the prompt's other responses that reached the turn.
+
+    A turn is a run of the response mask, whatever the macro actions; its reward is the sum of its token rewards, KL
+    penalty included, and ``gamma`` discounts from turn to turn. See :func:`macro_actions.groups.rloo_turns` for the
+    baseline. With one turn in each response this is :func:`rloo_batch`.
+
+    Raises:
+        ValueError: B is not a multiple of the samples per prompt.
+    """
+    rewards, kl = _token_rewards(trajectory, settings)
+    mask = trajectory.response_mask
+    turns = segment(last_true(mask), mask)
+    returns = _discounted_sums(pool_rewards(rewards, turns), turns, settings.gamma)
+    reached = _by_group(turns.mask, settings)
+    advantages = rloo_turns(_by_group(returns, settings), reached).flatten(0, 1)
+    return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(advantages, turns))
+
+
 def grpo_batch(
     trajectory: Trajectory,
     macro: MacroActions,
@@ -276,6 +300,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "sae": sae_batch,
     "evpo": gae_batch,  # the trainer decides over the whole batch, see `with_mean_baseline`
     "rloo": rloo_batch,
+    "rloo_turns": rloo_turns_batch,
     "grpo": grpo_batch,
     "dr_grpo": dr_grpo_batch,
     "reinforce_pp": reinforce_batch,
@@ -428,17 +453,23 @@ def response_penalty(kl: Tensor, kl_coef: float) -> Tensor:
 
 
 def _token_rewards(trajectory: Trajectory, settings: EstimatorSettings) -> tuple[Tensor, Tensor]:
-    """Token rewards and KL, shape (B, R) each; the score includes the penalties for a missing EOS and for length."""
-    lengths = trajectory.response_mask.sum(1)
+    """Token rewards and KL, shape (B, R) each; the score includes the penalties for a missing EOS and for length.
+
+    In an episode the penalty for a missing EOS stands on the last token of each turn that was cut.
+    """
+    segment_rewards = trajectory.segment_rewards
+    cut_turns = trajectory.rollout.cut_turns
+    if segment_rewards is not None and cut_turns is not None and settings.missing_eos_penalty is not None:
+        segment_rewards = torch.where(cut_turns, segment_rewards - settings.missing_eos_penalty, segment_rewards)
     return token_rewards(
         trajectory.logprobs,
         trajectory.ref_logprobs,
-        penalised(trajectory.scores, trajectory.rollout.finished, lengths, settings),
+        _penalised_scores(trajectory, settings),
         trajectory.response_mask,
         settings.kl_coef,
         settings.kl_estimator,
         settings.clip_reward_value,
-        trajectory.segment_rewards,
+        segment_rewards,
     )
 
 
@@ -447,6 +478,18 @@ def _policy_lam(macro: MacroActions, settings: EstimatorSettings) -> float | Ten
     if settings.lam_alpha is None:
         return settings.lam
     return adaptive_lam(macro.mask.sum(1), settings.lam_alpha)
+
+
+def _penalised_scores(trajectory: Trajectory, settings: EstimatorSettings) -> Tensor:
+    """Scores minus the penalties for a missing EOS, of the response or of each of its turns, and for length. (B,)."""
+    scores = trajectory.scores
+    finished = trajectory.rollout.finished
+    cut_turns = trajectory.rollout.cut_turns
+    if cut_turns is not None:
+        if settings.missing_eos_penalty is not None:
+            scores = scores - settings.missing_eos_penalty * cut_turns.sum(1)
+        finished = torch.ones_like(finished)
+    return penalised(scores, finished, widths(trajectory.response_mask), settings)
 
 
 def _discounted_sums(
@@ -461,8 +504,7 @@ def _discounted_sums(
 
 def _compared_scores(trajectory: Trajectory, settings: EstimatorSettings) -> Tensor:
     """Scores by which a group's responses are compared: with penalties, clamped, without the KL. Shape (B,)."""
-    lengths = trajectory.response_mask.sum(1)
-    scores = penalised(trajectory.scores, trajectory.rollout.finished, lengths, settings)
+    scores = _penalised_scores(trajectory, settings)
     bound = settings.clip_reward_value
     return scores if bound is None else scores.clamp(-bound, bound)
 

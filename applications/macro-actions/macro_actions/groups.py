@@ -167,6 +167,35 @@ def refilled(
     return torch.tensor(numbers, device=equal.device)
 
 
+def rloo_turns(returns: Tensor, reached: Tensor) -> Tensor:
+    """The return from each turn on minus a baseline made of the prompt's other responses alone.
+
+    The baseline of turn h is the mean return from turn h on of the other responses that reached turn h; where there
+    are none, the mean return of the other responses' whole episodes. It depends on nothing that the response itself
+    does, so that the policy gradient is unbiased; a mean over all responses of a batch that reached turn h is not such
+    a baseline, because it holds the response's own return, with a weight that follows from how many turns there are.
+
+    Example: returns 3 1, 2 and 7 5 of responses with 2, 1 and 2 turns. Turn 1: 3 − 4.5, 2 − 5, 7 − 2.5; turn 2:
+    1 − 5 and 5 − 1.
+
+    Args:
+        returns: shape ``(P, K, H)``, from each turn on.
+        reached: shape ``(P, K, H)``, bool, True on a prefix of each row: its turns. A response without turns counts
+            in no baseline.
+
+    Returns:
+        advantages, shape ``(P, K, H)``: 0 off ``reached``, and where no other response of the prompt has a turn.
+    """
+    returns = torch.where(reached, returns, 0.0)
+    count = reached.sum(1, keepdim=True) - reached.long()
+    total = returns.sum(1, keepdim=True) - returns
+    # Whole episodes of the others, for turns that no other response reached.
+    episode_count = count[..., :1]
+    episode_mean = total[..., :1] / episode_count.clamp(min=1)
+    baseline = torch.where(count > 0, total / count.clamp(min=1), episode_mean)
+    return torch.where(reached & (episode_count > 0), returns - baseline, 0.0)
+
+
 def prefix_values(
     ids: Tensor,
     scores: Tensor,

@@ -33,6 +33,25 @@ def last_true(mask: Tensor) -> Tensor:
     return mask & ~following
 
 
+def last_of_row(mask: Tensor) -> Tensor:
+    """Last True position of each row, whatever holes the row has. (B, T) bool → (B, T) bool.
+
+    Example: 1 1 0 1 1 1 0 gives 0 0 0 0 0 1 0.
+    """
+    count_from_here = mask.flip(1).cumsum(1).flip(1)
+    return mask & (count_from_here == 1)
+
+
+def widths(mask: Tensor) -> Tensor:
+    """Columns of each row up to its last True position, holes included. (B, T) bool → (B,) int64.
+
+    Example: 1 1 0 1 0 gives 4; a row without True gives 0.
+    """
+    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    numbers = torch.where(mask, columns, 0)
+    return numbers.amax(1) if mask.shape[1] else numbers.sum(1)
+
+
 def masked_moments(x: Tensor, mask: Tensor) -> Totals:
     """Totals that determine mean and variance, and that can be added up over batches and ranks.
 

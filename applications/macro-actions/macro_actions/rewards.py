@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from macro_actions.masked import last_true
+from macro_actions.masked import last_of_row
 
 
 def kl_estimate(
@@ -65,7 +65,7 @@ def token_rewards(
         logprobs: shape ``(B, R)``.
         ref_logprobs: shape ``(B, R)``.
         scores: shape ``(B,)``, from the reward function.
-        response_mask: shape ``(B, R)``, bool, True on a prefix of each row.
+        response_mask: shape ``(B, R)``, bool, with or without holes.
         kl_coef: weight of the KL penalty.
         kl_estimator: see :func:`kl_estimate`.
         clip_reward_value: scores are clamped to ± this value first; not at all with ``None``.
@@ -85,7 +85,8 @@ def token_rewards(
         rewards = rewards + segment_rewards
         scores = scores - segment_rewards.sum(1)
 
-    score_rewards = torch.where(last_true(response_mask), scores[:, None], torch.zeros_like(logprobs))
+    is_last = last_of_row(response_mask)
+    score_rewards = torch.where(is_last, scores[:, None], torch.zeros_like(logprobs))
     return rewards + score_rewards, kl
 
 

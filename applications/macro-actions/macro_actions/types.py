@@ -22,13 +22,17 @@ class Rollout:
     Attributes:
         input_ids: shape ``(B, P+R)``, int64.
         attention_mask: shape ``(B, P+R)``, bool, True on real tokens.
-        response_mask: shape ``(B, R)``, bool, True on tokens the policy produced, EOS included; a prefix of each row.
+        response_mask: shape ``(B, R)``, bool, True on tokens the policy produced, EOS included. A prefix of each row,
+            or in an episode of several turns one run for each turn, with the environment's tokens between the runs.
         prompt_index: shape ``(B,)``, int64, number of the prompt in the data set.
-        finished: shape ``(B,)``, bool, True where the response ended with EOS, False where it was cut.
+        finished: shape ``(B,)``, bool, True where the response ended with EOS, False where it was cut; for an episode
+            also False where the environment was not done.
         drawn_logprobs: shape ``(B, R)``, float32, 0 off the response: log-probabilities under the policy that sampled
             the tokens, if that is not the actor itself.
         sample_index: shape ``(B,)``, int64, number of the response among those to its prompt, from 0; ``None`` if each
             prompt has one.
+        cut_turns: shape ``(B, R)``, bool, True on the last token of each turn that does not end with EOS; ``None`` if
+            rows are not episodes.
     """
 
     input_ids: Tensor
@@ -38,6 +42,7 @@ class Rollout:
     finished: Tensor
     drawn_logprobs: Tensor | None = None
     sample_index: Tensor | None = None
+    cut_turns: Tensor | None = None
 
     @property
     def prompt_width(self) -> int:
@@ -50,10 +55,30 @@ class Rollout:
         return self.input_ids[:, self.prompt_width :]
 
     def response_rows(self) -> list[list[int]]:
-        """Ids of each response as a list, without padding. The host waits for the device."""
+        """Ids of each response as a list, without padding and environments' tokens. The host waits for the device."""
         all_ids = self.response_ids.cpu()
         mask = self.response_mask.cpu()
         return [ids[row_mask].tolist() for ids, row_mask in zip(all_ids, mask, strict=True)]
+
+    def response_runs(self) -> list[list[list[int]]]:
+        """Ids of each run of the response mask: for each row, the turns of the policy. The host waits for the device.
+
+        A row without holes has one run, and a row without response tokens has none.
+        """
+        rows = []
+        all_ids = self.response_ids.tolist()
+        masks = self.response_mask.tolist()
+        for ids, row_mask in zip(all_ids, masks, strict=True):
+            runs: list[list[int]] = []
+            was_response = False
+            for token_id, is_response in zip(ids, row_mask, strict=True):
+                if is_response and not was_response:
+                    runs.append([])
+                if is_response:
+                    runs[-1].append(token_id)
+                was_response = is_response
+            rows.append(runs)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -262,10 +287,12 @@ def without_responses(rollout: Rollout, rows: Tensor) -> Rollout:
     has_response = ~rows[:, None]
     columns = torch.arange(rollout.attention_mask.shape[1], device=rows.device)
     is_prompt = columns < rollout.prompt_width
+    cut_turns = rollout.cut_turns
     return replace(
         rollout,
         attention_mask=rollout.attention_mask & (has_response | is_prompt),
         response_mask=rollout.response_mask & has_response,
+        cut_turns=None if cut_turns is None else cut_turns & has_response,
     )
 
 

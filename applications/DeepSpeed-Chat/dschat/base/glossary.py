@@ -48,6 +48,7 @@ NONFINITE = "`--on_nonfinite skip`"
 NORMALISED = "`--normalize_scores`"
 PARSING = "`--termination_condition parsing`"
 PROGRAMS = "`--reward_source programs`"
+EPISODES = "`--environment`"
 VLLM = "`--rollout_engine vllm`"
 COMPLETIONS = "`--advantage_estimator segment_mc`"
 GATE = "`--advantage_estimator evpo`"
@@ -197,6 +198,13 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
          " runtime or compile error, or could not be run (invalid)", "invalid above 0: see the log", PROGRAMS),
         ("programs/tests_per_second", "ppo", "tests per s", "of one process, remembered ones too", "", PROGRAMS),
         ("programs/seconds", "ppo", "s", "of running programs", "", PROGRAMS),
+        ("episode/turns", "ppo", "turns", "mean number of the policy's replies in an episode", "", EPISODES),
+        ("episode/done", "ppo", "share", "episodes that the environment ended; a limit cut the others",
+         "near 0: raise `--max_turns` or `--max_answer_seq_len`", EPISODES),
+        ("episode/cut_turns", "ppo", "share", "replies without a token that ends them", "it grows: see"
+         " `--missing_eos_penalty`", EPISODES),
+        ("episode/environment_tokens", "ppo", "tokens", "mean of an environment's tokens between replies, which are"
+         " not trained on", "", EPISODES),
         ("time/generation", ONLINE, "s", "of sampling, on the main process"),
         ("time/completions", "ppo", "s", "of sampling and scoring completions", "", COMPLETIONS),
         ("time/scoring", ONLINE, "s", "of scores, log-probs and values"),
@@ -257,6 +265,10 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("eval/programs/<outcome>", "ppo", "share", "as `programs/<outcome>`", "", PROGRAMS),
         ("eval/programs/tests_per_second", "ppo", "tests per s", "as above", "", PROGRAMS),
         ("eval/programs/seconds", "ppo", "s", "as above", "", PROGRAMS),
+        ("eval/episode/turns", "ppo", "turns", "as `episode/turns`", "", EPISODES),
+        ("eval/episode/done", "ppo", "share", "as `episode/done`", "", EPISODES),
+        ("eval/episode/cut_turns", "ppo", "share", "as `episode/cut_turns`", "", EPISODES),
+        ("eval/episode/environment_tokens", "ppo", "tokens", "as above", "", EPISODES),
     ),
 }  # fmt: skip
 METRICS = tuple(Metric(*row) for rows in _TABLES.values() for row in rows)

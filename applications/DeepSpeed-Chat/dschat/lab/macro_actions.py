@@ -46,7 +46,7 @@ class MacroToken:
     """One token of a response; numbers that are not known are None."""
 
     text: str  # added to the response by the token; special tokens by their name
-    macro_action: int  # index of its macro action in the response
+    macro_action: int  # index of its macro action in the response; -1 for an environment's token
     value: float | None = None  # of the state before the token, by the critic
     reward: float | None = None  # with the KL penalty
     advantage: float | None = None  # of its macro action
@@ -77,7 +77,8 @@ def macro_spans(tokens: Iterable[MacroToken]) -> str:
     for number, group in groupby(tokens, key=lambda token: token.macro_action):
         members = list(group)
         inner = "".join(_token_span(token, len(members)) for token in members)
-        spans.append(f'<span class="ma ma{number % len(PALETTE)}">{inner}</span>')
+        kind = f"ma ma{number % len(PALETTE)}" if number >= 0 else "ma-environment"
+        spans.append(f'<span class="{kind}">{inner}</span>')
     return f'<div class="ma-text">{"".join(spans)}</div>'
 
 
@@ -97,13 +98,16 @@ def legend_html(numbers: bool = True) -> str:
 def _token_span(token: MacroToken, macro_length: int) -> str:
     text = pictures(token.text)
     length = f"{macro_length} token{'' if macro_length == 1 else 's'}"
-    facts = [f"token: {text!r}", f"macro action {token.macro_action + 1} ({length})"]
     numbers = {
         "value": token.value,
         "reward": token.reward,
         "advantage": token.advantage,
     }
-    if any(number is not None for number in numbers.values()):
+    if token.macro_action < 0:
+        facts = [f"token: {text!r}", "of the environment"]
+    else:
+        facts = [f"token: {text!r}", f"macro action {token.macro_action + 1} ({length})"]
+    if token.macro_action >= 0 and any(number is not None for number in numbers.values()):
         facts += [f"{name}: {_number(number)}" for name, number in numbers.items()]
     title = "\n".join(facts)
     body = '<span class="nl">\n</span>'.join(escape(line) for line in text.split("\n"))
@@ -123,7 +127,9 @@ def macro_text(tokens: Iterable[MacroToken], colour: bool) -> str:
     for number, group in groupby(tokens, key=lambda token: token.macro_action):
         text = pictures("".join(token.text for token in group))
         text = text.replace("\t", "␉").replace("\n", "↵\n")
-        if colour:
+        if number < 0:  # an environment's tokens
+            parts.append(text)
+        elif colour:
             parts.append(_coloured(text, TERMINAL_COLOURS[number % len(TERMINAL_COLOURS)]))
         else:
             parts.append(f"{text}|")

@@ -15,6 +15,7 @@ from torch import Tensor
 from macro_actions.types import Rollout
 
 Integers = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 # Spare columns of the key-value buffers while prompts wait for slots, so that live rows are moved back to the first
 # columns only now and then.
 SPARE_COLUMNS = 64
@@ -43,23 +44,41 @@ class PassSize:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Token counts of the B rows of a rollout, in host memory."""
+    """Token counts of the B rows of a rollout, in host memory.
 
-    prompts: Integers  # (B,)
-    responses: Integers  # (B,)
+    Attributes:
+        prompts: shape ``(B,)``.
+        responses: shape ``(B,)``, including an environment's tokens between the turns of a response.
+        holes: shape ``(B, R)``, True on the environment's tokens; None if there are none.
+    """
+
+    prompts: Integers
+    responses: Integers
+    holes: Bools | None = None
 
     @classmethod
     def of(cls, rollout: Rollout) -> Lengths:
-        """Reads the lengths from the device, in one transfer."""
-        responses = rollout.response_mask.sum(1)
+        """Reads the lengths from the device; only episodes of several turns take a second transfer."""
+        is_response = rollout.attention_mask[:, rollout.prompt_width :]
+        responses = is_response.sum(1)
         prompts = rollout.attention_mask.sum(1) - responses
-        prompt_lengths, response_lengths = torch.stack([prompts, responses]).cpu().numpy()
-        return cls(prompt_lengths, response_lengths)
+        sampled = rollout.response_mask.sum(1)
+        lengths = torch.stack([prompts, responses, sampled])
+        prompt_lengths, response_lengths, sampled_lengths = lengths.cpu().numpy()
+        if (sampled_lengths == response_lengths).all():
+            return cls(prompt_lengths, response_lengths)
+        holes = (is_response & ~rollout.response_mask).cpu().numpy()
+        return cls(prompt_lengths, response_lengths, holes)
 
     @property
     def totals(self) -> Integers:
         """Prompt plus response, (B,)."""
         return self.prompts + self.responses
+
+    @property
+    def sampled(self) -> Integers:
+        """Tokens of each response that the policy sampled, (B,)."""
+        return self.responses if self.holes is None else self.responses - self.holes.sum(1)
 
 
 @dataclass(frozen=True)
@@ -67,11 +86,11 @@ class Layout:
     """Some rows of a rollout for one forward pass without attention mask; b rows, N response tokens, T ≤ P + R."""
 
     input_ids: Tensor  # (b, T) long: prompt, response, then arbitrary ids
-    targets: Tensor  # (N,) long: indices of the response tokens in input_ids.flatten(), row by row
+    targets: Tensor  # (N,) long: indices of the sampled tokens in input_ids.flatten(), row by row
     response_indices: Tensor  # (N,) long: indices of the same tokens in a flattened (b, R') tensor
     rows: Tensor  # (b,) long: row numbers in the rollout
     ends: Tensor  # (b,) long: column of each row's last token
-    width: int  # R', length of the longest response of these rows, at least 1
+    width: int  # R', length of the longest response of these rows with its holes, at least 1
 
     def spread(self, x: Tensor) -> Tensor:
         """Scatters numbers of response tokens (N,) into (b, R'), 0 elsewhere; differentiable."""
@@ -109,10 +128,14 @@ def lay_out(
     columns = int(totals.max())
     width = max(int(responses.max()), 1)
 
-    # For each response token, its row in this layout and its index in the response.
+    # For each response token, its row in this layout and its column in the response.
     token_row = np.repeat(np.arange(len(rows)), responses)
     first_token = np.cumsum(responses) - responses
     token_index = np.arange(len(token_row)) - first_token[token_row]
+    if lengths.holes is not None:
+        is_sampled = ~lengths.holes[rows][token_row, token_index]
+        token_row = token_row[is_sampled]
+        token_index = token_index[is_sampled]
     indices = [
         rows,
         rollout.prompt_width - prompts,  # column of each row's first token

@@ -90,7 +90,8 @@ def expect(plan: Plan, gpu: NamedGpu) -> Expectation:
         tokens_per_second=plan.machine.processes * float(lengths.sum()) / seconds,
         share=operations / seconds / gpu.reached.operations_per_second,
     )
-    if isinstance(config, PPOConfig) and config.rollouts.rollout_engine == "continuous":
+    # How long environments take is not known.
+    if isinstance(config, PPOConfig) and not config.has_episodes and config.rollouts.rollout_engine == "continuous":
         return _expect_rollouts(plan, config, gpu, trained)
     return Expectation(gpu.name, trained=trained)
 

@@ -49,3 +49,11 @@ class ProgramsOptions(ExampleFlags):
     """Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5."""
 
     output_dir: Path = flag("folder of everything made", Path("runs/programs"))
+
+
+@dataclass(kw_only=True)
+class TurnsOptions(ExampleFlags):
+    """Episodes of several turns on one machine: a guessing game and a calculator, steps 1 and 3 with environments."""
+
+    output_dir: Path = flag("folder of everything made", Path("runs/turns"))
+    jobs: int = flag("runs of step 3 at a time", 2, AT_LEAST_1)

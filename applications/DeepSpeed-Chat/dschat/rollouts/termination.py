@@ -38,8 +38,9 @@ from macro_actions.conditions import (
     make_row_seeds,
 )
 from macro_actions.constituents import ParsingCondition
+from macro_actions.masked import last_true
 from macro_actions.token_text import TokenReader
-from macro_actions.types import ScoredRollout, Trajectory
+from macro_actions.types import Rollout, ScoredRollout, Trajectory
 
 if TYPE_CHECKING:
     from constituent_treelib.parsing import Backend
@@ -132,6 +133,15 @@ def fixed(flags: FixedFlags, run: RunParts) -> FindEnds:
     return find
 
 
+def turn(flags: NoFlags, run: RunParts) -> FindEnds:
+    """A turn of the policy is a macro action: the whole response, unless an environment answers in between."""
+
+    def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
+        return Ends(last_true(trajectory.response_mask))
+
+    return find
+
+
 def randomized(flags: RandomizedFlags, run: RunParts) -> FindEnds:
     """Macro actions of shuffled lengths, shuffled anew for each row and epoch."""
 
@@ -174,14 +184,16 @@ class Parsing:
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
         """Finds where constituents end, and counts the sentences that were parsed."""
-        parsed = self._parse(trajectory.rollout.response_rows())
+        texts, rows = _runs_of(trajectory.rollout)
+        parsed = self._parse(texts)
         totals = {
             "parsing/sentences": parsed.counts.sentences,
             "parsing/parsed": parsed.counts.parsed,
             "parsing/fell_back": parsed.counts.fell_back,
             "parsing/seconds": parsed.seconds,
         }
-        return Ends(ends_from_lengths(parsed.lengths, trajectory.response_mask), totals)
+        lengths = _by_row(parsed.lengths, rows, len(trajectory.response_mask))
+        return Ends(ends_from_lengths(lengths, trajectory.response_mask), totals)
 
 
 def sentences(flags: NoFlags, run: RunParts) -> FindEnds:
@@ -201,9 +213,34 @@ def lines(flags: NoFlags, run: RunParts) -> FindEnds:
 
 def _of_units(units: UnitCondition) -> FindEnds:
     def find(trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        return Ends(ends_from_lengths(units(trajectory.rollout.response_rows()), trajectory.response_mask))
+        texts, rows = _runs_of(trajectory.rollout)
+        lengths = _by_row(units(texts), rows, len(trajectory.response_mask))
+        return Ends(ends_from_lengths(lengths, trajectory.response_mask))
 
     return find
+
+
+def _runs_of(rollout: Rollout) -> tuple[list[list[int]], list[int]]:
+    """Ids of every turn of the policy, and the row of each. A row without response tokens is one empty text."""
+    texts = []
+    rows = []
+    for row, runs in enumerate(rollout.response_runs()):
+        for ids in runs or [[]]:
+            texts.append(ids)
+            rows.append(row)
+    return texts, rows
+
+
+def _by_row(
+    lengths: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    num_rows: int,
+) -> list[list[int]]:
+    """Macro-action lengths of turns, put together for each of `num_rows` rows; `rows` is the row of each turn."""
+    lengths_of_rows: list[list[int]] = [[] for _ in range(num_rows)]
+    for turn_lengths, row in zip(lengths, rows, strict=True):
+        lengths_of_rows[row] += turn_lengths
+    return lengths_of_rows
 
 
 class UserCondition:

@@ -16,6 +16,7 @@ from torch import Tensor
 from dschat.data.dialogues import Dialogue
 from dschat.data.rows import Row
 from dschat.models.engines import Scalar
+from dschat.models.layout import Lengths
 from dschat.run.distributed import sum_over_ranks
 from dschat.scoring.segments import Numbers, Segments
 from macro_actions.types import Rollout
@@ -26,13 +27,46 @@ UNSCORED = "unscored"  # 1 for a response without score, else 0; its mean is the
 
 
 @dataclass(frozen=True)
+class EpisodeRecords:
+    """What environments did in B episodes of several turns.
+
+    Attributes:
+        turn_rewards: shape ``(B, R)``, float32, each turn's reward on its last token, 0 elsewhere.
+        failed: shape ``(B,)``, bool: the environment failed, so that the episode has no score.
+        done: shape ``(B,)``, bool: the environment ended the episode; others were cut by a limit.
+        messages: of both sides.
+        rewards: of each turn, in their order.
+        samplings: lengths of what was read and sampled in each turn.
+    """
+
+    turn_rewards: Tensor
+    failed: Tensor
+    done: Tensor
+    messages: list[list[dict[str, object]]]
+    rewards: list[list[float]]
+    samplings: list[Lengths]
+
+    def columns(self, row: int) -> dict[str, object]:
+        """Columns of an episode in sample files."""
+        return {
+            "messages": self.messages[row],
+            "turn_rewards": self.rewards[row],
+            "done": bool(self.done[row]),
+        }
+
+
+@dataclass(frozen=True)
 class ResponseTexts:
-    """Texts of B prompts and responses, without special tokens, and the data rows of the prompts."""
+    """Texts of B prompts and responses, without special tokens, and the data rows of the prompts.
+
+    In an episode of several turns the response is everything after the prompt, the environment's messages included.
+    """
 
     prompts: list[str]
     responses: list[str]
     rows: list[Row]
     segments: Segments | None = None  # with --segment_rewards
+    episodes: EpisodeRecords | None = None  # with --environment
 
     def alone(self, row: int) -> ResponseTexts:
         """A single response."""
@@ -87,6 +121,7 @@ class Scores:
     measured: Measured = field(default_factory=dict)
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # further numbers of each response by name, (B,) float32
     segments: Tensor | None = None  # (B, M) float32: rewards of macro actions, which are parts of the values
+    tokens: Tensor | None = None  # (B, R) float32: rewards of tokens, which are parts of the values
 
 
 class ScoreSource(Protocol):
@@ -176,6 +211,7 @@ class WeightedScores:
         total = torch.zeros(len(rollout.input_ids), device=device)
         missing = torch.zeros(len(total), dtype=torch.bool, device=device)
         segments: Tensor | None = None
+        tokens: Tensor | None = None
         parts: dict[str, Tensor] = {}
         measured: dict[str, tuple[float, float]] = {}
         for weighted in self._sources:
@@ -186,15 +222,18 @@ class WeightedScores:
             if scores.segments is not None:
                 weighted_segments = weighted.weight * scores.segments
                 segments = weighted_segments if segments is None else segments + weighted_segments
+            if scores.tokens is not None:
+                weighted_tokens = weighted.weight * scores.tokens
+                tokens = weighted_tokens if tokens is None else tokens + weighted_tokens
             if scores.missing is not None:
                 missing = missing | scores.missing
             measured |= scores.measured
         if not self._skips:
-            return Scores(total, missing if missing.any() else None, measured, parts, segments)
+            return Scores(total, missing if missing.any() else None, measured, parts, segments, tokens)
         missing = missing | ~torch.isfinite(total)
         total, *columns = _fill_missing([total, *parts.values()], missing)
         parts = dict(zip(parts, columns, strict=True)) | {UNSCORED: missing.float()}
-        return Scores(total, missing, measured, parts, segments)
+        return Scores(total, missing, measured, parts, segments, tokens)
 
 
 def _fill_missing(columns: Sequence[Tensor], missing: Tensor) -> list[Tensor]:

@@ -193,6 +193,7 @@ _TABLE = (
     ),
     Condition("sentence", "rollouts.termination:sentences"),
     Condition("line", "rollouts.termination:lines"),
+    Condition("turn", "rollouts.termination:turn", note="where the policy's turn ends, see environment"),
 )
 CONDITIONS: dict[str, Condition] = {condition.name: condition for condition in _TABLE}
 

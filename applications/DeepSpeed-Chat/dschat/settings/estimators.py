@@ -72,6 +72,12 @@ NEEDS = {
         "reward minus the mean reward of the prompt's other responses, without a critic",
         group=True,
     ),
+    "rloo_turns": Needs(
+        "RLOO by turns, without a critic",
+        "return from each turn on minus the mean of it over the prompt's other responses that reached the turn",
+        group=True,
+        reads=frozenset({"gamma"}),
+    ),
     "grpo": Needs(
         "GRPO, without a critic",
         "score minus the mean score of the prompt's responses, divided by their standard deviation",
@@ -142,7 +148,7 @@ ESTIMATOR_FLAGS = FlagTable(
             " negative",
             options={"choices": ("k1", "k2", "k3")},
         ),
-        "gamma": Flag("discount factor per macro action", ZERO_TO_ONE),
+        "gamma": Flag("discount factor per macro action; per turn with rloo_turns", ZERO_TO_ONE),
         "lam": Flag("lambda of GAE, per macro action", ZERO_TO_ONE),
         "lam_alpha": Flag(
             "length-adaptive lambda, 1 - 1 / (alpha x macro actions of the response), instead of lam; 0.05 in VAPO",

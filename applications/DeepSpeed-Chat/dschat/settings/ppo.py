@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 from dschat.base.errors import UserError
 from dschat.settings.batches import BatchPlan, plan_rollouts
 from dschat.settings.common import COMMON_RULES, CommonConfig
+from dschat.settings.episodes import EPISODE_RULES, EpisodeFlags
 from dschat.settings.estimators import ESTIMATOR_FLAGS, NEEDS, flags_of_some
 from dschat.settings.flags import default_of
 from dschat.settings.kl import KL_RULES, KLFlags
@@ -61,7 +62,7 @@ def _check_score_source(config: PPOConfig) -> None:
     wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
     raise UserError(
         f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function module.py:function,"
-        " --reward_url or --reward_source programs."
+        " --reward_url, --reward_source programs or --environment module.py:Class."
     )
 
 
@@ -405,6 +406,7 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
     *NORMALIZATION_RULES,
     Check(lambda config: config.termination.check_termination()),
     *REWARD_RULES,
+    *EPISODE_RULES,
     *SERVER_RULES,
     *ADVANTAGE_RULES,
     *SEGMENT_RULES,
@@ -441,6 +443,7 @@ class PPOConfig(CommonConfig):
     programs: ProgramFlags
     sampling: SamplingFlags
     rollouts: RolloutFlags
+    episodes: EpisodeFlags
     vllm: VllmFlags
     termination: TerminationFlags
     estimator: Annotated[EstimatorSettings, ESTIMATOR_FLAGS]
@@ -475,6 +478,11 @@ class PPOConfig(CommonConfig):
     def names_no_critic(self) -> bool:
         """Whether a critic was named that the estimator has no use for."""
         return not self.advantages.needs.critic and self.arguments.get("critic_model_name_or_path") is not None
+
+    @property
+    def has_episodes(self) -> bool:
+        """Whether environments answer the policy, in episodes of several turns."""
+        return self.rewards.environment is not None
 
     @property
     def recomputes(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of where step 3's scores come from: functions, a reward model, a server, programs, or several of them."""
+"""The flags of where step 3's scores come from: functions, a model, a server, programs, environments, or several."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,9 +20,9 @@ METRIC_NAMES = (
     "prompt_messages",
 )
 REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server of scores and of those who ask it
-SOURCE_FLAGS = ("reward_function", "reward_model_name_or_path", "reward_url", "reward_source")
+SOURCE_FLAGS = ("reward_function", "reward_model_name_or_path", "reward_url", "reward_source", "environment")
 # What a source that is no function is called in metrics and samples.
-MODEL_NAME, URL_NAME, PROGRAMS_NAME = "reward_model", "reward_url", "programs"
+MODEL_NAME, URL_NAME, PROGRAMS_NAME, ENVIRONMENT_NAME = "reward_model", "reward_url", "programs", "environment"
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -84,14 +84,21 @@ class RewardFlags:
         " input_output) in a sandbox",
         None,
     )
+    environment: str | None = flag(
+        "module.py:Class with reset(row, seed) -> messages and step(messages, reply) -> (messages, reward, done):"
+        " train on episodes of several turns, whose score is the sum of the rewards; docs/turns.md",
+        None,
+        path=True,
+    )
     reward_weights: list[float] | None = flag(
-        "weights of several sources of scores, in the order: functions, reward model, server, programs; 1 each if not"
-        " given",
+        "weights of several sources of scores, in the order: functions, reward model, server, programs, environment; 1"
+        " each if not given",
         None,
         range=(lambda number: True, "finite numbers"),
     )
     on_reward_error: OnRewardError = flag(
-        "if a source fails or returns no number: stop the run, retry three times, or skip those responses in training",
+        "if a source or an environment fails or returns no number: stop the run, retry three times, or skip those"
+        " responses in training",
         "stop",
         on_resume=FREE,
     )
@@ -136,13 +143,15 @@ class RewardFlags:
             names.append(URL_NAME)
         if self.reward_source is not None:
             names.append(PROGRAMS_NAME)
+        if self.environment is not None:
+            names.append(ENVIRONMENT_NAME)
         return names
 
     @property
     def score_remedies(self) -> dict[str, str]:
         """What to do about numbers that are not finite, by name: scores where there is one source, else its own."""
         flags = [f"--reward_function {spec}" for spec in self.reward_function or []]
-        for name in ("reward_model_name_or_path", "reward_url", "reward_source"):
+        for name in SOURCE_FLAGS[1:]:
             value = getattr(self, name)
             if value is not None:
                 flags.append(f"--{name} {value}")

@@ -28,7 +28,11 @@ class SamplingFlags:
         SHARE,
     )
     max_prompt_seq_len: int = flag("maximum prompt length in tokens; longer prompts are dropped", 512, AT_LEAST_1)
-    max_answer_seq_len: int = flag("maximum response length in tokens", 512, AT_LEAST_1)
+    max_answer_seq_len: int = flag(
+        "maximum response length in tokens; of a whole episode, with the environment's messages after the prompt",
+        512,
+        AT_LEAST_1,
+    )
     decode_graphs: Literal["auto", "on", "off"] = flag(
         "continuous batching decodes with static shapes, replayed as CUDA graphs on a GPU; auto: on a GPU",
         "auto",

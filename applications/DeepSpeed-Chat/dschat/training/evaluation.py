@@ -19,10 +19,10 @@ from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
 from dschat.rollouts.engine import Generation
 from dschat.run.distributed import device, gather_objects, largest_over_ranks, rank, world_size
 from dschat.run.metrics import EVALUATION, ROWS, RowMeans
-from dschat.scoring.source import DialogueScores, ResponseTexts
+from dschat.scoring.source import DialogueScores, EpisodeRecords, ResponseTexts
 from dschat.training.ppo.batch import AuxiliaryScores, ExternalStats
 from dschat.training.ppo.metrics import token_table
-from macro_actions.types import PPOBatch
+from macro_actions.types import PPOBatch, Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +111,8 @@ def evaluate_responses(
     for row, example in enumerate(local_prompts):
         sample_row = example.columns | _response_sample(batch, texts, row, stats.auxiliary)
         sample_row |= {"prompt_ids": example.prompt_ids, "response_ids": response_ids[row]}
+        if texts.episodes is not None:
+            sample_row |= _episode_columns(generation.rollout, texts, texts.episodes, row)
         if example.index in detailed:
             sample_row["tokens"] = token_table(batch, row, tokenizer)
         samples[example.index] = sample_row
@@ -236,6 +238,28 @@ def _response_sample(
         "length": int(batch.response_mask[row].sum()),
     }
     return sample | {name: float(numbers[row]) for name, numbers in auxiliary.items()}
+
+
+def _episode_columns(
+    rollout: Rollout,
+    texts: ResponseTexts,
+    episodes: EpisodeRecords,
+    row: int,
+) -> Sample:
+    """Columns of an episode: its prompt is the environment's, and its ids are those of both sides.
+
+    `response_mask` marks the ids that the policy sampled.
+    """
+    is_prompt = rollout.attention_mask[row, : rollout.prompt_width]
+    length = int(rollout.attention_mask[row, rollout.prompt_width :].sum())
+    columns: Sample = {
+        "prompt": texts.prompts[row],
+        "prompt_messages": texts.rows[row].messages,
+        "prompt_ids": rollout.input_ids[row, : rollout.prompt_width][is_prompt].tolist(),
+        "response_ids": rollout.response_ids[row, :length].tolist(),
+        "response_mask": rollout.response_mask[row, :length].tolist(),
+    }
+    return columns | episodes.columns(row)
 
 
 def _numbers_of_rows(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:

@@ -429,6 +429,8 @@ def check_rollout(
 def check_sampled_tokens(rollout: Rollout, sampling: Sampling) -> None:
     """Checks that responses hold allowed tokens alone, are prefixes of their rows, and end as `finished` says.
 
+    In an episode, every turn must end as `cut_turns` says, and the response mask has holes.
+
     Raises:
         UserError: one of these is not so.
     """
@@ -436,6 +438,12 @@ def check_sampled_tokens(rollout: Rollout, sampling: Sampling) -> None:
     for token_id in sampling.forbidden:
         if bool(((rollout.response_ids == token_id) & mask).any()):
             raise UserError(f"self-check: the policy sampled token {token_id}, a pad or BOS token.")
+    end_ids = torch.tensor(sampling.end_ids, device=mask.device)
+    is_end = torch.isin(rollout.response_ids, end_ids) & last_true(mask)
+    if rollout.cut_turns is not None:
+        if not torch.equal(last_true(mask) & ~is_end, rollout.cut_turns):
+            raise UserError("self-check: a finished turn does not end with EOS, or one that was cut does.")
+        return
     columns = torch.arange(
         1,
         mask.shape[1] + 1,
@@ -443,10 +451,8 @@ def check_sampled_tokens(rollout: Rollout, sampling: Sampling) -> None:
     )
     if not bool((mask.cumsum(1) == columns)[mask].all()):
         raise UserError("self-check: a response is not a prefix of its row.")
-    end_ids = torch.tensor(sampling.end_ids, device=mask.device)
-    is_end = torch.isin(rollout.response_ids, end_ids)
-    ends_with_eos = (is_end & last_true(mask)).any(1)
-    if not bool((ends_with_eos == rollout.finished)[mask.any(1)].all()):
+    is_consistent = is_end.any(1) == rollout.finished
+    if not bool(is_consistent[mask.any(1)].all()):
         raise UserError("self-check: a finished response does not end with EOS, or one that was cut does.")
 
 

@@ -8,6 +8,7 @@ continues with a default.
 Shapes: B rows, R response positions.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 FRAMEWORKS = ("skyrl", "slime", "verl", "openrlhf", "trl")
 # Termination condition → what it reads beside the response mask.
 READS = {"parsing": "response_ids", "ppl": "ref_logprobs", "randomized": "uids"}
-CONDITIONS = ("fixed", *READS)
+CONDITIONS = ("fixed", "turn", *READS)
 
 
 class UnsupportedError(RuntimeError):
@@ -42,7 +43,8 @@ class MacroActionsConfig:
     framework's loss has ratios of macro actions.
 
     Attributes:
-        termination_condition: ``fixed``, ``randomized``, ``parsing`` or ``ppl``.
+        termination_condition: ``fixed``, ``turn``, ``randomized``, ``parsing`` or ``ppl``. With ``turn`` each run of
+            the response mask is one macro action.
         ngram: tokens per macro action, for ``fixed``. 1 is the framework's own GAE if masks have no holes; some
             frameworks count the tokens of a hole as steps.
         ngram_lengths: lengths in tokens, for ``randomized``.
@@ -119,6 +121,8 @@ class MacroActionsConfig:
         condition = self.termination_condition
         if condition == "fixed":
             return fixed(response_mask, self.ngram)
+        if condition == "turn":
+            return fixed(response_mask, math.inf)
         if condition == "randomized" and uids is not None:
             return randomized(response_mask, self.ngram_lengths, self.repeat_times, self._row_seeds(uids))
         if condition == "ppl" and ref_logprobs is not None:

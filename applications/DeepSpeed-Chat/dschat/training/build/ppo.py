@@ -32,13 +32,16 @@ from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
 from dschat.models.vocabulary import lacks_rows, row_count
 from dschat.rollouts.engine import RolloutEngine
+from dschat.rollouts.environments import EnvironmentPool
+from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.rollouts.vllm.engine import VllmEngine
 from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.run import ProgramPool
 from dschat.settings.ppo import PPOConfig
-from dschat.training.ppo.models import PPOModels
+from dschat.training.ppo.episodes import EpisodeSampler
+from dschat.training.ppo.models import PPOModels, build_actor_sampler
 
 logger = logging.getLogger(__name__)
 
@@ -229,6 +232,34 @@ def _rollout_engine(
         config.sampling.decode_graphs,
         report,
     )
+
+
+def build_episode_sampler(
+    config: PPOConfig,
+    models: PPOModels,
+    tokenizer: PreTrainedTokenizerBase,
+) -> EpisodeSampler | None:
+    """What samples episodes of several turns; None without --environment. Starts the process of the environments.
+
+    Raises:
+        UserError: the environment's class cannot be loaded, or the chat template cannot be used for episodes.
+    """
+    if config.rewards.environment is None:
+        return None
+    actor = build_actor_sampler(models, tokenizer, config)
+    pool = EnvironmentPool(
+        config.rewards.environment,
+        config.episodes.environment_timeout,
+        config.episodes.environment_workers,
+    )
+    limits = EpisodeLimits(
+        config.episodes.max_turns,
+        config.sampling.max_prompt_seq_len,
+        config.sampling.max_answer_seq_len,
+        config.episodes.max_turn_seq_len,
+    )
+    skips = config.rewards.on_reward_error == "skip"
+    return EpisodeSampler(actor, EpisodePlayer(tokenizer, actor.sampling, pool, limits, skips))
 
 
 def check_heads(config: PPOConfig) -> None:

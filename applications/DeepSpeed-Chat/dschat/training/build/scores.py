@@ -15,6 +15,7 @@ from dschat.models.load import load_classifier, load_scalar, open_config, reads_
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import same_ids
 from dschat.run.distributed import device
+from dschat.scoring.environment import EnvironmentScores
 from dschat.scoring.function import FunctionDialogueScores, FunctionScores, require_arguments
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.scores import ProgramScores
@@ -90,6 +91,9 @@ def reward_source(
                 config.programs.program_block,
             )
         )
+
+    if flags.environment is not None:
+        sources.append(EnvironmentScores())
 
     if len(sources) == 1 and flags.reward_weights is None and not skips:
         return sources[0]

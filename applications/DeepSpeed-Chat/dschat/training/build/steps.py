@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.training.build.data import check_lengths, load_problems, load_step_data
 from dschat.training.build.engines import RunPlan, build_policy, build_refuel_models, build_reward_model
-from dschat.training.build.ppo import build_ppo_models, load_ppo_tokenizer
+from dschat.training.build.ppo import build_episode_sampler, build_ppo_models, load_ppo_tokenizer
 from dschat.training.build.scores import build_dialogue_scores, build_program_pool
 from dschat.base.fingerprints import model_hash
 from dschat.rollouts.termination import TerminationCondition
@@ -196,6 +196,7 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
         config,
         run,
         average,
+        sampler=build_episode_sampler(config, models, tokenizer),
         peaks=peaks,
     )
     loop_of(algorithm, models.trained, saved, tokenizer, config, run, average_parts).fit()

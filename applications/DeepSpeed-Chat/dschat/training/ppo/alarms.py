@@ -52,6 +52,8 @@ def eos_alarm(metrics: Metrics, ended_before: bool) -> str | None:
     """No response ends by itself any more, though some did before (``ended_before``)."""
     if metrics["response/eos_rate"] > 0 or not ended_before:
         return None
+    if "episode/turns" in metrics:
+        return "no episode is finished any more: --max_turns, --max_answer_seq_len or --max_turn_seq_len cut them all"
     return "no response ends with EOS any more: all are cut at --max_answer_seq_len"
 
 

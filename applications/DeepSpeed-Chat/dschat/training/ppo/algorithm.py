@@ -20,7 +20,6 @@ from dschat.data.tokenised import lengths_of
 from dschat.models.engines import Trained
 from dschat.models.layout import Lengths
 from dschat.models.operations import Peaks
-from dschat.models.tokenizer import end_ids_of
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.termination import TerminationCondition
 from dschat.run.distributed import is_main, world_size
@@ -40,7 +39,7 @@ from dschat.training.ppo.collect import Collector, CurrentSampler, RolloutWork, 
 from dschat.training.ppo.credit import ComputedCredit, Credit, FusedCredit, assign_credit, with_scores
 from dschat.training.ppo.logprob_gap import check_gap
 from dschat.training.ppo.metrics import critic_gate, external_metrics, normalised_metrics, rollout_metrics
-from dschat.training.ppo.models import ActorSampler, MovingAverage, PPOModels, actor_sampling, trained_engines
+from dschat.training.ppo.models import ActorSampler, MovingAverage, PPOModels, build_actor_sampler, trained_engines
 from dschat.training.ppo.refill import RefillCollector
 from dschat.training.ppo.score import RolloutScorer
 from dschat.training.ppo.segment_values import SegmentValueCollector
@@ -129,9 +128,7 @@ class PPO(Algorithm):
 
         # What collects a rollout.
         if sampler is None:
-            model_ends = end_ids_of(models.actor.module.inner.generation_config)
-            sampling = actor_sampling(config, tokenizer, model_ends)
-            sampler = ActorSampler(models.actor, tokenizer, sampling, config.optimisation.seed, models.rollouts)
+            sampler = build_actor_sampler(models, tokenizer, config)
         self.sampler = sampler
         self.scorer = RolloutScorer(
             models,
@@ -364,7 +361,7 @@ class PPO(Algorithm):
         rows = np.concatenate(remaining) if remaining else np.zeros(0, dtype=np.int64)
         return TrainedTexts(
             lengths.totals[rows],
-            int(lengths.responses[rows].sum()),
+            int(lengths.sampled[rows].sum()),
         )
 
     @property
@@ -422,6 +419,8 @@ class PPO(Algorithm):
         """Trains without effect on a micro-batch of the longest prompt, with responses of --max_answer_seq_len."""
         longest = max(range(len(self.prompts)), key=self.lengths.__getitem__)
         prompt = self.lengths[longest]
+        if self.config.has_episodes:  # environments write the prompts
+            prompt = self.config.sampling.max_prompt_seq_len
         response = self.config.sampling.max_answer_seq_len
         rows = rows_of(pass_size(self.plan), prompt + response)
         credit = self.rehearsed_credit(

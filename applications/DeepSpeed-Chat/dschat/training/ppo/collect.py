@@ -52,6 +52,13 @@ class Samples:
     is_stale: bool = False  # sampled with the weights of the iteration before
 
 
+def lengths_of_samplings(generation: Generation, texts: ResponseTexts) -> list[Lengths]:
+    """Lengths of what was sampled together: the responses of a rollout, or the turns of its episodes one by one."""
+    if texts.episodes is not None:
+        return texts.episodes.samplings
+    return [Lengths.of(generation.rollout)]
+
+
 class Sampler(ABC):
     """Samples the responses of an iteration."""
 
@@ -142,7 +149,7 @@ class ScoringCollector(Collector):
     def collect(self, work: RolloutWork) -> ScoredBatch:
         samples = self.sampler.sample(work)
         work.clock.record("generation")
-        work.clock.sampled.append(Lengths.of(samples.generation.rollout))
+        work.clock.sampled += lengths_of_samplings(samples.generation, samples.texts)
         batch = self._scorer.score_rollout(
             samples.generation,
             samples.texts,

@@ -20,7 +20,7 @@ from dschat.run.metrics import Means
 from dschat.training.iteration import Metrics
 from dschat.training.ppo.batch import ExternalStats
 from macro_actions.estimators import adaptive_lam, critic_targets
-from macro_actions.masked import masked_moments, masked_sum
+from macro_actions.masked import masked_moments, masked_sum, widths
 from macro_actions.rewards import ScoreMoments
 from macro_actions.settings import EstimatorSettings
 from macro_actions.types import PPOBatch, Rollout
@@ -223,14 +223,16 @@ def _variance(mean_square: float, mean: float) -> float:
 def repeated_4grams(rollout: Rollout) -> tuple[Tensor, Tensor]:
     """How many 4-grams occurred earlier in the same response, and how many there are; 0-d, over all rows."""
     ids = rollout.response_ids
-    exists = rollout.response_mask[:, 3:]  # by a 4-gram's last token
+    mask = rollout.response_mask
+    both = mask[:, 1:] & mask[:, :-1]
+    exists = both[:, 2:] & both[:, :-2]  # by a 4-gram's last token
     if not exists.shape[1]:
         zero = torch.zeros((), device=ids.device)
         return zero, zero
 
     # A 4-gram as two numbers, one for each pair of tokens.
     pairs = (ids[:, :-1] << 31) + ids[:, 1:]
-    # Columns behind the response get negative numbers that differ, so that they equal nothing.
+    # Columns without a 4-gram get negative numbers that differ, so that they equal nothing.
     unique = -1 - torch.arange(exists.shape[1], device=ids.device)
     first = torch.where(exists, pairs[:, :-2], unique)
     second = pairs[:, 2:]
@@ -255,10 +257,11 @@ def token_table(
     """One response of a batch as a list of tokens with their macro action and numbers, for sample files.
 
     Per token: text, macro_action, value, reward, advantage, logprob, ref_logprob. Without a critic there is no value,
-    and no advantage either: an evaluation has one response to each prompt, whose advantage is 0.
+    and no advantage either: an evaluation has one response to each prompt, whose advantage is 0. An environment's
+    tokens have the macro action -1, and numbers that are 0.
     """
     trajectory = batch.trajectory
-    length = int(batch.response_mask[row].sum())
+    length = int(widths(batch.response_mask[row : row + 1]))
 
     def numbers(x: Tensor) -> list[float]:
         return [round(number, 5) for number in x[row, :length].tolist()]

@@ -15,7 +15,7 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, PassSize, layouts
-from dschat.models.tokenizer import end_token_id
+from dschat.models.tokenizer import end_ids_of, end_token_id
 from dschat.rollouts.engine import AheadEngine, Generation, PolicySampler, ResponseSampler, RolloutEngine
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.distributed import largest_over_ranks
@@ -212,16 +212,32 @@ class ActorSampler(PolicySampler):
         requested: RequestedRows,
     ) -> tuple[Generation, ResponseTexts]:
         """Sampled responses with the indices of their prompts, and their texts."""
+        generation = self.with_indices(generation, requested)
+        texts = ResponseTexts(
+            [example.prompt_text for example in requested.examples],
+            [decode_response(self.tokenizer, ids) for ids in generation.rollout.response_rows()],
+            [example.row for example in requested.examples],
+        )
+        return generation, texts
+
+    def with_indices(self, generation: Generation, requested: RequestedRows) -> Generation:
+        """Sampled responses with the indices of their prompts."""
         device = generation.bad_rows.device
         prompt_index = torch.tensor([example.index for example in requested.examples], device=device)
         sample_index = torch.tensor(requested.sample_numbers, device=device) if requested.samples > 1 else None
         rollout = replace(generation.rollout, prompt_index=prompt_index, sample_index=sample_index)
-        texts = ResponseTexts(
-            [example.prompt_text for example in requested.examples],
-            [decode_response(self.tokenizer, ids) for ids in rollout.response_rows()],
-            [example.row for example in requested.examples],
-        )
-        return replace(generation, rollout=rollout), texts
+        return replace(generation, rollout=rollout)
+
+
+def build_actor_sampler(
+    models: PPOModels,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PPOConfig,
+) -> ActorSampler:
+    """What samples responses from the actor as the flags say."""
+    model_ends = end_ids_of(models.actor.module.inner.generation_config)
+    sampling = actor_sampling(config, tokenizer, model_ends)
+    return ActorSampler(models.actor, tokenizer, sampling, config.optimisation.seed, models.rollouts)
 
 
 class MovingAverage:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from dschat.data.collate import further_examples
 from dschat.data.examples import PromptExample
-from dschat.models.layout import Lengths
 from dschat.run.distributed import gather_on_host, interleave_over_ranks, rank, world_size
 from dschat.run.state import Progress, SeedKind, derive_seed
 from dschat.settings.batches import BatchPlan
@@ -23,7 +22,7 @@ from dschat.training.ppo.batch import (
     select_prompts,
     without_totals,
 )
-from dschat.training.ppo.collect import Collector, CollectorState, RolloutWork
+from dschat.training.ppo.collect import Collector, CollectorState, RolloutWork, lengths_of_samplings
 from dschat.training.ppo.models import ActorSampler
 from dschat.training.ppo.score import RolloutScorer
 from macro_actions.groups import refilled
@@ -108,7 +107,7 @@ class RefillCollector(Collector):
             examples, SeedKind.REFILL, seed, self._samples, same_weights=round_number > 0
         )
         work.clock.record("generation")
-        work.clock.sampled.append(Lengths.of(generation.rollout))
+        work.clock.sampled += lengths_of_samplings(generation, texts)
         batch = self._scorer.score_rollout(generation, texts, work.epoch)
         numbers = torch.tensor(prompt_numbers, device=batch.bad_rows.device)
         numbers = numbers.repeat_interleave(self._samples)

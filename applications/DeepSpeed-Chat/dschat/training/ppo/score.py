@@ -183,4 +183,6 @@ class RolloutScorer:
         segment_rewards = None
         if macro is not None and scores.segments is not None:
             segment_rewards = on_last_tokens(scores.segments, macro)
+        if scores.tokens is not None:
+            segment_rewards = scores.tokens
         return ScoredRollout(rollout, ref_logprobs, scores.values.float(), segment_rewards)

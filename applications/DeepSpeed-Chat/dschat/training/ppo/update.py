@@ -155,7 +155,7 @@ def _one_update(
 ) -> None:
     """One optimiser step of actor and critic on some rows, in micro-batches; statistics are added to the means."""
     device = credit.loss_mask.device
-    num_tokens = torch.as_tensor(lengths.responses[rows].sum(), device=device)
+    num_tokens = torch.as_tensor(lengths.sampled[rows].sum(), device=device)
     counts = _count_update(credit, torch.as_tensor(rows, device=device), num_tokens, config)
     size = PassSize(plan.micro_batch, plan.max_tokens)
     engines = trained_engines(actor, critic, critic_alone)

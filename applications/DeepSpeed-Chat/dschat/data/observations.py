@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of an environment as token ids that continue an episode: sampled ids are never encoded again.
+
+What the template writes between a reply and the next one is the difference of two renderings, with a placeholder in
+the reply's place:
+
+    … <assistant>QZXJ<end>                                    the conversation with a reply
+    … <assistant>QZXJ<end><user>Too low.<end><assistant>      and with the messages that follow it
+
+The ids of "<user>Too low.<end><assistant>" are appended to those of the episode. That is right only for templates that
+write earlier turns as they wrote them at first; `check_template` refuses others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dschat.base.errors import UserError
+from dschat.data.encoding import MARK, THOUGHT_END, TurnEnd, encode_prompt_texts, encode_responses, turn_end
+from dschat.models.templates import Message, render_messages
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+QUESTION = {"role": "user", "content": "a"}
+REPLIES = ("b", f"<think>\nc\n{THOUGHT_END}\n\nb")  # without and with a thought
+
+
+class ConversationEncoder:
+    """Encodes the beginning of an episode, and what follows each reply."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        arguments: Mapping[str, Any] | None,
+        roles: Sequence[str],
+    ) -> None:
+        """Reads how the chat template writes turns, and checks that it can be used for episodes.
+
+        Args:
+            tokenizer: the policy's.
+            arguments: further variables of the template, such as `tools`.
+            roles: of the environment's messages.
+
+        Raises:
+            UserError: there is no chat template, or it cannot be used, see `check_template`.
+        """
+        if tokenizer.chat_template is None:
+            raise UserError(
+                "--environment needs a chat template, and the policy's tokenizer has none: use a model whose folder"
+                " holds chat_template.jinja."
+            )
+        self._tokenizer = tokenizer
+        self._end = turn_end(tokenizer, arguments)
+        check_template(tokenizer, arguments, roles)
+
+    @property
+    def end(self) -> TurnEnd:
+        """How the template ends a turn."""
+        return self._end
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        arguments: Mapping[str, Any] | None,
+        origin: str,
+    ) -> tuple[list[int], str]:
+        """Ids and text of a conversation up to the policy's first reply.
+
+        Args:
+            messages: of the conversation.
+            arguments: further variables of the template.
+            origin: of the row, for messages.
+
+        Raises:
+            UserError: the template refuses the messages.
+        """
+        text = render_messages(self._tokenizer, messages, True, origin, arguments)
+        (ids,) = encode_prompt_texts(self._tokenizer, [text])
+        return ids, text
+
+    def following(
+        self,
+        messages: Sequence[Message],
+        new_messages: Sequence[Message],
+        has_end: bool,
+        arguments: Mapping[str, Any] | None,
+        origin: str,
+    ) -> list[int]:
+        """Ids that follow a reply, up to where the next reply begins.
+
+        Args:
+            messages: those before the reply.
+            new_messages: those after it.
+            has_end: whether the reply's sampled ids end with a token that ends a turn. The template's own is left out
+                then; otherwise the ids begin with it.
+            arguments: further variables of the template.
+            origin: of the row, for messages.
+
+        Raises:
+            UserError: the template refuses the messages, or writes the turn differently once others follow.
+        """
+        replied = [*messages, {"role": "assistant", "content": MARK}]
+        before = render_messages(self._tokenizer, replied, False, origin, arguments)
+        after = render_messages(self._tokenizer, [*replied, *new_messages], True, origin, arguments)
+        if not after.startswith(before):
+            raise UserError(f"{origin}: {_REWRITES}")
+        opening, _, _ = before.rpartition(MARK)
+        text = after[len(opening) + len(MARK) :]
+        if has_end and self._end.written:
+            _, _, text = text.partition(self._end.token)
+        (ids,) = encode_responses(self._tokenizer, [text])
+        return ids
+
+
+def check_template(
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any] | None,
+    roles: Sequence[str],
+) -> None:
+    """Checks that a chat template is prefix-preserving: it writes one turn more behind the text that is there.
+
+    Args:
+        tokenizer: with a chat template.
+        arguments: further variables of the template.
+        roles: of the messages that may follow a reply.
+
+    Raises:
+        UserError: the template does not write a reply behind its generation prompt, or writes it differently once
+            other messages follow; a thought in a reply is tried, too.
+    """
+    origin = "--environment"
+    prompt = render_messages(tokenizer, [QUESTION], True, origin, arguments)
+    for reply in REPLIES:
+        replied = [QUESTION, {"role": "assistant", "content": reply}]
+        text = render_messages(tokenizer, replied, False, origin, arguments)
+        if not text.startswith(prompt):
+            raise UserError(f"{origin}: {_REWRITES}")
+        for role in roles:
+            answered = [*replied, {"role": role, "content": "d"}]
+            if not render_messages(tokenizer, answered, True, origin, arguments).startswith(text):
+                raise UserError(f"{origin}: {_REWRITES}")
+
+
+_REWRITES = (
+    "the chat template writes a reply differently once other messages follow it (many leave out earlier thoughts), so"
+    " that an episode would not be what the policy has sampled. Put a chat_template.jinja into the model's folder that"
+    " writes earlier turns, thoughts included, as they were; or train on every turn as a row of its own."
+)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments, which answer the policy turn by turn: their interface, and the checks of what they return.
+
+A user's class is named on the command line as ``module.py:Class``; one object of it plays one episode:
+
+    class Guess:
+        def reset(self, row: dict, seed: int) -> list[dict]:  # the messages before the first reply
+        def step(self, messages: list[dict], reply: str) -> tuple[list[dict], float, bool]:  # messages, reward, done
+
+gymnasium's returns are accepted, too: ``(messages, info)`` of reset, and ``(messages, reward, terminated, truncated,
+info)`` of step. Nothing here imports torch, because every environment lives in a process of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, SupportsFloat
+
+from dschat.base.errors import UserError
+from dschat.base.user_function import call_function
+from dschat.data.rows import is_plain, kind_of
+
+FLAG = "--environment"
+ASSISTANT = "assistant"  # the policy's role
+
+Message = dict[str, Any]  # type: ignore[explicit-any]  # role, content and the template's other fields
+
+
+class Environment(Protocol):
+    """What a user's class offers. `tools` and `roles` are optional attributes of the class."""
+
+    def reset(
+        self,
+        row: dict[str, object],
+        seed: int,
+    ) -> list[Message]:
+        """Begins an episode.
+
+        Args:
+            row: of the data, as it was read.
+            seed: for the environment's random choices; the same for all episodes of a prompt in an iteration.
+
+        Returns:
+            The messages before the policy's first reply.
+        """
+
+    def step(
+        self,
+        messages: list[Message],
+        reply: str,
+    ) -> tuple[list[Message], float, bool]:
+        """Answers a reply of the policy.
+
+        Args:
+            messages: those before the reply.
+            reply: its text.
+
+        Returns:
+            The messages that follow the reply, its reward, and whether the episode is over.
+        """
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an environment answers to a reply."""
+
+    messages: list[Message]
+    reward: float
+    done: bool
+
+
+@dataclass(frozen=True)
+class EnvironmentTraits:
+    """Attributes of a user's class.
+
+    Attributes:
+        tools: for the chat template, as in a row's column `tools`; None without them.
+        roles: of the messages that `step` returns.
+    """
+
+    tools: list[dict[str, object]] | None = None
+    roles: Sequence[str] = field(default_factory=lambda: ["user"])
+
+
+def traits_of(environment_class: object) -> EnvironmentTraits:
+    """The attributes of a user's class. Raises UserError where they have another form, or a method is missing."""
+    for method in ("reset", "step"):
+        if not callable(getattr(environment_class, method, None)):
+            raise UserError(
+                f"{FLAG}: the class has no method {method}: give a class with reset(row, seed) and"
+                " step(messages, reply)."
+            )
+    tools = getattr(environment_class, "tools", None)
+    if tools is not None and not (isinstance(tools, list) and is_plain(tools)):
+        raise UserError(f"{FLAG}: `tools` must be a list of JSON schemas, not {kind_of(tools)}.")
+    roles = list(getattr(environment_class, "roles", ["user"]))
+    if not roles or ASSISTANT in roles or not all(isinstance(role, str) for role in roles):
+        raise UserError(f"{FLAG}: `roles` must name the roles of the environment's messages, such as ['user'].")
+    return EnvironmentTraits(tools, roles)
+
+
+def reset_environment(
+    environment: Environment,
+    row: dict[str, object],
+    seed: int,
+) -> list[Message]:
+    """The messages with which an episode begins. Raises UserError if `reset` fails or returns something else."""
+    result = call_function(environment.reset, FLAG, row, seed)
+    if isinstance(result, tuple) and len(result) == 2:  # gymnasium's (observation, info)
+        result = result[0]
+    return _checked_messages(result, "reset", may_be_empty=False)
+
+
+def step_environment(
+    environment: Environment,
+    messages: list[Message],
+    reply: str,
+) -> StepResult:
+    """The answer to a reply. Raises UserError if `step` fails or returns something else."""
+    result = call_function(environment.step, FLAG, messages, reply)
+    if not isinstance(result, tuple) or len(result) not in (3, 5):
+        raise UserError(
+            f"{FLAG}: step must return (messages, reward, done), or gymnasium's five values, not {kind_of(result)}."
+        )
+    if len(result) == 5:
+        new_messages, reward, terminated, truncated, _ = result
+        done = bool(terminated) or bool(truncated)
+    else:
+        new_messages, reward, is_over = result
+        done = bool(is_over)
+    return StepResult(_checked_messages(new_messages, "step", may_be_empty=done), _checked_reward(reward), done)
+
+
+def _checked_messages(result: object, method: str, may_be_empty: bool) -> list[Message]:
+    """Messages with plain JSON values. Raises UserError where they are something else."""
+    if not isinstance(result, list) or not (result or may_be_empty):
+        kind = "an empty list" if result == [] else kind_of(result)
+        raise UserError(f"{FLAG}: {method} must return a list of messages with role and content, not {kind}.")
+    for number, message in enumerate(result):
+        if not isinstance(message, dict) or not is_plain(message):
+            raise UserError(f"{FLAG}: message {number + 1} of {method} must be an object of JSON values.")
+        texts = (message.get("role"), message.get("content"))
+        if not all(isinstance(text, str) for text in texts):
+            raise UserError(f"{FLAG}: message {number + 1} of {method} must have a role and a content of text.")
+    if result and result[-1]["role"] == ASSISTANT:
+        raise UserError(f"{FLAG}: {method} returned a last message of the assistant, which the policy is to write.")
+    return result
+
+
+def _checked_reward(reward: object) -> float:
+    """A finite reward. Raises UserError where it is something else."""
+    if not isinstance(reward, SupportsFloat):
+        raise UserError(f"{FLAG}: the reward of a step must be a number, not {kind_of(reward)}.")
+    number = float(reward)
+    if not math.isfinite(number):
+        raise UserError(f"{FLAG}: the reward of a step is {number}, which is not finite.")
+    return number

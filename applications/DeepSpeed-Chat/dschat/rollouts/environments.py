@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments in processes of their own: one for each episode, with a deadline for every call.
+
+An environment that raises an error, returns something else than it should, or does not answer in time fails alone:
+its process is ended, and its call returns a `Failure`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, wait
+from pathlib import Path
+
+from dschat.base.errors import UserError
+from dschat.rollouts.environment import FLAG, EnvironmentTraits, Message, StepResult
+from dschat.run.stop import raise_if_stopped_here
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL = 1.0  # seconds after which a wait looks whether the run shall stop
+Call = tuple[str, object, object]  # ("reset", row, seed) or ("step", messages, reply)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An environment has failed."""
+
+    problem: str
+
+
+Result = list[Message] | StepResult | Failure
+
+
+class EpisodeProcess:
+    """The process of one environment, seen from the training process."""
+
+    def __init__(self, address: str, timeout: float) -> None:
+        """Connects to the server, which forks the process. Raises UserError if the server has ended."""
+        try:
+            self._connection: Connection = Client(address, "AF_UNIX")  # type: ignore[explicit-any]
+            if not self._connection.poll(timeout):
+                raise EOFError
+            self._pid: int = self._connection.recv()
+        except (OSError, EOFError) as error:
+            raise UserError(
+                f"{FLAG}: the process that starts environments has ended, or does not answer in {timeout:g} s."
+            ) from error
+
+    @property
+    def connection(self) -> Connection:  # type: ignore[explicit-any]
+        """The connection, to wait for."""
+        return self._connection
+
+    def send(self, call: Call) -> None:
+        """Sends a call. A process that has ended is noticed when its answer is received."""
+        with suppress(OSError):
+            self._connection.send(call)
+
+    def receive(self) -> Result:
+        """The answer to the last call, once there is one."""
+        try:
+            answer: list[Message] | StepResult | str = self._connection.recv()
+        except (EOFError, OSError):
+            return Failure(f"{FLAG}: the environment's process has ended")
+        return Failure(answer) if isinstance(answer, str) else answer
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection, whereupon the process ends."""
+        self._connection.close()
+
+
+class EnvironmentPool:
+    """Starts environments of one class, and calls many of them at the same time."""
+
+    def __init__(
+        self,
+        spec: str,
+        timeout: float,
+        workers: int,
+    ) -> None:
+        """Starts the server and waits until it has loaded the class.
+
+        Args:
+            spec: ``module.py:Class``.
+            timeout: seconds for a call, and for loading the class.
+            workers: calls at the same time.
+
+        Raises:
+            UserError: the class cannot be loaded, or has another form.
+        """
+        self._timeout = timeout
+        self._workers = workers
+        self._folder = tempfile.TemporaryDirectory(prefix="environments-")
+        self._address = str(Path(self._folder.name) / "socket")
+        self._allow_connections()
+        read_end, write_end = os.pipe()
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "dschat.rollouts.environment_server", spec, self._address, str(write_end)],
+            stdin=subprocess.PIPE,
+            pass_fds=[write_end],
+            start_new_session=True,  # Ctrl-C ends the training process, and with it the server
+            env=os.environ | {"PYTHONHASHSEED": "0"},
+        )
+        os.close(write_end)
+        report = self._read_report(read_end)
+        if not isinstance(report, EnvironmentTraits):
+            self.close()
+            raise UserError(f"{FLAG} {spec}: {str(report).removeprefix(f'{FLAG} {spec}: ').removeprefix(f'{FLAG}: ')}")
+        self.traits = report
+
+    def close(self) -> None:
+        """Ends the server and all environments."""
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait()
+        self._folder.cleanup()
+
+    @contextmanager
+    def episodes(self, count: int) -> Iterator[list[EpisodeProcess]]:
+        """Processes of new environments, which end with the context."""
+        processes: list[EpisodeProcess] = []
+        try:
+            for _ in range(count):
+                processes.append(EpisodeProcess(self._address, self._timeout))
+            yield processes
+        finally:
+            for process in processes:
+                process.close()
+
+    def call(
+        self,
+        processes: Sequence[EpisodeProcess],
+        calls: Sequence[Call],
+    ) -> list[Result]:
+        """Calls environments, one call for each process; at most as many as there are workers at the same time.
+
+        Raises:
+            Stopped: on this rank alone, after a signal.
+        """
+        results: list[Result] = [Failure("not called")] * len(calls)
+        waiting = deque(range(len(calls)))
+        deadlines: dict[int, float] = {}  # number of a running call → when it is given up
+        numbers = {id(process.connection): number for number, process in enumerate(processes)}
+        while waiting or deadlines:
+            raise_if_stopped_here()
+            while waiting and len(deadlines) < self._workers:
+                number = waiting.popleft()
+                processes[number].send(calls[number])
+                deadlines[number] = time.monotonic() + self._timeout
+            next_deadline = min(deadlines.values())
+            patience = min(LOOK_INTERVAL, max(0.0, next_deadline - time.monotonic()))
+            ready = wait([processes[number].connection for number in deadlines], patience)
+            for connection in ready:
+                number = numbers[id(connection)]
+                del deadlines[number]
+                results[number] = processes[number].receive()
+            for number, deadline in list(deadlines.items()):
+                if time.monotonic() > deadline:
+                    del deadlines[number]
+                    processes[number].kill()
+                    results[number] = Failure(
+                        f"{FLAG}: {calls[number][0]} did not return in {self._timeout:g} s (--environment_timeout)"
+                    )
+        return results
+
+    def _read_report(self, read_end: int) -> object:
+        """What the server reports once it has loaded the class; a text where it reports nothing."""
+        with os.fdopen(read_end, "rb") as pipe, selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            if not selector.select(self._timeout):
+                return f"importing the file took more than {self._timeout:g} s (--environment_timeout)"
+            content = pipe.read()
+        if not content:
+            return "its process ended while it imported the file"
+        report: object = pickle.loads(content)
+        return report
+
+    @staticmethod
+    def _allow_connections() -> None:
+        """Raises this process's limit of open files as far as it may: every episode has a connection."""
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes of several turns as rollouts (--environment): the actor's replies, and environments that answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dschat.data.collate import pad
+from dschat.data.encoding import decode_response
+from dschat.data.examples import PromptExample
+from dschat.models.layout import Lengths
+from dschat.rollouts.engine import Generation
+from dschat.rollouts.episodes import Episode, EpisodePlayer, TurnLengths
+from dschat.run.distributed import device
+from dschat.run.state import SeedKind, derive_seed
+from dschat.scoring.source import EpisodeRecords, ResponseTexts
+from dschat.training.ppo.models import ActorSampler
+from macro_actions.types import Rollout, mapped
+
+ENVIRONMENT = 2**32 - 1  # in the seeds of environments: they are none of the actor's
+
+
+class EpisodeSampler(ActorSampler):
+    """Samples episodes of the actor, in the place of single responses."""
+
+    def __init__(self, actor: ActorSampler, player: EpisodePlayer) -> None:
+        """Takes a sampler of single replies, and what plays episodes with it."""
+        super().__init__(
+            actor.policy,
+            actor.tokenizer,
+            player.sampling,
+            actor.seed,
+            actor.engine,
+        )
+        self._player = player
+
+    def sample(
+        self,
+        examples: Sequence[PromptExample],
+        kind: SeedKind,
+        iteration: int,
+        samples: int = 1,
+        same_weights: bool = False,
+    ) -> tuple[Generation, ResponseTexts]:
+        """Episodes that begin with each row, in rows that follow each other. Every rank must call it.
+
+        The environments of all episodes of a row have the same seed, so that they begin alike. For the arguments see
+        `ActorSampler`.
+        """
+        requested = self.request(examples, kind, iteration, samples)
+        environment_seeds = []
+        for example in requested.examples:
+            environment_seeds.append(derive_seed(self.seed, kind, iteration, example.index, ENVIRONMENT))
+        rows = [example.row for example in requested.examples]
+        with self.session(same_weights) as draw_responses:
+            episodes, turns = self._player.play(draw_responses, rows, requested.seeds, environment_seeds)
+
+        for episode, example in zip(episodes, requested.examples, strict=True):
+            if not episode.prompt_ids:  # the environment failed before it said anything
+                episode.prompt_ids = example.prompt_ids
+                episode.prompt_text = example.prompt_text
+        generation = self.with_indices(assemble_episodes(episodes, self.sampling.pad_id), requested)
+        return generation, self._texts_of(episodes, turns, generation.rollout.response_mask)
+
+    def _texts_of(
+        self,
+        episodes: Sequence[Episode],
+        turns: Sequence[TurnLengths],
+        response_mask: Tensor,
+    ) -> ResponseTexts:
+        """What the episodes say, and what their environments did."""
+        rows = []
+        turn_rewards = torch.zeros(response_mask.shape)
+        for number, episode in enumerate(episodes):
+            rows.append(replace(episode.row, prompt=None, messages=episode.prompt_messages))
+            for column, reward in zip(episode.turn_ends, episode.rewards, strict=False):
+                turn_rewards[number, column] = reward
+        device = response_mask.device
+        records = EpisodeRecords(
+            turn_rewards=turn_rewards.to(device),
+            failed=torch.tensor([episode.failure is not None for episode in episodes], device=device),
+            done=torch.tensor([episode.done for episode in episodes], device=device),
+            messages=[episode.messages for episode in episodes],
+            rewards=[episode.rewards for episode in episodes],
+            samplings=list(map(_lengths_of, turns)),
+        )
+        return ResponseTexts(
+            [episode.prompt_text for episode in episodes],
+            [decode_response(self.tokenizer, episode.ids) for episode in episodes],
+            rows,
+            episodes=records,
+        )
+
+
+def _lengths_of(turn: TurnLengths) -> Lengths:
+    """Lengths of what was read and sampled in a turn."""
+    return Lengths(np.array(turn.read), np.array(turn.sampled))
+
+
+def assemble_episodes(episodes: Sequence[Episode], pad_id: int) -> Generation:
+    """Episodes as a rollout whose response masks have holes, where the environment's messages stand.
+
+    Args:
+        episodes: B of them.
+        pad_id: fills ids.
+    """
+    prompt_ids, prompt_mask = pad([episode.prompt_ids for episode in episodes], pad_id, "left")
+    response_ids, is_episode = pad([episode.ids for episode in episodes], pad_id, "right")
+    if not response_ids.shape[1]:  # no environment said anything: one column of padding
+        response_ids = torch.full((len(episodes), 1), pad_id)
+        is_episode = torch.zeros(len(episodes), 1, dtype=torch.bool)
+    response_mask = torch.zeros_like(is_episode)
+    cut_turns = torch.zeros_like(is_episode)
+    logprobs: Tensor | None = torch.zeros(is_episode.shape)
+    for row, episode in enumerate(episodes):
+        length = len(episode.ids)
+        response_mask[row, :length] = torch.tensor(episode.sampled, dtype=torch.bool)
+        if episode.logprobs is None:
+            logprobs = None
+        elif logprobs is not None:
+            logprobs[row, :length] = torch.tensor(episode.logprobs)
+        for column, is_cut in zip(episode.turn_ends, episode.cut, strict=True):
+            cut_turns[row, column] = is_cut
+    rollout = Rollout(
+        input_ids=torch.cat([prompt_ids, response_ids], dim=1),
+        attention_mask=torch.cat([prompt_mask, is_episode], dim=1),
+        response_mask=response_mask,
+        prompt_index=torch.arange(len(episodes)),
+        finished=torch.tensor([episode.finished for episode in episodes]),
+        cut_turns=cut_turns,
+    )
+    bad_rows = torch.tensor([episode.is_bad for episode in episodes])
+    generation = Generation(rollout, logprobs, bad_rows)
+    return mapped(generation, lambda x: x.to(device()))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 3 with --environment: episodes of several turns from the command line."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli_runs import (
+    STEPS,
+    arguments,
+    check_names,
+    evaluation_rows,
+    message_of,
+    read_jsonl,
+    training_rows,
+    untimed,
+    write_jsonl,
+)
+from dschat.base.glossary import CRITIC, EPISODES, OWN_SAMPLING, SEVERAL, SKIP
+from launches import launch
+from turn_cases import ENVIRONMENTS
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content + eos_token }}"
+    "{% else %}{{ m.content }}\nTL;DR: {% endif %}{% endfor %}"
+)
+POSTS = ("my dog ate my homework", "a cat sat on the mat", "how do i cook an egg", "the bus is late again")
+# Replies are short, and their number depends on the seed.
+GAMES = (
+    ENVIRONMENTS
+    + """
+
+class Talk:
+    def reset(self, row, seed):
+        self.turns = 1 + seed % 3
+        return row["messages"]
+
+    def step(self, messages, reply):
+        self.turns -= 1
+        return [{"role": "user", "content": "and then?"}], len(reply) / 10, self.turns == 0
+
+
+class Once:
+    def reset(self, row, seed):
+        return row["messages"]
+
+    def step(self, messages, reply):
+        return [], float(len(reply)), True
+
+
+class Breaks(Talk):
+    def step(self, messages, reply):
+        if "egg" in messages[0]["content"]:
+            raise ValueError("no eggs")
+        return super().step(messages, reply)
+"""
+)
+
+
+@pytest.fixture
+def flags(ppo_flags, sft, tmp_path):
+    """Two rollouts of 8 conversations, with a model that has a chat template."""
+    model = tmp_path / "model"
+    shutil.copytree(sft, model, ignore=shutil.ignore_patterns("checkpoints", "models", "tensorboard", "samples"))
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    rows = []
+    for number in range(16):
+        content = f"{POSTS[number % 4]} {number}"
+        rows.append({"messages": [{"role": "user", "content": content}]})
+    write_jsonl(tmp_path / "talks" / "train.jsonl", rows)
+    write_jsonl(tmp_path / "talks" / "test.jsonl", rows[:4])
+    (tmp_path / "games.py").write_text(GAMES)
+    own = {
+        "data_path": tmp_path / "talks",
+        "data_split": "0,0,1",
+        "actor_model_name_or_path": model,
+        "critic_model_name_or_path": None,
+        "max_prompt_seq_len": 100,
+        "max_answer_seq_len": 48,
+        "per_device_generation_batch_size": 8,
+        "per_device_training_batch_size": 8,
+        "eval_interval": 1,
+    }
+    return ppo_flags | own
+
+
+def weights(folder):
+    return load_file(folder / "actor" / "model.safetensors")
+
+
+def test_one_turn_gives_the_bytes_of_single_responses(run, flags, tmp_path):
+    games = tmp_path / "games.py"
+    common = flags | {"ngram": 3, "missing_eos_penalty": 1.0, "per_device_training_batch_size": 4}
+    alone = common | {"reward_function": f"{games}:length_of", "output_dir": tmp_path / "alone"}
+    run("ppo", alone).expect(0)
+    episodes = common | {"environment": f"{games}:Once", "output_dir": tmp_path / "episodes"}
+    run("ppo", episodes).expect(0)
+    for name in ("actor", "critic"):
+        expected = (tmp_path / "alone" / name / "model.safetensors").read_bytes()
+        assert (tmp_path / "episodes" / name / "model.safetensors").read_bytes() == expected
+    alone_rows = read_jsonl(tmp_path / "alone" / "metrics.jsonl")
+    for before, after in zip(alone_rows, read_jsonl(tmp_path / "episodes" / "metrics.jsonl"), strict=True):
+        own = {name: x for name, x in untimed(after).items() if "episode/" not in name}
+        assert own == untimed(before)
+
+
+def test_episodes_of_several_turns(run, flags, tmp_path):
+    own = {"environment": f"{tmp_path / 'games.py'}:Talk", "termination_condition": "turn", "gamma": 0.9}
+    own |= {"max_turn_seq_len": 10, "missing_eos_penalty": 0.5}
+    run("ppo", flags | own).expect(0)
+    rows = training_rows(tmp_path / "out")
+    assert len(rows) == 2
+    check_names(tmp_path / "out", CRITIC, EPISODES, OWN_SAMPLING)
+    for row in rows:
+        assert 1 <= row["episode/turns"] <= 3 and row["episode/environment_tokens"] > 0
+        assert row["macro/count"] == pytest.approx(row["episode/turns"])  # a macro action for each turn
+    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000002.jsonl")
+    for sample in samples:
+        assert len(sample["turn_rewards"]) == sum(message["role"] == "assistant" for message in sample["messages"])
+        assert sample["score"] == pytest.approx(sum(sample["turn_rewards"]))
+        assert len(sample["response_mask"]) == len(sample["response_ids"]) == len(sample["tokens"])
+        actions = [token["macro_action"] for token in sample["tokens"]]
+        assert [action >= 0 for action in actions] == sample["response_mask"]
+        assert max(actions) == len(sample["turn_rewards"]) - 1
+    assert any(len(sample["turn_rewards"]) > 1 for sample in samples)
+
+
+def test_a_failure_is_left_out_or_ends_the_run(run, flags, tmp_path):
+    own = flags | {"environment": f"{tmp_path / 'games.py'}:Breaks", "max_turns": 2, "advantage_estimator": "gae"}
+    message_of(run("ppo", own), "test.jsonl:3: ", "no eggs", "--on_reward_error skip")
+    own |= {"on_reward_error": "skip", "output_dir": tmp_path / "skips", "reward_function": None}
+    result = run("ppo", own).expect(0)
+    assert "The episode has no score, nor have" in result.stdout + result.stderr
+    check_names(tmp_path / "skips", CRITIC, EPISODES, OWN_SAMPLING, SKIP)
+    shares = [row["objective/unscored"] for row in training_rows(tmp_path / "skips")]
+    assert sum(shares) / 2 == pytest.approx(0.25)  # a quarter of the 16 conversations is about eggs
+    assert evaluation_rows(tmp_path / "skips")[-1]["eval/unscored"] == pytest.approx(0.25)
+
+
+def test_group_baselines_by_turn_and_a_second_source(run, flags, tmp_path):
+    own = {"environment": f"{tmp_path / 'games.py'}:Talk", "advantage_estimator": "rloo_turns"}
+    own |= {"samples_per_prompt": 2, "per_device_generation_batch_size": 4}
+    own |= {"reward_function": f"{tmp_path / 'games.py'}:length_of", "reward_weights": [0.1, 1.0]}
+    own |= {name: None for name in flags if name.startswith("critic")}
+    run("ppo", flags | own).expect(0)
+    check_names(tmp_path / "out", EPISODES, OWN_SAMPLING, SEVERAL, source=("length_of", "environment"))
+
+
+@pytest.mark.xdist_group("launcher")
+@pytest.mark.slow
+def test_two_processes_train_as_one(run, flags, tmp_path):
+    own = flags | {"environment": f"{tmp_path / 'games.py'}:Talk", "termination_condition": "turn", "dtype": "fp32"}
+    own |= {"actor_learning_rate": 1e-4, "critic_learning_rate": 1e-4}
+    run("ppo", own | {"output_dir": tmp_path / "one"}).expect(0)
+    halves = {"per_device_generation_batch_size": 4, "per_device_training_batch_size": 4}
+    words = arguments(own | halves | {"output_dir": tmp_path / "two"})
+    result = launch(STEPS["ppo"] / "main.py", ["--deepspeed", *words], 2)
+    assert result.status == 0, result.stdout
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=0, atol=1e-6)
+    assert json.loads((tmp_path / "one" / "run.json").read_text())["step"] == "ppo"

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes turn by turn: ids as they were sampled, seeds, limits, and environments that fail."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from chat_templates import TEMPLATES
+from dschat.base.errors import UserError
+from dschat.data.encoding import encode_responses
+from dschat.data.observations import ConversationEncoder, check_template
+from dschat.models.layout import Lengths
+from dschat.rollouts.environments import EnvironmentPool
+from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer
+from dschat.rollouts.sampling import row_seed
+from dschat.training.ppo.episodes import assemble_episodes
+from factories import EOS, PAD, sampling_of
+from turn_cases import Scripted, chat_tokenizer, ended, make_row, write_environments
+
+LIMITS = EpisodeLimits(turns=4, prompt_tokens=64, tokens=64)
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory):
+    """Class → its pool of environments, made once."""
+    file = write_environments(tmp_path_factory.mktemp("environments"))
+    made: dict[str, EnvironmentPool] = {}
+
+    def pool_of(name: str, timeout: float = 30.0) -> EnvironmentPool:
+        if name not in made:
+            made[name] = EnvironmentPool(f"{file}:{name}", timeout, 2)
+        return made[name]
+
+    yield pool_of
+    for pool in made.values():
+        pool.close()
+
+
+def play(pool: EnvironmentPool, script: Any, rows: Any, limits: EpisodeLimits = LIMITS, skips: bool = False) -> Any:
+    """The episodes of a scripted policy, and the script with what it was asked."""
+    player = EpisodePlayer(chat_tokenizer(), sampling_of(), pool, limits, skips)
+    sampler = Scripted(script)
+    seeds = [100 + number for number in range(len(rows))]
+    episodes, _ = player.play(sampler, rows, seeds, [7] * len(rows))
+    return episodes, sampler
+
+
+def ids_of(text: str) -> list[int]:
+    tokenizer = chat_tokenizer()
+    (ids,) = encode_responses(tokenizer, [text])
+    return ids
+
+
+def test_an_episode_is_the_ids_of_both_sides(pools) -> None:
+    first, second, third = ended(*ids_of("the cat")), ended(*ids_of("a mat")), ended(*ids_of("jinx"))
+    episodes, sampler = play(pools("Counts"), [[first], [second], [third]], [make_row("we make")])
+    (episode,) = episodes
+    # The template puts " dog " behind a message of the environment; the reply's own <eos> is not written again.
+    between = [ids_of("fox 1 dog "), ids_of("fox 2 dog ")]
+    assert episode.ids == [*first, *between[0], *second, *between[1], *third]
+    sampled = [True] * len(first) + [False] * len(between[0]) + [True] * len(second)
+    assert episode.sampled == sampled + [False] * len(between[1]) + [True] * len(third)
+    # Letters of the replies: 7, 5, 4.
+    assert episode.rewards == [17.0, 25.0, 34.0]
+    assert episode.done and episode.finished and episode.cut == [False, False, False]
+    # Every turn read what was there before, and nothing else.
+    prompt = sampler.prompts[0][0]
+    assert sampler.prompts[1][0] == [*prompt, *first, *between[0]]
+    assert sampler.prompts[2][0] == [*prompt, *first, *between[0], *second, *between[1]]
+    # The first seed is that of a single response, later ones follow from it and the turn's number.
+    assert sampler.seeds == [[100], [row_seed(100, 1)], [row_seed(100, 2)]]
+    assert [message["content"] for message in episode.messages] == [
+        *("we make", "the cat", "fox 1", "a mat", "fox 2", "jinx", "fox 3")
+    ]
+
+
+def test_sampled_ids_stay_though_their_text_has_others(pools) -> None:
+    """The letters of a word one by one are other ids than the word: encoding the text again would lose them."""
+    letters = [ids_of(letter)[0] for letter in "the"]
+    assert ids_of("the") != letters
+    # Blanks around a reply, which the template of Llama 3.1 trims from contents.
+    reply = ended(*ids_of(" "), *letters, *ids_of(" "))
+    episodes, _ = play(pools("Counts"), [[reply], [reply], [reply]], [make_row("we make")])
+    ids = episodes[0].ids
+    assert ids[: len(reply)] == reply and ids[-len(reply) :] == reply
+    flags = episodes[0].sampled
+    assert [token for token, is_sampled in zip(ids, flags, strict=True) if is_sampled] == reply * 3
+
+
+def test_a_cut_reply_is_followed_by_the_end_of_its_turn(pools) -> None:
+    limits = EpisodeLimits(turns=2, prompt_tokens=64, tokens=64, turn_tokens=2)
+    cut, whole = ids_of("the cat")[:2], ended(*ids_of("a")[:1])
+    episodes, sampler = play(pools("Counts"), [[cut], [whole]], [make_row("we make")], limits)
+    (episode,) = episodes
+    assert episode.ids == [*cut, EOS, *ids_of("fox 1 dog "), *whole]
+    assert episode.sampled[:3] == [True, True, False] and episode.cut == [True, False]
+    # Cut by --max_turns: the environment was not done.
+    assert not episode.done and not episode.finished and episode.is_over
+    assert sampler.limits == [[2], [2]]
+
+
+def test_the_budget_of_an_episode_counts_the_environments_tokens(pools) -> None:
+    first = ended(*ids_of("the cat"))
+    between = ids_of("fox 1 dog ")
+    tokens = len(first) + len(between) + 3
+    limits = EpisodeLimits(turns=4, prompt_tokens=64, tokens=tokens)
+    last = ids_of("quartz and")[:3]
+    episodes, sampler = play(pools("Counts"), [[first], [last]], [make_row("we make")], limits)
+    assert sampler.limits == [None, [3]]  # at first all of it, as for single responses
+    assert len(episodes[0].ids) == tokens and episodes[0].cut == [False, True] and not episodes[0].done
+    # Without room for a token behind the environment's message, the episode ends with the reply.
+    limits = EpisodeLimits(turns=4, prompt_tokens=64, tokens=tokens - 3)
+    episodes, _ = play(pools("Counts"), [[first]], [make_row("we make")], limits)
+    assert episodes[0].ids == first and episodes[0].rewards == [17.0] and episodes[0].is_over
+
+
+def test_an_episode_whose_last_reply_is_cut_is_not_finished(pools) -> None:
+    """The environment ended it, but the policy did not end its reply."""
+    limits = EpisodeLimits(turns=4, prompt_tokens=64, tokens=64, turn_tokens=2)
+    episodes, _ = play(pools("OneTurn"), [[ids_of("the cat")[:2]]], [make_row("we make")], limits)
+    assert episodes[0].done and not episodes[0].finished
+
+
+def test_five_values_of_gymnasium(pools) -> None:
+    replies = [[ended(*ids_of("a"))]] * 3
+    episodes, _ = play(pools("Five"), replies, [make_row("we make")])
+    assert episodes[0].rewards == [11.0, 21.0, 31.0] and episodes[0].done
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raises", "ValueError: no answer"),
+        ("exits", "SystemExit: 3"),
+        ("dies", "the environment's process has ended"),
+        ("no tuple", "step must return"),
+        ("no number", "must be a number, not text"),
+        ("not finite", "is not finite"),
+        ("no messages", "not an empty list"),
+        ("no content", "must have a role and a content"),
+        ("reset", "ValueError: no beginning"),
+    ],
+)
+def test_a_failure_costs_its_episode_only(pools, caplog, fault, said) -> None:
+    rows = [make_row("we make", 0, fault="none"), make_row("we make", 1, fault=fault)]
+    whole = ended(*ids_of("a"))
+    turns = [[whole, whole], [whole, whole], [whole]]
+    if fault == "reset":
+        turns = [[whole], [whole], [whole]]
+    episodes, _ = play(pools("Faulty"), turns, rows, skips=True)
+    assert episodes[0].failure is None and episodes[0].done and len(episodes[0].rewards) == 3
+    assert said in episodes[1].failure and episodes[1].failure.startswith("rows.jsonl:2: ")
+    assert "rows.jsonl:2: " in caplog.text and "0 others of 2" in caplog.text
+    with pytest.raises(UserError, match=r"rows.jsonl:2: .*--on_reward_error skip"):
+        play(pools("Faulty"), turns, rows)
+
+
+def test_an_environment_that_hangs(pools) -> None:
+    pool = pools("Faulty")
+    pool._timeout = 1.0
+    rows = [make_row("we make", 0, fault="hangs"), make_row("we make", 1, fault="none")]
+    whole = ended(*ids_of("a"))
+    start = time.monotonic()
+    episodes, _ = play(pool, [[whole, whole], [whole, whole], [whole]], rows, skips=True)
+    assert time.monotonic() - start < 30
+    assert "step did not return in 1 s (--environment_timeout)" in episodes[0].failure
+    assert episodes[1].done and episodes[1].failure is None
+    pool._timeout = 30.0
+
+
+def test_more_episodes_than_workers(pools) -> None:
+    rows = [make_row("we make", number) for number in range(5)]
+    replies = [ended(*ids_of("a"))] * 5
+    episodes, _ = play(pools("OneTurn"), [replies], rows)
+    assert [episode.rewards for episode in episodes] == [[1.0]] * 5
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class Environment: pass", "has no method reset"),
+        ("raise ValueError('broken')", "ValueError: broken"),
+        ("import os; os._exit(1)", "ended while it imported the file"),
+        ("class Environment:\n reset = step = print\n roles = ['assistant']", "`roles`"),
+        ("class Environment:\n reset = step = print\n tools = 3", "`tools`"),
+    ],
+)
+def test_classes_that_cannot_be_used(tmp_path, text, said) -> None:
+    file = tmp_path / "environment.py"
+    file.write_text(text)
+    with pytest.raises(UserError, match=said):
+        EnvironmentPool(f"{file}:Environment", 30.0, 2)
+
+
+@pytest.mark.parametrize("name", ["mistral", "llama-2", "llama-3.1", "qwen-2.5", "smollm-2", "gemma"])
+def test_templates_that_write_turns_one_after_the_other(name) -> None:
+    check_template(chat_tokenizer(TEMPLATES[name]), None, ["user"])
+
+
+@pytest.mark.parametrize("name", ["qwen-3", "r1"])
+def test_templates_that_leave_out_thoughts_are_refused(name) -> None:
+    with pytest.raises(UserError, match="chat_template.jinja"):
+        check_template(chat_tokenizer(TEMPLATES[name]), None, ["user"])
+
+
+def test_a_model_without_a_template() -> None:
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(UserError, match="needs a chat template"):
+        ConversationEncoder(tokenizer, None, ["user"])
+
+
+def test_what_follows_a_reply_is_what_the_template_writes() -> None:
+    """ChatML by hand: behind the reply's own end token come a line break, the user's message and the next turn."""
+    from chat_templates import byte_tokenizer
+
+    tokenizer = byte_tokenizer("qwen-2.5")
+    encoder = ConversationEncoder(tokenizer, None, ["user"])
+    messages = [{"role": "user", "content": "2 + 2?"}]
+    more = [{"role": "user", "content": "no"}]
+    rest = "\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"
+    ids = encoder.following(messages, more, True, None, "rows.jsonl:1")
+    assert ids == encode_responses(tokenizer, [rest])[0]
+    ids = encoder.following(messages, more, False, None, "rows.jsonl:1")
+    assert ids == encode_responses(tokenizer, ["<|im_end|>" + rest])[0]
+
+
+def test_masks_of_assembled_episodes(pools) -> None:
+    first, second, third = ended(*ids_of("the cat")), ended(*ids_of("a mat")), ended(*ids_of("jinx"))
+    rows = [make_row("we make"), make_row("a", 1)]
+    script = [[first, second], [second, third], [third, first]]
+    episodes, _ = play(pools("Counts"), script, rows)
+    generation = assemble_episodes(episodes, PAD)
+    rollout = generation.rollout
+    for row, episode in enumerate(episodes):
+        length = len(episode.ids)
+        assert rollout.response_ids[row, :length].tolist() == episode.ids
+        assert rollout.response_mask[row, :length].tolist() == episode.sampled
+        assert not rollout.response_mask[row, length:].any()
+    assert rollout.response_runs() == [[first, second, third], [second, third, first]]
+    assert rollout.response_rows() == [[*first, *second, *third], [*second, *third, *first]]
+    assert not rollout.cut_turns.any() and rollout.finished.all()
+    lengths = Lengths.of(rollout)
+    assert lengths.responses.tolist() == [len(episode.ids) for episode in episodes]
+    assert lengths.sampled.tolist() == [sum(episode.sampled) for episode in episodes]
+    assert lengths.prompts.tolist() == [len(episode.prompt_ids) for episode in episodes]
+    # Log-probs of the sampling passes stand on the sampled tokens: −.5, −1, … in every turn of the script.
+    expected = [-0.5 * (1 + number) for number in range(len(first))]
+    assert generation.logprobs[0, : len(first)].tolist() == expected
+    assert torch.equal(generation.logprobs != 0, rollout.response_mask)

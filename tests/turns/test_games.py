@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two games of `make turns`: their rules, their demonstrations, and an episode as a table."""
+
+import random
+
+import pytest
+
+from cli_runs import read_jsonl
+from dschat.base.errors import UserError
+from dschat.lab.episodes import episode_table, longest_episode
+from dschat.lab.macro_actions import macro_spans, macro_text, macro_tokens
+from dschat.quickstart import games
+from dschat.quickstart.games import Calculator, Guess, share_of_best, write_game
+from dschat.rollouts.environment import reset_environment, step_environment, traits_of
+
+
+def test_guesses_are_answered_with_higher_and_lower() -> None:
+    game = Guess()
+    messages = reset_environment(game, {"number": 6}, 0)
+    answers = [step_environment(game, messages, reply) for reply in (" 4", " 7", " 6")]
+    assert [answer.messages for answer in answers] == [
+        [{"role": "user", "content": "higher"}],
+        [{"role": "user", "content": "lower"}],
+        [],
+    ]
+    assert [answer.reward for answer in answers] == [0.0, 0.0, pytest.approx(0.8)]
+    assert [answer.done for answer in answers] == [False, False, True]
+    game.reset({"number": 6}, 0)
+    assert step_environment(game, messages, " none") == step_environment(game, messages, "")
+    game.reset({"number": 6}, 0)
+    assert [game.step(messages, "1")[2] for _ in range(4)] == [False, False, False, True]
+
+
+def test_the_calculator_adds_and_judges() -> None:
+    game = Calculator()
+    messages = reset_environment(game, {"numbers": [5, 8, 3]}, 0)
+    assert messages[0]["content"] == "add up 5 8 3"
+    first = step_environment(game, messages, " add 5 8")
+    assert first.messages == [{"role": "tool", "content": "13"}] and not first.done
+    assert step_environment(game, messages, " answer 16").reward == 1.0
+    game.reset({"numbers": [5, 8, 3]}, 0)
+    assert step_environment(game, messages, " answer 15").reward == 0.0
+    assert step_environment(game, messages, " add 5").reward == -0.5
+    traits = traits_of(Calculator)
+    assert traits.roles == ["tool"] and traits.tools is not None and traits.tools[0]["function"]["name"] == "add"
+
+
+@pytest.mark.parametrize("game", ["guess", "calculator"])
+def test_demonstrations_follow_the_rules(game, tmp_path) -> None:
+    write_game(tmp_path, game, 50, 10, 5, seed=3)
+    rows = read_jsonl(tmp_path / "demonstrations" / "train.jsonl")
+    assert len(rows) == 50 and len(read_jsonl(tmp_path / "episodes" / "test.jsonl")) == 5
+    for row in rows:
+        roles = [message["role"] for message in row["messages"]]
+        answers = "user" if game == "guess" else "tool"
+        assert roles[:2] == ["user", "assistant"] and roles[-1] == "assistant"
+        assert set(roles[2::2]) <= {answers} and set(roles[1::2]) == {"assistant"}
+    for row in read_jsonl(tmp_path / "episodes" / "train.jsonl"):
+        environment = Guess() if game == "guess" else Calculator()
+        assert environment.reset(row, 0) == row["messages"]
+
+
+def test_halving_gets_all_that_can_be_had() -> None:
+    """Every number of 1 to 8 by halving what is left."""
+    scores = []
+    for number in range(1, 9):
+        game = Guess()
+        messages = game.reset({"number": number}, 0)
+        low, high, total, done = 1, 8, 0.0, False
+        while not done:
+            guess = (low + high) // 2
+            answer, reward, done = game.step(messages, str(guess))
+            total += reward
+            if answer and answer[0]["content"] == "higher":
+                low = guess + 1
+            elif answer:
+                high = guess - 1
+        scores.append(total)
+    assert share_of_best("guess", scores) == pytest.approx(1.0)
+    assert share_of_best("calculator", [1.0, 0.0]) == pytest.approx(0.5)
+
+
+def test_rows_follow_from_the_seed() -> None:
+    first, second = (games.make_row("guess", random.Random(seed)) for seed in (1, 1))
+    assert first == second
+
+
+def sample(turns: int = 2) -> dict:
+    """An episode of some turns of two tokens each, with one token of the environment between them."""
+    tokens = []
+    messages = [{"role": "user", "content": "guess"}]
+    for turn in range(turns):
+        for place in range(2):
+            numbers = {"value": 0.5 + turn + place, "reward": 0.0, "advantage": 0.25 * (turn + 1)}
+            tokens.append({"text": "x", "macro_action": turn, **numbers})
+        messages.append({"role": "assistant", "content": f"reply {turn}"})
+        if turn < turns - 1:
+            tokens.append({"text": "h", "macro_action": -1, "value": 0.0, "reward": 0.0, "advantage": 0.0})
+            messages.append({"role": "user", "content": "higher\n"})
+    return {"tokens": tokens, "messages": messages, "turn_rewards": [0.0, 0.9][:turns]}
+
+
+def test_an_episode_turn_by_turn() -> None:
+    table = episode_table(sample(), "an episode")
+    assert table.rows == [
+        ["", "user", "guess", "–", "–", "–"],
+        ["1", "policy", "reply 0", "0.00", "0.50", "0.25"],
+        ["", "user", "higher\n", "–", "–", "–"],
+        ["2", "policy", "reply 1", "0.90", "1.50", "0.50"],
+    ]
+    assert longest_episode([sample(1), sample(2), sample(1)])["turn_rewards"] == [0.0, 0.9]
+    with pytest.raises(UserError, match="--environment"):
+        longest_episode([{"tokens": []}])
+
+
+def test_an_environments_tokens_have_no_colour() -> None:
+    tokens = macro_tokens(sample()["tokens"])
+    page = macro_spans(tokens)
+    assert '<span class="ma-environment">' in page and "of the environment" in page
+    assert macro_text(tokens, colour=False) == "xx|hxx|"

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places of the trainer that read the response mask, on rows with an environment's tokens between their turns."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from closeness import assert_near
+from dschat.base.errors import UserError
+from dschat.models.layout import Lengths, PassSize, lay_out
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from dschat.rollouts.termination import LINE
+from dschat.training.ppo.credit import assign_credit, with_scores
+from dschat.training.ppo.metrics import repeated_4grams, rollout_metrics, token_table
+from dschat.training.ppo.models import response_logprobs, response_values
+from dschat.training.selfcheck import check_sampled_tokens
+from factories import (
+    EOS,
+    condition_of,
+    make_causal_lm,
+    make_classifier,
+    make_rollout,
+    make_tokenizer,
+    ppo_config,
+    ragged_rows,
+    sampling_of,
+)
+from macro_actions.masked import last_true
+from macro_actions.rewards import ScoreMoments
+from macro_actions.segments import segment
+from macro_actions.types import PPOBatch, Rollout, ScoredRollout, Trajectory
+
+# Turns of 3, 1 and 2 tokens with holes of 2 and 1; one turn of 4; turns of 1 and 5 with a hole of 1.
+RUNS = [[3, -2, 1, -1, 2], [4], [1, -1, 5]]
+
+
+def holes_of(runs: Any) -> list[bool]:
+    """Whether each token is the policy's; a negative number is a hole."""
+    flags: list[bool] = []
+    for length in runs:
+        flags += [length > 0] * abs(length)
+    return flags
+
+
+def holed_rollout(ends: bool = False) -> Rollout:
+    """Rows of random ids with these runs; with `ends`, every turn ends with EOS."""
+    rows = ragged_rows([4, 2, 6], [sum(map(abs, runs)) for runs in RUNS])
+    rollout = make_rollout(rows)
+    mask = torch.zeros_like(rollout.response_mask)
+    for row, runs in enumerate(RUNS):
+        flags = holes_of(runs)
+        mask[row, : len(flags)] = torch.tensor(flags)
+    ids = rollout.input_ids.clone()
+    if ends:
+        ids[:, rollout.prompt_width :][last_true(mask)] = EOS
+    return replace(rollout, input_ids=ids, response_mask=mask, cut_turns=last_true(mask) & (not ends))
+
+
+def whole(rollout: Rollout) -> Rollout:
+    """The rollout without holes: the environment's tokens are the policy's, too."""
+    return replace(rollout, response_mask=rollout.attention_mask[:, rollout.prompt_width :], cut_turns=None)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_logprobs_and_values_stand_where_their_tokens_are(rows) -> None:
+    """They are those of the text as a whole, on the policy's tokens; 0 on the others."""
+    rollout = holed_rollout()
+    actor, critic = PolicyModel(make_causal_lm()), ScalarModel(make_classifier())
+    size = PassSize(rows)
+    mask = rollout.response_mask
+    for compute in (
+        lambda rollout: response_logprobs(actor, rollout, 1.0, size),
+        lambda rollout: response_values(critic, rollout, size),
+    ):
+        expected = torch.where(mask, compute(whole(rollout)), 0.0)
+        assert_near(compute(rollout), expected)
+
+
+def test_lengths_tell_prompts_episodes_and_sampled_tokens_apart() -> None:
+    lengths = Lengths.of(holed_rollout())
+    assert lengths.prompts.tolist() == [4, 2, 6]
+    assert lengths.responses.tolist() == [9, 4, 7]
+    assert lengths.sampled.tolist() == [6, 4, 6]
+    assert lengths.totals.tolist() == [13, 6, 13]
+    assert Lengths.of(whole(holed_rollout())).holes is None
+
+
+def test_a_forward_pass_reads_all_and_predicts_the_policys_tokens_alone() -> None:
+    rollout = holed_rollout()
+    lengths = Lengths.of(rollout)
+    layout = lay_out(rollout, torch.tensor([2, 0]).numpy(), lengths)
+    assert layout.width == 9 and layout.input_ids.shape == (2, 13)
+    targets = layout.input_ids.flatten()[layout.targets].tolist()
+    rows = rollout.response_rows()
+    assert targets == rows[2] + rows[0]
+    spread = layout.spread(torch.ones(len(targets)))
+    assert torch.equal(spread.bool(), rollout.response_mask[[2, 0], :9])
+
+
+def scored(rollout: Rollout) -> Trajectory:
+    mask = rollout.response_mask
+    noise = torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))
+    nan = torch.tensor(float("nan"))
+    logprobs = torch.where(mask, noise - 2, nan)
+    return Trajectory(
+        rollout, logprobs, torch.where(mask, noise - 2.5, nan), torch.where(mask, noise, nan), noise[:, 0]
+    )
+
+
+def test_kl_entropy_lengths_and_whitening_are_of_the_policys_tokens(tmp_path) -> None:
+    """Numbers off the mask are NaN, so that one that counted would be seen."""
+    rollout = holed_rollout()
+    trajectory = scored(rollout)
+    mask = rollout.response_mask
+    config = ppo_config(tmp_path, ngram=2, whiten_advantages=True)
+    batch = assign_credit(trajectory, segment(last_true(mask), mask), 0.1, config)
+    assert not batch.advantages[~mask].any() and not batch.kl[~mask].any()
+    advantages = batch.advantages[mask].double()
+    assert_near(advantages.mean(), 0.0)
+    assert_near(advantages.square().mean(), 1.0)
+    metrics = rollout_metrics(batch, 0.95)
+    assert metrics["objective/kl_per_token"] == pytest.approx(0.5, abs=1e-6)
+    assert metrics["objective/kl"] == pytest.approx(0.5 * 16 / 3, abs=1e-5)
+    entropy = -float(trajectory.logprobs[mask].sum()) / 3
+    assert metrics["objective/entropy"] == pytest.approx(entropy, rel=1e-5)
+    assert metrics["response/length"] == pytest.approx(16 / 3)
+    assert metrics["macro/count"] == 2.0  # 3, 1 and 2 turns
+    assert metrics["macro/length"] == pytest.approx(16 / 6)
+    assert all(value == value for value in metrics.values())
+    rows = ScoredRollout(rollout, trajectory.ref_logprobs, trajectory.scores)
+    assert with_scores(ScoreMoments(), rows).count == 3
+
+
+def test_4grams_do_not_span_an_environments_tokens() -> None:
+    """1 2 3 4 twice in one turn; then apart in two turns, in the second of which a hole lies inside."""
+    ids = [1, 2, 3, 4, 1, 2, 3, 4]
+    rollout = make_rollout([([5], ids), ([5], ids)])
+    mask = torch.ones_like(rollout.response_mask)
+    mask[1, 5] = False
+    rollout = replace(rollout, response_mask=mask)
+    repeated, count = repeated_4grams(rollout)
+    # Row 0 has 5 4-grams, the last of which is the first again; row 1 those that end in its columns 3 and 4.
+    assert (int(repeated), int(count)) == (1, 5 + 2)
+
+
+def test_the_token_table_shows_both_sides() -> None:
+    rollout = holed_rollout()
+    trajectory = scored(rollout)
+    mask = rollout.response_mask
+    numbers = replace(trajectory, values=torch.nan_to_num(trajectory.values))
+    zeros = torch.zeros(mask.shape)
+    batch = PPOBatch(numbers, segment(last_true(mask), mask), zeros, zeros, zeros, zeros)
+    table = token_table(batch, 0, make_tokenizer())
+    assert [token["macro_action"] for token in table] == [0, 0, 0, -1, -1, 1, -1, 2, 2]
+
+
+def test_the_self_check_knows_turns() -> None:
+    sampling = sampling_of()
+    for ends in (True, False):
+        check_sampled_tokens(holed_rollout(ends), sampling)
+    wrong = replace(holed_rollout(True), cut_turns=last_true(holed_rollout().response_mask))
+    with pytest.raises(UserError, match="a finished turn does not end with EOS"):
+        check_sampled_tokens(wrong, sampling)
+    with pytest.raises(UserError, match="not a prefix of its row"):
+        check_sampled_tokens(replace(holed_rollout(True), cut_turns=None), sampling)
+
+
+@pytest.mark.parametrize("condition", ["line", "turn", "fixed", "randomized", "ppl"])
+def test_a_macro_action_never_spans_a_hole(condition, tmp_path) -> None:
+    """Conditions cut each turn as a response of its own, those that read texts included."""
+    tokenizer = make_tokenizer()
+    rollout = holed_rollout()
+    mask = rollout.response_mask
+    trajectory = scored(rollout)
+    config = ppo_config(tmp_path, termination_condition=condition)
+    find = condition_of(config, tokenizer)
+    macro = segment(find(trajectory, 0).ends, mask)
+    for row in range(len(mask)):
+        numbers = macro.index[row].tolist()
+        sides = mask[row].tolist()
+        for before, between in zip(range(len(sides) - 2), range(1, len(sides) - 1), strict=True):
+            if sides[before] and not sides[between]:
+                later = [n for n, side in zip(numbers[between:], sides[between:], strict=True) if side]
+                assert numbers[before] not in later
+    if condition == "turn":
+        assert macro.lengths.tolist() == [[3, 1, 2], [4, 0, 0], [1, 5, 0]]
+
+
+def test_lines_end_inside_their_turns(tmp_path) -> None:
+    """Two turns whose texts are "a" and "b\\n c": the first has no line break, and ends a line all the same."""
+    tokenizer = make_tokenizer(texts=["a b c \n " * 20])
+
+    def ids_of(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    first, second = ids_of("a"), [*ids_of("b"), *ids_of("\n"), *ids_of("c")]
+    assert LINE.findall("b\nc") == ["b\n", "c"]
+    ids = [*first, 9, *second]
+    rollout = make_rollout([([5], ids)])
+    flags = [True] * len(first) + [False] + [True] * len(second)
+    rollout = replace(rollout, response_mask=torch.tensor([flags]))
+    config = ppo_config(tmp_path, termination_condition="line")
+    macro = segment(condition_of(config, tokenizer)(scored(rollout), 0).ends, rollout.response_mask)
+    assert macro.lengths.tolist() == [[1, 2, 1]]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on episodes: resume, signals, groups, and what an update reads."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from closeness import assert_near
+from dschat.base.errors import UserError
+from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess
+from dschat.run import stop
+from dschat.run.stop import Stopped
+from factories import batch_of_iteration, collected
+from resume_runs import check_every_stop
+from turn_cases import episode_loop, write_environments
+
+RUNS = {
+    "gae": {"termination_condition": "turn", "ppo_epochs": 2, "gamma": 0.9, "missing_eos_penalty": 0.5},
+    "rloo_turns": {
+        "advantage_estimator": "rloo_turns",
+        "samples_per_prompt": 2,
+        "per_device_generation_batch_size": 4,
+        "ngram": 2,
+    },
+}
+
+
+@pytest.fixture
+def environments(tmp_path):
+    return write_environments(tmp_path)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_on_episodes_stops_anywhere(name, environments, group, tmp_path):
+    """In the sampling of episodes, in their scoring, and between updates on them: the resumed run is the same."""
+    make = partial(episode_loop, environment=f"{environments}:Random", **RUNS[name])
+    assert check_every_stop(make, tmp_path, every=17, first=3) > 20
+
+
+def test_a_signal_ends_a_wait_for_environments(environments, monkeypatch):
+    pool = EnvironmentPool(f"{environments}:Hangs", 60.0, 2)
+    with pool.episodes(1) as processes:
+        monkeypatch.setattr(stop, "_received", 15)
+        with pytest.raises(Stopped):
+            pool.call(processes, [("reset", {"prompt": "a"}, 0)])
+    pool.close()
+    with pytest.raises(UserError, match="has ended"):
+        EpisodeProcess(pool._address, 1.0)
+
+
+def test_episodes_of_a_prompt_begin_alike(environments, group, tmp_path):
+    """Their environments have one seed, and the replies have seeds of their own."""
+    loop = episode_loop(tmp_path / "out", f"{environments}:Seeds", **RUNS["rloo_turns"])
+    rows = collected(loop, [list(range(8))]).batch
+    rewards = rows.scored.segment_rewards.sum(1)
+    assert torch.equal(rewards[0::2], rewards[1::2])
+    assert len(set(rewards.tolist())) == 8  # one seed for each prompt
+    assert torch.equal(rows.scored.scores, rewards)
+    responses = rows.rollout.response_rows()
+    assert any(first != second for first, second in zip(responses[0::2], responses[1::2], strict=True))
+
+
+def test_the_batch_of_an_episode(environments, group, tmp_path):
+    """Rewards stand on the last tokens of turns; the sum of a row is its score less the KL, which is 0 at first."""
+    loop = episode_loop(tmp_path / "out", f"{environments}:Random", **RUNS["gae"] | {"missing_eos_penalty": None})
+    batch = batch_of_iteration(loop, [list(range(8))])
+    mask = batch.response_mask
+    rollout = batch.rollout
+    is_episode = rollout.attention_mask[:, rollout.prompt_width :]
+    assert (is_episode & ~mask).any()  # there are holes
+    assert_near(batch.rewards.sum(1), batch.trajectory.scores)
+    assert not batch.rewards[~mask].any() and not batch.advantages[~mask].any()
+    turns = [len(runs) for runs in rollout.response_runs()]
+    assert batch.macro.mask.sum(1).tolist() == turns and max(turns) > 1
+    # λ = .95 and γ = .9 by turn, from the values before the turns' tokens (σ equal: their means).
+    row = turns.index(max(turns))
+    lengths = batch.macro.lengths[row].tolist()[: turns[row]]
+    values = [float(part.mean()) for part in batch.trajectory.values[row][mask[row]].split(lengths)]
+    rewards = [float(part.sum()) for part in batch.rewards[row][mask[row]].split(lengths)]
+    expected: list[float] = []
+    for turn in reversed(range(turns[row])):
+        following = values[turn + 1] if turn + 1 < turns[row] else 0.0
+        delta = rewards[turn] + 0.9 * following - values[turn]
+        expected.insert(0, delta + 0.9 * 0.95 * (expected[0] if expected else 0.0))
+    found = [float(part[0]) for part in batch.advantages[row][mask[row]].split(lengths)]
+    assert_near(torch.tensor(found), expected)
+
+
+def test_all_environments_fail(environments, group, tmp_path):
+    """No episode has a token, and the rollout is left out as one without scores."""
+    faults = [{"fault": "reset"}] * 16
+    options = {"on_reward_error": "skip", "on_nonfinite": "skip", "eval_interval": 0}
+    loop = episode_loop(tmp_path / "out", f"{environments}:Faulty", rows=faults, **options)
+    assert collected(loop, [list(range(8))]) is None
