@@ -27,10 +27,11 @@ from dialogue_cases import chat_tokenizer
 from dschat.base.fingerprints import INNER_SAMPLE, SAMPLE, model_hash
 from dschat.data import tokenised
 from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
-from dschat.data.encoding import encode_prompts, encode_responses, turn_end
+from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.rows import Row
 from dschat.data.tokenised import encode_rows, num_workers, workers_for
+from dschat.data.turn_end import turn_end
 from dschat.lab.refuel.dialogues import first_messages
 from dschat.lab.refuel.options import RankOptions
 from dschat.lab.refuel.pairs import run_rank

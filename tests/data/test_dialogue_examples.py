@@ -22,8 +22,8 @@ from dschat.data.dialogues import (
     num_turns,
     state,
 )
-from dschat.data.encoding import turn_end
 from dschat.data.rows import Row
+from dschat.data.turn_end import turn_end
 
 TALK = dialogue("first question", "an answer", "second question", "more words", "third", "last")
 LIMITS = DialogueLimits(turns=2, prompt_tokens=5, reply_tokens=4, total_tokens=100)

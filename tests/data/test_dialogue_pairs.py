@@ -7,7 +7,7 @@ from cli_runs import write_jsonl
 from dialogue_cases import TEMPLATES, chat_tokenizer
 from dschat.base.errors import UserError
 from dschat.data.dialogue_pairs import FIRST, SECOND, load_regression_data, read_dialogue_pair, tokenize_pairs
-from dschat.data.encoding import turn_end
+from dschat.data.turn_end import turn_end
 from refuel_cases import row
 
 

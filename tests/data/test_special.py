@@ -8,9 +8,10 @@ from data_cases import look_at_data as main
 from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.check import check_report
-from dschat.data.encoding import encode_prompts, other_turn_end
+from dschat.data.encoding import encode_prompts
 from dschat.data.preview import Settings, preview_report, row_tokens, special_notes
 from dschat.data.template_notes import warn_of_template
+from dschat.data.turn_end import other_turn_end
 from factories import make_tokenizer
 
 BOS, EOS = 1, 2  # of make_tokenizer: <bos>, <eos>

@@ -10,10 +10,11 @@ from chat_templates import byte_tokenizer
 from data_cases import talk_row
 from dialogue_cases import bot, dialogue, user
 from dschat.base.errors import UserError
-from dschat.data.encoding import prompt_text, response_texts, turn_end
+from dschat.data.encoding import prompt_text
 from dschat.data.examples import pair_examples, sft_examples
 from dschat.data.rows import Row
 from dschat.data.template_notes import template_notes
+from dschat.data.turn_end import response_texts, turn_end
 
 
 def message_row(message, messages=None, **arguments):

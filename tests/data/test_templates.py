@@ -19,7 +19,7 @@ from data_cases import flags_of, loader_of, talk_row, text_row
 from dialogue_cases import bot, dialogue, user
 from dschat.base.errors import UserError
 from dschat.data.check import check_report
-from dschat.data.encoding import prompt_text, reply_contents, response_texts, turn_end
+from dschat.data.encoding import prompt_text
 from dschat.data.examples import (
     EQUAL_PAIR,
     NO_WEIGHT,
@@ -38,6 +38,7 @@ from dschat.data.preview import Settings, preview_report
 from dschat.data.sources import load_share, load_source
 from dschat.data.template_notes import template_notes, warn_of_dialogues, warn_of_template
 from dschat.data.tokenised import row_of, row_text
+from dschat.data.turn_end import reply_contents, response_texts, turn_end
 from dschat.settings.common import ColumnFlags
 
 EOS = 2

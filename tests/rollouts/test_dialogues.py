@@ -9,7 +9,7 @@ import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.base.errors import UserError
-from dschat.data.encoding import turn_end
+from dschat.data.turn_end import turn_end
 from dschat.rollouts.chat_servers import Endpoint, EndpointFlags
 from dschat.rollouts.dialogues import OUTGROWN, SILENT, AssistantTurn, PolicyAssistant, UserFromData, roll_out
 from dschat.rollouts.generate import ContinuousEngine

@@ -9,8 +9,8 @@ import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.data.dialogues import DialogueExample
-from dschat.data.encoding import turn_end
 from dschat.data.rows import Row
+from dschat.data.turn_end import turn_end
 from dschat.engine.engine import AdaptersOff
 from dschat.models.lora import add_lora
 from dschat.rollouts.generate import ContinuousEngine

@@ -8,7 +8,7 @@ import pytest
 from cli_runs import read_jsonl, write_jsonl
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.base.errors import UserError
-from dschat.data.encoding import turn_end
+from dschat.data.turn_end import turn_end
 from dschat.lab.refuel.dialogues import DialogueSampling, first_messages, run_generate, sampled_turns
 from dschat.lab.refuel.options import GenerateOptions
 from dschat.rollouts.dialogues import OUTGROWN, PolicyAssistant

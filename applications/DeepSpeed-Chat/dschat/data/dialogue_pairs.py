@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
 from dschat.data.dialogues import Dialogue, check_dialogue, encode_replies, encode_states, state
-from dschat.data.encoding import TurnEnd
 from dschat.data.examples import PreferenceExample
 from dschat.data.loading import StepData
 from dschat.data.rows import in_words
 from dschat.data.sources import described, open_data
+from dschat.data.turn_end import TurnEnd
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import TurnEnd, encode_prompts, encode_responses, render
+from dschat.data.encoding import encode_prompts, encode_responses, render
 from dschat.data.examples import collect_examples
 from dschat.data.rows import Row, check_text, kind_of
+from dschat.data.turn_end import TurnEnd
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

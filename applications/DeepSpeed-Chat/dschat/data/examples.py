@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text, response_texts
+from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.formats import PROMPT_MESSAGES
 from dschat.data.messages import EMPTY, WEIGHT, message_text
 from dschat.data.rows import Row, in_words
+from dschat.data.turn_end import response_texts
 from dschat.data.turns import MarkedPrompt, encode_turns
 
 if TYPE_CHECKING:

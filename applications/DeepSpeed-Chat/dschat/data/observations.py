@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import MARK, THOUGHT_END, TurnEnd, encode_prompt_texts, encode_responses, turn_end
+from dschat.data.encoding import encode_prompt_texts, encode_responses
+from dschat.data.turn_end import MARK, THOUGHT_END, TurnEnd, turn_end
 from dschat.models.templates import Message, render_messages
 
 if TYPE_CHECKING:

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import (
-    decode_response,
-    encode_prompts,
-    prompt_text,
-    puts_bos,
-    special_ids,
-)
+from dschat.data.encoding import decode_response, encode_prompts, prompt_text, puts_bos, special_ids
 from dschat.data.examples import (
     PairExample,
     PromptExample,

@@ -16,23 +16,22 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import (
+from dschat.data.encoding import prompt_text, special_ids
+from dschat.data.formats import unread_columns
+from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS
+from dschat.data.rows import Row, in_words
+from dschat.data.turn_end import (
     PROBE,
     THOUGHT_END,
     has_thought,
     is_written,
     other_call_ends,
     other_turn_end,
-    prompt_text,
     reply_text,
-    special_ids,
     template_variables,
     turn_end,
     turn_end_of,
 )
-from dschat.data.formats import unread_columns
-from dschat.data.messages import DOCUMENTS, EMPTY, TEMPLATE_COLUMNS, TEMPLATE_VARIABLES, TOOLS
-from dschat.data.rows import Row, in_words
 from dschat.models.templates import TemplateRefusal, apply_template
 from dschat.settings.common import ColumnFlags
 

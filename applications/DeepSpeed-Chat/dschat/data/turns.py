@@ -9,16 +9,10 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import (
-    TurnEnd,
-    encode_prompt_texts,
-    encode_responses,
-    prompt_text,
-    template_variables,
-    turn_end_of,
-)
+from dschat.data.encoding import encode_prompt_texts, encode_responses, prompt_text
 from dschat.data.messages import WEIGHT
 from dschat.data.rows import Row
+from dschat.data.turn_end import TurnEnd, template_variables, turn_end_of
 from dschat.models.templates import render_messages
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from dschat.base.display import visible
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object
-from dschat.data.encoding import turn_end
 from dschat.data.sources import HUB_NAME
+from dschat.data.turn_end import turn_end
 from dschat.lab.policy import FLAGS_FILE, STEP, locate_policy
 from dschat.models.limits import position_limit, trained_length
 from dschat.models.load import gguf_remedy, load_causal_lm, open_config

@@ -11,9 +11,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import encode_prompts, prompt_text, reply_contents
+from dschat.data.encoding import encode_prompts, prompt_text
 from dschat.data.formats import tldr_prompt
 from dschat.data.rows import Row
+from dschat.data.turn_end import reply_contents
 from dschat.demo.models import (
     SAMPLING_SETTINGS,
     LoadedModel,

@@ -13,8 +13,9 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
 from dschat.base.statistics import mean_estimate
 from dschat.base.user_function import load_function
-from dschat.data.encoding import encode_responses, response_texts
+from dschat.data.encoding import encode_responses
 from dschat.data.examples import PromptExample
+from dschat.data.turn_end import response_texts
 from dschat.lab.best_of import sweep_of, write_best_of
 from dschat.lab.generate_options import BestOfOptions, InferenceOptions, ScoredOptions
 from dschat.lab.policy import SampledResponse, SamplingPolicy

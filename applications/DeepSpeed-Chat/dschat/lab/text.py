@@ -20,7 +20,6 @@ from dschat.base.errors import UserError
 from dschat.base.fingerprints import folder_stamp
 from dschat.base.jsonl import read_object
 from dschat.data.collate import collate_pairs, collate_sft
-from dschat.data.encoding import response_texts
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.messages import message_text
 from dschat.data.plain_prompts import warn_of_plain_prompts
@@ -28,6 +27,7 @@ from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
+from dschat.data.turn_end import response_texts
 from dschat.lab.generate_options import TRAINING_SEED, TextFlags, TextOptions, TokenSamplerFlags, model_name
 from dschat.lab.policy import ACTOR, FLAGS_FILE, STEP, Compute, SamplingPolicy, load_policy, locate_policy
 from dschat.lab.prompts import Selection, digest_of, shuffled

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.data.dialogues import Dialogue, encode_states, state
-from dschat.data.encoding import decode_response, reply_contents
+from dschat.data.encoding import decode_response
+from dschat.data.turn_end import reply_contents
 from dschat.rollouts.engine import ResponseSampler
 from dschat.rollouts.sampling import Sampling, row_seed
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
-from dschat.data.encoding import decode_response, reply_contents
+from dschat.data.encoding import decode_response
 from dschat.data.messages import TOOLS
 from dschat.data.observations import ConversationEncoder
 from dschat.data.rows import Row
+from dschat.data.turn_end import reply_contents
 from dschat.rollouts.engine import ResponseSampler
 from dschat.rollouts.environment import Message, StepResult
 from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess, Failure, Result

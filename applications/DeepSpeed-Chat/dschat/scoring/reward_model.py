@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.base.errors import UserError
 from dschat.data.dialogues import Dialogue
-from dschat.data.encoding import PROBE
 from dschat.data.rows import Row
+from dschat.data.turn_end import PROBE
 from dschat.models.engines import Scalar
 from dschat.models.layout import PassSize, layouts
 from dschat.run.distributed import largest_over_ranks

@@ -20,8 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from dschat.base.errors import UserError
 from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue
-from dschat.data.encoding import encode_prompts, encode_responses, prompt_text, reply_contents
+from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
+from dschat.data.turn_end import reply_contents
 from dschat.models.engines import ScalarForward
 from dschat.models.layout import PassSize, group_by_length
 from dschat.models.limits import position_limit

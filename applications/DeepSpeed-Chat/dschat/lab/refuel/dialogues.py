@@ -16,9 +16,9 @@ from dschat.base.fingerprints import folder_stamp
 from dschat.base.user_function import load_function
 from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
 from dschat.data.dialogues import Message, check_dialogue, encode_states
-from dschat.data.encoding import turn_end
 from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
+from dschat.data.turn_end import turn_end
 from dschat.lab.generate_options import TokenSamplerFlags
 from dschat.lab.policy import Compute, load_sampler, locate_policy
 from dschat.lab.refuel.datasets import OutputLocation, described_function, digest, make_rows

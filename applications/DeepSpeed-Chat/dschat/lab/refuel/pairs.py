@@ -27,9 +27,9 @@ from dschat.data.dialogue_pairs import (
     tokenize_pairs,
 )
 from dschat.data.dialogues import Dialogue
-from dschat.data.encoding import turn_end
 from dschat.data.rows import in_words
 from dschat.data.sources import open_data
+from dschat.data.turn_end import turn_end
 from dschat.lab.policy import Compute, locate_policy
 from dschat.lab.refuel.datasets import RECORD, OutputLocation, described_function, digest, make_rows
 from dschat.lab.refuel.options import MaskOptions, RankOptions

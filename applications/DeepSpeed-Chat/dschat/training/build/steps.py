@@ -16,7 +16,7 @@ from dschat.base.fingerprints import model_hash
 from dschat.rollouts.termination import TerminationCondition
 from dschat.data.dialogue_pairs import load_regression_data
 from dschat.data.dialogues import DialogueLimits, dialogue_examples
-from dschat.data.encoding import turn_end
+from dschat.data.turn_end import turn_end
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,

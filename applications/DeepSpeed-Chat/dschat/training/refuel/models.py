@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue, DialogueExample
-from dschat.data.encoding import turn_end
+from dschat.data.turn_end import turn_end
 from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
 from dschat.models.layout import Layout, Lengths, PassSize, group_by_length, lay_out
 from dschat.models.limits import position_limit
