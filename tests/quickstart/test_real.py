@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import real_study
 import small_gguf
 from dschat.base.errors import UserError
 from dschat.quickstart.options import QuickstartOptions
@@ -183,8 +184,46 @@ def test_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     pipeline.open_pipeline(options, pipeline.SMALL)
     with pytest.raises(UserError, match=r"began with --seed 1234, now it is 3\. Give another --output_dir"):
         pipeline.open_pipeline(replace(options, seed=3), pipeline.SMALL)
-    with pytest.raises(UserError, match=r"began with --instructions 96, now it is 1224"):
+    with pytest.raises(UserError, match=r"began with --small True, now it is False"):
         pipeline.open_pipeline(options, pipeline.FULL)
+    with pytest.raises(UserError, match=r"began with --zero_stage 0, now it is 3"):
+        pipeline.open_pipeline(replace(options, zero_stage=3), pipeline.SMALL)
+
+
+def test_folder_of_another_quickstart_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "step1-sft").mkdir()
+    with pytest.raises(UserError, match="holds another run"):
+        pipeline.open_pipeline(QuickstartOptions(model="some/model", output_dir=tmp_path), pipeline.SMALL)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+@pytest.mark.parametrize("scale", [pipeline.FULL, pipeline.SMALL, real_study.CPU], ids=["full", "small", "study"])
+def test_every_number_of_processes_reaches_the_batch_sizes(
+    scale: pipeline.RealScale, processes: int, tmp_path: Path
+) -> None:
+    real = pipeline.RealModel(tmp_path, "some/model", scale, 1, Processes(processes))
+    cases = [
+        (pipeline.sft_flags(real), "--per_device_train_batch_size"),
+        (pipeline.reward_flags(real), "--per_device_train_batch_size"),
+        (pipeline.actor_flags(real), "--per_device_training_batch_size"),
+    ]
+    for flags, micro_flag in cases:
+        micro_batch = int(flags[flags.index(micro_flag) + 1])
+        global_batch = int(flags[flags.index("--global_batch_size") + 1])
+        assert micro_batch >= 1 and global_batch % (micro_batch * processes) == 0
+
+
+def test_study_keeps_runs_by_their_scores_apart(tmp_path: Path) -> None:
+    real = pipeline.RealModel(tmp_path, "some/model", real_study.CPU, 1, Processes())
+    by_model = real_study.steps_of(real, ["PPO, λ = .95"])
+    by_program = real_study.steps_of(real, ["PPO, λ = .95"], by_program=True)
+    (model_output, model_flags), (program_output, program_flags) = (*by_model.values(), *by_program.values())
+    assert model_output != program_output
+    assert "--reward_function" in program_flags and "--reward_function" not in model_flags
+    program_flags = [str(word) for word in program_flags]
+    critic = program_flags[program_flags.index("--critic_model_name_or_path") + 1]
+    assert critic == str(real.sft), "there is no reward model to start from"
 
 
 def test_step_goes_on_only_where_it_was_begun(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from dschat.base.atomic import write_file
 from dschat.base.statistics import MeanInterval, mean_interval
+from dschat.lab.generate_options import model_name
 from dschat.lab.run_data import HeldOut, RunData, read_run
 from dschat.lab.run_summary import levels_of, updates_to
 from dschat.lab.runs import build_report
@@ -26,7 +27,6 @@ from dschat.quickstart.options import QuickstartOptions
 from dschat.quickstart.real import gold, package_model
 from dschat.quickstart.real.instructions import held_out_instructions
 from dschat.quickstart.real.pipeline import (
-    DATASET,
     FULL,
     GOLD_NOTE,
     TEMPERATURE,
@@ -57,6 +57,7 @@ CPU = RealScale(
     save_steps=10,
 )
 GOLD = "gold_scores"
+HELD_OUT = "held-out"  # name of the data set of best of N, in the results folder
 SHOWN = 20  # held-out instructions whose answers responses.md shows
 BEST_OF = (4, 8)
 GROUP = 4  # answers to one instruction, for estimators without a critic
@@ -109,16 +110,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.updates is not None:
         scale = replace(scale, updates=arguments.updates)
 
+    by_program = arguments.scores == "program"
     finished: dict[str, list[RunData]] = {name: [] for name in arguments.runs}
     best: list[pd.DataFrame] = []
     for seed in range(1, arguments.seeds + 1):
         folder = arguments.output_dir / f"seed-{seed}"
         options = QuickstartOptions(model=arguments.model, output_dir=folder, seed=seed, jobs=arguments.jobs)
         real = open_pipeline(options, scale)
-        by_program = arguments.scores == "program"
         train_first_steps(real, with_reward_model=not by_program)
         train_policies(real, steps_of(real, arguments.runs, by_program), arguments.jobs)
-        outputs = {name: folder / RUNS[name].folder for name in arguments.runs}
+        outputs = {name: output_of(folder, name, by_program) for name in arguments.runs}
         build_report(outputs, folder, title=f"Credit on {arguments.model}, seed {seed}", notes=[GOLD_NOTE])
         for name, output in outputs.items():
             finished[name].append(read_run(name, output))
@@ -153,8 +154,14 @@ def steps_of(
         else:
             critic = real.sft if by_program or run.critic == "sft" else real.reward
             flags = [*actor_flags(real, scores=scores), *critic_flags(real, critic), *run.flags]
-        steps[name] = (real.folder / run.folder, flags)
+        steps[name] = (output_of(real.folder, name, by_program), flags)
     return steps
+
+
+def output_of(folder: Path, name: str, by_program: bool) -> Path:
+    """Output folder of a run."""
+    run = RUNS[name]
+    return folder / (f"program-{run.folder}" if by_program else run.folder)
 
 
 # -- Best of N
@@ -162,13 +169,13 @@ def steps_of(
 
 def best_of_samples(real: RealModel) -> list[Answers]:
     """Answers of the SFT model to the held-out instructions, with scores of the reward model."""
-    results = real.data / "results" / DATASET / "best-of-n" / f"{real.sft.name}.jsonl"
+    results = real.data / "results" / HELD_OUT / "best-of-n" / f"{model_name(str(real.sft))}.jsonl"
     if not results.exists():
         flags = {
             "--model": real.sft,
             "--reward_model": real.reward,
             "--data_path": real.data / "instructions",
-            "--dataset": DATASET,
+            "--dataset": HELD_OUT,
             "--num_samples": real.scale.held_out,
             "--best_of": max(BEST_OF),
             "--temperatures": TEMPERATURE,

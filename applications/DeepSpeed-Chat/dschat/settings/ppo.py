@@ -585,6 +585,10 @@ class PPOConfig(CommonConfig):
         plan.check_critic_warmup(self.optimizers.critic_warmup_updates)
         return plan
 
+    def warn_of_warmup(self, total_updates: int) -> None:
+        """Warn where the actor's updates end before the warm-up of its learning rate."""
+        super().warn_of_warmup(total_updates - self.optimizers.critic_warmup_updates)
+
     def total_updates(self, num_examples: int, plan: BatchPlan) -> int:
         """See `CommonConfig`. Raises UserError when the whole run would warm up the critic."""
         updates = super().total_updates(num_examples, plan)

@@ -9,16 +9,19 @@ next one starts; run again with the same flags, the pipeline goes on where it st
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import psutil
 import torch
 
 from dschat.base.errors import UserError
 from dschat.base.jsonl import read_object, write_rows
 from dschat.base.kept import Kept
+from dschat.lab.generate_options import model_name
 from dschat.lab.runs import build_report
 from dschat.quickstart.inputs import make_folder
 from dschat.quickstart.options import QuickstartOptions
@@ -29,6 +32,8 @@ from dschat.quickstart.subcommands import Processes, as_arguments, run_step, run
 
 TEMPERATURE = 0.8  # of all sampling: at 1, answers of so small a model are half nonsense
 MAX_PROMPT = 128  # tokens
+MADE = ("model", "data", "step1-sft", "step2-reward")  # what a pipeline makes first
+RUN_BYTES = 10 * 2**30  # main memory of a run of step 3 with SmolLM2 and 32 rows, when it writes a checkpoint
 MIN_ROWS = 20  # demonstrations or comparisons
 DATASET = "instructions"  # name of the sampled data set, in the results folder
 TIME_ON_A_GPU = "a model of 135 million parameters takes some minutes on a GPU"
@@ -160,18 +165,28 @@ def open_pipeline(options: QuickstartOptions, scale: RealScale) -> RealModel:
     assert options.model is not None  # without a model, the synthetic reviews run
     folder = options.folder
     make_folder(folder, "model and instructions")
-    settings = {"model": options.model, "seed": options.seed, "num_gpus": options.num_gpus} | asdict(scale)
-    record = Kept(folder / "pipeline.json", settings)
+    settings = {
+        "model": options.model,
+        "small": scale == SMALL,
+        "seed": options.seed,
+        "num_gpus": options.num_gpus,
+        "zero_stage": options.zero_stage,
+        "dtype": training_dtype(),
+    }
+    record = Kept(folder / "pipeline.json", settings | {"scale": asdict(scale)})
     difference = record.difference()
     if difference:
         raise UserError(
             f"{folder}: the pipeline there began with {difference}. Give another --output_dir, or remove the folder."
         )
+    is_of_another_run = not record.path.exists() and any((folder / name).exists() for name in MADE)
+    if is_of_another_run:
+        raise UserError(f"{folder} holds another run. Give another --output_dir, or remove the folder.")
+    record.write({})
     model = options.model
     if model == package_model.NAME:
         package_model.write_model(package_model.weights_of_package(), folder / "model")
         model = str(folder / "model")
-    record.write({})
     cores = os.cpu_count() or 1
     threads = max(1, cores // options.num_gpus)
     processes = Processes(options.num_gpus, options.zero_stage, threads)
@@ -194,7 +209,7 @@ def sample_answers(real: RealModel) -> list[Answers]:
     rows = [instruction.row() for instruction in training_instructions(scale.instructions, real.seed)]
     write_rows(prompts / "train.jsonl", rows)
     write_rows(prompts / "test.jsonl", rows)  # answers are sampled to held-out rows
-    results = real.data / "results" / DATASET / "best-of-n" / f"{Path(real.model).name}.jsonl"
+    results = real.data / "results" / DATASET / "best-of-n" / f"{model_name(real.model)}.jsonl"
     if not results.exists():
         flags = {
             "--model": real.model,
@@ -266,15 +281,18 @@ def supervised_flags(
 ) -> list[str]:
     """What steps 1 and 2 have in common."""
     scale = real.scale
+    micro_batch = min(scale.micro_batch, real.processes.share(scale.batch))
     flags = {
         "--data_path": data,
         "--model_name_or_path": model,
         "--output_dir": output,
         "--max_seq_len": MAX_PROMPT + scale.max_answer,
-        "--per_device_train_batch_size": scale.micro_batch,
-        "--per_device_eval_batch_size": scale.micro_batch,
+        "--per_device_train_batch_size": micro_batch,
+        "--per_device_eval_batch_size": micro_batch,
         "--global_batch_size": scale.batch,
         "--warmup_ratio": 0.1,
+        "--save_steps": scale.save_steps,
+        "--save_total_limit": 1,
     }
     return [*as_arguments(flags), *real.common]
 
@@ -299,7 +317,7 @@ def actor_flags(
         "--metric_function": f"{gold.__file__}:gold_scores",
         "--temperature": TEMPERATURE,
         "--per_device_generation_batch_size": real.processes.share(scale.rollout // samples_per_prompt),
-        "--per_device_training_batch_size": scale.micro_batch,
+        "--per_device_training_batch_size": min(scale.micro_batch, real.processes.share(scale.rollout)),
         "--global_batch_size": scale.rollout,
         "--per_device_eval_batch_size": scale.rollout,
         "--max_steps": scale.updates,
@@ -340,19 +358,33 @@ def train_policies(
     for output, flags in steps.values():
         if not is_finished(output):
             unfinished.append((output, [*flags, "--output_dir", str(output), *resume_flags(output)]))
+        else:
+            remove_checkpoints(output)
     if not unfinished:
         return
-    if real.processes.count > 1:
-        for _, flags in unfinished:
-            run_step("ppo", flags, real.processes)
-    else:
-        print(
-            f"== {len(unfinished)} runs of step 3, {at_once} at a time; each one's output follows its end", flush=True
-        )
-        threads = max(1, real.processes.threads // min(at_once, len(unfinished)))
-        run_steps([("ppo", flags) for _, flags in unfinished], at_once, threads)
-    for output, _ in unfinished:
-        remove_checkpoints(output)
+    try:
+        if real.processes.count > 1:
+            for _, flags in unfinished:
+                run_step("ppo", flags, real.processes)
+        else:
+            at_once = min(at_once, runs_that_fit(), len(unfinished))
+            print(
+                f"== {len(unfinished)} runs of step 3, {at_once} at a time; each one's output follows its end",
+                flush=True,
+            )
+            threads = max(1, real.processes.threads // at_once)
+            run_steps([("ppo", flags) for _, flags in unfinished], at_once, threads)
+    finally:
+        for output, _ in unfinished:
+            if is_finished(output):
+                remove_checkpoints(output)
+
+
+def runs_that_fit() -> int:
+    """Runs of step 3 that fit into a CPU's free memory at a time, by what one of SmolLM2 takes; at least one."""
+    if torch.cuda.is_available():
+        return sys.maxsize
+    return max(1, psutil.virtual_memory().available // RUN_BYTES)
 
 
 def run_training_step(
@@ -363,6 +395,7 @@ def run_training_step(
 ) -> None:
     """A training step, unless it is finished; one that was interrupted goes on from its last checkpoint."""
     if is_finished(output):
+        remove_checkpoints(output)
         return
     run_step(name, [*flags, *resume_flags(output)], processes)
     remove_checkpoints(output)

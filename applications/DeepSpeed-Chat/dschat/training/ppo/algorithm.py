@@ -209,7 +209,7 @@ class PPO(Algorithm):
                 self.config.estimator.lam,
                 self.config.estimator.lam_alpha,
             )
-            if self.config.advantages.needs.gates_critic:
+            if self.config.advantages.needs.gates_critic and self.estimator is None:
                 metrics |= critic_gate(credit.whole(), self.config.estimator).metrics()
             metrics |= normalised_metrics(self.moments, metrics["objective/scores"])
             if not self.warms_up(iteration):
