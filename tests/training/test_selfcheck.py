@@ -143,6 +143,21 @@ def test_another_temperature_is_found(models):
         check_rollout(models[0], trajectory, replace(SAMPLING, temperature=1.0))
 
 
+def test_log_probs_may_be_rounded_as_the_logits_behind_them(group):
+    """A confident model's log-probs are near 0, and its logits are not: these are rounded, by 1e-3 of their size."""
+    actor, reference = (frozen_engine_of(make_causal_lm("llama")) for _ in range(2))
+    for engine in (actor, reference):
+        engine.module.inner.lm_head.weight.data *= 60
+    trajectory = trajectory_of(actor, reference, frozen_engine_of(make_classifier("llama")), sampled(actor))
+    rollout = trajectory.rollout
+    logits = actor.module.inner(rollout.input_ids[:2], attention_mask=rollout.attention_mask[:2].long()).logits / 0.8
+    largest = float(logits[:, -rollout.response_ids.shape[1] - 1 : -1].abs().max())
+    assert largest > 2 * float(trajectory.logprobs[:2].abs().max()) and largest > 10
+    check_rollout(actor, trajectory, SAMPLING, trajectory.logprobs + 0.5e-3 * largest)
+    with pytest.raises(UserError, match="log-probs of the sampling pass"):
+        check_rollout(actor, trajectory, SAMPLING, trajectory.logprobs + 2e-3 * largest)
+
+
 def test_a_reference_that_differs_from_the_actor_is_found(models):
     actor, _, critic = models
     trajectory = trajectory_of(actor, frozen_engine_of(make_causal_lm("gemma2", seed=9)), critic, sampled(actor))

@@ -52,7 +52,7 @@ def check_policy(
     num_response: int,
     temperature: float,
     pad_id: int,
-) -> None:
+) -> float:
     """Checks that log-probs equal the model's own logits, and that neither padding nor training mode changes them.
 
     Args:
@@ -61,6 +61,10 @@ def check_policy(
         num_response: R < T, the last columns, which are responses.
         temperature: divides the logits.
         pad_id: fills ids.
+
+    Returns:
+        The largest logit in absolute value, divided by the temperature: log-probs are rounded as it is, however small
+        they are themselves.
 
     Raises:
         UserError: they differ by more than rounding explains.
@@ -112,6 +116,7 @@ def check_policy(
         lambda: engine(ids, seen, padded_response, temperature)[0],
         size,
     )
+    return size
 
 
 def _largest(numbers: Tensor, mask: Tensor) -> float:
@@ -403,7 +408,7 @@ def check_rollout(
         if bool(is_missing.any()):
             raise UserError("self-check: the policy sampled an id that its tokenizer does not have.")
     tokens = (rollout.input_ids, rollout.attention_mask)
-    check_policy(actor, tokens, mask.shape[1], sampling.temperature, sampling.pad_id)
+    size = check_policy(actor, tokens, mask.shape[1], sampling.temperature, sampling.pad_id)
 
     # Log-probs of the update, of the rollout, of sampling and of the reference are equal.
     rows = torch.arange(min(ROWS, len(mask)), device=mask.device)
@@ -414,7 +419,7 @@ def check_rollout(
         mask.shape[1],
         sampling.temperature,
     )
-    size = _largest(trajectory.logprobs, mask)
+    size = max(size, _largest(trajectory.logprobs, mask))
     what = "log-probs at the update"
     rollout_logprobs = trajectory.logprobs[rows]
     _require_close(what, "those of the rollout", logprobs, rollout_logprobs, part.response_mask, actor, size)
