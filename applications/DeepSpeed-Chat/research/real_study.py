@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 
 from dschat.base.atomic import write_file
+from dschat.base.jsonl import iterate_rows
 from dschat.base.statistics import MeanInterval, mean_interval
 from dschat.lab.generate_options import model_name
 from dschat.lab.run_data import HeldOut, RunData, read_run
@@ -256,19 +257,32 @@ def updates_text(runs: Sequence[RunData], baseline: Sequence[RunData]) -> str:
     return median_updates(pd.Series(updates, dtype=float))
 
 
-def responses_page(runs: Mapping[str, RunData]) -> str:
-    """Answers of the SFT model and of every run to the first held-out instructions, unedited, with gold scores."""
-    first_run = next(iter(runs.values()))
-    evaluations = {"SFT": first_run.first} | {name: run.last for name, run in runs.items()}
+def responses_page(outputs: Mapping[str, Path]) -> str:
+    """Answers of the SFT model and of every run to the first held-out instructions, unedited, with gold scores.
+
+    Args:
+        outputs: name of a run → its output folder.
+    """
+    first_output = next(iter(outputs.values()))
+    answers = {"SFT": sampled_answers(first_output, 0)}
+    for name, output in outputs.items():
+        answers[name] = sampled_answers(output, -1)
     parts = ["# Answers to held-out instructions, as they were sampled"]
-    for number, prompt in enumerate(first_run.first.samples["prompt"].head(SHOWN), start=1):
-        parts.append(f"## {number}\n\n```\n{prompt}\n```")
-        for name, evaluation in evaluations.items():
-            samples = evaluation.samples
-            answer = samples[samples["prompt"] == prompt].iloc[0]
-            text = "".join(token.text for token in answer["tokens"])
-            parts.append(f"**{name}**, {answer[GOLD]:.2f}:\n\n```\n{text}\n```")
+    for number, (instruction, _) in enumerate(list(answers["SFT"].items())[:SHOWN], start=1):
+        parts.append(f"## {number}. {instruction}")
+        for name, answers_of_model in answers.items():
+            parts.append(f"**{name}**, {answers_of_model[instruction]}")
     return "\n\n".join(parts) + "\n"
+
+
+def sampled_answers(output: Path, evaluation: int) -> dict[str, str]:
+    """Instruction → gold score and answer, of one of a run's evaluations: 0 is the first, −1 the last."""
+    file = sorted((output / "samples").glob("*.jsonl"))[evaluation]
+    answers = {}
+    for _, row in iterate_rows(file, "--output_dir"):
+        instruction = row["prompt_messages"][-1]["content"]
+        answers[instruction] = f"{row[GOLD]:.2f}:\n\n```\n{row['response']}\n```"
+    return answers
 
 
 if __name__ == "__main__":

@@ -367,12 +367,13 @@ def train_policies(
             for _, flags in unfinished:
                 run_step("ppo", flags, real.processes)
         else:
+            # Another number of threads would round differently, so that a resumed run would not go on to the last bit.
+            threads = max(1, real.processes.threads // min(at_once, len(steps)))
             at_once = min(at_once, runs_that_fit(), len(unfinished))
             print(
-                f"== {len(unfinished)} runs of step 3, {at_once} at a time; each one's output follows its end",
+                f"== runs of step 3: {len(unfinished)}, {at_once} at a time; output follows the end of each",
                 flush=True,
             )
-            threads = max(1, real.processes.threads // at_once)
             run_steps([("ppo", flags) for _, flags in unfinished], at_once, threads)
     finally:
         for output, _ in unfinished:
