@@ -2,6 +2,7 @@
 """Which fenced block of a response is its program, by CommonMark and by hand."""
 
 import random
+import time
 from textwrap import dedent
 
 import pytest
@@ -124,9 +125,33 @@ def test_code_may_hold_the_end_of_a_thought(before) -> None:
     assert program_of(f"{before or 'So.</think>'}```python\n{code}```\n", prompt="<think>\n") == code
 
 
-def test_many_thoughts_take_little_time() -> None:
+def seconds_of(response: str) -> float:
+    """CPU seconds that it takes to find the program, the least of three times."""
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        assert program_of(response) == RIGHT
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def test_many_thoughts() -> None:
     assert program_of("<think>\n</think>\n" * 30 + FENCED) == RIGHT
-    assert program_of("</think>" * 5_000 + FENCED) == RIGHT
+
+
+@pytest.mark.parametrize("thought", ["</think>", "`a` </think>"])
+def test_time_grows_linearly_with_the_ends_of_thoughts(thought) -> None:
+    """Four times as many take four times as long; sixteen times if each looked at its whole line."""
+    fewer = seconds_of(thought * 5_000 + FENCED)
+    assert seconds_of(thought * 20_000 + FENCED) < 9 * fewer
+
+
+@pytest.mark.parametrize(
+    ("line", "is_end"),
+    [("`a</think>b`", False), ("`a`</think>`b`", True), ("`a</think>b", True), ("a</think>b`", True)],
+)
+def test_the_end_of_a_thought_in_a_code_span(line, is_end) -> None:
+    assert program_of(f"{line}\n") == (f"{line.partition('</think>')[2]}\n" if is_end else f"{line}\n")
 
 
 @pytest.mark.parametrize(

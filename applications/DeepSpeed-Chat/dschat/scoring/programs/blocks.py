@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -79,12 +79,14 @@ class Block:
         """Whether the block has only whitespace."""
         return not any(line.text.strip() for line in self.lines)
 
+    @property
+    def end(self) -> int:
+        """The position after the block's last line in the response; 0 without lines."""
+        return self.lines[-1].start + len(self.lines[-1].text) if self.lines else 0
+
     def holds(self, position: int) -> bool:
         """Whether a position of the response is in the block."""
-        if not self.lines:
-            return False
-        end = self.lines[-1].start + len(self.lines[-1].text)
-        return self.lines[0].start <= position < end
+        return bool(self.lines) and self.lines[0].start <= position < self.end
 
 
 def find_program(
@@ -133,13 +135,12 @@ def answer_start(response: str, prompt: str = "") -> int | None:
     """
     start = 0
     is_thinking = prompt.rstrip().endswith(THINK_START)
+    all_ends = [match.start() for match in re.finditer(THINK_END, response)]
+    ends_in_code_spans = _ends_in_code_spans(response)
     while True:
         blocks = _blocks(response, start, prompt)
-        ends = []
-        for match in re.finditer(THINK_END, response):
-            if match.start() >= start:
-                ends.append(match.start())
-        outer_ends = [end for end in ends if not _is_in_block(end, blocks)]
+        ends = all_ends[bisect_left(all_ends, start) :]
+        outer_ends = _outside_blocks(ends, blocks)
         if is_thinking:
             if not ends:
                 return None
@@ -150,7 +151,7 @@ def answer_start(response: str, prompt: str = "") -> int | None:
         opening = _first_thought(_lines(response, start), blocks)
         closing: int | None = None  # the last before the opening
         for end in outer_ends:
-            if (opening is None or end < opening) and not _is_in_code_span(response, end):
+            if (opening is None or end < opening) and end not in ends_in_code_spans:
                 closing = end
         if closing is not None:
             start = closing + len(THINK_END)
@@ -165,6 +166,18 @@ def _is_in_block(position: int, blocks: Sequence[Block]) -> bool:
     return any(block.holds(position) for block in blocks)
 
 
+def _outside_blocks(positions: Sequence[int], blocks: Sequence[Block]) -> list[int]:
+    """The positions that are in none of the blocks. Both are in ascending order, so one pass is enough."""
+    outside: list[int] = []
+    number = 0
+    for position in positions:
+        while number < len(blocks) and blocks[number].end <= position:
+            number += 1
+        if number == len(blocks) or not blocks[number].holds(position):
+            outside.append(position)
+    return outside
+
+
 def _first_thought(lines: Sequence[ProgramLine], blocks: Sequence[Block]) -> int | None:
     """The position of the first `<think>` at the start of a line outside the blocks."""
     for line in lines:
@@ -175,12 +188,20 @@ def _first_thought(lines: Sequence[ProgramLine], blocks: Sequence[Block]) -> int
     return None
 
 
-def _is_in_code_span(text: str, position: int) -> bool:
-    """Whether a position is between backticks of its line."""
-    line_start = max(text.rfind("\n", 0, position), text.rfind("\r", 0, position)) + 1
-    line_end = LINE.match(text, position)
-    assert line_end is not None  # the pattern matches at any position
-    return text.count("`", line_start, position) % 2 == 1 and "`" in line_end[0]
+def _ends_in_code_spans(text: str) -> set[int]:
+    """The positions of each `</think>` between backticks of its line: an odd number before it, at least one after."""
+    positions: set[int] = set()
+    for line in _lines(text):
+        backticks_of_line = line.text.count("`")
+        backticks_before = 0
+        position = line.start
+        for part in line.text.split(THINK_END)[:-1]:
+            position += len(part)
+            backticks_before += part.count("`")
+            if backticks_before % 2 == 1 and backticks_before < backticks_of_line:
+                positions.add(position)
+            position += len(THINK_END)
+    return positions
 
 
 def _lines(text: str, start: int = 0) -> list[ProgramLine]:
