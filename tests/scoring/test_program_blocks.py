@@ -139,11 +139,22 @@ def test_many_thoughts() -> None:
     assert program_of("<think>\n</think>\n" * 30 + FENCED) == RIGHT
 
 
-@pytest.mark.parametrize("thought", ["</think>", "`a` </think>"])
-def test_time_grows_linearly_with_the_ends_of_thoughts(thought) -> None:
-    """Four times as many take four times as long; sixteen times if each looked at its whole line."""
-    fewer = seconds_of(thought * 5_000 + FENCED)
-    assert seconds_of(thought * 20_000 + FENCED) < 9 * fewer
+@pytest.mark.parametrize(
+    ("thought", "count"), [("</think>", 5_000), ("`a` </think>", 5_000), ("<think>\n</think>\n", 40)]
+)
+def test_time_grows_linearly_with_the_number_of_thoughts(thought, count) -> None:
+    """Four times as many take four times as long; sixteen times if each looked at the line or the text after it."""
+    fewer = seconds_of(thought * count + FENCED)
+    assert seconds_of(thought * 4 * count + FENCED) < 9 * fewer
+
+
+@pytest.mark.parametrize("count", [1, 28, 29, 30, 31, 32, 33, 100])
+def test_a_second_thought_of_many_lines(count) -> None:
+    """The first part of a text that is searched has 32 lines: the thought's end, or its beginning, is after them."""
+    draft = "```python\nprint(0) # </think>\n```\n"
+    assert program_of("a</think>\n<think>\n" + "b\n" * count + draft + "</think>\n" + FENCED) == RIGHT
+    assert program_of("a</think>\n" + "b\n" * count + "<think>\n" + draft + "</think>\n" + FENCED) == RIGHT
+    assert program_of("a</think>\n" + "b\n" * count + "<think>\n" + draft.replace("</think>", "")) is None
 
 
 @pytest.mark.parametrize(
