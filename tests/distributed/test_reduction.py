@@ -74,7 +74,7 @@ def test_weights_with_more_elements_than_are_sampled_at_other_stages(stage, othe
 
 
 def assert_a_later_gradient_is_checked(outputs, model, stage):
-    """Of LoRA's A matrices, and of a critic's backbone behind a head of zeros; nothing is changed."""
+    """LoRA's A matrices, or the backbone of a critic whose head is zero; the check changes nothing."""
     for case in ("first", "second", "lost-first"):
         assert said_by(outputs, f"{model}-{case}-{stage}") is None
     said = said_by(outputs, f"{model}-lost-second-{stage}")

@@ -188,7 +188,7 @@ def reduction(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def other_stages(folder: Path, keep: Callable[..., None]) -> None:
-    """`said` and `moved`, as `reduction` has them, of the ZeRO stages that it leaves out."""
+    """The cases of `reduction` at the ZeRO stages that it leaves out; notes `said` and `moved` like it."""
     said: dict[str, Any] = {}
     moved: dict[str, bool] = {}
     for model, stage in SLOW_LATER_CASES:

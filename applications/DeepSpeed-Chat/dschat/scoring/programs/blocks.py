@@ -157,7 +157,7 @@ def answer_start(response: str, prompt: str = "") -> int | None:
 
 
 def _end_of_open_thought(response: str, start: int, prompt: str) -> int | None:
-    """The position of the first `</think>` outside blocks, of the first in a block if there is none outside."""
+    """The position of the first `</think>` outside blocks, or else of the first in a block."""
     ends: list[int] = []
     for lines, blocks in _growing_parts(response, start, prompt):
         ends = _positions_of_ends(lines)
