@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from cli_runs import TRAINING, Result, message_of, run_command, run_forked, write_jsonl
+from cli_runs import STEPS, TRAINING, Result, arguments, message_of, run_command, write_jsonl
 from dschat.cli import main
-from fake_hub import without_hub
 from flag_cases import REQUIRED
 
 HUB_NAME = "nobody-at-all/no-such-model"
@@ -45,9 +44,19 @@ def test_a_refused_command_line(step, flags, words, tmp_path, monkeypatch, capsy
 # -- real processes
 
 
+WITHOUT_PAUSES = """
+import runpy, sys, time
+time.sleep = lambda seconds: None
+del sys.argv[0]
+runpy.run_path(sys.argv[0], {}, "__main__")
+"""
+
+
 def test_a_hub_that_cannot_be_reached(sft_flags, tmp_path):
+    """In a new Python, which reads the variables; without the pauses between attempts, which take most of a minute."""
     flags = sft_flags | {"model_name_or_path": HUB_NAME, "output_dir": tmp_path / "out"}
-    result = run_forked("sft", flags, tmp_path / "printed", without_hub)
+    command = [sys.executable, "-c", WITHOUT_PAUSES, STEPS["sft"] / "main.py", *arguments(flags)]
+    result = run_command(command, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE=None, HF_ENDPOINT="http://127.0.0.1:9")
     message_of(result, "--model_name_or_path", HUB_NAME, "Hugging Face hub", "hf download")
 
 

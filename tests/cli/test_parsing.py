@@ -51,5 +51,7 @@ def test_benepar_with_a_users_model(run, flags, tmp_path, benepar_model):
 
 
 def test_benepar_without_a_model(run, flags, tmp_path):
+    absent = flags | {"parser_model": tmp_path / "none.pt"}
+    message_of(run("ppo", absent), "--parser benepar", "none.pt", "no such file")
     message_of(run("ppo", flags), "--parser benepar", "benepar.download", "chunker")
     assert not (tmp_path / "out" / "metrics.jsonl").exists() or not training_rows(tmp_path / "out")

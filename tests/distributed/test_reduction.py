@@ -5,9 +5,24 @@ import pytest
 import torch
 
 from dschat.engine import reduction
-from reduction_cases import CASES, LARGE_STAGES, LATER, LATER_CASES, OTHERS, SPOILED
+from reduction_cases import (
+    CASES,
+    LARGE_STAGES,
+    LATER,
+    LATER_CASES,
+    OTHERS,
+    SLOW_LARGE_STAGES,
+    SLOW_LATER_CASES,
+    SPOILED,
+)
 
 pytestmark = pytest.mark.xdist_group("launcher")
+
+
+@pytest.fixture(scope="module")
+def other_stages(run_cases):
+    """Results of the checks at ZeRO stages that `two_processes` leaves out."""
+    return run_cases("reduction-at-other-stages", (), ("reduction_at_other_stages",))
 
 
 def said_by(outputs, case):
@@ -39,23 +54,43 @@ def test_a_gradient_that_is_lost_is_named(stage, dtype, fault, two_processes):
     assert "1 of " in said and "--no_self_checks" in said
 
 
-@pytest.mark.parametrize("stage", LARGE_STAGES)
-def test_weights_with_more_elements_than_are_sampled(stage, two_processes):
+def assert_a_lost_end_is_named(outputs, stage):
     """16,384 elements, of which one process loses the last tenth: far from the first 4,096."""
-    assert said_by(two_processes, f"large-{stage}") is None
-    said = said_by(two_processes, f"large-lost-{stage}")
+    assert said_by(outputs, f"large-{stage}") is None
+    said = said_by(outputs, f"large-lost-{stage}")
     assert said is not None and f"another gradient of {SPOILED} than the 2 processes computed" in said
     assert "1 of " in said
 
 
+@pytest.mark.parametrize("stage", LARGE_STAGES)
+def test_weights_with_more_elements_than_are_sampled(stage, two_processes):
+    assert_a_lost_end_is_named(two_processes, stage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", SLOW_LARGE_STAGES)
+def test_weights_with_more_elements_than_are_sampled_at_other_stages(stage, other_stages):
+    assert_a_lost_end_is_named(other_stages, stage)
+
+
+def assert_a_later_gradient_is_checked(outputs, model, stage):
+    """LoRA's A matrices, or the backbone of a critic whose head is zero; the check changes nothing."""
+    for case in ("first", "second", "lost-first"):
+        assert said_by(outputs, f"{model}-{case}-{stage}") is None
+    said = said_by(outputs, f"{model}-lost-second-{stage}")
+    assert said is not None and "before update 2 since the start" in said and LATER[model] in said
+    assert [outputs.numbers("reduction", rank)["moved"][f"{model}-{stage}"] for rank in (0, 1)] == [False] * 2
+
+
 @pytest.mark.parametrize(("model", "stage"), LATER_CASES)
 def test_a_gradient_that_is_zero_in_the_first_update_is_checked_in_the_second(model, stage, two_processes):
-    """Of LoRA's A matrices, and of a critic's backbone behind a head of zeros; nothing is changed."""
-    for case in ("first", "second", "lost-first"):
-        assert said_by(two_processes, f"{model}-{case}-{stage}") is None
-    said = said_by(two_processes, f"{model}-lost-second-{stage}")
-    assert said is not None and "before update 2 since the start" in said and LATER[model] in said
-    assert [two_processes.numbers("reduction", rank)["moved"][f"{model}-{stage}"] for rank in (0, 1)] == [False] * 2
+    assert_a_later_gradient_is_checked(two_processes, model, stage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "stage"), SLOW_LATER_CASES)
+def test_a_gradient_that_is_zero_at_first_is_checked_at_other_stages(model, stage, other_stages):
+    assert_a_later_gradient_is_checked(other_stages, model, stage)
 
 
 def test_gradients_that_stay_zero_are_given_up(two_processes):

@@ -2,6 +2,7 @@
 """Which fenced block of a response is its program, by CommonMark and by hand."""
 
 import random
+import time
 from textwrap import dedent
 
 import pytest
@@ -124,9 +125,44 @@ def test_code_may_hold_the_end_of_a_thought(before) -> None:
     assert program_of(f"{before or 'So.</think>'}```python\n{code}```\n", prompt="<think>\n") == code
 
 
-def test_many_thoughts_take_little_time() -> None:
+def seconds_of(response: str) -> float:
+    """CPU seconds that it takes to find the program, the least of three times."""
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        assert program_of(response) == RIGHT
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def test_many_thoughts() -> None:
     assert program_of("<think>\n</think>\n" * 30 + FENCED) == RIGHT
-    assert program_of("</think>" * 5_000 + FENCED) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("thought", "count"), [("</think>", 5_000), ("`a` </think>", 5_000), ("<think>\n</think>\n", 40)]
+)
+def test_time_grows_linearly_with_the_number_of_thoughts(thought, count) -> None:
+    """Four times as many take four times as long; sixteen times if each looked at the line or the text after it."""
+    fewer = seconds_of(thought * count + FENCED)
+    assert seconds_of(thought * 4 * count + FENCED) < 9 * fewer
+
+
+@pytest.mark.parametrize("count", [1, 28, 29, 30, 31, 32, 33, 100])
+def test_a_second_thought_of_many_lines(count) -> None:
+    """The first part of a text that is searched has 32 lines: the thought's end, or its beginning, is after them."""
+    draft = "```python\nprint(0) # </think>\n```\n"
+    assert program_of("a</think>\n<think>\n" + "b\n" * count + draft + "</think>\n" + FENCED) == RIGHT
+    assert program_of("a</think>\n" + "b\n" * count + "<think>\n" + draft + "</think>\n" + FENCED) == RIGHT
+    assert program_of("a</think>\n" + "b\n" * count + "<think>\n" + draft.replace("</think>", "")) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "is_end"),
+    [("`a</think>b`", False), ("`a`</think>`b`", True), ("`a</think>b", True), ("a</think>b`", True)],
+)
+def test_the_end_of_a_thought_in_a_code_span(line, is_end) -> None:
+    assert program_of(f"{line}\n") == (f"{line.partition('</think>')[2]}\n" if is_end else f"{line}\n")
 
 
 @pytest.mark.parametrize(

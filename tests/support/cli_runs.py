@@ -91,6 +91,9 @@ def environment(**changes: str | None) -> dict[str, str]:
     return {name: value for name, value in (kept | changed).items() if value is not None}
 
 
+ENVIRONMENT_AT_IMPORT = environment()  # before any test changes a variable: that of the process that is forked
+
+
 def arguments(flags: dict[str, Any]) -> list[str]:
     """{"name": value} → ["--name", "value"]; True is a bare flag, a list several values, None leaves the flag out."""
     words: list[str] = []
@@ -109,7 +112,7 @@ def warm_programs() -> Path:
     folder = Path(address).parent
     warm_python.write_programs(folder, address)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    start_fork(FORKS.Process(target=warm_python.serve, args=(address, environment()), daemon=True))
+    start_fork(FORKS.Process(target=warm_python.serve, args=(address, ENVIRONMENT_AT_IMPORT), daemon=True))
     return folder
 
 
@@ -197,7 +200,8 @@ def result_of(process: Any, scratch: Path, seconds: float = TIMEOUT) -> Result:
 def start_fork(process: Any) -> None:
     """Starts a process of FORKS; what it is forked from is begun with the variables that libraries read on import."""
     # Until Python 3.12 the server does not get sys.path, from which it would import `preloaded_state`.
-    before, variables = dict(os.environ), environment(PYTHONPATH=os.pathsep.join(sys.path))
+    before = dict(os.environ)
+    variables = ENVIRONMENT_AT_IMPORT | {"PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         os.environ.clear()
         os.environ.update(variables)

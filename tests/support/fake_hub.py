@@ -3,9 +3,7 @@
 
 import hashlib
 import json
-import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -65,19 +63,6 @@ def hub_server(repositories: Repositories) -> Iterator[tuple[str, list[str]]]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def without_hub() -> None:
-    """In a fork: nobody listens at the hub's address, and libraries make no pauses between their attempts."""
-    from huggingface_hub import constants
-
-    address = "http://127.0.0.1:9"
-    os.environ.pop("HF_HUB_OFFLINE")
-    os.environ["HF_ENDPOINT"] = address
-    constants.HF_HUB_OFFLINE = False
-    constants.ENDPOINT = address
-    constants.HUGGINGFACE_CO_URL_TEMPLATE = address + "/{repo_id}/resolve/{revision}/{filename}"
-    setattr(time, "sleep", lambda seconds: None)  # noqa: B010
 
 
 def _respond(repositories: Repositories, target: str, body: bytes, span: str) -> Answer:

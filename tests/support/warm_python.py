@@ -22,14 +22,17 @@ from pathlib import Path
 from typing import Any
 
 READ_ON_IMPORT = (
-    *("CUDA_", "DS_", "HF_", "HUGGINGFACE_", "LANG", "LC_", "LD_", "MKL_", "MPL", "OMP_", "PYTHON", "TORCH"),
-    *("TRANSFORMERS_", "WANDB_"),
+    *("CUDA_", "DS_", "HF_", "HOME", "HUGGINGFACE_", "LANG", "LC_", "LD_", "MKL_", "MPL", "OMP_", "PYTHON", "TORCH"),
+    *("TRANSFORMERS_", "WANDB_", "XDG_"),
 )
 READ_BY_PYTHON = ("PYTHONPATH", "PYTHONUNBUFFERED")  # of these, a fork does what a new Python does
 HAS_GPU = Path("/dev/nvidiactl").exists()
 PROGRAM_OF_CHILDREN = "WARM_PYTHON"  # a variable: the path of the program that `sys.executable` is to name
 LENGTH_BYTES = 4  # of a request, before its JSON
-PROGRAM = """#!{python} -ISB
+# The second line is a command for sh and a string for Python: after `#!`, a path could not hold a space.
+PROGRAM = """#!/bin/sh
+'''exec' "{python}" -ISB "$0" "$@"
+' '''
 import json, os, signal, socket, sys, time
 
 words = {first_words} + sys.argv[1:]

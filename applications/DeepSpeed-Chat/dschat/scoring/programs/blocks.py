@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Literal
 
 ProgramBlock = Literal["first", "last"]
@@ -30,6 +30,7 @@ PYTHON = re.compile(
 )
 MAX_INDENT = 3  # columns; a line with more is an indented code block, which opens and closes nothing
 TAB = 4  # columns from one tab stop to the next
+LINES_OF_FIRST_PART = 32  # that are parsed in search of a thought
 MAX_DEPTH = 20  # of nested list items and quotes
 
 
@@ -79,12 +80,14 @@ class Block:
         """Whether the block has only whitespace."""
         return not any(line.text.strip() for line in self.lines)
 
+    @property
+    def end(self) -> int:
+        """The position after the block's last line in the response; 0 without lines."""
+        return self.lines[-1].start + len(self.lines[-1].text) if self.lines else 0
+
     def holds(self, position: int) -> bool:
         """Whether a position of the response is in the block."""
-        if not self.lines:
-            return False
-        end = self.lines[-1].start + len(self.lines[-1].text)
-        return self.lines[0].start <= position < end
+        return bool(self.lines) and self.lines[0].start <= position < self.end
 
 
 def find_program(
@@ -133,27 +136,19 @@ def answer_start(response: str, prompt: str = "") -> int | None:
     """
     start = 0
     is_thinking = prompt.rstrip().endswith(THINK_START)
+    ends_in_code_spans = _ends_in_code_spans(response)
     while True:
-        blocks = _blocks(response, start, prompt)
-        ends = []
-        for match in re.finditer(THINK_END, response):
-            if match.start() >= start:
-                ends.append(match.start())
-        outer_ends = [end for end in ends if not _is_in_block(end, blocks)]
         if is_thinking:
-            if not ends:
+            end = _end_of_open_thought(response, start, prompt)
+            if end is None:
                 return None
-            first_end = outer_ends[0] if outer_ends else ends[0]
-            start = first_end + len(THINK_END)
+            start = end + len(THINK_END)
             is_thinking = False
             continue
-        opening = _first_thought(_lines(response, start), blocks)
-        closing: int | None = None  # the last before the opening
-        for end in outer_ends:
-            if (opening is None or end < opening) and not _is_in_code_span(response, end):
-                closing = end
-        if closing is not None:
-            start = closing + len(THINK_END)
+        opening, outer_ends = _next_thought(response, start, prompt)
+        closings = [end for end in outer_ends if end not in ends_in_code_spans]
+        if closings:
+            start = closings[-1] + len(THINK_END)
         elif opening is not None:
             start = opening + len(THINK_START)
             is_thinking = True
@@ -161,31 +156,100 @@ def answer_start(response: str, prompt: str = "") -> int | None:
             return start
 
 
-def _is_in_block(position: int, blocks: Sequence[Block]) -> bool:
-    return any(block.holds(position) for block in blocks)
+def _end_of_open_thought(response: str, start: int, prompt: str) -> int | None:
+    """The position of the first `</think>` outside blocks, or else of the first in a block."""
+    ends: list[int] = []
+    for lines, blocks in _growing_parts(response, start, prompt):
+        ends = _positions_of_ends(lines)
+        outer_ends = _outside_blocks(ends, blocks)
+        if outer_ends:
+            return outer_ends[0]
+    return ends[0] if ends else None
 
 
-def _first_thought(lines: Sequence[ProgramLine], blocks: Sequence[Block]) -> int | None:
-    """The position of the first `<think>` at the start of a line outside the blocks."""
+def _next_thought(response: str, start: int, prompt: str) -> tuple[int | None, list[int]]:
+    """The position of the first `<think>` at the start of a line outside blocks, and each `</think>` before it."""
+    outer_ends: list[int] = []
+    for lines, blocks in _growing_parts(response, start, prompt):
+        openings = _outside_blocks(_positions_of_openings(lines), blocks)
+        outer_ends = _outside_blocks(_positions_of_ends(lines), blocks)
+        if openings:
+            return openings[0], outer_ends[: bisect_left(outer_ends, openings[0])]
+    return None, outer_ends
+
+
+def _growing_parts(response: str, start: int, prompt: str) -> Iterator[tuple[list[ProgramLine], list[Block]]]:
+    """Lines of the response from a position on, with their blocks: a few lines, twice as many, …, all.
+
+    What is in a block depends on no later line. So a response of many thoughts is not parsed once for each of them.
+    """
+    if start == 0:
+        yield _lines(response), _blocks(response, start, prompt)
+        return
+    count = LINES_OF_FIRST_PART
+    while True:
+        lines = list(islice(_iterate_lines(response, start), count))
+        yield lines, list(fenced_blocks(lines))
+        if len(lines) < count:
+            return
+        count *= 2
+
+
+def _positions_of_ends(lines: Sequence[ProgramLine]) -> list[int]:
+    """The positions of each `</think>`."""
+    positions: list[int] = []
+    for line in lines:
+        for match in re.finditer(THINK_END, line.text):
+            positions.append(line.start + match.start())
+    return positions
+
+
+def _positions_of_openings(lines: Sequence[ProgramLine]) -> list[int]:
+    """The positions of each `<think>` at the start of a line, after whitespace."""
+    positions: list[int] = []
     for line in lines:
         text = line.text.lstrip()
-        position = line.start + len(line.text) - len(text)
-        if text.startswith(THINK_START) and not _is_in_block(position, blocks):
-            return position
-    return None
+        if text.startswith(THINK_START):
+            positions.append(line.start + len(line.text) - len(text))
+    return positions
 
 
-def _is_in_code_span(text: str, position: int) -> bool:
-    """Whether a position is between backticks of its line."""
-    line_start = max(text.rfind("\n", 0, position), text.rfind("\r", 0, position)) + 1
-    line_end = LINE.match(text, position)
-    assert line_end is not None  # the pattern matches at any position
-    return text.count("`", line_start, position) % 2 == 1 and "`" in line_end[0]
+def _outside_blocks(positions: Sequence[int], blocks: Sequence[Block]) -> list[int]:
+    """The positions that are in none of the blocks. Both are in ascending order, so one pass is enough."""
+    outside: list[int] = []
+    number = 0
+    for position in positions:
+        while number < len(blocks) and blocks[number].end <= position:
+            number += 1
+        if number == len(blocks) or not blocks[number].holds(position):
+            outside.append(position)
+    return outside
+
+
+def _ends_in_code_spans(text: str) -> set[int]:
+    """The positions of each `</think>` between backticks of its line: an odd number before it, at least one after."""
+    positions: set[int] = set()
+    for line in _iterate_lines(text):
+        backticks_of_line = line.text.count("`")
+        backticks_before = 0
+        position = line.start
+        for part in line.text.split(THINK_END)[:-1]:
+            position += len(part)
+            backticks_before += part.count("`")
+            if backticks_before % 2 == 1 and backticks_before < backticks_of_line:
+                positions.add(position)
+            position += len(THINK_END)
+    return positions
 
 
 def _lines(text: str, start: int = 0) -> list[ProgramLine]:
     """The lines of a text from a position on."""
-    return [ProgramLine(match[0], match.start()) for match in LINE.finditer(text, start)]
+    return list(_iterate_lines(text, start))
+
+
+def _iterate_lines(text: str, start: int = 0) -> Iterator[ProgramLine]:
+    for match in LINE.finditer(text, start):
+        yield ProgramLine(match[0], match.start())
 
 
 def _blocks(
