@@ -126,11 +126,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             finished[name].append(read_run(name, output))
         if not by_program:
             best.append(best_of_table(real, best_of_samples(real)))
-    write_file(arguments.output_dir / "study.md", study_table(finished, best))
-    write_file(
-        arguments.output_dir / "responses.md", responses_page({name: runs[0] for name, runs in finished.items()})
-    )
-    print((arguments.output_dir / "study.md").read_text(encoding="utf-8"))
+    table = study_table(finished, best)
+    suffix = "-program" if by_program else ""
+    first_seed = {name: output_of(arguments.output_dir / "seed-1", name, by_program) for name in arguments.runs}
+    write_file(arguments.output_dir / f"study{suffix}.md", table)
+    write_file(arguments.output_dir / f"responses{suffix}.md", responses_page(first_seed))
+    print(table)
 
 
 def steps_of(

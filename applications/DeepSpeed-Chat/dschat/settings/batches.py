@@ -77,6 +77,15 @@ class BatchPlan:
         )
 
 
+def check_actor_updates(updates: int, critic_warmup_updates: int) -> None:
+    """Raise UserError if a run of so many updates would train the critic alone (--critic_warmup_updates)."""
+    if critic_warmup_updates >= updates:
+        raise UserError(
+            f"--critic_warmup_updates {critic_warmup_updates}: the run makes {updates} updates, so the actor would never"
+            " be trained: lower it, or raise --max_steps or --num_train_epochs."
+        )
+
+
 def plan_batches(
     micro_flag: str,
     micro_batch: int,

@@ -11,7 +11,7 @@ import re
 from typing import Annotated, Any, ClassVar
 
 from dschat.base.errors import UserError
-from dschat.settings.batches import BatchPlan, plan_rollouts
+from dschat.settings.batches import BatchPlan, check_actor_updates, plan_rollouts
 from dschat.settings.common import COMMON_RULES, CommonConfig
 from dschat.settings.episodes import EPISODE_RULES, EpisodeFlags
 from dschat.settings.estimators import ESTIMATOR_FLAGS, NEEDS, flags_of_some
@@ -592,10 +592,5 @@ class PPOConfig(CommonConfig):
     def total_updates(self, num_examples: int, plan: BatchPlan) -> int:
         """See `CommonConfig`. Raises UserError when the whole run would warm up the critic."""
         updates = super().total_updates(num_examples, plan)
-        warmup = self.optimizers.critic_warmup_updates
-        if warmup >= updates:
-            raise UserError(
-                f"--critic_warmup_updates {warmup}: the run makes {updates} updates, so the actor would never be"
-                " trained: lower it, or raise --max_steps or --num_train_epochs."
-            )
+        check_actor_updates(updates, self.optimizers.critic_warmup_updates)
         return updates
