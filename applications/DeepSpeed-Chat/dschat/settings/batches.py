@@ -81,8 +81,8 @@ def check_actor_updates(updates: int, critic_warmup_updates: int) -> None:
     """Raise UserError if a run of so many updates would train the critic alone (--critic_warmup_updates)."""
     if critic_warmup_updates >= updates:
         raise UserError(
-            f"--critic_warmup_updates {critic_warmup_updates}: the run makes {updates} updates, so the actor would never"
-            " be trained: lower it, or raise --max_steps or --num_train_epochs."
+            f"--critic_warmup_updates {critic_warmup_updates}: the run makes {updates} updates, so the actor would"
+            " never be trained: lower it, or raise --max_steps or --num_train_epochs."
         )
 
 
