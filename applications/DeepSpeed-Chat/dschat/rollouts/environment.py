@@ -164,7 +164,7 @@ def _checked_messages(result: object, method: str, may_be_empty: bool) -> list[M
     return messages
 
 
-def plain_copy(value: Any, name: str) -> Any:
+def plain_copy(value: object, name: str) -> Any:  # type: ignore[explicit-any]  # any JSON value
     """Copy of a JSON value without objects of a user's classes, which another process could not read.
 
     Args:
