@@ -262,6 +262,25 @@ REFUSALS = [
             ("--on_reward_error retry", "--environment with --on_reward_error retry", "Use stop or skip"),
             ("--max_answer_seq_len 8 --max_turn_seq_len 9", "--max_turn_seq_len 9 is longer than an episode"),
             ("--max_turns 29", "--environment_timeout 60", "--max_turns 29", "--ddp_timeout 1800"),
+            # 12 prompts x 8 episodes are 3 calls after each other: 3 x 60 s in each of 9 turns and at the beginning.
+            (
+                "--max_turns 9 --per_device_generation_batch_size 12 --samples_per_prompt 8",
+                "--environment_workers 32",
+                "up to 1800 s",
+                "raise --environment_workers or --ddp_timeout",
+            ),
+            ("--reward_url http://a/score", "--environment with --reward_url", "Use a --reward_function"),
+            (
+                "--samples_per_prompt 2 --advantage_estimator rloo --drop_equal_groups --gamma 0.9",
+                "--environment with --drop_equal_groups",
+                "--gamma 0.9",
+                "--advantage_estimator rloo",
+            ),
+            (
+                "--samples_per_prompt 2 --advantage_estimator rloo_turns --drop_equal_groups",
+                "--environment with --drop_equal_groups",
+                "another estimator than rloo_turns",
+            ),
             ("--max_turns 0", "--max_turns 0", "at least 1"),
             ("--environment_timeout 0", "--environment_timeout 0", "above 0"),
         )

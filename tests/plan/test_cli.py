@@ -131,6 +131,19 @@ def test_completions_need_more_columns(model, capsys):
     assert main(words) == 0 and "one response each, each completed 15 times at most" in capsys.readouterr().out
 
 
+def test_later_turns_need_more_columns(model, tmp_path, capsys):
+    """An episode of 512 + 511 tokens shares columns with one whose reply may have 512 tokens, or those of a turn."""
+    (tmp_path / "game.py").write_text("class Guess: ...")
+    flags = ["--actor_model_name_or_path", model, "--environment", f"{tmp_path}/game.py:Guess"]
+    flags += ["--critic_model_name_or_path", model, "--decode_graphs", "off"]
+    flags += ["--per_device_generation_batch_size", "8", "--per_device_training_batch_size", "4"]
+    words = ["--step", "3", "--gpus", "2", "--prompts", "100", *flags]
+    (plan,) = planned(capsys, *words)
+    assert plan["phases"][0]["parts"]["KV cache"] == 8 * (1023 + 512) * 2 * 2 * 2 * 16 * 2
+    (plan,) = planned(capsys, *words, "--max_turn_seq_len", "100")
+    assert plan["phases"][0]["parts"]["KV cache"] == 8 * (1023 + 100) * 2 * 2 * 2 * 16 * 2
+
+
 def test_further_draws_are_named(model, capsys):
     flags = ["--actor_model_name_or_path", model, "--reward_model_name_or_path", model, "--samples_per_prompt", "4"]
     flags += ["--advantage_estimator", "grpo", "--drop_equal_groups", "--refill_rounds", "2"]

@@ -69,6 +69,23 @@ def test_no_engine_goes_beyond_a_limit(engine: str) -> None:
     assert any(len(row) == limit and row[-1] != EOS for row, limit in zip(rows, LIMITS, strict=True))
 
 
+def test_generate_samples_rows_of_different_limits_together() -> None:
+    """7 rows, 3 at a time: 3 batches, though there are more limits."""
+    causal_lm: Any = make_causal_lm("llama")
+    batches: list[int] = []
+    whole_generate = causal_lm.generate
+
+    def counted(**options: Any) -> Any:
+        batches.append(len(options["input_ids"]))
+        return whole_generate(**options)
+
+    causal_lm.generate = counted
+    limits = [1, 2, 3, 4, 5, 6, 7]
+    rollout = generate(causal_lm, PROMPTS, sampling_of(9), seeds_of(7), 3, limits=limits).rollout
+    assert batches == [3, 3, 1]
+    assert [len(row) <= limit for row, limit in zip(rollout.response_rows(), limits, strict=True)] == [True] * 7
+
+
 def test_what_follows_a_limit_ends_nothing() -> None:
     """Where end tokens pad, they are none of the response: 7 8 cut at 2 has not ended, EOS at its limit has."""
     prompts = torch.tensor([[5]] * 2), torch.ones(2, 1, dtype=torch.bool)

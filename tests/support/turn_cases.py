@@ -27,8 +27,23 @@ TEMPLATE = (
 )
 ENVIRONMENTS = '''
 import os
+import subprocess
 import sys
 import time
+from enum import Enum
+from pathlib import Path
+
+
+class Role(str, Enum):
+    USER = "user"
+
+
+class Text(str):
+    pass
+
+
+class Messages(list):
+    pass
 
 
 class Counts:
@@ -70,6 +85,36 @@ class Random(Counts):
         self.turns -= 1
         reward = (len(reply) * 7 + self.seed % 11) % 5 / 5
         return [{"role": "user", "content": "the fox"}], reward, self.turns == 0
+
+
+class Subclasses(Counts):
+    """Returns objects of classes that only this file knows."""
+
+    roles = (Role.USER,)
+
+    def reset(self, row, seed):
+        super().reset(row, seed)
+        return Messages([{"role": Role.USER, "content": Text(row["prompt"])}])
+
+    def step(self, messages, reply):
+        new, reward, done = super().step(messages, reply)
+        return Messages([{"role": Role.USER, "content": Text(new[0]["content"]), "ids": (1, 2)}]), reward, done
+
+
+class Starts(Counts):
+    """Starts a program, and says in a file that it was closed."""
+
+    def reset(self, row, seed):
+        self.folder = Path(row["folder"])
+        program = subprocess.Popen(["sleep", "600"])
+        (self.folder / "pid").write_text(str(program.pid))
+        print("started")
+        if row.get("hangs"):
+            time.sleep(600)
+        return super().reset(row, seed)
+
+    def close(self):
+        (self.folder / "closed").write_text("")
 
 
 class Hangs(Counts):
@@ -121,7 +166,17 @@ class Faulty(Counts):
             return [], 1.0, False
         if self.fault == "no content":
             return [{"role": "user"}], 1.0, False
+        if self.fault == "half a character":
+            return [{"role": "user", "content": "a" + chr(0xDC80)}], 1.0, False
+        if self.fault == "no JSON":
+            return [{"role": "user", "content": "a", "set": {1}}], 1.0, False
+        if self.fault == "assistant":
+            return [{"role": "assistant", "content": "b"}, {"role": "user", "content": "a"}], 1.0, False
         return result
+
+
+def messages_of(prompts, responses, rows):
+    return [float(len(row["episode_messages"])) for row in rows]
 
 
 def length_of(prompts, responses, rows):

@@ -17,7 +17,7 @@ from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer
 from dschat.rollouts.sampling import row_seed
 from dschat.training.ppo.episodes import assemble_episodes
 from factories import EOS, PAD, sampling_of
-from turn_cases import Scripted, chat_tokenizer, ended, make_row, write_environments
+from turn_cases import TEMPLATE, Scripted, chat_tokenizer, ended, make_row, write_environments
 
 LIMITS = EpisodeLimits(turns=4, prompt_tokens=64, tokens=64)
 
@@ -129,6 +129,17 @@ def test_five_values_of_gymnasium(pools) -> None:
     assert episodes[0].rewards == [11.0, 21.0, 31.0] and episodes[0].done
 
 
+def test_objects_of_a_users_classes_become_plain_ones(pools) -> None:
+    replies = [[ended(*ids_of("a"))]] * 3
+    episodes, _ = play(pools("Subclasses"), replies, [make_row("we make")])
+    (episode,) = episodes
+    assert episode.failure is None and episode.rewards == [11.0, 21.0, 31.0]
+    assert type(episode.prompt_messages) is list and episode.messages[2]["ids"] == [1, 2]
+    for message in episode.messages:
+        assert type(message["role"]) is str and type(message["content"]) is str
+    assert {type(role) for role in pools("Subclasses").traits.roles} == {str}
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -140,6 +151,9 @@ def test_five_values_of_gymnasium(pools) -> None:
         ("not finite", "is not finite"),
         ("no messages", "not an empty list"),
         ("no content", "must have a role and a content"),
+        ("half a character", "lone surrogate"),
+        ("no JSON", "holds a value of type set"),
+        ("assistant", "message of the assistant"),
         ("reset", "ValueError: no beginning"),
     ],
 )
@@ -177,23 +191,6 @@ def test_more_episodes_than_workers(pools) -> None:
     assert [episode.rewards for episode in episodes] == [[1.0]] * 5
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("class Environment: pass", "has no method reset"),
-        ("raise ValueError('broken')", "ValueError: broken"),
-        ("import os; os._exit(1)", "ended while it imported the file"),
-        ("class Environment:\n reset = step = print\n roles = ['assistant']", "`roles`"),
-        ("class Environment:\n reset = step = print\n tools = 3", "`tools`"),
-    ],
-)
-def test_classes_that_cannot_be_used(tmp_path, text, said) -> None:
-    file = tmp_path / "environment.py"
-    file.write_text(text)
-    with pytest.raises(UserError, match=said):
-        EnvironmentPool(f"{file}:Environment", 30.0, 2)
-
-
 @pytest.mark.parametrize("name", ["mistral", "llama-2", "llama-3.1", "qwen-2.5", "smollm-2", "gemma"])
 def test_templates_that_write_turns_one_after_the_other(name) -> None:
     check_template(chat_tokenizer(TEMPLATES[name]), None, ["user"])
@@ -203,6 +200,33 @@ def test_templates_that_write_turns_one_after_the_other(name) -> None:
 def test_templates_that_leave_out_thoughts_are_refused(name) -> None:
     with pytest.raises(UserError, match="chat_template.jinja"):
         check_template(chat_tokenizer(TEMPLATES[name]), None, ["user"])
+
+
+def test_a_system_prompt_in_the_last_question_only_is_refused() -> None:
+    """As Mistral's v7 does: without a system message the template writes turn behind turn."""
+    moving = (
+        "{% set last = (messages | selectattr('role', 'equalto', 'user') | list)[-1] %}{% for m in messages %}"
+        "{% if m.role == 'user' %}{% if m == last and messages[0].role == 'system' %}{{ messages[0].content }} "
+        "{% endif %}{{ m.content }} dog {% elif m.role == 'assistant' %}{{ m.content + eos_token }}{% endif %}"
+        "{% endfor %}"
+    )
+    with pytest.raises(UserError, match="the system prompt into the last question"):
+        check_template(chat_tokenizer(moving), None, ["user"])
+
+
+def test_a_template_without_system_messages_is_tried_without_one() -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
+    check_template(chat_tokenizer(refusing), None, ["user"])
+
+
+def test_what_the_policy_read_is_compared_with_what_follows() -> None:
+    """A template that ends some prompts with a word that it leaves out once there is a reply."""
+    forgetting = TEMPLATE + "{% if add_generation_prompt and 'zebra' in messages[0].content %}jinx {% endif %}"
+    encoder = ConversationEncoder(chat_tokenizer(forgetting), None, ["user"])
+    answer = [{"role": "user", "content": "fox"}]
+    assert encoder.following([{"role": "user", "content": "we"}], answer, True, None, "rows.jsonl:1")
+    with pytest.raises(UserError, match="rows.jsonl:1: the chat template"):
+        encoder.following([{"role": "user", "content": "zebra"}], answer, True, None, "rows.jsonl:1")
 
 
 def test_a_model_without_a_template() -> None:

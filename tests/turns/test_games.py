@@ -97,7 +97,8 @@ def sample(turns: int = 2) -> dict:
         if turn < turns - 1:
             tokens.append({"text": "h", "macro_action": -1, "value": 0.0, "reward": 0.0, "advantage": 0.0})
             messages.append({"role": "user", "content": "higher\n"})
-    return {"tokens": tokens, "messages": messages, "turn_rewards": [0.0, 0.9][:turns]}
+    prompt = messages[:1]
+    return {"tokens": tokens, "messages": messages, "prompt_messages": prompt, "turn_rewards": [0.0, 0.9][:turns]}
 
 
 def test_an_episode_turn_by_turn() -> None:
@@ -111,6 +112,16 @@ def test_an_episode_turn_by_turn() -> None:
     assert longest_episode([sample(1), sample(2), sample(1)])["turn_rewards"] == [0.0, 0.9]
     with pytest.raises(UserError, match="--environment"):
         longest_episode([{"tokens": []}])
+
+
+def test_examples_of_replies_in_the_prompt_are_no_turns() -> None:
+    episode = sample()
+    shots = [{"role": "user", "content": "7"}, {"role": "assistant", "content": "8"}]
+    episode["messages"] = shots + episode["messages"]
+    episode["prompt_messages"] = shots + episode["prompt_messages"]
+    table = episode_table(episode, "an episode")
+    assert table.rows[:2] == [["", "user", "7", "–", "–", "–"], ["", "assistant", "8", "–", "–", "–"]]
+    assert table.rows[3] == ["1", "policy", "reply 0", "0.00", "0.50", "0.25"] and len(table.rows) == 6
 
 
 def test_an_environments_tokens_have_no_colour() -> None:

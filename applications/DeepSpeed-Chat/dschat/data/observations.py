@@ -24,6 +24,8 @@ from dschat.models.templates import Message, render_messages
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+ORIGIN = "--environment"  # of the messages that are tried at the start
+SYSTEM = {"role": "system", "content": "s"}
 QUESTION = {"role": "user", "content": "a"}
 REPLIES = ("b", f"<think>\nc\n{THOUGHT_END}\n\nb")  # without and with a thought
 
@@ -103,9 +105,10 @@ class ConversationEncoder:
             UserError: the template refuses the messages, or writes the turn differently once others follow.
         """
         replied = [*messages, {"role": "assistant", "content": MARK}]
+        prompt = render_messages(self._tokenizer, messages, True, origin, arguments)
         before = render_messages(self._tokenizer, replied, False, origin, arguments)
         after = render_messages(self._tokenizer, [*replied, *new_messages], True, origin, arguments)
-        if not after.startswith(before):
+        if not (before.startswith(prompt) and after.startswith(before)):
             raise UserError(f"{origin}: {_REWRITES}")
         opening, _, _ = before.rpartition(MARK)
         text = after[len(opening) + len(MARK) :]
@@ -122,6 +125,9 @@ def check_template(
 ) -> None:
     """Checks that a chat template is prefix-preserving: it writes one turn more behind the text that is there.
 
+    It is tried without and, where the template accepts one, with a leading system message: some templates write it
+    into the last question only.
+
     Args:
         tokenizer: with a chat template.
         arguments: further variables of the template.
@@ -131,21 +137,37 @@ def check_template(
         UserError: the template does not write a reply behind its generation prompt, or writes it differently once
             other messages follow; a thought in a reply is tried, too.
     """
-    origin = "--environment"
-    prompt = render_messages(tokenizer, [QUESTION], True, origin, arguments)
+    _check_beginning(tokenizer, [QUESTION], arguments, roles)
+    beginning = [SYSTEM, QUESTION]
+    try:
+        render_messages(tokenizer, beginning, True, ORIGIN, arguments)
+    except UserError:  # no system messages, then
+        return
+    _check_beginning(tokenizer, beginning, arguments, roles)
+
+
+def _check_beginning(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    arguments: Mapping[str, Any] | None,
+    roles: Sequence[str],
+) -> None:
+    """`check_template` for episodes that begin with these messages."""
+    prompt = render_messages(tokenizer, messages, True, ORIGIN, arguments)
     for reply in REPLIES:
-        replied = [QUESTION, {"role": "assistant", "content": reply}]
-        text = render_messages(tokenizer, replied, False, origin, arguments)
+        replied = [*messages, {"role": "assistant", "content": reply}]
+        text = render_messages(tokenizer, replied, False, ORIGIN, arguments)
         if not text.startswith(prompt):
-            raise UserError(f"{origin}: {_REWRITES}")
+            raise UserError(f"{ORIGIN}: {_REWRITES}")
         for role in roles:
             answered = [*replied, {"role": role, "content": "d"}]
-            if not render_messages(tokenizer, answered, True, origin, arguments).startswith(text):
-                raise UserError(f"{origin}: {_REWRITES}")
+            if not render_messages(tokenizer, answered, True, ORIGIN, arguments).startswith(text):
+                raise UserError(f"{ORIGIN}: {_REWRITES}")
 
 
 _REWRITES = (
-    "the chat template writes a reply differently once other messages follow it (many leave out earlier thoughts), so"
-    " that an episode would not be what the policy has sampled. Put a chat_template.jinja into the model's folder that"
-    " writes earlier turns, thoughts included, as they were; or train on every turn as a row of its own."
+    "the chat template writes what is there differently once a reply or other messages follow (many leave out earlier"
+    " thoughts, some write the system prompt into the last question only), so that an episode would not be what the"
+    " policy has read and sampled. Put a chat_template.jinja into the model's folder that writes earlier turns,"
+    " thoughts included, as they were; or train on every turn as a row of its own."
 )

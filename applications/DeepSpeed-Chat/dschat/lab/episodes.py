@@ -47,9 +47,10 @@ def episode_table(sample: Sample, title: str) -> Table:
     rewards = sample["turn_rewards"]
     rows: list[list[object]] = []
     turn = 0
-    for message in sample["messages"]:
+    prompt_count = len(sample["prompt_messages"])  # whose replies, if there are any, are not the policy's
+    for number, message in enumerate(sample["messages"]):
         text = pictures(message["content"])
-        if message["role"] != "assistant":
+        if number < prompt_count or message["role"] != "assistant":
             rows.append(["", message["role"], text, None, None, None])
             continue
         tokens = turns[turn]

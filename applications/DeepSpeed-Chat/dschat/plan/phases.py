@@ -33,6 +33,7 @@ from dschat.plan.states import (
 )
 from dschat.settings.batches import BatchPlan
 from dschat.settings.common import CommonConfig
+from dschat.settings.episodes import sampling_lengths
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
 from dschat.settings.supervised import SupervisedConfig
@@ -248,9 +249,8 @@ def _sampling_parts(
             return _vllm_parts(config, actor, machine), permanent
 
     # The prompts of the first pass.
-    texts = Texts.of(config)
     slots = _slots(config, plan)
-    prompt = texts.tokens - 1 if _completes(config) else texts.tokens - texts.scored
+    prompt, _ = _sampling_lengths(config)
     rows = min(slots, max(1, PREFILL_TOKENS // prompt)) if _is_continuous(config) else slots
     parts = {
         "gathered weights": sampling_weight_bytes(actor.weights, plan.world_size),
@@ -278,12 +278,10 @@ def _kv_cache(
 ) -> int:
     """Keys and values of all rows that are generated at a time."""
     slots = _slots(config, plan)
-    texts = Texts.of(config)
     prompts_wait = _is_continuous(config) and plan.rollout_per_rank * plan.samples_per_prompt > slots
-    columns = texts.tokens + SPARE_COLUMNS * prompts_wait
     if _completes(config):
-        # The longest text that is completed shares columns with a short one, whose response may be as long as any.
-        columns = texts.tokens - 1 + texts.scored + SPARE_COLUMNS * _is_continuous(config)
+        prompts_wait = _is_continuous(config)
+    columns = sum(_sampling_lengths(config)) + SPARE_COLUMNS * prompts_wait
     if uses_graphs(config, machine):
         columns = -(-columns // COLUMN_STEP) * COLUMN_STEP
     return slots * columns * shape_of(actor.model).cached * actor.weights.width
@@ -299,6 +297,15 @@ def _is_continuous(config: SamplingConfig) -> bool:
 def _completes(config: SamplingConfig) -> bool:
     """Whether completions are also sampled from the middle of responses."""
     return isinstance(config, PPOConfig) and config.advantages.needs.segment_values
+
+
+def _sampling_lengths(config: SamplingConfig) -> tuple[int, int]:
+    """The most tokens that are read before a response is sampled, and the most that are sampled at once."""
+    texts = Texts.of(config)
+    prompt = texts.tokens - texts.scored
+    if isinstance(config, PPOConfig):
+        return sampling_lengths(config, prompt, texts.scored)
+    return prompt, texts.scored
 
 
 def uses_graphs(config: SamplingConfig, machine: Machine) -> bool:

@@ -14,13 +14,13 @@ info)`` of step. Nothing here imports torch, because every environment lives in 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, SupportsFloat
 
 from dschat.base.errors import UserError
 from dschat.base.user_function import call_function
-from dschat.data.rows import is_plain, kind_of
+from dschat.data.rows import check_text, kind_of
 
 FLAG = "--environment"
 ASSISTANT = "assistant"  # the policy's role
@@ -29,7 +29,10 @@ Message = dict[str, Any]  # type: ignore[explicit-any]  # role, content and the 
 
 
 class Environment(Protocol):
-    """What a user's class offers. `tools` and `roles` are optional attributes of the class."""
+    """What a user's class offers. `tools` and `roles` are optional attributes of the class.
+
+    A method `close()`, if there is one, is called at the end of the episode.
+    """
 
     def reset(
         self,
@@ -93,9 +96,14 @@ def traits_of(environment_class: object) -> EnvironmentTraits:
                 " step(messages, reply)."
             )
     tools = getattr(environment_class, "tools", None)
-    if tools is not None and not (isinstance(tools, list) and is_plain(tools)):
-        raise UserError(f"{FLAG}: `tools` must be a list of JSON schemas, not {kind_of(tools)}.")
-    roles = list(getattr(environment_class, "roles", ["user"]))
+    if tools is not None:
+        if not isinstance(tools, list):
+            raise UserError(f"{FLAG}: `tools` must be a list of JSON schemas, not {kind_of(tools)}.")
+        tools = plain_copy(tools, "`tools`")
+    roles = getattr(environment_class, "roles", ["user"])
+    if not isinstance(roles, list | tuple):
+        raise UserError(f"{FLAG}: `roles` must be a list or tuple of strings, such as ['user'], not {kind_of(roles)}.")
+    roles = plain_copy(roles, "`roles`")
     if not roles or ASSISTANT in roles or not all(isinstance(role, str) for role in roles):
         raise UserError(f"{FLAG}: `roles` must name the roles of the environment's messages, such as ['user'].")
     return EnvironmentTraits(tools, roles)
@@ -134,19 +142,57 @@ def step_environment(
 
 
 def _checked_messages(result: object, method: str, may_be_empty: bool) -> list[Message]:
-    """Messages with plain JSON values. Raises UserError where they are something else."""
+    """Copies of messages, of plain JSON values. Raises UserError where they are something else."""
     if not isinstance(result, list) or not (result or may_be_empty):
         kind = "an empty list" if result == [] else kind_of(result)
         raise UserError(f"{FLAG}: {method} must return a list of messages with role and content, not {kind}.")
+    messages: list[Message] = []
     for number, message in enumerate(result):
-        if not isinstance(message, dict) or not is_plain(message):
-            raise UserError(f"{FLAG}: message {number + 1} of {method} must be an object of JSON values.")
-        texts = (message.get("role"), message.get("content"))
+        name = f"message {number + 1} of {method}"
+        if not isinstance(message, Mapping):
+            raise UserError(f"{FLAG}: {name} must be an object of JSON values, not {kind_of(message)}.")
+        copy: Message = plain_copy(message, name)
+        texts = (copy.get("role"), copy.get("content"))
         if not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{FLAG}: message {number + 1} of {method} must have a role and a content of text.")
-    if result and result[-1]["role"] == ASSISTANT:
+            raise UserError(f"{FLAG}: {name} must have a role and a content of text.")
+        messages.append(copy)
+    roles = [message["role"] for message in messages]
+    if method == "step" and ASSISTANT in roles:
+        raise UserError(f"{FLAG}: step returned a message of the assistant, which the policy alone writes.")
+    if roles and roles[-1] == ASSISTANT:
         raise UserError(f"{FLAG}: {method} returned a last message of the assistant, which the policy is to write.")
-    return result
+    return messages
+
+
+def plain_copy(value: object, name: str) -> Any:  # type: ignore[explicit-any]  # any JSON value
+    """Copy of a JSON value without objects of a user's classes, which another process could not read.
+
+    Args:
+        value: null, text, a number, true or false, a list or tuple, or a mapping from texts; subclasses are accepted.
+        name: of the value, for messages.
+
+    Raises:
+        UserError: it holds anything else, or text that UTF-8 cannot encode.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        check_text(value, name, FLAG, "return text that UTF-8 can encode")
+        return str.__str__(value)  # of an enumeration, too, its value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, list | tuple):
+        return [plain_copy(item, name) for item in value]
+    if isinstance(value, Mapping):
+        copy = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise UserError(f"{FLAG}: {name} has a key that is {kind_of(key)}; keys must be text.")
+            copy[plain_copy(key, name)] = plain_copy(item, name)
+        return copy
+    raise UserError(f"{FLAG}: {name} holds {kind_of(value)}, which is no JSON value.")
 
 
 def _checked_reward(reward: object) -> float:

@@ -3,17 +3,21 @@
 
 `dschat.rollouts.environments` starts it with ``python -m`` and talks to the episodes' processes through a socket. The
 server ends with the training process, whose end of its standard input it watches, and takes its episodes with it.
+
+Every episode's process leads a process group, which is killed when the episode ends: programs that an environment has
+started do not outlive it, unless they begin a group or session of their own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-import pickle
 import random
 import selectors
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, Listener
 
 from dschat.base.errors import UserError
@@ -21,6 +25,8 @@ from dschat.base.user_function import load_function
 from dschat.rollouts.environment import FLAG, Environment, reset_environment, step_environment, traits_of
 
 BACKLOG = 128  # episodes that wait for their process
+CLOSE_TIMEOUT = 10  # seconds for an environment's `close`
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def main(
@@ -33,7 +39,7 @@ def main(
     Args:
         spec: ``module.py:Class``.
         address: path of the socket.
-        report_end: descriptor of a pipe, to which the class's traits are written, or a message of what went wrong.
+        report_end: descriptor of a pipe, to which the class's traits are sent, or a message of what went wrong.
     """
     report: object
     listener: Listener | None = None
@@ -43,32 +49,64 @@ def main(
         listener = Listener(address, "AF_UNIX", backlog=BACKLOG)
     except UserError as error:
         report = str(error)
-    with os.fdopen(report_end, "wb") as pipe:
-        pickle.dump(report, pipe)
+    except Exception as error:
+        report = f"{type(error).__name__}: {error}"
+    with Connection(report_end, readable=False) as pipe:
+        pipe.send(report)
     if listener is not None:
         _serve(listener, environment_class)
 
 
 def _serve(listener: Listener, environment_class: Callable[[], Environment]) -> None:
     """Forks a process for each connection; ends, and ends those, when standard input is closed."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that have ended leave no zombies
     selector = selectors.DefaultSelector()
     listening_socket = listener._listener._socket  # type: ignore[attr-defined]
     selector.register(listening_socket, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
+    episode_pids: set[int] = set()
+    _flush_output()  # otherwise every forked process would write what the import has printed
     while True:
         for key, _ in selector.select():
             if key.fileobj is sys.stdin:
+                for pid in episode_pids:
+                    kill_group(pid)
                 os.killpg(0, signal.SIGKILL)  # this process leads a group of its own
+            for pid in list(episode_pids):
+                if os.waitpid(pid, os.WNOHANG)[0]:  # has ended
+                    episode_pids.discard(pid)
             connection = listener.accept()
-            if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            pid = os.fork()
+            if pid == 0:
                 listening_socket.close()
                 try:
+                    _lead_group()
                     play_episode(connection, environment_class)
-                finally:
-                    os._exit(0)  # a training process that has closed the connection is no error
+                finally:  # a training process that has closed the connection is no error
+                    _flush_output()
+                    kill_group(os.getpid())
+                    os._exit(0)
+            episode_pids.add(pid)
             connection.close()
+
+
+def _lead_group() -> None:
+    """Makes this process the leader of a process group, which ends with the server."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpgid(0, 0)
+
+
+def _flush_output() -> None:
+    """Writes what the environments have printed; output that nobody reads any more is lost."""
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def kill_group(pid: int) -> None:
+    """Kills a process group, if it is still there."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def play_episode(  # type: ignore[explicit-any]  # a connection carries anything
@@ -82,25 +120,45 @@ def play_episode(  # type: ignore[explicit-any]  # a connection carries anything
     """
     connection.send(os.getpid())
     environment: Environment | None = None
-    while True:
-        try:
+    try:
+        while True:
             name, *arguments = connection.recv()
-        except EOFError:
-            return
-        answer: object
-        try:
-            if name == "reset":
-                _seed_everything(arguments[1])
-                environment = environment_class()
-                answer = reset_environment(environment, *arguments)
-            else:
-                assert environment is not None  # reset comes first
-                answer = step_environment(environment, *arguments)
-        except UserError as error:
-            answer = str(error)
-        except (Exception, SystemExit) as error:  # of the constructor, or a call of sys.exit
-            answer = f"{FLAG}: {type(error).__name__}: {error}"
-        connection.send(answer)
+            answer: object
+            try:
+                if name == "reset":
+                    _seed_everything(arguments[1])
+                    environment = environment_class()
+                    answer = reset_environment(environment, *arguments)
+                else:
+                    assert environment is not None  # reset comes first
+                    answer = step_environment(environment, *arguments)
+            except UserError as error:
+                answer = _loggable(str(error))
+            except (Exception, SystemExit) as error:  # of the constructor, or a call of sys.exit
+                answer = _loggable(f"{FLAG}: {type(error).__name__}: {error}")
+            connection.send(answer)
+    except (EOFError, OSError):  # the training process has closed the connection
+        return
+    finally:
+        _close(environment)
+
+
+def _loggable(problem: str) -> str:
+    """Text that UTF-8 can encode, whatever an error says."""
+    return problem.encode(errors="backslashreplace").decode()
+
+
+def _close(environment: Environment | None) -> None:
+    """Calls the environment's `close`, if it has one. What goes wrong there is written to standard error."""
+    close = getattr(environment, "close", None)
+    if not callable(close):
+        return
+    signal.signal(signal.SIGALRM, lambda *_: kill_group(os.getpid()))
+    signal.alarm(CLOSE_TIMEOUT)
+    try:
+        close()
+    except (Exception, SystemExit) as error:
+        print(f"{FLAG}: close failed: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _seed_everything(seed: int) -> None:

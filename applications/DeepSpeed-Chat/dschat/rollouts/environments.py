@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import resource
-import selectors
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,11 +23,14 @@ from pathlib import Path
 
 from dschat.base.errors import UserError
 from dschat.rollouts.environment import FLAG, EnvironmentTraits, Message, StepResult
+from dschat.rollouts.environment_server import kill_group
 from dschat.run.stop import raise_if_stopped_here
 
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL = 1.0  # seconds after which a wait looks whether the run shall stop
+CLOSE_TIMEOUT = 5.0  # seconds for the server to end by itself
+MAX_SOCKET_PATH = 100  # bytes of a path in an AF_UNIX address; systems allow 104 or 108
 Call = tuple[str, object, object]  # ("reset", row, seed) or ("step", messages, reply)
 
 
@@ -74,17 +74,20 @@ class EpisodeProcess:
         try:
             answer: list[Message] | StepResult | str = self._connection.recv()
         except (EOFError, OSError):
+            self.kill()
             return Failure(f"{FLAG}: the environment's process has ended")
+        except Exception as error:  # bytes that are no answer, or hold objects of the user's classes
+            self.kill()
+            return Failure(f"{FLAG}: its answer cannot be read: {type(error).__name__}: {error}")
         return Failure(answer) if isinstance(answer, str) else answer
 
     def kill(self) -> None:
-        """Ends the process at once."""
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+        """Ends the process at once, and those that it has started."""
+        kill_group(self._pid)
         self.close()
 
     def close(self) -> None:
-        """Closes the connection, whereupon the process ends."""
+        """Closes the connection, whereupon the process closes its environment and ends."""
         self._connection.close()
 
 
@@ -109,7 +112,7 @@ class EnvironmentPool:
         """
         self._timeout = timeout
         self._workers = workers
-        self._folder = tempfile.TemporaryDirectory(prefix="environments-")
+        self._folder = _socket_folder()
         self._address = str(Path(self._folder.name) / "socket")
         self._allow_connections()
         read_end, write_end = os.pipe()
@@ -123,6 +126,7 @@ class EnvironmentPool:
         os.close(write_end)
         report = self._read_report(read_end)
         if not isinstance(report, EnvironmentTraits):
+            kill_group(self._server.pid)  # it may still import the file, or have started processes
             self.close()
             raise UserError(f"{FLAG} {spec}: {str(report).removeprefix(f'{FLAG} {spec}: ').removeprefix(f'{FLAG}: ')}")
         self.traits = report
@@ -131,6 +135,9 @@ class EnvironmentPool:
         """Ends the server and all environments."""
         assert self._server.stdin is not None
         self._server.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._server.wait(CLOSE_TIMEOUT)
+        kill_group(self._server.pid)
         self._server.wait()
         self._folder.cleanup()
 
@@ -184,14 +191,15 @@ class EnvironmentPool:
 
     def _read_report(self, read_end: int) -> object:
         """What the server reports once it has loaded the class; a text where it reports nothing."""
-        with os.fdopen(read_end, "rb") as pipe, selectors.DefaultSelector() as selector:
-            selector.register(pipe, selectors.EVENT_READ)
-            if not selector.select(self._timeout):
+        with Connection(read_end, writable=False) as pipe:
+            if not pipe.poll(self._timeout):
                 return f"importing the file took more than {self._timeout:g} s (--environment_timeout)"
-            content = pipe.read()
-        if not content:
-            return "its process ended while it imported the file"
-        report: object = pickle.loads(content)
+            try:
+                report: object = pipe.recv()
+            except EOFError:
+                return "its process ended while it imported the file"
+            except Exception as error:
+                return f"what the class says of itself cannot be read: {type(error).__name__}: {error}"
         return report
 
     @staticmethod
@@ -199,3 +207,12 @@ class EnvironmentPool:
         """Raises this process's limit of open files as far as it may: every episode has a connection."""
         _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+
+
+def _socket_folder() -> tempfile.TemporaryDirectory[str]:
+    """A new folder for a socket, whose path is short enough for one: below /tmp where TMPDIR is long."""
+    folder = tempfile.TemporaryDirectory(prefix="environments-")
+    if len(os.fsencode(folder.name)) + len("/socket") <= MAX_SOCKET_PATH:
+        return folder
+    folder.cleanup()
+    return tempfile.TemporaryDirectory(prefix="environments-", dir="/tmp")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import Protocol, cast
 
 import numpy as np
@@ -285,7 +284,7 @@ def generate(
         prompts: B lists of ids, without padding.
         sampling: how to sample.
         seeds: one per prompt.
-        batch_size: prompts of similar length per call.
+        batch_size: prompts of similar limits and lengths per call, which generates up to the largest limit.
         limits: optional per-response token limits; each overrides `max_new_tokens` when smaller.
     """
     device = causal_lm.device
@@ -302,32 +301,22 @@ def generate(
     fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
     with fork, _own_generation_config(causal_lm), uncompiled(cast(PreTrainedModel, causal_lm)):
         torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
-        for batch in _batches(order, max_tokens, batch_size):
+        for first in range(0, len(order), batch_size):
             raise_if_stopped_here()
+            batch = order[first : first + batch_size]
+            longest = max(max_tokens[row] for row in batch)  # `assemble` cuts rows at their own limits
+            width = max(len(prompts[row]) for row in batch)
             rows = torch.tensor(batch, device=device)
-            width = len(prompts[batch[0]])
             finite_logits = FiniteLogits(len(rows), device, missing_ids_of(causal_lm))
             sequences = causal_lm.generate(
                 input_ids=input_ids[rows, -width:],
                 attention_mask=attention_mask[rows, -width:].long(),
-                generation_config=replace(sampling, max_new_tokens=max_tokens[batch[0]]).generation_config(),
+                generation_config=replace(sampling, max_new_tokens=longest).generation_config(),
                 logits_processor=LogitsProcessorList([finite_logits]),
             )
             tokens[rows, : sequences.shape[1] - width] = sequences[:, width:]
             bad_rows[rows] = finite_logits.bad_rows
     return Generation(assemble((input_ids, attention_mask), tokens, sampling, limits), None, bad_rows)
-
-
-def _batches(
-    order: Sequence[int],
-    limits: Sequence[int],
-    size: int,
-) -> Iterator[list[int]]:
-    """Divides rows, in this order, into batches of at most `size` rows with the same limit."""
-    for _, same_limit in groupby(order, key=lambda row: limits[row]):
-        rows = list(same_limit)
-        for first in range(0, len(rows), size):
-            yield rows[first : first + size]
 
 
 @contextmanager

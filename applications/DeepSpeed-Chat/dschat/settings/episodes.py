@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,26 @@ class EpisodeFlags:
     )
 
 
+def sampling_lengths(config: Any, prompt: int, response: int) -> tuple[int, int]:
+    """The most tokens that step 3 reads before it samples, and the most that it samples at once.
+
+    A completion of segment_mc, or a later turn of an episode, may begin one token before the end of the longest
+    sequence. It shares columns of the cache of keys and values with a short one, whose reply may be as long as any, so
+    that the cache needs both lengths together.
+
+    Args:
+        config: of step 3.
+        prompt: tokens of the longest prompt.
+        response: maximum tokens after it.
+    """
+    longest_reply = response
+    if config.has_episodes:
+        longest_reply = config.episodes.max_turn_seq_len or response
+    if config.has_episodes or config.advantages.needs.segment_values:
+        return prompt + response - 1, longest_reply
+    return prompt, longest_reply
+
+
 def _check_environment(config: Any) -> None:
     if config.rewards.environment is not None:
         check_function_path("environment", config.rewards.environment)
@@ -53,6 +74,23 @@ def _turn_is_longer(config: Any) -> bool:
     """Whether a reply may be longer than an episode."""
     longest_turn: int = config.episodes.max_turn_seq_len or 0
     return bool(longest_turn > config.sampling.max_answer_seq_len)
+
+
+def _longest_wait(config: Any) -> float:
+    """Seconds that the environments of a rollout may take on one process: in each turn, and at the beginning.
+
+    At most --environment_workers are called at the same time, and the others wait.
+    """
+    prompts = config.sampling.per_device_generation_batch_size * config.rollouts.generation_batches
+    episodes = prompts * config.rollouts.samples_per_prompt
+    calls = math.ceil(episodes / config.episodes.environment_workers)
+    wait: float = calls * config.episodes.environment_timeout * (config.episodes.max_turns + 1)
+    return wait
+
+
+def _has_returns_of_turns(config: Any) -> bool:
+    """Whether episodes of equal scores may have different advantages without a critic."""
+    return bool(config.advantages.advantage_estimator == "rloo_turns" or config.estimator.gamma < 1)
 
 
 EPISODE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
@@ -88,12 +126,22 @@ EPISODE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configurati
         " {max_answer_seq_len}.",
     ),
     Rule(
-        lambda config: (
-            config.has_episodes
-            and config.episodes.environment_timeout * (config.episodes.max_turns + 1) >= config.engine.ddp_timeout
-        ),
-        "--environment_timeout {environment_timeout:g} in each of --max_turns {max_turns} turns and at the beginning"
-        " is not below --ddp_timeout {ddp_timeout}, after which the other processes stop waiting: lower it, or raise"
-        " --ddp_timeout.",
+        lambda config: config.has_episodes and _longest_wait(config) >= config.engine.ddp_timeout,
+        "--environment_timeout {environment_timeout:g} in each of --max_turns {max_turns} turns and at the beginning,"
+        " with --environment_workers {environment_workers} calls at a time for the episodes of a process, is up to"
+        " {wait:g} s and not below --ddp_timeout {ddp_timeout}, after which the other processes stop waiting: lower"
+        " --environment_timeout, or raise --environment_workers or --ddp_timeout.",
+        words=lambda config: {"wait": _longest_wait(config)},
+    ),
+    Rule(
+        lambda config: config.has_episodes and config.rewards.reward_url is not None,
+        "--environment with --reward_url: the server would read all turns of an episode as one response, without the"
+        " tokens that separate them. Use a --reward_function, whose rows hold the messages, or drop --reward_url.",
+    ),
+    Rule(
+        lambda config: config.has_episodes and config.advantages.drop_equal_groups and _has_returns_of_turns(config),
+        "--environment with --drop_equal_groups compares the sums of episodes' rewards, and equal sums may come from"
+        " different returns of turns with --gamma {gamma:g} and --advantage_estimator {advantage_estimator}: drop"
+        " --drop_equal_groups, or use --gamma 1 and another estimator than rloo_turns.",
     ),
 )

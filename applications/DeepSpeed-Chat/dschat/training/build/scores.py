@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.training.build.engines import REWARD, RunPlan, frozen_settings, opening_of
+from dschat.base.errors import UserError
 from dschat.base.user_function import load_function
 from dschat.engine.engine import frozen_engine
 from dschat.engine.process_group import training_dtype
@@ -112,11 +113,20 @@ def own_reward_tokenizer(
     """The reward model's tokenizer, if it differs from the actor's or --rm_template is set; the model then reads texts.
 
     None if the model can read the actor's ids.
+
+    Raises:
+        UserError: it differs, and the responses are episodes, whose text lacks the tokens that separate turns.
     """
     reward_tokenizer = load_reward_tokenizer(path, config.rewards.rm_template, STEP_3)
-    if config.rewards.rm_template or not same_ids(tokenizer, reward_tokenizer):
-        return reward_tokenizer
-    return None
+    if not config.rewards.rm_template and same_ids(tokenizer, reward_tokenizer):
+        return None
+    if config.has_episodes:
+        raise UserError(
+            f"--environment with {REWARD} {path}, whose tokenizer is not the actor's: it would read all turns of an"
+            " episode as one response, without the tokens that separate them. Use a reward model with the actor's"
+            " tokenizer, or a --reward_function, whose rows hold the messages."
+        )
+    return reward_tokenizer
 
 
 def _model_scores(

@@ -27,6 +27,7 @@ from dschat.run.output import Run
 from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states
 from dschat.scoring.source import ResponseTexts
 from dschat.settings.batches import BatchPlan
+from dschat.settings.episodes import sampling_lengths
 from dschat.settings.ppo import PPOConfig
 from dschat.training.evaluation import Sample, evaluate_responses, show_samples
 from dschat.training.iteration import Clock, Iteration, Metrics, pass_size, state_with
@@ -432,10 +433,8 @@ class PPO(Algorithm):
             )
         )
 
-        # Completions of segment_mc continue all but the last token of a response.
-        sampled_length = prompt + response
-        if self.config.advantages.needs.segment_values:
-            sampled_length += response - 1
+        # Completions of segment_mc and later turns continue all but the last token of a sequence.
+        sampled_length = sum(sampling_lengths(self.config, prompt, response))
         responses = self.plan.rollout_per_rank * self.plan.samples_per_prompt
         memory = decoding_bytes(self.models.rollouts, self.models.actor, responses, sampled_length)
 

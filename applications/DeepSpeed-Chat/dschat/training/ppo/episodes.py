@@ -22,6 +22,7 @@ from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.ppo.models import ActorSampler
 from macro_actions.types import Rollout, mapped
 
+EPISODE_MESSAGES = "episode_messages"  # column of rows for reward functions: the messages of both sides
 ENVIRONMENT = 2**32 - 1  # in the seeds of environments: they are none of the actor's
 
 
@@ -77,7 +78,8 @@ class EpisodeSampler(ActorSampler):
         rows = []
         turn_rewards = torch.zeros(response_mask.shape)
         for number, episode in enumerate(episodes):
-            rows.append(replace(episode.row, prompt=None, messages=episode.prompt_messages))
+            columns = episode.row.extra | {EPISODE_MESSAGES: episode.messages}
+            rows.append(replace(episode.row, prompt=None, messages=episode.prompt_messages, extra=columns))
             for column, reward in zip(episode.turn_ends, episode.rewards, strict=False):
                 turn_rewards[number, column] = reward
         device = response_mask.device

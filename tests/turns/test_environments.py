@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of environments: how they are started, what they report, and how they end."""
+
+import subprocess
+import tempfile
+import time
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+
+from dschat.base.errors import UserError
+from dschat.rollouts.environments import MAX_SOCKET_PATH, EnvironmentPool, EpisodeProcess, Failure
+from turn_cases import write_environments
+
+# A class whose attributes cannot be read.
+UNREADABLE = """
+class Meta(type):
+    def __getattr__(cls, name):
+        raise ValueError("odd")
+
+
+class Environment(metaclass=Meta):
+    reset = step = print
+"""
+# A module that starts a helper, which keeps all open files.
+FORKS = """
+import os
+import time
+
+if os.fork() == 0:
+    time.sleep(600)
+
+
+class Environment:
+    reset = step = print
+"""
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_until(condition, seconds: float = 60.0) -> bool:
+    """Whether a condition holds in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class Environment: pass", "has no method reset"),
+        ("raise ValueError('broken')", "ValueError: broken"),
+        ("import os; os._exit(1)", "ended while it imported the file"),
+        ("class Environment:\n reset = step = print\n roles = ['assistant']", "`roles`"),
+        ("class Environment:\n reset = step = print\n roles = 'tool'", "`roles` must be a list or tuple.*not text"),
+        ("class Environment:\n reset = step = print\n roles = None", "`roles` must be a list or tuple.*not null"),
+        ("class Environment:\n reset = step = print\n tools = [{'a': chr(0xDC80)}]", "lone surrogate"),
+        (UNREADABLE, "ValueError: odd"),
+        ("class Environment:\n reset = step = print\n tools = 3", "`tools`"),
+    ],
+)
+def test_classes_that_cannot_be_used(tmp_path, text, said) -> None:
+    file = tmp_path / "environment.py"
+    file.write_text(text)
+    with pytest.raises(UserError, match=said):
+        EnvironmentPool(f"{file}:Environment", 30.0, 2)
+
+
+def test_an_import_that_does_not_end(tmp_path) -> None:
+    file = tmp_path / "environment.py"
+    file.write_text("import time\ntime.sleep(600)")
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"importing the file took more than 2 s \(--environment_timeout\)"):
+        EnvironmentPool(f"{file}:Environment", 2.0, 2)
+    assert time.monotonic() - start < 60
+
+
+def test_a_module_that_starts_a_helper(tmp_path) -> None:
+    """The helper has the report's pipe open, so that the pipe does not end."""
+    file = tmp_path / "environment.py"
+    file.write_text(FORKS)
+    start = time.monotonic()
+    pool = EnvironmentPool(f"{file}:Environment", 30.0, 2)
+    pool.close()
+    assert pool.traits.roles == ["user"] and time.monotonic() - start < 60
+
+
+def test_a_long_folder_for_temporary_files(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    pool = EnvironmentPool(f"{write_environments(tmp_path)}:Counts", 30.0, 2)
+    assert len(pool._address) <= MAX_SOCKET_PATH
+    with pool.episodes(1) as processes:
+        assert pool.call(processes, [("reset", {"prompt": "a"}, 0)]) == [[{"role": "user", "content": "a"}]]
+    pool.close()
+
+
+def test_programs_end_with_their_episode(tmp_path, capfd) -> None:
+    pool = EnvironmentPool(f"{write_environments(tmp_path)}:Starts", 30.0, 2)
+    with pool.episodes(1) as processes:
+        pool.call(processes, [("reset", {"prompt": "a", "folder": str(tmp_path)}, 0)])
+        pid = int((tmp_path / "pid").read_text())
+        assert is_running(pid) and not (tmp_path / "closed").exists()
+    assert wait_until(lambda: not is_running(pid)) and (tmp_path / "closed").exists()
+    assert capfd.readouterr().out.count("started") == 1
+    pool.close()
+
+
+def test_programs_end_with_an_episode_that_hangs_or_a_pool_that_is_closed(tmp_path) -> None:
+    pool = EnvironmentPool(f"{write_environments(tmp_path)}:Starts", 30.0, 2)
+    row = {"prompt": "a", "folder": str(tmp_path), "hangs": True}
+    pool._timeout = 5.0
+    with pool.episodes(1) as processes:
+        (result,) = pool.call(processes, [("reset", row, 0)])
+        assert isinstance(result, Failure) and "did not return in 5 s" in result.problem
+        assert wait_until(lambda: not is_running(int((tmp_path / "pid").read_text())))
+    pool._timeout = 30.0
+    with pool.episodes(1) as processes:
+        processes[0].send(("reset", row, 0))
+        (tmp_path / "pid").unlink()
+        assert wait_until((tmp_path / "pid").exists) and wait_until(lambda: (tmp_path / "pid").read_text())
+        pid = int((tmp_path / "pid").read_text())
+        pool.close()
+        assert wait_until(lambda: not is_running(pid))
+
+
+def test_an_answer_that_cannot_be_read() -> None:
+    """Its process is ended, and its episode has failed."""
+    sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    ours, theirs = Pipe()
+    process = object.__new__(EpisodeProcess)
+    process._connection = ours
+    process._pid = sleeper.pid
+    theirs.send_bytes(b"no pickle")
+    result = process.receive()
+    assert isinstance(result, Failure) and "cannot be read: UnpicklingError" in result.problem
+    assert sleeper.wait(60) == -9
