@@ -75,8 +75,10 @@ def _read(weights: Path) -> tuple[Any, Any]:
 
     folder = weights.parent
     file = weights.name
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
-    quantised = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, trust_remote_code=False)
+    quantised = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=file, dtype=torch.float32, trust_remote_code=False
+    )
     config = LlamaConfig.from_dict(quantised.config.to_dict())
     config.dtype = torch.bfloat16
     # transformers refuses to save a model whose config says that it came from GGUF.
