@@ -227,7 +227,8 @@ def test_a_tie_that_an_adapter_leaves_stays(tokenizer, tmp_path):
 
 # -- GGUF
 @pytest.mark.parametrize("place", ["folder", "file", "hub"])
-def test_gguf_weights_are_called_so_with_a_remedy(place, tokenizer, tmp_path):
+def test_gguf_weights_are_called_so_with_a_remedy(place, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "model.Q4_1.gguf").write_bytes(b"GGUF")
     path = {"folder": str(tmp_path), "file": str(tmp_path / "model.Q4_1.gguf"), "hub": "somebody/model-GGUF"}[place]
     for load in (
