@@ -20,7 +20,6 @@ import torch
 from dschat.base.atomic import write_file
 from dschat.base.jsonl import iterate_rows
 from dschat.base.statistics import MeanInterval, mean_interval
-from dschat.lab.generate_options import model_name
 from dschat.lab.run_data import HeldOut, RunData, read_run
 from dschat.lab.run_summary import levels_of, updates_to
 from dschat.lab.runs import build_report
@@ -30,18 +29,17 @@ from dschat.quickstart.real.instructions import held_out_instructions
 from dschat.quickstart.real.pipeline import (
     FULL,
     GOLD_NOTE,
-    TEMPERATURE,
+    REWARD_MODEL_NOTE,
     RealModel,
     RealScale,
     actor_flags,
+    best_of_n,
     critic_flags,
     open_pipeline,
     train_first_steps,
     train_policies,
-    training_dtype,
 )
-from dschat.quickstart.real.samples import Answers, read_answers
-from dschat.quickstart.subcommands import as_arguments, run_step
+from dschat.quickstart.real.samples import Answers
 from tables import NONE, markdown, median_updates, over_seeds
 
 CPU = RealScale(
@@ -57,6 +55,7 @@ CPU = RealScale(
     eval_interval=10,
     save_steps=10,
 )
+PROGRAM_NOTE = "Step 3 trains on the gold score itself."
 GOLD = "gold_scores"
 HELD_OUT = "held-out"  # name of the data set of best of N, in the results folder
 SHOWN = 20  # held-out instructions whose answers responses.md shows
@@ -121,7 +120,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         train_first_steps(real, with_reward_model=not by_program)
         train_policies(real, steps_of(real, arguments.runs, by_program), arguments.jobs)
         outputs = {name: output_of(folder, name, by_program) for name in arguments.runs}
-        build_report(outputs, folder, title=f"Credit on {arguments.model}, seed {seed}", notes=[GOLD_NOTE])
+        title = f"Credit on {arguments.model}, seed {seed}"
+        build_report(
+            outputs, folder, title=title, notes=[GOLD_NOTE, PROGRAM_NOTE if by_program else REWARD_MODEL_NOTE]
+        )
         for name, output in outputs.items():
             finished[name].append(read_run(name, output))
         if not by_program:
@@ -171,26 +173,9 @@ def output_of(folder: Path, name: str, by_program: bool) -> Path:
 
 def best_of_samples(real: RealModel) -> list[Answers]:
     """Answers of the SFT model to the held-out instructions, with scores of the reward model."""
-    results = real.data / "results" / HELD_OUT / "best-of-n" / f"{model_name(str(real.sft))}.jsonl"
-    if not results.exists():
-        flags = {
-            "--model": real.sft,
-            "--reward_model": real.reward,
-            "--data_path": real.data / "instructions",
-            "--dataset": HELD_OUT,
-            "--num_samples": real.scale.held_out,
-            "--best_of": max(BEST_OF),
-            "--temperatures": TEMPERATURE,
-            "--single_temperatures": TEMPERATURE,
-            "--top_k": 0,
-            "--max_new_tokens": real.scale.max_answer,
-            "--batch_size": real.scale.rollout,
-            "--dtype": training_dtype(),
-            "--seed": real.seed,
-            "--proj_path": real.data,
-        }
-        run_step("best-of-n", as_arguments(flags), replace(real.processes, count=1))
-    return read_answers(results)
+    instructions = real.data / "instructions"
+    scorer = {"--reward_model": real.reward}
+    return best_of_n(real, str(real.sft), instructions, HELD_OUT, real.scale.held_out, max(BEST_OF), scorer)
 
 
 def best_of_table(real: RealModel, samples: Sequence[Answers]) -> pd.DataFrame:

@@ -43,8 +43,12 @@ TIME_ON_A_CPU = (
 )
 GOLD_NOTE = (
     "Gold score, 0 to 1: a quarter for naming the topic, a quarter for the number of complete sentences that the"
-    " instruction asks for, half for a friendly tone by the VADER lexicon, less repeated word pairs. Nothing trains on"
-    " it but the choice of demonstrations and comparisons. Held-out instructions are about topics that no step sees."
+    " instruction asks for, half for a friendly tone by the VADER lexicon, less repeated word pairs. Held-out"
+    " instructions are about topics that no step sees."
+)
+REWARD_MODEL_NOTE = (
+    "Step 3 trains on the reward model alone; the gold score has only chosen the demonstrations and comparisons of"
+    " steps 1 and 2."
 )
 
 
@@ -149,7 +153,8 @@ def run(options: QuickstartOptions) -> str:
         steps[name] = (real.folder / folder, [*actor_flags(real), *critic_flags(real, real.reward), *more])
     train_policies(real, steps, options.jobs)
     runs = {name: output for name, (output, _) in steps.items()}
-    summary = build_report(runs, real.folder, title=f"PPO and MA-PPO on {options.model}", notes=[GOLD_NOTE])
+    title = f"PPO and MA-PPO on {options.model}"
+    summary = build_report(runs, real.folder, title=title, notes=[GOLD_NOTE, REWARD_MODEL_NOTE])
     seconds = time.perf_counter() - start_time
     return f"{summary.text()}\n\nreport: {real.folder / 'report.html'} ({seconds:.0f} s in this start)"
 
@@ -209,20 +214,44 @@ def sample_answers(real: RealModel) -> list[Answers]:
     rows = [instruction.row() for instruction in training_instructions(scale.instructions, real.seed)]
     write_rows(prompts / "train.jsonl", rows)
     write_rows(prompts / "test.jsonl", rows)  # answers are sampled to held-out rows
-    results = real.data / "results" / DATASET / "best-of-n" / f"{model_name(real.model)}.jsonl"
+    scorer = {"--reward_function": f"{gold.__file__}:gold_scores"}
+    return best_of_n(real, real.model, prompts, DATASET, len(rows), scale.samples, scorer)
+
+
+def best_of_n(
+    real: RealModel,
+    model: str,
+    data: Path,
+    dataset: str,
+    prompts: int,
+    samples: int,
+    scorer: Mapping[str, object],
+) -> list[Answers]:
+    """Scored answers to the held-out rows of a data set, sampled unless they are there.
+
+    Args:
+        real: the pipeline.
+        model: folder or hub id.
+        data: folder of the data set.
+        dataset: its name, in the results folder.
+        prompts: number of its rows.
+        samples: answers to each.
+        scorer: flag of what scores them.
+    """
+    results = real.data / "results" / dataset / "best-of-n" / f"{model_name(model)}.jsonl"
     if not results.exists():
         flags = {
-            "--model": real.model,
-            "--data_path": prompts,
-            "--dataset": DATASET,
-            "--num_samples": len(rows),
-            "--reward_function": f"{gold.__file__}:gold_scores",
-            "--best_of": scale.samples,
+            "--model": model,
+            "--data_path": data,
+            "--dataset": dataset,
+            "--num_samples": prompts,
+            **scorer,
+            "--best_of": samples,
             "--temperatures": TEMPERATURE,
             "--single_temperatures": TEMPERATURE,
             "--top_k": 0,
-            "--max_new_tokens": scale.max_answer,
-            "--batch_size": scale.rollout,
+            "--max_new_tokens": real.scale.max_answer,
+            "--batch_size": real.scale.rollout,
             "--dtype": training_dtype(),
             "--seed": real.seed,
             "--proj_path": real.data,
