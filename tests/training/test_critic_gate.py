@@ -57,9 +57,12 @@ def test_returns_that_are_all_the_same_shut_the_gate(tmp_path):
 
 
 def test_all_ranks_decide_together(tmp_path, monkeypatch):
-    """Another rank with nine times as many rows of the good critic: the mean stays, and the gate opens."""
+    """Another rank has nine times as many rows, the good critic, and scores and values that are higher by 1.
+
+    Its rewards to come are 2 2 and 1. Of 30 numbers, 3 are 1 1 0 and 27 these: mean 47/30, mean square 83/30.
+    """
     batch, config = credit(tmp_path, BAD)
-    good, _ = credit(tmp_path, GOOD)
+    good, _ = credit(tmp_path, [[1.8, 1.6], [1.1, 0.0]], scores=(2.0, 1.0))
     sums = []
     monkeypatch.setattr(metrics, "sum_over_ranks", lambda numbers: sums.append(numbers) or numbers)
     critic_gate(good, config.estimator)
@@ -67,8 +70,9 @@ def test_all_ranks_decide_together(tmp_path, monkeypatch):
     gate = critic_gate(batch, config.estimator)
     # Of ten parts one has errors 1, 1, −1 (mean 1/3, mean square 1) and nine have the small ones.
     square, mean = (1 + 9 * 0.07) / 10, (1 / 3 + 9 / 6) / 10
-    assert gate.explained_variance == near(1 - (square - mean**2) * 9 / 2, FORMULA)
-    assert gate.mean_return == near(2 / 3, FORMULA) and not sums
+    variance = 83 / 30 - (47 / 30) ** 2
+    assert gate.explained_variance == near(1 - (square - mean**2) / variance, FORMULA)
+    assert gate.mean_return == near(47 / 30, FORMULA) and not sums
 
 
 def test_a_run_logs_the_gate(group, tmp_path):

@@ -12,7 +12,7 @@ from dschat.base.errors import UserError
 from dschat.models.layout import Lengths, PassSize, lay_out
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rollouts.termination import LINE
+from dschat.rollouts.termination import LINE, _runs_of
 from dschat.training.ppo.credit import assign_credit, with_scores
 from dschat.training.ppo.metrics import repeated_4grams, rollout_metrics, token_table
 from dschat.training.ppo.models import response_logprobs, response_values
@@ -187,6 +187,15 @@ def test_a_macro_action_never_spans_a_hole(condition, tmp_path) -> None:
                 assert numbers[before] not in later
     if condition == "turn":
         assert macro.lengths.tolist() == [[3, 1, 2], [4, 0, 0], [1, 5, 0]]
+
+
+def test_conditions_read_each_turn_as_a_text() -> None:
+    """An environment's tokens stand between two turns, so that no sentence or constituent goes over both."""
+    rollout = holed_rollout()
+    texts, rows = _runs_of(rollout)
+    assert rows == [0, 0, 0, 1, 2, 2]
+    first, second, third = rollout.response_ids.tolist()
+    assert texts == [first[:3], first[5:6], first[7:9], second[:4], third[:1], third[2:7]]
 
 
 def test_lines_end_inside_their_turns(tmp_path) -> None:

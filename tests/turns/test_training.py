@@ -12,6 +12,7 @@ from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess
 from dschat.run import stop
 from dschat.run.stop import Stopped
 from factories import batch_of_iteration, collected
+from macro_actions.masked import last_true
 from resume_runs import check_every_stop
 from turn_cases import episode_loop, write_environments
 
@@ -70,6 +71,8 @@ def test_the_batch_of_an_episode(environments, group, tmp_path):
     is_episode = rollout.attention_mask[:, rollout.prompt_width :]
     assert (is_episode & ~mask).any()  # there are holes
     assert_near(batch.rewards.sum(1), batch.trajectory.scores)
+    turn_rewards = batch.trajectory.segment_rewards
+    assert not turn_rewards[~last_true(mask)].any() and int((turn_rewards > 0).sum(1).max()) > 1
     assert not batch.rewards[~mask].any() and not batch.advantages[~mask].any()
     turns = [len(runs) for runs in rollout.response_runs()]
     assert batch.macro.mask.sum(1).tolist() == turns and max(turns) > 1

@@ -139,8 +139,7 @@ def with_mean_baseline(
     Example: macro rewards 0 1 with γ = 1 and a mean return of .4 give .6 .6.
     """
     _, returns = critic_targets(batch, settings)
-    advantages = torch.where(batch.macro.mask, returns - mean_return, 0.0)
-    return replace(batch, advantages=to_tokens(advantages, batch.macro))
+    return replace(batch, advantages=to_tokens(returns - mean_return, batch.macro))
 
 
 def rloo_batch(
