@@ -2,6 +2,7 @@
 """Self-checks pass on healthy models and stop each kind of broken one."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -156,6 +157,16 @@ def test_log_probs_may_be_rounded_as_the_logits_behind_them(group):
     check_rollout(actor, trajectory, SAMPLING, trajectory.logprobs + 0.5e-3 * largest)
     with pytest.raises(UserError, match="log-probs of the sampling pass"):
         check_rollout(actor, trajectory, SAMPLING, trajectory.logprobs + 2e-3 * largest)
+
+
+@pytest.mark.parametrize(("difference", "is_refused"), [(0.02, False), (0.05, True)])
+def test_training_mode_may_round_as_the_logits_do(difference, is_refused, group):
+    """Log-probs that come from logits of 30 may differ by 1e-3 of 30 in float32, however small they are."""
+    engine = engine_of(make_causal_lm("llama"), 4)
+    passes = iter([torch.zeros(2), torch.full((2,), difference)])
+    counts = torch.ones(2, dtype=torch.bool)
+    with pytest.raises(UserError, match="in training mode differ") if is_refused else nullcontext():
+        check_modes(engine, "log-probs", counts, lambda: next(passes), 30.0)
 
 
 def test_a_reference_that_differs_from_the_actor_is_found(models):

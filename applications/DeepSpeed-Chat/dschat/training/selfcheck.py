@@ -106,6 +106,7 @@ def check_policy(
         "log-probs",
         mask,
         lambda: engine(input_ids, attention_mask, checked, temperature)[0],
+        size,
     )
     ids, seen = ragged_rows(padded_ids, padded_mask)
     attention_columns = F.pad(mask, (0, PADDING[1]))
@@ -246,6 +247,7 @@ def check_modes(
     what: str,
     mask: Tensor,
     forward: Callable[[], Tensor],
+    size: float = 0.0,
 ) -> None:
     """Checks that training mode gives the numbers of evaluation mode. Mode and random states stay what they were.
 
@@ -256,6 +258,7 @@ def check_modes(
         what: the numbers, for the message.
         mask: bool, which numbers count.
         forward: a pass of the engine → its numbers, of the mask's shape.
+        size: of the largest number that they are computed from, such as a logit; at least their own counts.
 
     Raises:
         UserError: they differ by more than rounding explains.
@@ -269,7 +272,7 @@ def check_modes(
         trained = forward()
         engine.eval()
         evaluated = forward()
-    size = _largest(evaluated, mask)
+    size = max(size, _largest(evaluated, mask))
     others = "those in evaluation mode"
     _require_close(f"{what} in training mode", others, trained, evaluated, mask, engine, size, RANDOM)
 
