@@ -135,6 +135,16 @@ class Five(Counts):
         return new, reward, False, done, {}
 
 
+class Long(Counts):
+    """Says more than any episode has room for: in its second turn, or at the beginning."""
+
+    def reset(self, row, seed):
+        return [{"role": "user", "content": "fox " * row.get("words", 1)}]
+
+    def step(self, messages, reply):
+        return [{"role": "user", "content": "fox " * 10**6}], 2.0, False
+
+
 class Faulty(Counts):
     """Does what its row says in the second turn."""
 
@@ -162,6 +172,10 @@ class Faulty(Counts):
             return result[0], "much", False
         if self.fault == "not finite":
             return result[0], float("nan"), False
+        if self.fault == "too large":
+            return result[0], 1e300, False
+        if self.fault == "no flag":
+            return result[0], 1.0, "no"
         if self.fault == "no messages":
             return [], 1.0, False
         if self.fault == "no content":

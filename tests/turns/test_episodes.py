@@ -149,6 +149,8 @@ def test_objects_of_a_users_classes_become_plain_ones(pools) -> None:
         ("no tuple", "step must return"),
         ("no number", "must be a number, not text"),
         ("not finite", "is not finite"),
+        ("too large", "not finite in float32"),
+        ("no flag", "done of a step must be true or false, not text"),
         ("no messages", "not an empty list"),
         ("no content", "must have a role and a content"),
         ("half a character", "lone surrogate"),
@@ -166,7 +168,7 @@ def test_a_failure_costs_its_episode_only(pools, caplog, fault, said) -> None:
     episodes, _ = play(pools("Faulty"), turns, rows, skips=True)
     assert episodes[0].failure is None and episodes[0].done and len(episodes[0].rewards) == 3
     assert said in episodes[1].failure and episodes[1].failure.startswith("rows.jsonl:2: ")
-    assert "rows.jsonl:2: " in caplog.text and "0 others of 2" in caplog.text
+    assert "rows.jsonl:2: " in caplog.text and "without a score: 1 of 2" in caplog.text
     with pytest.raises(UserError, match=r"rows.jsonl:2: .*--on_reward_error skip"):
         play(pools("Faulty"), turns, rows)
 
@@ -182,6 +184,19 @@ def test_an_environment_that_hangs(pools) -> None:
     assert "step did not return in 1 s (--environment_timeout)" in episodes[0].failure
     assert episodes[1].done and episodes[1].failure is None
     pool._timeout = 30.0
+
+
+def test_messages_that_no_episode_has_room_for_are_not_encoded(pools, monkeypatch) -> None:
+    """Encoding them would take as long as the environment likes, beyond any deadline."""
+    monkeypatch.setattr(ConversationEncoder, "following", None)
+    whole = ended(*ids_of("a"))
+    episodes, _ = play(pools("Long"), [[whole]], [make_row("we make")])
+    (episode,) = episodes
+    assert episode.ids == whole and episode.rewards == [2.0] and episode.is_over and not episode.done
+    monkeypatch.setattr(ConversationEncoder, "prompt", None)
+    rows = [make_row("we make", words=10**5)]
+    episodes, _ = play(pools("Long"), [], rows, skips=True)
+    assert "400,000 characters, which are more than --max_prompt_seq_len 64 tokens" in episodes[0].failure
 
 
 def test_more_episodes_than_workers(pools) -> None:

@@ -10,7 +10,9 @@ from closeness import assert_near
 from dschat.base.errors import UserError
 from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess
 from dschat.run import stop
+from dschat.run.state import SeedKind
 from dschat.run.stop import Stopped
+from dschat.training import evaluation
 from factories import batch_of_iteration, collected
 from macro_actions.masked import last_true
 from resume_runs import check_every_stop
@@ -106,3 +108,23 @@ def test_all_environments_fail(environments, group, tmp_path):
     options = {"on_reward_error": "skip", "on_nonfinite": "skip", "eval_interval": 0}
     loop = episode_loop(tmp_path / "out", f"{environments}:Faulty", rows=faults, **options)
     assert collected(loop, [list(range(8))]) is None
+
+
+def test_an_episode_that_is_answered_twice_is_in_no_metric(environments, group, tmp_path, monkeypatch):
+    """Of three held-out prompts, the second of two processes has one, and plays as many episodes as the first."""
+    loop = episode_loop(tmp_path / "out", f"{environments}:Counts", max_turns=2)
+    monkeypatch.setattr(evaluation, "world_size", lambda: 2)
+    monkeypatch.setattr(evaluation, "rank", lambda: 1)
+    counts = []
+
+    def score(generation, texts):
+        counts.append((len(texts.rows), texts.counted))
+        return loop.algorithm.score_with_credit(generation, texts)
+
+    evaluation.evaluate_responses(
+        loop.algorithm.held_out,
+        loop.algorithm.tokenizer,
+        lambda examples: loop.algorithm.sampler.sample(examples, SeedKind.EVALUATION, 0),
+        score,
+    )
+    assert counts == [(2, 1)]

@@ -59,6 +59,7 @@ def main(
 
 def _serve(listener: Listener, environment_class: Callable[[], Environment]) -> None:
     """Forks a process for each connection; ends, and ends those, when standard input is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a file that ignores it would leave no status to wait for
     selector = selectors.DefaultSelector()
     listening_socket = listener._listener._socket  # type: ignore[attr-defined]
     selector.register(listening_socket, selectors.EVENT_READ)

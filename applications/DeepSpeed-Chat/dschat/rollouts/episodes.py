@@ -27,6 +27,8 @@ from dschat.rollouts.sampling import Sampling, row_seed
 
 logger = logging.getLogger(__name__)
 
+CHARACTERS_PER_TOKEN = 256  # no token is longer: a longer text has no room, and is not encoded at all
+
 
 @dataclass(frozen=True)
 class EpisodeLimits:
@@ -204,6 +206,13 @@ class EpisodePlayer:
                 continue
             episode.prompt_messages = result
             episode.messages = result
+            if _characters_of(result) > CHARACTERS_PER_TOKEN * self._limits.prompt_tokens:
+                problem = (
+                    f"the environment's first messages have {_characters_of(result):,} characters, which are more than"
+                    f" --max_prompt_seq_len {self._limits.prompt_tokens} tokens"
+                )
+                self._fail(episode, problem)
+                continue
             arguments = self._arguments(episode)
             try:
                 ids, text = self._encoder.prompt(result, arguments, episode.row.origin)
@@ -258,7 +267,8 @@ class EpisodePlayer:
             episode.done = result.done
             messages = episode.messages
             episode.messages = [*messages, {"role": "assistant", "content": reply}, *result.messages]
-            if result.done or len(episode.rewards) == self._limits.turns:
+            is_long = _characters_of(result.messages) > CHARACTERS_PER_TOKEN * self._limits.tokens
+            if result.done or len(episode.rewards) == self._limits.turns or is_long:
                 episode.is_over = True
                 continue
             has_end = not episode.cut[-1]
@@ -305,14 +315,15 @@ class EpisodePlayer:
             raise UserError(f"{episode.failure}. --on_reward_error skip leaves such episodes out.")
 
     def _warn_of_failures(self, episodes: Sequence[Episode]) -> None:
+        """Logs the first failure, and how many episodes failed."""
         failures = [episode.failure for episode in episodes if episode.failure is not None]
         if failures:
-            logger.warning(
-                "%s. The episode has no score, nor have %d others of %d.",
-                failures[0],
-                len(failures) - 1,
-                len(episodes),
-            )
+            logger.warning("%s. Episodes without a score: %d of %d.", failures[0], len(failures), len(episodes))
+
+
+def _characters_of(messages: Sequence[Message]) -> int:
+    """Characters of all contents."""
+    return sum(len(message["content"]) for message in messages)
 
 
 def _problem_of(result: Result) -> str:
