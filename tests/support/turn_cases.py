@@ -87,6 +87,19 @@ class Random(Counts):
         return [{"role": "user", "content": "the fox"}], reward, self.turns == 0
 
 
+class Uneven(Random):
+    """Breaks in some rows."""
+
+    def step(self, messages, reply):
+        if self.breaks:
+            raise ValueError("broken")
+        return super().step(messages, reply)
+
+    def reset(self, row, seed):
+        self.breaks = row["breaks"]
+        return super().reset(row, seed)
+
+
 class Subclasses(Counts):
     """Returns objects of classes that only this file knows."""
 
@@ -252,7 +265,9 @@ def ended(*ids: int) -> list[int]:
 PROMPTS = ("we make", "the cat", "jinx", "a mat and a dog", "zebra")
 
 
-def episode_loop(folder: Path, environment: str, processes: int = 1, rows: Any = None, **flags: Any) -> Any:
+def episode_loop(
+    folder: Path, environment: str, processes: int = 1, rows: Any = None, rate: float = 1e-2, **flags: Any
+) -> Any:
     """The loop of step 3 on small models, whose rollouts are 8 episodes of an environment.
 
     Args:
@@ -260,6 +275,7 @@ def episode_loop(folder: Path, environment: str, processes: int = 1, rows: Any =
         environment: ``module.py:Class``.
         processes: that the 8 episodes are shared among.
         rows: further columns of each row.
+        rate: learning rate of actor and critic.
         flags: others than those of an update of 4 episodes in micro-batches of 2.
     """
     from dschat.rollouts.generate import ContinuousEngine
@@ -290,12 +306,13 @@ def episode_loop(folder: Path, environment: str, processes: int = 1, rows: Any =
         columns = {"prompt": text} | ({} if rows is None else rows[number])
         prompts.append(make_prompt(tokenizer(text)["input_ids"], text, number, columns))
 
-    def trained(model: Any, rate: float) -> Any:
-        return engine_of(model, plan.micro_batch, plan.accumulation, learning_rate=rate)
+    def trained(model: Any) -> Any:
+        options = {"learning_rate": rate, "zero_stage": config.engine.zero_stage}
+        return engine_of(model, plan.micro_batch, plan.accumulation, **options)
 
-    critic = trained(make_classifier(), 1e-2) if config.advantages.needs.critic else None
+    critic = trained(make_classifier()) if config.advantages.needs.critic else None
     models = PPOModels(
-        actor=trained(make_causal_lm(), 1e-2),
+        actor=trained(make_causal_lm()),
         reference=frozen_engine_of(make_causal_lm()),
         critic=critic,
         reward=reward_source(config, None, tokenizer, None),  # type: ignore[arg-type]
@@ -303,3 +320,29 @@ def episode_loop(folder: Path, environment: str, processes: int = 1, rows: Any =
     )
     sampler = build_episode_sampler(config, models, tokenizer)
     return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config, sampler=sampler)
+
+
+def two_updates_on_episodes(folder: Path, zero_stage: int = 0) -> Any:
+    """Two rollouts with one update each, and evaluations of three episodes, on the processes of this group.
+
+    Environments of some rows break. Returns weights, metrics and sample files, on the main process.
+    """
+    from dschat.run.distributed import barrier, is_main, world_size
+    from resume_runs import result_of
+
+    if is_main():
+        write_environments(folder)
+    barrier()
+    rows = [{"breaks": number in (1, 6, 13)} for number in range(16)]
+    flags = {
+        "per_device_training_batch_size": 8 // world_size(),
+        "gradient_accumulation_steps": 1,
+        "termination_condition": "turn",
+        "on_reward_error": "skip",
+        "missing_eos_penalty": 0.5,
+        "eval_interval": 1,
+        "zero_stage": zero_stage,
+    }
+    environment = f"{folder / 'environments.py'}:Uneven"
+    loop = episode_loop(folder / "out", environment, world_size(), rows, 1e-4, **flags)
+    return result_of(loop, folder / "out")
