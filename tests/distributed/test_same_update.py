@@ -176,3 +176,11 @@ def test_two_processes_play_the_episodes_of_one(stage, group, run_cases, tmp_pat
             sample, expected_sample = json.loads(line), json.loads(expected_line)
             for column in ("response_ids", "response_mask", "messages", "turn_rewards", "done"):
                 assert sample[column] == expected_sample[column]
+
+
+@pytest.mark.slow
+def test_all_environments_of_a_rank_break(run_cases):
+    """The other rank makes forward passes that both must make: `generate` reports no log-probs."""
+    outputs = run_cases("two-episodes", (), ("episodes",))
+    rows = [row for row in outputs.numbers("episodes-broken") if "objective/unscored" in row]
+    assert [row["objective/unscored"] for row in rows] == [0.5, 0.5]

@@ -50,9 +50,14 @@ def refuel(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def episodes(folder: Path, keep: Callable[..., None]) -> None:
-    """Two updates on episodes of several turns at ZeRO 0 and 3."""
+    """Two updates on episodes of several turns at ZeRO 0 and 3; and where all environments of a rank break."""
+    from dschat.rollouts.generate import GenerateEngine
     from turn_cases import two_updates_on_episodes
 
+    place = folder / "episodes-broken"
+    place.mkdir(exist_ok=True)
+    _, metrics, _ = two_updates_on_episodes(place, name="OnFirstRank", engine=GenerateEngine(8))
+    keep(folder, "episodes-broken", metrics)
     for stage in (0, 3):
         place = folder / f"episodes-{stage}"
         place.mkdir(exist_ok=True)

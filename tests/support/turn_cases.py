@@ -100,6 +100,15 @@ class Uneven(Random):
         return super().reset(row, seed)
 
 
+class OnFirstRank(Random):
+    """Breaks on other ranks than the first."""
+
+    def reset(self, row, seed):
+        if os.environ.get("RANK", "0") != "0":
+            raise ValueError("broken")
+        return super().reset(row, seed)
+
+
 class Subclasses(Counts):
     """Returns objects of classes that only this file knows."""
 
@@ -266,7 +275,13 @@ PROMPTS = ("we make", "the cat", "jinx", "a mat and a dog", "zebra")
 
 
 def episode_loop(
-    folder: Path, environment: str, processes: int = 1, rows: Any = None, rate: float = 1e-2, **flags: Any
+    folder: Path,
+    environment: str,
+    processes: int = 1,
+    rows: Any = None,
+    rate: float = 1e-2,
+    engine: Any = None,
+    **flags: Any,
 ) -> Any:
     """The loop of step 3 on small models, whose rollouts are 8 episodes of an environment.
 
@@ -276,6 +291,7 @@ def episode_loop(
         processes: that the 8 episodes are shared among.
         rows: further columns of each row.
         rate: learning rate of actor and critic.
+        engine: samples; continuous batching if not given.
         flags: others than those of an update of 4 episodes in micro-batches of 2.
     """
     from dschat.rollouts.generate import ContinuousEngine
@@ -316,16 +332,22 @@ def episode_loop(
         reference=frozen_engine_of(make_causal_lm()),
         critic=critic,
         reward=reward_source(config, None, tokenizer, None),  # type: ignore[arg-type]
-        rollouts=ContinuousEngine(8),
+        rollouts=engine or ContinuousEngine(8),
     )
     sampler = build_episode_sampler(config, models, tokenizer)
     return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config, sampler=sampler)
 
 
-def two_updates_on_episodes(folder: Path, zero_stage: int = 0) -> Any:
+def two_updates_on_episodes(folder: Path, zero_stage: int = 0, name: str = "Uneven", engine: Any = None) -> Any:
     """Two rollouts with one update each, and evaluations of three episodes, on the processes of this group.
 
     Environments of some rows break. Returns weights, metrics and sample files, on the main process.
+
+    Args:
+        folder: of the run.
+        zero_stage: of actor and critic.
+        name: of the environment.
+        engine: samples; continuous batching if not given.
     """
     from dschat.run.distributed import barrier, is_main, world_size
     from resume_runs import result_of
@@ -343,6 +365,6 @@ def two_updates_on_episodes(folder: Path, zero_stage: int = 0) -> Any:
         "eval_interval": 1,
         "zero_stage": zero_stage,
     }
-    environment = f"{folder / 'environments.py'}:Uneven"
-    loop = episode_loop(folder / "out", environment, world_size(), rows, 1e-4, **flags)
+    environment = f"{folder / 'environments.py'}:{name}"
+    loop = episode_loop(folder / "out", environment, world_size(), rows, 1e-4, engine, **flags)
     return result_of(loop, folder / "out")

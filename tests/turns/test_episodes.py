@@ -2,6 +2,7 @@
 """Episodes turn by turn: ids as they were sampled, seeds, limits, and environments that fail."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from dschat.models.layout import Lengths
 from dschat.rollouts.environments import EnvironmentPool
 from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer
 from dschat.rollouts.sampling import row_seed
-from dschat.training.ppo.episodes import assemble_episodes
+from dschat.training.ppo import episodes as rollouts
+from dschat.training.ppo.episodes import agreed_source, assemble_episodes
 from factories import EOS, PAD, sampling_of
 from turn_cases import TEMPLATE, Scripted, chat_tokenizer, ended, make_row, write_environments
 
@@ -289,3 +291,32 @@ def test_masks_of_assembled_episodes(pools) -> None:
     expected = [-0.5 * (1 + number) for number in range(len(first))]
     assert generation.logprobs[0, : len(first)].tolist() == expected
     assert torch.equal(generation.logprobs != 0, rollout.response_mask)
+
+
+def test_log_probs_are_those_that_the_engine_of_any_rank_reports(pools, monkeypatch) -> None:
+    """A rank whose environments all fail samples nothing, and must go on as the others do."""
+    rows = [make_row("we make", fault="reset")]
+    episodes, _ = play(pools("Faulty"), [], rows, skips=True)
+    assert agreed_source(episodes) == "none"
+    for source in ("actor", "sampler", "none"):
+        monkeypatch.setattr(rollouts, "gather_objects", lambda local, source=source: [local, source])
+        assert agreed_source(episodes) == source
+        generation = assemble_episodes(episodes, PAD, source)
+        assert (generation.logprobs is not None) == (source == "actor")
+        assert (generation.rollout.drawn_logprobs is not None) == (source == "sampler")
+
+
+def test_log_probs_of_another_sampler_stay_beside_the_tokens(pools) -> None:
+    class Elsewhere(Scripted):
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            generation = super().__call__(*arguments, **options)
+            rollout = replace(generation.rollout, drawn_logprobs=generation.logprobs)
+            return replace(generation, rollout=rollout, logprobs=None)
+
+    reply = ended(*ids_of("the cat"))
+    player = EpisodePlayer(chat_tokenizer(), sampling_of(), pools("Counts"), LIMITS, False)
+    episodes, _ = player.play(Elsewhere([[reply]] * 3), [make_row("we make")], [100], [7])
+    rollout = assemble_episodes(episodes, PAD, agreed_source(episodes)).rollout
+    expected = [-0.5 * (1 + number) for number in range(len(reply))]
+    assert rollout.drawn_logprobs[rollout.response_mask].tolist() == expected * 3
+    assert not rollout.drawn_logprobs[~rollout.response_mask].any()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,13 +21,15 @@ from dschat.data.messages import TOOLS
 from dschat.data.observations import ConversationEncoder
 from dschat.data.rows import Row
 from dschat.data.turn_end import reply_contents
-from dschat.rollouts.engine import ResponseSampler
+from dschat.rollouts.engine import Generation, ResponseSampler
 from dschat.rollouts.environment import Message, StepResult
 from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess, Failure, Result
 from dschat.rollouts.sampling import Sampling, row_seed
 
 logger = logging.getLogger(__name__)
 
+# Whose log-probs an engine reports with its replies: the actor's, those of a sampler with other kernels, or none.
+LogprobSource = Literal["actor", "sampler", "none"]
 CHARACTERS_PER_TOKEN = 256  # no token is longer: a longer text has no room, and is not encoded at all
 
 
@@ -60,7 +63,8 @@ class Episode:
         prompt_ids: their ids; empty if the environment failed before it said anything.
         ids: of replies, and of the environment's messages between them.
         sampled: whether the policy sampled each of these ids.
-        logprobs: of each id under the policy, 0 for the environment's; None if the engine reports none.
+        logprobs: of each id as the engine reports them, 0 for the environment's; None if it reports none.
+        logprob_source: whose they are; None before the first reply.
         turn_ends: index of the last id of each turn.
         rewards: of each turn.
         cut: whether each turn lacks a token that ends it.
@@ -79,6 +83,7 @@ class Episode:
     ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
+    logprob_source: LogprobSource | None = None
     turn_ends: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     cut: list[bool] = field(default_factory=list)
@@ -245,9 +250,10 @@ class EpisodePlayer:
         replies = generation.rollout.response_rows()
         finished = generation.rollout.finished.tolist()
         are_bad = generation.bad_rows.tolist()
-        logprobs = None if generation.logprobs is None else generation.logprobs.tolist()
+        source, logprobs = _reported_logprobs(generation)
         for number, episode in enumerate(episodes):
             ids = replies[number]
+            episode.logprob_source = source
             reply_logprobs = None if logprobs is None else logprobs[number][: len(ids)]
             episode.append_reply(ids, reply_logprobs, finished[number], are_bad[number])
         return TurnLengths(list(map(len, prompts)), list(map(len, replies)))
@@ -319,6 +325,15 @@ class EpisodePlayer:
         failures = [episode.failure for episode in episodes if episode.failure is not None]
         if failures:
             logger.warning("%s. Episodes without a score: %d of %d.", failures[0], len(failures), len(episodes))
+
+
+def _reported_logprobs(generation: Generation) -> tuple[LogprobSource, list[list[float]] | None]:
+    """Whose log-probs an engine reports, and those of each reply."""
+    if generation.logprobs is not None:
+        return "actor", generation.logprobs.tolist()
+    if generation.rollout.drawn_logprobs is not None:
+        return "sampler", generation.rollout.drawn_logprobs.tolist()
+    return "none", None
 
 
 def _characters_of(messages: Sequence[Message]) -> int:

@@ -98,9 +98,14 @@ def _has_returns_of_turns(config: Any) -> bool:
 EPISODE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
     Check(_check_environment),
     Rule(
-        lambda config: config.has_episodes and config.rollouts.uses_vllm,
-        "--environment with --rollout_engine vllm: replies of several turns are sampled by the training processes."
-        " Use --rollout_engine continuous or generate.",
+        lambda config: config.has_episodes and config.vllm.vllm_url is not None,
+        "--environment with --vllm_url: processes ask servers together, but their episodes have different numbers of"
+        " turns. Let the training processes run vLLM (drop --vllm_url), or use --rollout_engine continuous.",
+    ),
+    Rule(
+        lambda config: config.has_episodes and config.vllm.vllm_tensor_parallel > 1,
+        "--environment with --vllm_tensor_parallel {vllm_tensor_parallel}: processes that share an engine ask it"
+        " together, but their episodes have different numbers of turns. Use --vllm_tensor_parallel 1.",
     ),
     Rule(
         lambda config: config.has_episodes and config.advantages.advantage_estimator in ("tempo", "segment_mc"),
