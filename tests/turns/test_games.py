@@ -61,7 +61,7 @@ def test_demonstrations_follow_the_rules(game, tmp_path) -> None:
 
 
 def test_half_of_the_demonstrated_guesses_heed_the_hints(tmp_path) -> None:
-    """After "higher" on 4, four of eight numbers are left: 1/2 + 1/2 · 1/2 of the guesses are among them."""
+    """After "higher" on 4, four numbers are left: half of all guesses heed it, and others by chance."""
     write_game(tmp_path, "guess", 4000, 1, 1, seed=3)
     after_four = []
     for row in read_jsonl(tmp_path / "demonstrations" / "train.jsonl"):
