@@ -655,6 +655,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "~_b.failed", "test_metrics_of_episodes_are_of_the_rows_that_count"),
     ("episodes: scores follow the number of turns", "rollout_metrics", "_a.sum(1) / _b", "_a.sum(1)",
      "test_scores_are_compared_with_the_lengths_of_replies"),
+    ("episodes: all of it is the program", "ProgramScores.__call__", "_a.last_replies", "_a.responses",
+     "test_the_program_of_an_episode_is_in_its_last_reply"),
     ("episodes: a rank that sampled nothing goes on alone", "agreed_source", "gather_objects(_a)", "[_a]",
      "test_log_probs_are_those_that_the_engine_of_any_rank_reports"),
     ("episodes: finished though its last reply was cut", "Episode.finished", "not _a.cut[-1]", "True",
