@@ -242,10 +242,11 @@ def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any
 
 def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint: Any) -> Any:
     """A client of the server with the key KEY; its cache lies in the folder."""
-    from dschat.lab.judge.client import JudgeClient
-    from dschat.lab.judge.costs import Spending
+    from dschat.lab.judge.run import HARMLESS
     from dschat.lab.judge.verdicts import has_verdict
     from dschat.rollouts.chat_servers import Endpoint, ReplyCache
+    from dschat.scoring.judge.client import JudgeClient
+    from dschat.scoring.judge.costs import Spending
 
     settings: dict[str, Any] = {
         "model": "gpt-test",
@@ -257,7 +258,7 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
     }
     whom = Endpoint(**(settings | endpoint))
     cache = ReplyCache(folder / "cache", has_verdict)
-    return JudgeClient(whom, cache, spending or Spending(None))
+    return JudgeClient(whom, cache, spending or Spending(None), HARMLESS)
 
 
 def always_first(messages: list[dict[str, str]]) -> str:

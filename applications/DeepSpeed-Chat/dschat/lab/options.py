@@ -10,11 +10,11 @@ from typing import ClassVar
 
 from dschat.base.errors import UserError
 from dschat.data.hub import compared_set
-from dschat.lab.judge.costs import Prices
 from dschat.lab.judge.rubrics import Rubric
 from dschat.lab.judge.verdicts import Setup
 from dschat.lab.responses import model_names
 from dschat.rollouts.chat_servers import Endpoint, checked_address
+from dschat.scoring.judge.costs import Prices
 from dschat.settings.commands import PORT, OverwriteFlags
 from dschat.settings.config import Config
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, Range, check_values, flag

@@ -44,6 +44,9 @@ class EndpointFlags:
     model: str = "--judge_model"
     key: str = "OPENAI_API_KEY or --sk"
     max_tokens: str = "--max_tokens"
+    timeout: str = "--timeout"
+    tries: str = "--max_tries"
+    cache: str = "--cache"
     role: str = "judge"
 
 
@@ -348,7 +351,7 @@ def _connection_error(error: BaseException, endpoint: Endpoint) -> Unanswered:
     never_sent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
     was_sent = not isinstance(error, never_sent)
     if isinstance(error, httpx2.TimeoutException):
-        reason = f"{endpoint.base_url} gives no answer within {endpoint.timeout:g} s (--timeout)"
+        reason = f"{endpoint.base_url} gives no answer within {endpoint.timeout:g} s ({endpoint.flags.timeout})"
         return Unanswered(reason, was_sent)
     return Unanswered(endpoint.hide_key(f"{endpoint.base_url} gives no answer: {error}"), was_sent)
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.base.journal import make_writable
-from dschat.lab.judge.costs import Spending, estimated_tokens
-from dschat.lab.judge.rubrics import RUBRICS, Form, JudgeQuestion, JudgingStopped, TextRefused, question_of
 from dschat.rollouts.chat_servers import (
     Endpoint,
     FormRefused,
@@ -22,8 +20,9 @@ from dschat.rollouts.chat_servers import (
     open_client,
     with_retries,
 )
+from dschat.scoring.judge.costs import Spending, estimated_tokens
+from dschat.scoring.judge.questions import Form, JudgeQuestion, JudgingStopped, TextRefused
 
-HARMLESS = question_of(RUBRICS["summarize"], "It rained all day.", "It rained.", "There was rain.")
 MOST_FAILURES = 5  # questions in a row without an answer, after which the server counts as broken
 
 logger = logging.getLogger(__name__)
@@ -37,14 +36,31 @@ class JudgeClient:
         cached: number of answers that came from the cache.
     """
 
-    def __init__(self, endpoint: Endpoint, cache: ReplyCache, spending: Spending) -> None:
-        """Open the client; nothing is sent. Raises UserError where cache or address cannot be used."""
-        make_writable(cache.folder, f"--cache {cache.folder}")
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        cache: ReplyCache,
+        spending: Spending,
+        harmless: JudgeQuestion,
+    ) -> None:
+        """Open the client; nothing is sent.
+
+        Args:
+            endpoint: the judge's server and model.
+            cache: of its answers.
+            spending: counts and limits what is sent.
+            harmless: a question that every server answers, which is asked if the first one is refused.
+
+        Raises:
+            UserError: cache or address cannot be used.
+        """
+        make_writable(cache.folder, f"{endpoint.flags.cache} {cache.folder}")
         self.stop = threading.Event()
         self.cached = 0
         self._endpoint = endpoint
         self._cache = cache
         self._spending = spending
+        self._harmless = harmless
         self._client = open_client(endpoint)
         self._form: Form | None = None  # the form of the first request that was answered
         self._failures = 0  # questions in a row without an answer
@@ -96,14 +112,14 @@ class JudgeClient:
         return reply
 
     def _answers_harmless_question(self) -> bool:
-        """Whether the server has answered a question, or now answers a harmless one; it is asked once in a run."""
+        """Whether the server has answered a question, or now answers a harmless one; it is asked once."""
         with self._checking:
             if self._form is not None:
                 return True
             if self.stop.is_set():
                 return False
             try:
-                self._try_forms(HARMLESS)
+                self._try_forms(self._harmless)
             except (TextRefused, Unanswered):
                 self.stop.set()
                 return False
@@ -117,7 +133,8 @@ class JudgeClient:
             try:
                 reply = with_retries(partial(self._send, body), self._endpoint.tries, self.stop.wait)
             except Unanswered as error:
-                raise Unanswered(f"no answer with --max_tries {self._endpoint.tries}: {error}") from error
+                tries = f"{self._endpoint.flags.tries} {self._endpoint.tries}"
+                raise Unanswered(f"no answer with {tries}: {error}") from error
             except FormRefused as refusal:
                 answered_form = self._form
                 next_form = answered_form or form.after(refusal.complaint)
