@@ -49,6 +49,8 @@ NORMALISED = "`--normalize_scores`"
 PARSING = "`--termination_condition parsing`"
 PROGRAMS = "`--reward_source programs`"
 EPISODES = "`--environment`"
+JUDGE = "`--reward_judge`"
+JUDGE_PRICES = "`--reward_judge` and prices"
 VLLM = "`--rollout_engine vllm`"
 COMPLETIONS = "`--advantage_estimator segment_mc`"
 GATE = "`--advantage_estimator evpo`"
@@ -198,6 +200,11 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
          " runtime or compile error, or could not be run (invalid)", "invalid above 0: see the log", PROGRAMS),
         ("programs/tests_per_second", "ppo", "tests per s", "of one process, remembered ones too", "", PROGRAMS),
         ("programs/seconds", "ppo", "s", "of running programs", "", PROGRAMS),
+        ("objective/judge_<criterion>", "ppo", "share of 10 points", "mean points of the judge on a criterion of its"
+         " rubric", "", JUDGE),
+        ("judge/cached", "ppo", "share", "questions to the judge that the cache answered", "", JUDGE),
+        ("judge/cost", "ppo", "US dollars per response", "of the judge's answers; cached ones cost nothing", "",
+         JUDGE_PRICES),
         ("episode/turns", "ppo", "turns", "mean number of the policy's replies in an episode", "", EPISODES),
         ("episode/done", "ppo", "share", "episodes that the environment ended; a limit cut the others",
          "near 0: raise `--max_turns` or `--max_answer_seq_len`", EPISODES),
@@ -265,6 +272,9 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("eval/programs/<outcome>", "ppo", "share", "as `programs/<outcome>`", "", PROGRAMS),
         ("eval/programs/tests_per_second", "ppo", "tests per s", "as above", "", PROGRAMS),
         ("eval/programs/seconds", "ppo", "s", "as above", "", PROGRAMS),
+        ("eval/judge_<criterion>", "ppo", "share of 10 points", "as `objective/judge_<criterion>`", "", JUDGE),
+        ("eval/judge/cached", "ppo", "share", "as `judge/cached`", "", JUDGE),
+        ("eval/judge/cost", "ppo", "US dollars per response", "as `judge/cost`", "", JUDGE_PRICES),
         ("eval/episode/turns", "ppo", "turns", "as `episode/turns`", "", EPISODES),
         ("eval/episode/done", "ppo", "share", "as `episode/done`", "", EPISODES),
         ("eval/episode/cut_turns", "ppo", "share", "as `episode/cut_turns`", "", EPISODES),

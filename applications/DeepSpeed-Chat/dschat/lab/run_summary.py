@@ -158,13 +158,14 @@ def labels_of(
 ) -> dict[str, str]:
     """Labels of what runs are compared by: the metric function that all have, if any, first.
 
-    `scores` are of the reward model, unless all runs were scored by a function, a server, or by running programs. A
-    sum of several sources has no name but score.
+    `scores` are of the reward model, unless all runs were scored by a function, a server, a judge, or by running
+    programs. A sum of several sources has no name but score.
     """
     sources = {
         "reward_function": "reward-function score",
         "reward_url": "score of a server",
         "reward_source": "score of programs",
+        "reward_judge": "score of a judge",
     }
     score_label = "reward-model score"
     for flag, label in reversed(sources.items()):
@@ -183,7 +184,7 @@ def labels_of(
 def _source_count(run: RunData) -> int:
     """Number of sources whose scores a run added up."""
     count = 0
-    for name in ("function", "model_name_or_path", "url", "source"):
+    for name in ("function", "model_name_or_path", "url", "source", "judge"):
         value = run.config.get(f"reward_{name}")
         if value:
             count += len(value) if isinstance(value, list) else 1

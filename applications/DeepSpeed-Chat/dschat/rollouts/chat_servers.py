@@ -23,6 +23,7 @@ from dschat.base.jsonl import write_rows
 if TYPE_CHECKING:
     import openai
 
+OPENAI_URL = "https://api.openai.com/v1"
 OUT_OF_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
 # Seconds before the second try; each further wait is twice as long, up to LONGEST_DELAY.
 FIRST_DELAY = 0.5
@@ -106,6 +107,12 @@ def checked_key(key: str | None, source: str, endpoint: Endpoint) -> str:
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise UserError(f"{source} holds characters that no key has; copy it again.")
     return key
+
+
+def warn_if_unencrypted(endpoint: Endpoint) -> None:
+    """Warns of a server on another machine that is reached without encryption."""
+    if endpoint.base_url.startswith("http://") and not endpoint.is_local:
+        logger.warning("%s is not encrypted: the key and the texts can be read on the way", endpoint.base_url)
 
 
 # -- answers

@@ -219,6 +219,7 @@ class WeightedScores:
             total = total + weighted.weight * scores.values.float()
             if weighted.name:
                 parts[weighted.name] = scores.values.float()
+            parts |= scores.parts
             if scores.segments is not None:
                 weighted_segments = weighted.weight * scores.segments
                 segments = weighted_segments if segments is None else segments + weighted_segments

@@ -26,6 +26,7 @@ from dschat.settings.ppo_loss import (
     PPOMemoryFlags,
     PPOModelFlags,
 )
+from dschat.settings.reward_judge import JUDGE_RULES, RewardJudgeFlags, require_openai
 from dschat.settings.rewards import METRIC_NAMES, SOURCE_FLAGS, ProgramFlags, RewardFlags
 from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
 from dschat.settings.rules import Check, Rule, Rules, check_function_path
@@ -62,7 +63,7 @@ def _check_score_source(config: PPOConfig) -> None:
     wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
     raise UserError(
         f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function module.py:function,"
-        " --reward_url, --reward_source programs or --environment module.py:Class."
+        " --reward_url, --reward_source programs, --reward_judge rubric.toml or --environment module.py:Class."
     )
 
 
@@ -122,7 +123,8 @@ def _check_source_names(config: PPOConfig) -> None:
     rewards = config.rewards
     names = rewards.source_names
     if rewards.reward_weights is None and len(names) == 1:
-        return
+        names = []
+    names = names + rewards.criterion_names
     taken = list(METRIC_NAMES)
     if rewards.metric_name is not None:
         taken.append(rewards.metric_name)
@@ -405,7 +407,9 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
     *KL_RULES,
     *NORMALIZATION_RULES,
     Check(lambda config: config.termination.check_termination()),
+    *JUDGE_RULES[:1],
     *REWARD_RULES,
+    *JUDGE_RULES[1:],
     *EPISODE_RULES,
     *SERVER_RULES,
     *ADVANTAGE_RULES,
@@ -441,6 +445,7 @@ class PPOConfig(CommonConfig):
     models: PPOModelFlags
     rewards: RewardFlags
     programs: ProgramFlags
+    judge: RewardJudgeFlags
     sampling: SamplingFlags
     rollouts: RolloutFlags
     episodes: EpisodeFlags
@@ -518,6 +523,8 @@ class PPOConfig(CommonConfig):
         super().check_installed()
         if self.runs_vllm:
             require_vllm()
+        if self.rewards.reward_judge is not None:
+            require_openai()
 
     def credit_is_fused(self, plan: BatchPlan) -> bool:
         """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of where step 3's scores come from: functions, a model, a server, programs, environments, or several."""
+"""The flags of where step 3's scores come from: functions, models, servers, programs, environments, or several."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from dschat.base.glossary import names_under
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
+from dschat.settings.rubrics import read_score_rubric
 
 OnRewardError = Literal["stop", "retry", "skip"]
 ProgramBlock = Literal["first", "last"]
@@ -19,10 +20,17 @@ METRIC_NAMES = (
     *("prompt", "response", "score", "finished", "tokens", "prompt_ids", "response_ids"),  # columns of sample files
     "prompt_messages",
 )
+JUDGED = "judge_"  # begins the name of a criterion in metrics and samples
 REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server of scores and of those who ask it
-SOURCE_FLAGS = ("reward_function", "reward_model_name_or_path", "reward_url", "reward_source", "environment")
-# What a source that is no function is called in metrics and samples.
-MODEL_NAME, URL_NAME, PROGRAMS_NAME, ENVIRONMENT_NAME = "reward_model", "reward_url", "programs", "environment"
+# Flags of sources, and what a source that is no function is called in metrics and samples, in the order of weights.
+SOURCE_NAMES = {
+    "reward_model_name_or_path": "reward_model",
+    "reward_url": "reward_url",
+    "reward_source": "programs",
+    "reward_judge": "judge",
+    "environment": "environment",
+}
+SOURCE_FLAGS = ("reward_function", *SOURCE_NAMES)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -84,6 +92,13 @@ class RewardFlags:
         " input_output) in a sandbox",
         None,
     )
+    reward_judge: str | None = flag(
+        "rubric.toml: a judge model (judge_model) gives the score, by grading each response on the rubric's criteria"
+        " or by ranking the responses to a prompt; docs/rewards.md describes the file",
+        None,
+        NOT_EMPTY,
+        path=True,
+    )
     environment: str | None = flag(
         "module.py:Class with reset(row, seed) -> messages and step(messages, reply) -> (messages, reward, done):"
         " train on episodes of several turns, whose score is the sum of the rewards; docs/turns.md",
@@ -91,8 +106,8 @@ class RewardFlags:
         path=True,
     )
     reward_weights: list[float] | None = flag(
-        "weights of several sources of scores, in the order: functions, reward model, server, programs, environment; 1"
-        " each if not given",
+        "weights of several sources of scores, in the order: functions, reward model, server, programs, judge,"
+        " environment; 1 each if not given",
         None,
         range=(lambda number: True, "finite numbers"),
     )
@@ -137,21 +152,24 @@ class RewardFlags:
     def source_names(self) -> list[str]:
         """What the sources of scores are called in metrics and samples, in the order of their weights."""
         names = [spec.rpartition(":")[2] for spec in self.reward_function or []]
-        if self.reward_model_name_or_path is not None:
-            names.append(MODEL_NAME)
-        if self.reward_url is not None:
-            names.append(URL_NAME)
-        if self.reward_source is not None:
-            names.append(PROGRAMS_NAME)
-        if self.environment is not None:
-            names.append(ENVIRONMENT_NAME)
+        for flag_name, source_name in SOURCE_NAMES.items():
+            if getattr(self, flag_name) is not None:
+                names.append(source_name)
         return names
+
+    @property
+    def criterion_names(self) -> list[str]:
+        """What the judge's points on each criterion are called in metrics and samples."""
+        if self.reward_judge is None:
+            return []
+        rubric = read_score_rubric(self.reward_judge)
+        return [] if rubric.ranks else [f"{JUDGED}{name}" for name in rubric.criteria]
 
     @property
     def score_remedies(self) -> dict[str, str]:
         """What to do about numbers that are not finite, by name: scores where there is one source, else its own."""
         flags = [f"--reward_function {spec}" for spec in self.reward_function or []]
-        for name in SOURCE_FLAGS[1:]:
+        for name in SOURCE_NAMES:
             value = getattr(self, name)
             if value is not None:
                 flags.append(f"--{name} {value}")

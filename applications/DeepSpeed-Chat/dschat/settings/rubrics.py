@@ -10,7 +10,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,7 +130,6 @@ class ScoreRubric:
         return tuple(self.criteria) or (WHOLE,)
 
 
-@cache  # rules between flags, the plan and the run read it
 def read_score_rubric(path: str) -> ScoreRubric:
     """Read the rubric of --reward_judge, see docs/rewards.md.
 

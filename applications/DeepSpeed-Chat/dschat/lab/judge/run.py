@@ -19,7 +19,7 @@ from dschat.lab.judge.verdicts import Setup, has_verdict, judge_pairs, questions
 from dschat.lab.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
 from dschat.lab.responses import Pair, compared, read_pairs
 from dschat.lab.turns import TurnRates, rates_by_turn, turn_pairs
-from dschat.rollouts.chat_servers import Endpoint, ReplyCache, checked_key
+from dschat.rollouts.chat_servers import Endpoint, ReplyCache, checked_key, warn_if_unencrypted
 from dschat.scoring.judge.client import JudgeClient
 from dschat.scoring.judge.costs import Spending, estimated_tokens
 from dschat.scoring.judge.questions import Form, JudgeQuestion
@@ -93,8 +93,7 @@ def _endpoint_with_key(options: AskingOptions) -> Endpoint:
         logger.warning("--sk shows the key to everybody on this machine; better set OPENAI_API_KEY")
         source = "--sk"
         key = options.judge.sk
-    if endpoint.base_url.startswith("http://") and not endpoint.is_local:
-        logger.warning("%s is not encrypted: the key and the texts can be read on the way", endpoint.base_url)
+    warn_if_unencrypted(endpoint)
     return replace(endpoint, key=checked_key(key, source, endpoint))
 
 

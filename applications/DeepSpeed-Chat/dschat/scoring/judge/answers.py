@@ -4,7 +4,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from dschat.base.jsonl import without_repeats
 from dschat.rollouts.chat_servers import Reply
@@ -29,7 +28,7 @@ def without_thoughts(text: str) -> str:
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
-def json_objects(text: str) -> Iterator[dict[str, Any]]:
+def json_objects(text: str) -> Iterator[dict[str, object]]:
     """Outermost JSON objects in a text; raises UnreadableAnswer where one begins that is broken."""
     decoder = json.JSONDecoder(object_pairs_hook=without_repeats)
     start = OBJECT_START.search(text)

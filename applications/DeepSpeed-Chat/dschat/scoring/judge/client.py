@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.base.journal import make_writable
@@ -67,6 +66,16 @@ class JudgeClient:
         self._lock = threading.Lock()
         self._checking = threading.Lock()  # held while the harmless question is asked
 
+    @property
+    def cost(self) -> float:
+        """What was spent so far, in US dollars."""
+        return self._spending.cost
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether the cost is counted."""
+        return self._spending.has_prices
+
     def ask(self, question: JudgeQuestion) -> Reply:
         """The answer to a question.
 
@@ -87,6 +96,12 @@ class JudgeClient:
             self.stop.set()
             raise
         return reply
+
+    def restart(self) -> None:
+        """Send again after a failure, for a caller that goes on without the answers."""
+        self.stop.clear()
+        with self._lock:
+            self._failures = 0
 
     def _ask_server(self, question: JudgeQuestion) -> Reply:
         """Send a question, and raise UserError if the server is broken.
@@ -145,7 +160,7 @@ class JudgeClient:
                 self._remember(form)
                 return reply
 
-    def _send(self, body: Mapping[str, Any]) -> Reply:
+    def _send(self, body: Mapping[str, object]) -> Reply:
         """Send a request once, within the limit on the cost.
 
         Raises:

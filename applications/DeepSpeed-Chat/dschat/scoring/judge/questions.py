@@ -5,7 +5,6 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from dschat.base.fingerprints import content_hash
 from dschat.rollouts.chat_servers import Endpoint, digest_of
@@ -23,7 +22,7 @@ class JudgeQuestion:
     """The messages of a chat, and the JSON schema of the answer."""
 
     messages: tuple[Mapping[str, str], ...]
-    schema: Mapping[str, Any]
+    schema: Mapping[str, object]
 
     def digest(self, endpoint: Endpoint) -> str:
         """Hash of the question with model, server and longest answer; the key is no part of it."""
@@ -53,17 +52,17 @@ class Form:
     limit: str = "max_tokens"
     temperature: bool = True
 
-    def body(self, endpoint: Endpoint, question: JudgeQuestion) -> dict[str, Any]:
+    def body(self, endpoint: Endpoint, question: JudgeQuestion) -> dict[str, object]:
         """The request: arguments of `chat.completions.create`."""
-        body: dict[str, Any] = {"model": endpoint.model, "messages": list(question.messages)}
+        body: dict[str, object] = {"model": endpoint.model, "messages": list(question.messages)}
         body[self.limit] = endpoint.max_tokens
         if self.temperature:
             body["temperature"] = 0
         if self.structure:
-            body["response_format"] = {"type": self.structure}
-        if self.structure == "json_schema":
-            schema = {"name": "verdict", "strict": True, "schema": question.schema}
-            body["response_format"]["json_schema"] = schema
+            form: dict[str, object] = {"type": self.structure}
+            if self.structure == "json_schema":
+                form["json_schema"] = {"name": "verdict", "strict": True, "schema": question.schema}
+            body["response_format"] = form
         return body
 
     def after(self, complaint: str) -> "Form | None":
@@ -102,7 +101,7 @@ def material_blocks(material: Mapping[str, str], code: str) -> list[str]:
     return blocks
 
 
-def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+def object_schema(properties: dict[str, object]) -> dict[str, object]:
     """Schema of an object with exactly these properties."""
     return {
         "type": "object",
