@@ -27,16 +27,15 @@ from dschat.settings.ppo_loss import (
     PPOModelFlags,
 )
 from dschat.settings.reward_judge import JUDGE_RULES, RewardJudgeFlags, require_openai
-from dschat.settings.rewards import METRIC_NAMES, SOURCE_FLAGS, ProgramFlags, RewardFlags
+from dschat.settings.rewards import REWARD_RULES, SOURCE_FLAGS, ProgramFlags, RewardFlags
 from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
-from dschat.settings.rules import Check, Rule, Rules, check_function_path
+from dschat.settings.rules import Check, Rule, Rules
 from macro_actions.settings import EstimatorSettings
 
 BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
 
 logger = logging.getLogger(__name__)
 
-URL = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")
 SERVER = re.compile(r"https?://[^/\s@?]+/?")
 ENDS = ("termination_condition", "ngram", "isolate_last_token")  # flags that say where macro actions end
 REWARD_FLAGS = ("gamma", "macro_reward")  # flags that change rewards
@@ -104,75 +103,6 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
         lambda config: config.advantages.normalized_over == "row" and _is_one_macro_action(config),
         "--normalize_advantages row with --ngram {ngram:g}: a response is one macro action, whose tokens have"
         " the same advantage, which would become 0. Use batch.",
-    ),
-)
-
-
-# Sources of scores
-
-
-def _check_functions(config: PPOConfig) -> None:
-    rewards = config.rewards
-    for spec in rewards.reward_function or []:
-        check_function_path("reward_function", spec)
-    if rewards.metric_function is not None:
-        check_function_path("metric_function", rewards.metric_function)
-
-
-def _check_source_names(config: PPOConfig) -> None:
-    rewards = config.rewards
-    names = rewards.source_names
-    if rewards.reward_weights is None and len(names) == 1:
-        names = []
-    names = names + rewards.criterion_names
-    taken = list(METRIC_NAMES)
-    if rewards.metric_name is not None:
-        taken.append(rewards.metric_name)
-    for number, name in enumerate(names):
-        if name in taken or name in names[:number]:
-            raise UserError(
-                f"--reward_function: two numbers of a response would be called {name}: rename the function."
-            )
-
-
-REWARD_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
-    Check(_check_functions),
-    Rule(
-        lambda config: config.rewards.metric_name in METRIC_NAMES,
-        "--metric_function: a metric is called {metric} already; rename the function.",
-        words=lambda config: {"metric": config.rewards.metric_name},
-    ),
-    Rule(
-        lambda config: (
-            config.rewards.reward_weights is not None
-            and len(config.rewards.reward_weights) != len(config.rewards.source_names)
-        ),
-        "--reward_weights: {weights} numbers for {sources} sources of scores ({names}): give one for each, in this"
-        " order.",
-        words=lambda config: {
-            "weights": len(config.rewards.reward_weights or []),
-            "sources": len(config.rewards.source_names),
-            "names": ", ".join(config.rewards.source_names),
-        },
-    ),
-    Check(_check_source_names),
-    Rule(
-        lambda config: config.rewards.reward_url is not None and not URL.fullmatch(config.rewards.reward_url),
-        "--reward_url {reward_url} is no address: give one such as http://127.0.0.1:8500/score, without a user's name,"
-        " password or query.",
-    ),
-    Rule(
-        lambda config: (
-            config.rewards.reward_url is not None
-            and config.rewards.reward_timeout + config.rewards.reward_patience >= config.engine.ddp_timeout
-        ),
-        "--reward_timeout {reward_timeout:g} and --reward_patience {reward_patience:g} are together not below"
-        " --ddp_timeout {ddp_timeout}, after which the other processes stop waiting: lower them, or raise it.",
-    ),
-    Rule(
-        lambda config: config.rewards.rm_template and config.rewards.reward_model_name_or_path is None,
-        "--rm_template does nothing on its own: add --reward_model_name_or_path, or drop it. For --reward_url it is a"
-        " flag of the server.",
     ),
 )
 
@@ -407,9 +337,8 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
     *KL_RULES,
     *NORMALIZATION_RULES,
     Check(lambda config: config.termination.check_termination()),
-    *JUDGE_RULES[:1],
+    *JUDGE_RULES,
     *REWARD_RULES,
-    *JUDGE_RULES[1:],
     *EPISODE_RULES,
     *SERVER_RULES,
     *ADVANTAGE_RULES,

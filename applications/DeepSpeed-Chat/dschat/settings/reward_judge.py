@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 from dschat.base.errors import UserError
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 from dschat.settings.rubrics import read_score_rubric
-from dschat.settings.rules import Check, Rule
+from dschat.settings.rules import ADDRESS, Check, Rule
 
-ADDRESS = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")
 LONGEST_PAUSE = 8.0  # seconds between two tries, at most
 
 

@@ -2,11 +2,13 @@
 """The flags of where step 3's scores come from: functions, models, servers, programs, environments, or several."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from dschat.base.errors import UserError
 from dschat.base.glossary import names_under
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 from dschat.settings.rubrics import read_score_rubric
+from dschat.settings.rules import ADDRESS, Check, Rule, check_function_path
 
 OnRewardError = Literal["stop", "retry", "skip"]
 ProgramBlock = Literal["first", "last"]
@@ -180,3 +182,69 @@ class RewardFlags:
         if self.metric_name is not None:
             remedies[self.metric_name] = f"--metric_function {self.metric_function} must give finite numbers."
         return remedies
+
+
+def _check_functions(config: Any) -> None:
+    rewards = config.rewards
+    for spec in rewards.reward_function or []:
+        check_function_path("reward_function", spec)
+    if rewards.metric_function is not None:
+        check_function_path("metric_function", rewards.metric_function)
+
+
+def _check_source_names(config: Any) -> None:
+    rewards = config.rewards
+    names = rewards.source_names
+    if rewards.reward_weights is None and len(names) == 1:
+        names = []
+    names = names + rewards.criterion_names
+    taken = list(METRIC_NAMES)
+    if rewards.metric_name is not None:
+        taken.append(rewards.metric_name)
+    for number, name in enumerate(names):
+        if name in taken or name in names[:number]:
+            raise UserError(
+                f"--reward_function: two numbers of a response would be called {name}: rename the function."
+            )
+
+
+REWARD_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
+    Check(_check_functions),
+    Rule(
+        lambda config: config.rewards.metric_name in METRIC_NAMES,
+        "--metric_function: a metric is called {metric} already; rename the function.",
+        words=lambda config: {"metric": config.rewards.metric_name},
+    ),
+    Rule(
+        lambda config: (
+            config.rewards.reward_weights is not None
+            and len(config.rewards.reward_weights) != len(config.rewards.source_names)
+        ),
+        "--reward_weights: {weights} numbers for {sources} sources of scores ({names}): give one for each, in this"
+        " order.",
+        words=lambda config: {
+            "weights": len(config.rewards.reward_weights or []),
+            "sources": len(config.rewards.source_names),
+            "names": ", ".join(config.rewards.source_names),
+        },
+    ),
+    Check(_check_source_names),
+    Rule(
+        lambda config: config.rewards.reward_url is not None and not ADDRESS.fullmatch(config.rewards.reward_url),
+        "--reward_url {reward_url} is no address: give one such as http://127.0.0.1:8500/score, without a user's name,"
+        " password or query.",
+    ),
+    Rule(
+        lambda config: (
+            config.rewards.reward_url is not None
+            and config.rewards.reward_timeout + config.rewards.reward_patience >= config.engine.ddp_timeout
+        ),
+        "--reward_timeout {reward_timeout:g} and --reward_patience {reward_patience:g} are together not below"
+        " --ddp_timeout {ddp_timeout}, after which the other processes stop waiting: lower them, or raise it.",
+    ),
+    Rule(
+        lambda config: config.rewards.rm_template and config.rewards.reward_model_name_or_path is None,
+        "--rm_template does nothing on its own: add --reward_model_name_or_path, or drop it. For --reward_url it is a"
+        " flag of the server.",
+    ),
+)

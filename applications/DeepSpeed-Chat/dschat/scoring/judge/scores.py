@@ -181,14 +181,14 @@ class JudgeScores:
         """Scores of `count` responses, ranked within their groups; NaN without an answer."""
         values = torch.full((count,), math.nan)
         for group in groups:
-            places = [1.0] * len(group.rows)  # of equal responses, which are not asked about
+            ranks = [1.0] * len(group.rows)  # of equal responses, which are not asked about
             if group.texts.responses:
                 answer = answers.get(group.texts)
                 if answer is None:
                     continue
                 place_by_text = dict(zip(group.texts.responses, answer.values(), strict=True))
-                places = [place_by_text[text] for text in group.responses]
-            for row, score in zip(group.rows, centred_ranks(places), strict=True):
+                ranks = [place_by_text[text] for text in group.responses]
+            for row, score in zip(group.rows, centred_ranks(ranks), strict=True):
                 values[row] = score
         return Scores(values)
 
