@@ -334,6 +334,24 @@ REFUSALS = [
             ("rubric.toml", "--judge_model m --judge_tries 0", "--judge_tries 0", "at least 1"),
         )
     ),
+    *(
+        ("ppo", f"--advantage_estimator distillation {flags}", *words)
+        for flags, *words in (
+            ("", "--advantage_estimator distillation", "add --teacher_model_name_or_path"),
+            (
+                "--teacher_model_name_or_path t --reward_function score.py:score",
+                "reads no scores, but there are some (score)",
+                "another estimator",
+            ),
+            ("--teacher_model_name_or_path t --drop_equal_groups --samples_per_prompt 2", "--drop_equal_groups", "drop it"),
+            ("--teacher_model_name_or_path t --normalize_scores", "--normalize_scores", "drop it"),
+            ("--teacher_model_name_or_path t --segment_rewards each", "--segment_rewards", "drop it"),
+            ("--teacher_model_name_or_path t --whiten_advantages", "--normalize_advantages", "not normalised"),
+            ("--teacher_model_name_or_path t --gamma 0.5", "--gamma 0.5", "Drop the flag"),
+            ("--teacher_model_name_or_path t --teacher_coef 0", "--teacher_coef 0", "above 0"),
+        )
+    ),
+    ("ppo", "--teacher_coef 2", "--teacher_coef 2", "add --teacher_model_name_or_path"),
     ("ppo", "--judge_model m", "--judge_model m", "add --reward_judge"),
     ("ppo", "--judge_max_tokens 3", "--judge_max_tokens 3", "add --reward_judge"),
     ("ppo", "--reward_batch 3", "--reward_batch 3", "add --reward_url"),

@@ -179,7 +179,12 @@ def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) ->
 
 
 def ppo(
-    folder: Path, setup: Setup = Setup(), rollouts: RolloutEngine | None = None, reward: Any = length, **flags: Any
+    folder: Path,
+    setup: Setup = Setup(),
+    rollouts: RolloutEngine | None = None,
+    reward: Any = length,
+    teacher: Any = None,
+    **flags: Any,
 ) -> Any:
     """The loop of step 3: 4 rollouts of 4 updates, drawn by `rollouts`."""
     sizes = {
@@ -192,7 +197,7 @@ def ppo(
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
     prompts = make_prompts(18)
     engine = rollouts or ContinuousEngine(4)
-    return ppo_loop(config, reward, prompts, prompts[:5], actor, reference, critic, engine)
+    return ppo_loop(config, reward, prompts, prompts[:5], actor, reference, critic, engine, teacher=teacher)
 
 
 def refuel_online(folder: Path, **flags: Any) -> Any:

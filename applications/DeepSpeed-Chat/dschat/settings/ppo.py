@@ -30,6 +30,7 @@ from dschat.settings.reward_judge import JUDGE_RULES, RewardJudgeFlags, require_
 from dschat.settings.rewards import REWARD_RULES, SOURCE_FLAGS, ProgramFlags, RewardFlags
 from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
 from dschat.settings.rules import Check, Rule, Rules
+from dschat.settings.teacher import TEACHER_RULES, TeacherFlags
 from macro_actions.settings import EstimatorSettings
 
 BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
@@ -56,8 +57,14 @@ def _is_changed(config: PPOConfig, name: str) -> bool:
 
 
 def _check_score_source(config: PPOConfig) -> None:
-    if config.rewards.source_names:
+    if config.rewards.source_names or not config.advantages.needs.scores:
         return
+    if config.has_teacher:
+        raise UserError(
+            f"--teacher_model_name_or_path without a source of scores, which --advantage_estimator"
+            f" {config.advantages.advantage_estimator} reads: give --advantage_estimator distillation, or such a"
+            " source, for example --reward_function module.py:function."
+        )
     needs_critic = config.advantages.needs.critic and not config.memory.share_base  # which may start from the base
     wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
     raise UserError(
@@ -292,7 +299,13 @@ def _warn_of_unread_ends(config: PPOConfig) -> None:
 WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Check(_warn_of_unread_flags),
     Rule(
-        lambda config: config.names_no_critic,
+        lambda config: config.names_no_critic and not config.advantages.needs.scores,
+        "--critic_model_name_or_path: --advantage_estimator {advantage_estimator} has no critic and reads no scores;"
+        " the model is not read.",
+        warns=True,
+    ),
+    Rule(
+        lambda config: config.names_no_critic and config.advantages.needs.scores,
         "--critic_model_name_or_path: --advantage_estimator {advantage_estimator} has no critic; the model is read as"
         " the reward model, if no other source of scores is named.",
         warns=True,
@@ -330,6 +343,7 @@ WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
 
 PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
     Check(_check_score_source),
+    *TEACHER_RULES,
     Rule(
         lambda config: config.sampling.eval_prompts is not None and config.rollouts.eval_iters is not None,
         "--eval_prompts and --eval_iters both say how many prompts to evaluate: drop one of them.",
@@ -375,6 +389,7 @@ class PPOConfig(CommonConfig):
     rewards: RewardFlags
     programs: ProgramFlags
     judge: RewardJudgeFlags
+    teacher: TeacherFlags
     sampling: SamplingFlags
     rollouts: RolloutFlags
     episodes: EpisodeFlags
@@ -402,9 +417,10 @@ class PPOConfig(CommonConfig):
             values["rollout_is_clip"] = AHEAD_CLIP
 
         # Without another source of scores, the critic's model is the reward model, too.
-        if all(values[name] in (None, []) for name in SOURCE_FLAGS):
-            values["reward_model_name_or_path"] = values["critic_model_name_or_path"] or None
         needs = NEEDS.get(values["advantage_estimator"])
+        reads_scores = needs is None or needs.scores
+        if reads_scores and all(values[name] in (None, []) for name in SOURCE_FLAGS):
+            values["reward_model_name_or_path"] = values["critic_model_name_or_path"] or None
         if needs is not None and not needs.critic:
             values["critic_model_name_or_path"] = None
 
@@ -412,6 +428,11 @@ class PPOConfig(CommonConfig):
     def names_no_critic(self) -> bool:
         """Whether a critic was named that the estimator has no use for."""
         return not self.advantages.needs.critic and self.arguments.get("critic_model_name_or_path") is not None
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher's log-ratios are added to the advantages."""
+        return self.teacher.teacher_model_name_or_path is not None
 
     @property
     def has_episodes(self) -> bool:
@@ -435,8 +456,8 @@ class PPOConfig(CommonConfig):
 
     @property
     def scores_are_rescaled(self) -> bool:
-        """Whether the policy's loss divides scores by their deviation, but not the KL: their scale does not matter."""
-        if self.advantages.needs.rescales_scores:
+        """Whether the scale of scores does not matter: the loss divides them by their deviation, or reads none."""
+        if self.advantages.needs.rescales_scores or not self.advantages.needs.scores:
             return True
         return self.loss.kl_in == "loss" and self.advantages.normalized_over is not None
 
@@ -490,11 +511,12 @@ class PPOConfig(CommonConfig):
 
     @property
     def model_paths(self) -> list[str]:
-        """What actor, critic and reward model are loaded from."""
+        """What actor, critic, reward model and teacher are loaded from."""
         paths = [
             self.models.actor_model_name_or_path,
             self.models.critic_model_name_or_path,
             self.rewards.reward_model_name_or_path,
+            self.teacher.teacher_model_name_or_path,
         ]
         return [path for path in paths if path]
 

@@ -176,7 +176,7 @@ class RewardFlags:
             if value is not None:
                 flags.append(f"--{name} {value}")
         are_named = len(flags) > 1 or self.reward_weights is not None
-        names = self.source_names if are_named else ["scores"]
+        names = self.source_names if are_named else ["scores"] * len(flags)
         skip = "" if self.on_reward_error == "skip" else " --on_reward_error skip leaves such responses out."
         remedies = {name: f"{flag} must give finite numbers.{skip}" for name, flag in zip(names, flags, strict=True)}
         if self.metric_name is not None:

@@ -45,7 +45,7 @@ from dschat.scoring.reward_reader import (
     load_reward_model,
     load_reward_tokenizer,
 )
-from dschat.scoring.source import DialogueScores, ScoreSource, Weighted, WeightedScores
+from dschat.scoring.source import DialogueScores, NoScores, ScoreSource, Weighted, WeightedScores
 from dschat.scoring.url import UrlScores, UrlSettings
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
@@ -88,7 +88,7 @@ def reward_source(
     programs: ProgramPool | None,
     on_base: ScoreSource | None = None,
 ) -> ScoreSource:
-    """The source of scores of a run, or the weighted sum of several.
+    """The source of scores of a run, or the weighted sum of several; zeros for an estimator that reads none.
 
     `programs` runs the responses, with --reward_source programs; `on_base` is the reward model's, if its base is the
     actor's.
@@ -126,6 +126,8 @@ def reward_source(
     if flags.environment is not None:
         sources.append(EnvironmentScores())
 
+    if not sources:
+        return NoScores()
     if len(sources) == 1 and flags.reward_weights is None and not skips:
         return sources[0]
     has_names = len(sources) > 1 or flags.reward_weights is not None
