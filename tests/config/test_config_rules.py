@@ -343,7 +343,11 @@ REFUSALS = [
                 "reads no scores, but there are some (score)",
                 "another estimator",
             ),
-            ("--teacher_model_name_or_path t --drop_equal_groups --samples_per_prompt 2", "--drop_equal_groups", "drop it"),
+            (
+                "--teacher_model_name_or_path t --drop_equal_groups --samples_per_prompt 2",
+                "--drop_equal_groups",
+                "drop it",
+            ),
             ("--teacher_model_name_or_path t --normalize_scores", "--normalize_scores", "drop it"),
             ("--teacher_model_name_or_path t --segment_rewards each", "--segment_rewards", "drop it"),
             ("--teacher_model_name_or_path t --whiten_advantages", "--normalize_advantages", "not normalised"),
