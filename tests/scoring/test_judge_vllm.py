@@ -47,8 +47,8 @@ def save_judge(folder):
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = GPT2Config(len(tokenizer), 4096, 64, 1, 2, **ends)
-    model = GPT2LMHeadModel(config)
+    sizes = {"vocab_size": len(tokenizer), "n_positions": 4096, "n_embd": 64, "n_layer": 1, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **ends))
     with torch.no_grad():
         model.transformer.ln_f.weight.zero_()
         model.transformer.ln_f.bias.zero_()
