@@ -231,6 +231,13 @@ def _refilled(folder: Path, **flags: Any) -> Any:
     return ppo(folder, Setup(zero_stage=3, options=DECAYED), **(REFILL | {"reward": score} | sizes | flags))
 
 
+def _distilled(folder: Path, **flags: Any) -> Any:
+    """Scores beside a teacher, with one update of a rollout, whose forward passes give the policy's log-probs."""
+    sizes = {"ppo_epochs": 1, "generation_batches": 1, "teacher_model_name_or_path": "unused", "teacher_coef": 0.1}
+    setup = Setup(zero_stage=3, options=DECAYED)
+    return ppo(folder, setup, reward=lengths, teacher=make_causal_lm(seed=3), **(sizes | flags))
+
+
 DECAYED: dict[str, Any] = {"weight_decay": 0.1, "schedule": "linear"}
 ODD = {"kind": "llama", "intermediate_size": 33, "mlp_bias": True}  # two processes cannot share these biases evenly
 # Runs whose updates are the same on any number of processes.
@@ -252,6 +259,7 @@ RESIZED: dict[str, Callable[..., Any]] = {
         critic_warmup_updates=3,
     ),
     "refilled": _refilled,
+    "distilled": _distilled,
 }
 
 
