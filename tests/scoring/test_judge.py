@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from cli_runs import ROOT
 from closeness import assert_near
 from dschat.base.errors import UserError
 from dschat.rollouts.chat_servers import Endpoint, ReplyCache
@@ -390,6 +391,12 @@ def test_a_rubric_as_it_is_read(tmp_path):
     assert read_score_rubric(str(file)) == ScoreRubric("Grade it.", "points", "post", "summary", criteria, weights)
     file.write_text('task = "Rank them."\njudge = "ranking"\n')
     assert read_score_rubric(str(file)) == ScoreRubric("Rank them.", "ranking")
+
+
+def test_the_example():
+    rubric = read_score_rubric(str(ROOT / "examples" / "rubric.toml"))
+    assert (rubric.prompt_name, rubric.response_name, rubric.ranks) == ("post", "summary", False)
+    assert rubric.weights == {"coverage": 2.0, "brevity": 1.0}
 
 
 BAD_RUBRICS = {

@@ -159,7 +159,7 @@ def labels_of(
     """Labels of what runs are compared by: the metric function that all have, if any, first.
 
     `scores` are of the reward model, unless all runs were scored by a function, a server, a judge, or by running
-    programs. A sum of several sources has no name but score.
+    programs, or learnt from a teacher alone. A sum of several sources has no name but score.
     """
     sources = {
         "reward_function": "reward-function score",
@@ -173,6 +173,8 @@ def labels_of(
             score_label = label
     if any(_source_count(run) > 1 for run in runs):
         score_label = "score"
+    if all(run.config.get("advantage_estimator") == "distillation" for run in runs):
+        score_label = "log-ratio of the teacher (nats)"
     labels = {metric: metric_label(metric)} if metric else {}
     labels["scores"] = score_label
     labels["kl"] = "KL to SFT (nats)"

@@ -122,7 +122,7 @@ NEEDS = {
         segment_values=True,
     ),
     "distillation": Needs(
-        "on-policy distillation",
+        "On-policy distillation",
         "the teacher's log-ratio of the macro action, less its KL penalty, without scores and later rewards",
         macro_actions=True,
         scores=False,

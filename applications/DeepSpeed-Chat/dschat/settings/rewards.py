@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of where step 3's scores come from: functions, models, servers, programs, environments, or several."""
+"""Flags of where step 3's scores come from (functions, models, servers, programs, environments), and their rules."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
