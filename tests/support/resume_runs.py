@@ -233,9 +233,10 @@ def _refilled(folder: Path, **flags: Any) -> Any:
 
 def _distilled(folder: Path, **flags: Any) -> Any:
     """Scores beside a teacher, with one update of a rollout, whose forward passes give the policy's log-probs."""
-    sizes = {"ppo_epochs": 1, "generation_batches": 1, "teacher_model_name_or_path": "unused", "teacher_coef": 0.1}
+    sizes: dict[str, Any] = {"ppo_epochs": 1, "generation_batches": 1}
+    teacher: dict[str, Any] = {"teacher_model_name_or_path": "unused", "teacher_coef": 0.1}
     setup = Setup(zero_stage=3, options=DECAYED)
-    return ppo(folder, setup, reward=lengths, teacher=make_causal_lm(seed=3), **(sizes | flags))
+    return ppo(folder, setup, reward=lengths, teacher=make_causal_lm(seed=3), **(sizes | teacher | flags))
 
 
 DECAYED: dict[str, Any] = {"weight_decay": 0.1, "schedule": "linear"}
