@@ -186,3 +186,33 @@ def test_a_judge_beside_a_function(run, prompt_flags, sft, functions, tmp_path, 
     for sample in samples:
         assert sample["score"] == pytest.approx(0.01 * sample["subreddit"] + 2 * sample["judge"], abs=1e-5)
         assert sample["judge_brevity"] == 0.5
+
+
+@pytest.mark.slow
+def test_sigterm_while_waiting_for_a_judge(prompt_flags, sft, tmp_path, monkeypatch):
+    """Requests that are under way keep no process alive; the resumed run asks for what the cache lacks."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "rubric.toml").write_text(RUBRIC)
+    flags = prompt_flags | {
+        "actor_model_name_or_path": sft,
+        "reward_judge": tmp_path / "rubric.toml",
+        "judge_model": "m",
+        "output_dir": tmp_path / "out",
+    }
+    with judge_server() as server:
+        server.answer = points_by_good
+        server.answers_before_gate = 12  # after the self-check, in the first evaluation or rollout
+        process = start_forked("ppo", flags | {"judge_url": server.url}, tmp_path / "printed")
+        while len(server.bodies) < 14:
+            assert process.is_alive()
+            time.sleep(0.1)
+        begun = time.monotonic()
+        process.terminate()
+        result = result_of(process, tmp_path / "printed")
+        assert time.monotonic() - begun < 15 and result.status == 128 + signal.SIGTERM
+        assert "stopped by SIGTERM; to go on, add --resume_from_checkpoint" in result.stderr
+        server.answers_before_gate = None
+        again = flags | {"judge_url": server.url, "resume_from_checkpoint": True}
+        result_of(start_forked("ppo", again, tmp_path / "again"), tmp_path / "again").expect(0)
+        assert max(server.answered.values()) == 1  # what was answered before is not asked again
+    assert [row["update"] for row in training_rows(tmp_path / "out")] == [2, 4]
