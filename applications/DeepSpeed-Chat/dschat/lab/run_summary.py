@@ -159,13 +159,14 @@ def labels_of(
 ) -> dict[str, str]:
     """Labels of what runs are compared by: the metric function that all have, if any, first.
 
-    `scores` are of the reward model, unless all runs were scored by a function, a server, or by running programs. A
-    sum of several sources has no name but score.
+    `scores` are of the reward model, unless all runs were scored by a function, a server, a judge, an environment,
+    or by running programs, or learnt from a teacher alone. A sum of several sources has no name but score.
     """
     sources = {
         "reward_function": "reward-function score",
         "reward_url": "score of a server",
         "reward_source": "score of programs",
+        "reward_judge": "score of a judge",
         "environment": "reward of the environment",
     }
     score_label = "reward-model score"
@@ -174,6 +175,8 @@ def labels_of(
             score_label = label
     if any(_source_count(run) > 1 for run in runs):
         score_label = "score"
+    if all(run.config.get("advantage_estimator") == "distillation" for run in runs):
+        score_label = "log-ratio of the teacher (nats)"
     labels = {metric: metric_label(metric)} if metric else {}
     labels["scores"] = score_label
     labels["kl"] = "KL to SFT (nats)"
