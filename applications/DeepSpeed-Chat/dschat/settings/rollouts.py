@@ -53,7 +53,7 @@ class RolloutFlags:
     section = "rollouts and batches"
 
     rollout_engine: RolloutEngineName = flag(
-        "how responses are generated: our own continuous batching (continuous), transformers' generate, or vLLM in"
+        "how responses are generated: built-in continuous batching (continuous), transformers' generate, or vLLM in"
         " the training processes or on servers (vllm)",
         "continuous",
     )
