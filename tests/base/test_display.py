@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from dschat.base import progress as module
-from dschat.base.display import for_reading, launch, visible, wrapped
+from dschat.base.display import for_reading, visible, wrapped
 from dschat.base.errors import UserError
 from dschat.base.progress import progress
+from dschat.base.web_page import launch
 from dschat.demo.command import run as run_demo
 from dschat.demo.options import ChatOptions
 

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dschat.base.display import HOST
+from dschat.base.web_page import HOST
 from dschat.lab.generate_options import TEMPERATURE, TRAINING_SEED, ComputeFlags, quiet_transformers
 from dschat.settings.commands import PORT
 from dschat.settings.common import SEED

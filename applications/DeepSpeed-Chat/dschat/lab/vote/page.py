@@ -16,8 +16,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from dschat.base.display import HOST, Component, check_address, for_reading, gradio, launch
+from dschat.base.display import for_reading
 from dschat.base.errors import UserError
+from dschat.base.web_page import HOST, Component, check_address, gradio, launch
 from dschat.lab.vote.sessions import LONGEST_NAME, HumanSession, RaterView, Study, guidelines, rater_name
 
 FOLDER = Path(__file__).parent  # of human.html, human.css and human.js
