@@ -14,7 +14,7 @@ from dschat.training.build.ppo import build_episode_sampler, build_ppo_models, l
 from dschat.training.build.scores import build_dialogue_scores, build_program_pool
 from dschat.base.fingerprints import model_hash
 from dschat.rollouts.termination import TerminationCondition
-from dschat.data.dialogue_pairs import load_regression_data
+from dschat.data.token_pairs import load_regression_data
 from dschat.data.dialogues import DialogueLimits, dialogue_examples
 from dschat.data.turn_end import turn_end
 from dschat.data.examples import (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dschat.base.errors import UserError
 from dschat.data.collate import collate_preferences
-from dschat.data.dialogue_pairs import RegressionExample
+from dschat.data.token_pairs import RegressionExample
 from dschat.models.engines import TrainedPolicy
 from dschat.run.distributed import device
 from dschat.run.stop import raise_if_stopped, stop_signals
