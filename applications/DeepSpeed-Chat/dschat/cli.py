@@ -291,7 +291,7 @@ def train_step(
 def _launch_or_train(name: str, words: Sequence[str]) -> int:
     """Starts one process per GPU; a single process on this machine trains right here. Returns the exit status."""
     plan = plan_launch(_read_launch_flags(name, words))
-    if plan.alone:
+    if plan.needs_no_launcher:
         return train_here(name, words, processes=1)
 
     resolved = read_config(name, words, plan.num_processes)

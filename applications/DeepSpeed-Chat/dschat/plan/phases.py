@@ -206,7 +206,7 @@ def _passes(
     device: torch.device,
 ) -> tuple[Pass, Pass, int]:
     """The pass of the model without its head, that of its log-probs, and the head's gradient that stays after both."""
-    body = training_pass(role.model, rows, tokens, role.recomputed, role.compiled)
+    body = training_pass(role.model, rows, tokens, role.recompute_every, role.compiled)
     if role.model.kind != "policy":
         return body, NO_PASS, 0
     head = shape_of(role.model).head

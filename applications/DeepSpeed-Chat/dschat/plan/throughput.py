@@ -156,7 +156,7 @@ def _training_seconds(
     """Seconds for one forward and backward pass of all trained models on sequences of these lengths."""
     seconds = 0.0
     for role in _trained(plan):
-        share = shares.TRAINING[bool(role.recomputed), role.compiled]
+        share = shares.TRAINING[bool(role.recompute_every), role.compiled]
         operations = _cost(role).training_operations(lengths, targets)
         seconds += operations / (share * peaks.operations_per_second)
     return seconds
