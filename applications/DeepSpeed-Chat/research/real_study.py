@@ -208,7 +208,7 @@ def study_table(finished: Finished, best: Sequence[pd.DataFrame]) -> str:
         row = {"": name, **policy_columns([run.last for run in runs])}
         explained = [run.train_mean("val/explained_variance") for run in runs]
         row["explained variance, mean"] = NONE if math.isnan(explained[0]) else over_seeds(explained).text(2)
-        row[f"updates to where “{next(iter(finished))}” ends"] = updates_text(runs, baseline)
+        row[f"updates to the final score of “{next(iter(finished))}”"] = updates_text(runs, baseline)
         rows.append(row)
     return markdown(pd.DataFrame(rows).fillna("")) + "\n"
 

@@ -20,8 +20,8 @@ from dschat.quickstart.inputs import COMMON, FULL, SMALL, ReviewScale, make_inpu
 from dschat.quickstart.subcommands import ONE
 from dschat.settings.supervised import RewardLoss
 
-# Column of the table → metric of an evaluation. A loss may compare means over tokens, while its reward model reports one
-# token's value as the score.
+# Column of the table → metric of an evaluation. A loss may compare means over tokens while the reward model reports
+# one token's value as the score.
 COLUMNS = {
     "accuracy of the compared means": "eval/mean_accuracy",
     "accuracy of the reported score": "eval/accuracy",

@@ -226,7 +226,7 @@ def score_per_token(trajectory: Trajectory) -> float:
 
 
 def explained_variance_middle(batch: PPOBatch) -> float:
-    """Share of the variance that the critic's values in the middle of the responses explain of the rewards after it."""
+    """Share of the variance of rewards after the middle of each response that the critic's values there explain."""
     mask = batch.response_mask
     middle = (mask.sum(1) // 2)[:, None]
     is_later = torch.arange(mask.shape[1]) >= middle

@@ -131,9 +131,9 @@ def speed_table(runs: Runs, labels: Labels) -> Table | None:
     levels = levels_of(baseline, list(labels))
     if len(runs) < 2 or not levels:
         return None
-    headers = [f"updates to where {baseline.name} ends"]
+    headers = [f"updates to the final score of {baseline.name}"]
     for name in levels:
-        headers += [labels[name], "times fewer"]
+        headers += [labels[name], "speed-up"]
     rows = []
     for run in runs[1:]:
         cells: list[object] = [run.name]

@@ -53,14 +53,14 @@ def check_policy(
     temperature: float,
     pad_id: int,
 ) -> float:
-    """Checks that log-probs equal the model's own logits, and that neither padding nor training mode changes them.
+    """Checks log-probs against the model's own logits, and that neither padding nor training mode changes them.
 
     Args:
-        engine: of the policy.
-        tokens: input_ids (B, T) long and attention_mask (B, T) bool, of which the first two rows are used.
-        num_response: R < T, the last columns, which are responses.
-        temperature: divides the logits.
-        pad_id: fills ids.
+        engine: the policy's engine.
+        tokens: input_ids (B, T) long and attention_mask (B, T) bool; the first two rows are used.
+        num_response: R < T, the number of response columns, which are the last ones.
+        temperature: sampling temperature, which divides the logits.
+        pad_id: id of the padding token.
 
     Returns:
         The largest logit in absolute value, divided by the temperature: log-probs are rounded as it is, however small
@@ -78,18 +78,8 @@ def check_policy(
 
     # The model's own logits.
     logprobs, _ = engine(input_ids, attention_mask, checked, temperature)
-    causal_lm = engine.module.inner
-    output = causal_lm(
-        input_ids=input_ids,
-        attention_mask=attention_mask.long(),
-        use_cache=False,
-        **position_ids(causal_lm, attention_mask),
-        **_keep_logits(causal_lm, checked + 1),
-    )
-    logits = output.logits[:, -checked - 1 : -1].float() / temperature
-    response_ids = input_ids[:, -checked:, None]
-    vocabulary_logprobs = logits.log_softmax(-1)
-    own_logprobs = vocabulary_logprobs.gather(-1, response_ids).squeeze(-1)
+    logits = _full_logits(engine, input_ids, attention_mask, checked) / temperature
+    own_logprobs = logits.log_softmax(-1).gather(-1, input_ids[:, -checked:, None]).squeeze(-1)
     size = _largest(logits, mask[..., None])
     _require_close("log-probs", "those of the model's own logits", logprobs, own_logprobs, mask, engine, size)
 
@@ -118,6 +108,35 @@ def check_policy(
         size,
     )
     return size
+
+
+def _full_logits(
+    engine: TrainedPolicy,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    num_tokens: int,
+) -> Tensor:
+    """Logits of the model's own forward pass.
+
+    Args:
+        engine: the policy's engine.
+        input_ids: shape ``(B, T)``.
+        attention_mask: shape ``(B, T)``, bool.
+        num_tokens: N, the last tokens, which the logits predict.
+
+    Returns:
+        Shape ``(B, N, V)``, float32.
+    """
+    causal_lm = engine.module.inner
+    output = causal_lm(
+        input_ids=input_ids,
+        attention_mask=attention_mask.long(),
+        use_cache=False,
+        **position_ids(causal_lm, attention_mask),
+        **_keep_logits(causal_lm, num_tokens + 1),
+    )
+    logits: Tensor = output.logits[:, -num_tokens - 1 : -1]
+    return logits.float()
 
 
 def _largest(numbers: Tensor, mask: Tensor) -> float:
