@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long would an iteration of step 3 take on 1 to 64 GPUs, and how much data would move? Computed, not measured.
 
-Four models of one size; one update per rollout, prompts and responses of full length. Responses are sampled by our own
+Four models of one size; one update per rollout, prompts and responses of full length. Responses are sampled by the built-in
 loop, by vLLM inside the training processes, by vLLM servers elsewhere, or by servers one rollout ahead. `dschat.plan`
 says which layouts fit, and the sizes of the models; the fastest layout counts. Speeds are those of `Assumptions`, each
 of which is a flag and names its source; --measured takes them from files of gpu.py (PIECE.json).
@@ -35,14 +35,14 @@ from harness import GB, origin, report_of, settings_parser, table, write_section
 HUB_IDS = {"2B": "google/gemma-2b", "7B": "google/gemma-7b", "27B": "google/gemma-2-27b"}
 SIZES = [*HUB_IDS, "70B"]
 # Who samples the responses.
-OWN = "own loop"
+OWN = "built-in"
 COLOCATED = "vLLM inside"
 SERVERS = "servers"
 AHEAD = "servers, one ahead"
 WAYS = (OWN, COLOCATED, SERVERS, AHEAD)
 NODE = 8  # GPUs of a node, as in a DGX H100
 MOST_ROWS = 256  # rows that an engine generates at a time: vLLM's default
-SLOTS = (128, 64, 32, 16, 8, 4)  # rows that our loop may generate at a time
+SLOTS = (128, 64, 32, 16, 8, 4)  # rows that the built-in engine may generate at a time
 SHARES = (0.2, 0.25, 0.3, 0.4, 0.5, 0.7)  # shares of a GPU that vLLM may have inside the training processes
 SERVER_MEMORY = 0.9  # share of a server's GPU for weights and cache: vLLM's default
 COMMON_FLAGS = (
@@ -70,7 +70,7 @@ class Assumptions:
     memory: float = assumed(80e9, "bytes of a GPU", "published: H100")
     peak: float = assumed(989e12, "operations/s of a GPU, bf16", "published: H100, dense")
     hbm: float = assumed(2.93e12, "bytes/s of a GPU's memory", "published 3.35e12; 7/8 reached, stated of an H200")
-    own_decoding: float = assumed(0.4, "share of hbm while our loop samples")
+    own_decoding: float = assumed(0.4, "share of hbm while the built-in engine samples")
     vllm_decoding: float = assumed(0.45, "share of hbm while vLLM samples", "published: 0.3 to 0.6")
     prefill: float = assumed(0.4, "share of peak while prompts are read")
     scoring: float = assumed(0.2, "share of peak", "derived: whole iterations of 2B on one H200, 0.18 to 0.21")
@@ -247,7 +247,7 @@ def own_layouts(
     work: ClusterIteration,
     speeds: Assumptions,
 ) -> Iterator[GpuLayout]:
-    """Our own loop, with different numbers of rows at a time."""
+    """Layouts of the built-in engine, with different numbers of rows at a time."""
     for slots in SLOTS:
         if rows_of(gpus, work) % slots:
             continue

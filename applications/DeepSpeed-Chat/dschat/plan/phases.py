@@ -288,7 +288,7 @@ def _kv_cache(
 
 
 def _is_continuous(config: SamplingConfig) -> bool:
-    """Whether our own loop generates with continuous batching."""
+    """Whether the built-in engine (continuous batching) generates."""
     if isinstance(config, PPOConfig):
         return config.rollouts.rollout_engine == "continuous"
     return config.dialogues.rollout_engine == "continuous"
