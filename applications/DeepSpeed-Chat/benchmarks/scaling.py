@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long would an iteration of step 3 take on 1 to 64 GPUs, and how much data would move? Computed, not measured.
 
-Four models of one size; one update per rollout, prompts and responses of full length. Responses are sampled by the built-in
-loop, by vLLM inside the training processes, by vLLM servers elsewhere, or by servers one rollout ahead. `dschat.plan`
-says which layouts fit, and the sizes of the models; the fastest layout counts. Speeds are those of `Assumptions`, each
-of which is a flag and names its source; --measured takes them from files of gpu.py (PIECE.json).
+Four models of one size; one update per rollout, prompts and responses of full length. Responses are sampled by the
+built-in engine, by vLLM inside the training processes, by vLLM servers elsewhere, or by servers one rollout ahead.
+`dschat.plan` decides which layouts fit, and has the sizes of the models; the fastest layout counts. Speeds are those of
+`Assumptions`, each of which is a flag and names its source; --measured takes them from files of gpu.py (PIECE.json).
 
 Simplifications: two operations per weight and token in a forward pass, none for attention; all weights are read in
 every decoding step; responses are spread evenly; no process waits for a slower one; the optimizer's step is free.

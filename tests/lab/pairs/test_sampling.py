@@ -13,7 +13,7 @@ from dschat.base.errors import UserError
 from dschat.lab import sampling
 from dschat.lab.options import SampleOptions
 from dschat.lab.responses import Response, read_pairs
-from dschat.lab.sampling import group_of, choose_rows
+from dschat.lab.sampling import choose_rows, group_of
 from fake_judge import EVALUATION
 
 SCRIPT = EVALUATION / "tools" / "sample_from_dataset.py"
