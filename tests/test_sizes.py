@@ -61,8 +61,8 @@ def softmax_of_positions(folder: Path) -> list[Any]:
 
 
 def drawn_ids(folder: Path) -> list[int]:
-    weights = torch.rand(50, VOCABULARY, generator=torch.Generator().manual_seed(1)).square()
-    return inverse_cdf(weights, torch.linspace(0, 0.999, 50, dtype=torch.float64))[0].tolist()
+    logits = torch.randn(50, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    return inverse_cdf(logits, torch.linspace(0, 0.999, 50, dtype=torch.float64))[0].tolist()
 
 
 def responses(folder: Path) -> list[list[int]]:

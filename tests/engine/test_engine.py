@@ -306,7 +306,7 @@ def test_a_users_deepspeed_config_is_merged(given, tmp_path):
     expected = deepspeed_config(EngineSettings(**SETTINGS), 1.0)
     assert (expected["train_micro_batch_size_per_gpu"], expected["gradient_accumulation_steps"]) == (2, 4)
     assert (expected["gradient_clipping"], expected["zero_optimization"]) == (1.0, {"stage": 0})
-    assert expected["bf16"] == {"enabled": False} and not expected["wall_clock_breakdown"]
+    assert not expected["bf16"]["enabled"] and not expected["wall_clock_breakdown"]
     for key, value in given.items():
         if isinstance(value, dict):
             expected[key] |= {name: new for name, new in value.items() if new != "auto"}
@@ -367,3 +367,20 @@ def test_in_bf16_small_gradients_add_up(stage, offload, group):
         accumulating.backward(share * loss_of(accumulating, ROWS[:2]))
         accumulating.step()
     assert engine.grad_norm == near((1 + 32 / 512) * reference.grad_norm, UPDATE)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_in_bf16_gradients_are_added_to_float32_sums_at_once(stage, group):
+    """Two micro-batches: the sum is that of both gradients in float32, and none of them stays in memory."""
+    policy = PolicyModel(make_causal_lm().to(torch.bfloat16))
+    engine = engine_of(make_causal_lm(), 2, 3, dtype=torch.bfloat16, zero_stage=stage)
+    sums = [torch.zeros(parameter.shape) for parameter in policy.parameters()]
+    for rows in (ROWS[:2], ROWS[2:4]):
+        engine.backward(loss_of(engine, rows))
+        engine.step()
+        gradients = torch.autograd.grad(loss_of(policy, rows), list(policy.parameters()))
+        for total, gradient in zip(sums, gradients, strict=True):
+            total += gradient.float()
+    for parameter, total in zip(engine.module.parameters(), sums, strict=True):
+        assert parameter.grad is None
+        assert torch.equal(parameter._hp_grad, total.flatten())

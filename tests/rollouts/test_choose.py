@@ -50,9 +50,10 @@ def test_the_drawn_id_is_where_the_running_sum_passes(width: int) -> None:
     weights = torch.rand(200, width, generator=generator) * (torch.rand(200, width, generator=generator) < 0.3)
     weights[:, -1] += 0.01
     uniform = torch.rand(200, generator=generator, dtype=torch.float64)
-    ids, total = inverse_cdf(weights, uniform)
-    running = weights.double().cumsum(-1)
-    torch.testing.assert_close(total, running[:, -1], rtol=FORMULA * EPS, atol=0)
+    logits = weights.log()
+    ids, log_z = inverse_cdf(logits, uniform)
+    running = (logits - logits.amax(-1, keepdim=True)).exp().double().cumsum(-1)
+    torch.testing.assert_close(log_z, logits.double().logsumexp(-1), rtol=0, atol=FORMULA * EPS)
     expected = (running <= uniform[:, None] * running[:, -1:]).sum(-1)
     assert torch.equal(ids, expected)
 
@@ -63,7 +64,7 @@ def test_an_id_without_weight_is_never_drawn(width: int, uniform: float) -> None
     """Only the ids 2 and 3 have weights; their sum is rounded up in float32."""
     weights = torch.zeros(1, width)
     weights[0, 2:4] = torch.tensor([0.75 * 2.0**-23, 1.0])
-    ids, _ = inverse_cdf(weights, torch.tensor([uniform], dtype=torch.float64))
+    ids, _ = inverse_cdf(weights.log(), torch.tensor([uniform], dtype=torch.float64))
     assert ids.item() == (2 if uniform == 0 else 3)
 
 
@@ -101,10 +102,11 @@ def test_log_probs_of_a_large_vocabulary_are_exact_and_those_of_the_scoring_pass
 
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 2}])
 def test_rows_that_are_not_finite_have_no_log_prob_and_are_drawn_evenly(truncation: dict[str, int]) -> None:
-    logits = torch.zeros(4, 10)
+    logits = torch.zeros(5, 10)
     logits[0, 5], logits[1, 6], logits[2] = torch.nan, torch.inf, -torch.inf
     logits[3, :9] = -torch.inf  # what is left is certain
-    uniform = torch.tensor([0.0, 0.99, 0.5, 0.5], dtype=torch.float64)
+    logits[4, 2:] = -torch.inf  # only ids that are never sampled are left
+    uniform = torch.tensor([0.0, 0.99, 0.5, 0.5, 0.5], dtype=torch.float64)
     ids, logprobs = TokenSampler(Sampling(1, (EOS,), PAD, BOS, **truncation), 10, CPU)(logits, uniform)
-    assert ids.tolist() == [2, 9, 6, 9]  # of the eight ids from 2 on, the first, the last, and number 4
-    assert logprobs.isnan().tolist() == [True, True, True, False] and logprobs[3] == 0
+    assert ids.tolist() == [2, 9, 6, 9, 6]  # of the eight ids from 2 on, the first, the last, and number 4
+    assert logprobs.isnan().tolist() == [True, True, True, False, True] and logprobs[3] == 0

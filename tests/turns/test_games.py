@@ -60,6 +60,18 @@ def test_demonstrations_follow_the_rules(game, tmp_path) -> None:
         assert environment.reset(row, 0) == row["messages"]
 
 
+def test_half_of_the_demonstrated_guesses_heed_the_hints(tmp_path) -> None:
+    """After "higher" on 4, four numbers are left: half of all guesses heed it, and others by chance."""
+    write_game(tmp_path, "guess", 4000, 1, 1, seed=3)
+    after_four = []
+    for row in read_jsonl(tmp_path / "demonstrations" / "train.jsonl"):
+        contents = [message["content"] for message in row["messages"]]
+        if contents[1:3] == [" 4", "higher"]:
+            after_four.append(int(contents[3]))
+    share = sum(guess > 4 for guess in after_four) / len(after_four)
+    assert len(after_four) > 150 and share == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / 150) ** 0.5)
+
+
 def test_halving_gets_all_that_can_be_had() -> None:
     """Every number of 1 to 8 by halving what is left."""
     scores = []

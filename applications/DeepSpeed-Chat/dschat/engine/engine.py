@@ -22,6 +22,7 @@ from transformers import get_scheduler
 
 from dschat.base.errors import UserError
 from dschat.engine import zero3
+from dschat.engine.bf16_sums import add_in_one_pass
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.engine.process_group import prepare_op
 from dschat.engine.reduction import ReductionCheck, reduction_check
@@ -350,6 +351,7 @@ def train_engine(
         config["gradient_clipping"] = 0.0
     zero3.share_fetches(model)
     engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
+    add_in_one_pass(engine.optimizer)
     zero3.hold_head(engine)
     engine.train()
     return Engine(engine, clipping, adam, compiler_for(model) if settings.compile else None)

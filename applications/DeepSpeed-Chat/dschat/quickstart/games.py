@@ -34,6 +34,7 @@ GUESSES = 4  # most guesses of an episode
 WIN = 1.0  # reward of the right guess
 GUESS_COST = 0.1  # reward that each earlier guess costs
 NO_NUMBER = -0.5  # reward of a reply that is no number
+HINT_RATE = 0.5  # probability that a demonstrated guess agrees with all hints
 
 # The calculator.
 TERMS = 3  # numbers of a chain
@@ -151,15 +152,23 @@ def demonstration_texts(game: Game, count: int, seed: int) -> list[str]:
 
 
 def _demonstrated_guesses(rng: random.Random) -> list[Message]:
-    """Guesses at random, whatever was said before."""
+    """Guesses at random, of which some agree with the hints."""
     number = rng.randint(1, LARGEST)
     game = Guess()
     messages = game.reset({"number": number}, 0)
+    low = 1
+    high = LARGEST
     done = False
     while not done:
-        reply = f" {rng.randint(1, LARGEST)}"
+        heeds_hints = rng.random() < HINT_RATE
+        guess = rng.randint(low, high) if heeds_hints else rng.randint(1, LARGEST)
+        reply = f" {guess}"
         answer, _, done = game.step(messages, reply)
         messages = [*messages, {"role": "assistant", "content": reply}]
+        if guess < number:
+            low = max(low, guess + 1)
+        else:
+            high = min(high, guess - 1)
         if not done:
             messages += answer
     return messages

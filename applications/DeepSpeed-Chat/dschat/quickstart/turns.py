@@ -40,7 +40,7 @@ class TurnScale:
     sft_epochs: int
 
 
-FULL = TurnScale(4000, 64, 80, 128, 3)
+FULL = TurnScale(4000, 64, 80, 128, 10)
 SMALL = TurnScale(64, 16, 2, 16, 1)  # shows that every part runs; learns nothing
 # Name of each run → its folder and its flags.
 RUNS = {

@@ -18,7 +18,8 @@ from transformers import (
 
 from macro_actions.splitmix import random_words, shift_right
 
-BLOCK = 256  # ids per block of `inverse_cdf`; any number gives the same samples
+BLOCK = 256  # ids per block of `block_sums`; any number gives the same samples, up to rounding
+LOWEST = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ class TokenSampler:
             dtype=torch.long,
             device=device,
         )
+        self._forbidding = torch.zeros(vocab_size, device=device)  # added to logits
+        self._forbidding[self._forbidden] = -torch.inf
         self._allowed = torch.tensor(allowed, device=device)
         self._end_ids = torch.tensor(sampling.end_ids, device=device)
         self._no_ids = torch.LongTensor()  # the warpers do not read them
@@ -137,7 +140,7 @@ class TokenSampler:
         """Samples one token per row.
 
         Args:
-            logits: shape (N, V); overwritten. A logit of −inf beside finite ones is a token that is never sampled.
+            logits: shape (N, V). A logit of −inf beside finite ones is a token that is never sampled.
             uniform: shape (N,), float64 in [0, 1).
 
         Returns:
@@ -148,14 +151,14 @@ class TokenSampler:
         if self._temperature not in (0, 1):
             logits = logits / self._temperature
         forbidden_logits = logits.index_select(1, self._forbidden).double()
-        logits = logits.index_fill_(1, self._forbidden, -torch.inf)
-        # logsumexp, not softmax: over a large vocabulary, the denominator of torch's softmax on a CPU is less exact.
-        log_z = logits.logsumexp(-1).double()
+        logits = logits + self._forbidding
 
-        # Sample from the truncated distribution.
-        truncated = self._truncation(self._no_ids, logits) if self._truncation else logits
-        probs = truncated.softmax(-1)
-        ids = self._sample(probs, uniform) if self._temperature > 0 else logits.argmax(-1)
+        ids, log_z = self._sample(logits, uniform)
+        if self._temperature == 0:
+            ids = logits.argmax(-1)
+        elif self._truncation:
+            truncated = self._truncation(self._no_ids, logits)
+            ids, _ = self._sample(truncated, uniform)
 
         # The log-prob counts the whole vocabulary, forbidden ids included.
         sampled_logits = logits.gather(1, ids[:, None])[:, 0].double()
@@ -169,37 +172,38 @@ class TokenSampler:
         """Whether each of the ids (N,) ends its response, (N,) bool."""
         return (ids[:, None] == self._end_ids).any(1)
 
-    def _sample(self, probs: Tensor, uniform: Tensor) -> Tensor:
-        """Ids by the inverse CDF; rows without probabilities sample evenly from the allowed ids."""
-        ids, total = inverse_cdf(probs, uniform)
+    def _sample(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids by the inverse CDF, and log Z; rows whose logits are not finite sample evenly from the allowed ids."""
+        ids, log_z = inverse_cdf(logits, uniform)
         even_ids = self._allowed[(uniform * len(self._allowed)).long()]
-        return torch.where(total > 0, ids, even_ids)
+        return torch.where(log_z.isfinite(), ids, even_ids), log_z
 
 
 def inverse_cdf(
-    weights: Tensor,
+    logits: Tensor,
     uniform: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The id of each row where the running sum of its weights passes u · total; its weight is above 0.
+    """The id of each row where the running sum of exp(logit) passes u · Z; its logit is above −inf.
 
     The search goes over blocks of ids first and then inside one block, so that no running sum is as wide as the
     vocabulary; running sums are float64.
 
     Args:
-        weights: shape (N, V), float32, not negative.
+        logits: shape (N, V), float32.
         uniform: u, shape (N,), float64 in [0, 1).
 
     Returns:
-        ids (N,) long, and the total (N,) float64 of each row's weights; where it is 0 or NaN the id means nothing.
+        ids (N,) long, and log Z (N,) float64 of each row, Z being the sum over all ids. Where log Z is not finite,
+        because the row's logits are not, the id means nothing.
     """
-    num_ids = weights.shape[1]
-    block_sums = _block_sums(weights)
+    num_ids = logits.shape[1]
+    largest, sums = block_sums(logits)
 
     # The block in which the running sum passes the target.
-    running = block_sums.double().cumsum(-1)
-    total = running[:, -1]
-    target = uniform[:, None] * running[:, -1:]
-    last_block = block_sums.shape[1] - 1
+    running = sums.cumsum(-1)
+    total = running[:, -1:]
+    target = uniform[:, None] * total
+    last_block = sums.shape[1] - 1
     block = torch.searchsorted(
         running,
         target,
@@ -209,29 +213,52 @@ def inverse_cdf(
     before = torch.where(block > 0, running.gather(1, previous), 0.0)
 
     # The id inside that block.
-    ids = block * BLOCK + torch.arange(BLOCK, device=weights.device)
-    inside = weights.gather(1, ids.clamp(max=num_ids - 1)).double()
-    inside = torch.where(ids < num_ids, inside, 0.0).cumsum(-1)
+    ids = block * BLOCK + torch.arange(BLOCK, device=logits.device)
+    weights = (logits.gather(1, ids.clamp(max=num_ids - 1)) - largest).exp().double()
+    inside = torch.where(ids < num_ids, weights, 0.0).cumsum(-1)
     # The block's float32 sum may be above that of float64, and the target behind its end.
-    largest = torch.nextafter(inside[:, -1:], torch.zeros_like(before))
+    last_weighted = torch.nextafter(inside[:, -1:], torch.zeros_like(before))
     position = torch.searchsorted(
         inside,
-        torch.minimum(target - before, largest),
+        torch.minimum(target - before, last_weighted),
         right=True,
     )
     sampled = (block * BLOCK + position).clamp(max=num_ids - 1)
-    return sampled[:, 0], total
+    log_z = largest.double() + total.log()
+    return sampled[:, 0], log_z[:, 0]
 
 
-def _block_sums(weights: Tensor) -> Tensor:
-    """Sums of each BLOCK successive weights (N, V), the last block possibly shorter: (N, blocks)."""
-    num_ids = weights.shape[1]
+def block_sums(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of exp(logit − largest logit of the row) over each BLOCK successive ids.
+
+    Each block is first summed relative to its own largest logit. A block is small enough that a compiled kernel reads
+    its logits once; reductions as wide as the vocabulary can be compiled to kernels that take longer than the model.
+
+    Args:
+        logits: shape (N, V), float32.
+
+    Returns:
+        The largest logit of each row (N, 1), and the sums (N, blocks) float64, of which the last may be of fewer ids;
+        NaN where a logit is NaN or +inf, 0 where all are −inf.
+    """
+    num_ids = logits.shape[1]
     remainder = num_ids % BLOCK
     parts = []
     if num_ids >= BLOCK:
-        full_blocks = weights[:, : num_ids - remainder]
-        parts.append(full_blocks.unflatten(1, (-1, BLOCK)).sum(-1))
+        full_blocks = logits[:, : num_ids - remainder]
+        parts.append(full_blocks.unflatten(1, (-1, BLOCK)))
     if remainder:
-        last_block = weights[:, num_ids - remainder :]
-        parts.append(last_block.sum(-1, keepdim=True))
-    return torch.cat(parts, dim=1)
+        last_block = logits[:, num_ids - remainder :]
+        parts.append(last_block[:, None])
+
+    largest_of_blocks = []
+    relative_sums = []
+    for part in parts:
+        largest_of_block = part.amax(-1, keepdim=True).clamp(min=LOWEST)  # so that −inf − −inf does not occur
+        weights = (part - largest_of_block).exp_()
+        relative_sums.append(weights.sum(-1))
+        largest_of_blocks.append(largest_of_block[..., 0])
+    block_maxima = torch.cat(largest_of_blocks, dim=1)
+    largest = block_maxima.amax(-1, keepdim=True)
+    sums = torch.cat(relative_sums, dim=1) * (block_maxima - largest).exp()
+    return largest, sums.double()

@@ -51,7 +51,8 @@ def deepspeed_settings(
         "zero_optimization": _zero_optimization(zero_stage, offload, pin_memory),
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": gradient_clipping,
-        "bf16": {"enabled": dtype == "bf16"},
+        # A gradient is added to its float32 sum at once; otherwise those of a whole micro-batch stay in memory.
+        "bf16": {"enabled": dtype == "bf16", "immediate_grad_update": True},
         "fp16": {"enabled": dtype == "fp16"},
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
