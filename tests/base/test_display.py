@@ -121,7 +121,7 @@ def test_a_page_asks_for_its_password_and_takes_no_large_file(password, asked):
 
 def test_a_demo_on_another_address_needs_a_password(monkeypatch):
     monkeypatch.delenv("DEMO_PASSWORD", raising=False)
-    with pytest.raises(UserError, match=r"--host 0.0.0.0: whoever .* Set DEMO_PASSWORD to a secret, which the page"):
+    with pytest.raises(UserError, match=r"--host 0.0.0.0: anyone .* Set DEMO_PASSWORD to a secret, which the page"):
         run_demo(ChatOptions(host="0.0.0.0"))
 
 

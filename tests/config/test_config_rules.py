@@ -227,19 +227,19 @@ REFUSALS = [
         "ppo",
         "--reward_function score.py:score metric.py:kl",
         "--reward_function",
-        "would be called score",
+        "would have the name score",
         "rename the function",
     ),
     (
         "ppo",
         "--reward_function score.py:other score.py:other",
         "--reward_function",
-        "two numbers of a response would be called other",
+        "two metrics would have the name other",
     ),
     (
         "ppo",
         "--reward_function score.py:other score.py:first --metric_function score.py:first",
-        "would be called first",
+        "would have the name first",
         "rename the function",
     ),
     # episodes

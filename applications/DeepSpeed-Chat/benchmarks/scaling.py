@@ -3,7 +3,7 @@
 
 Four models of one size; one update per rollout, prompts and responses of full length. Responses are sampled by the
 built-in engine, by vLLM inside the training processes, by vLLM servers elsewhere, or by servers one rollout ahead.
-`dschat.plan` decides which layouts fit, and has the sizes of the models; the fastest layout counts. Speeds are those of
+`dschat.plan` decides which layouts fit, and has the sizes of the models; the fastest layout counts. Speeds come from
 `Assumptions`, each of which is a flag and names its source; --measured takes them from files of gpu.py (PIECE.json).
 
 Simplifications: two operations per weight and token in a forward pass, none for attention; all weights are read in

@@ -270,7 +270,10 @@ def train(config: CommonConfig) -> dict[str, float]:
             config.validate()
             config.check_installed()
             return run_training(command.step, config, command.function)
-    raise UserError(f"{type(config).__name__} is no configuration of a training step.")
+    raise UserError(
+        f"{type(config).__name__} is not the configuration of a training step; give an SFTConfig, RewardConfig,"
+        " DPOConfig, PPOConfig, RefuelConfig or RefuelOnlineConfig."
+    )
 
 
 def train_step(

@@ -132,10 +132,10 @@ GOOD = [say("user", "q"), say("assistant", "r")]
     [
         ("1", GOOD, None, "column 'number' must hold the dialogue's number, not '1'"),
         (None, GOOD, None, "column 'number' must hold the dialogue's number, not None"),
-        (0, GOOD, None, r"number 0 is that of .*a\.jsonl:1"),
+        (0, GOOD, None, r"number 0 occurs twice .*a\.jsonl:1"),
         (1, "q", None, "a dialogue must be a list of messages with role and content, not text"),
         (1, ["q"], None, "message 1 is of None"),
-        (1, [*GOOD, say("assistant", "again")], None, "message 3 is of 'assistant' where 'user' is next"),
+        (1, [*GOOD, say("assistant", "again")], None, "message 3 has the role 'assistant' instead of 'user'"),
         (1, [say("system", "s"), *GOOD], None, "message 1 is of 'system' .*alternate"),
         (1, [*GOOD, say("user", "x")], None, "the last message, 3, is the user's"),
         (1, [*GOOD, say("user", " \n"), say("assistant", "x")], None, r"message 3 \(user\) is empty"),

@@ -67,7 +67,9 @@ class Lock:
         """Raises UserError if the lock is lost: its file was removed, or names another process."""
         if not self.is_held():
             holder = self._holder()
-            raise UserError(f"{self._what}: its lock, {self._file}, was taken away ({holder} has it); the run ends.")
+            raise UserError(
+                f"{self._what}: its lock, {self._file}, was taken away ({holder} has it): the run ends, because another may write here."
+            )
 
     def is_held(self) -> bool:
         """Whether the file still names this process."""

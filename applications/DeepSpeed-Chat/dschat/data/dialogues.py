@@ -58,8 +58,8 @@ def check_dialogue(messages: Any, origin: str, sampled: bool = False) -> Dialogu
         expected = ROLES[number % 2]
         if role != expected:
             raise UserError(
-                f"{origin}: message {number + 1} is of {role!r} where {expected!r} is next: roles must alternate,"
-                " beginning with the user; correct or remove the row."
+                f"{origin}: message {number + 1} has the role {role!r} instead of {expected!r}: roles must"
+                " alternate, beginning with the user; correct or remove the row."
             )
         content = message.get("content")
         check_text(content, f"message {number + 1}", origin)

@@ -482,7 +482,7 @@ def _decode(value: Any, column: str, origin: str) -> Any:
     try:
         return json.loads(value, parse_int=str)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{origin}: column {column!r} holds no valid JSON ({error}); correct the row.") from error
+        raise UserError(f"{origin}: column {column!r} is not valid JSON ({error}); correct the row.") from error
 
 
 def _check(is_valid: bool, column: str, expected: str, value: Any, origin: str) -> None:

@@ -158,7 +158,7 @@ class PrepareOptions(RowOptions):
         *ROW_RULES,
         Rule(
             lambda options: len(options.source.paths) > 1,
-            "prepare takes one source, not {count}: give each an --output of its own.",
+            "prepare takes one source, not {count}: run it once per source, each with another --output.",
             words=lambda options: {"count": len(options.source.paths)},
         ),
     )

@@ -289,7 +289,9 @@ def parse_fractions(data_split: str) -> list[float]:
         fractions = []
     are_valid = all(math.isfinite(fraction) and fraction >= 0 for fraction in fractions)
     if not are_valid or sum(fractions) <= 0:
-        raise UserError(f"--data_split {data_split} is no list of fractions: give numbers of at least 0, like 2,4,4.")
+        raise UserError(
+            f"--data_split {data_split} is not a list of fractions: give numbers of at least 0, like 2,4,4."
+        )
     return fractions
 
 

@@ -328,7 +328,7 @@ INFERENCE_RULES: "tuple[Rule[InferenceOptions], ...]" = (
         lambda options: (
             options.reference.ref_scores and options.scores.reward_model is None and options.policy.model is None
         ),
-        "--ref_scores with --reward_function: give --model, too; its chat template writes the prompts.",
+        "--ref_scores with --reward_function also needs --model, whose chat template formats the prompts.",
     ),
     Rule(
         lambda options: options.responses.num_return > 1 and options.reference.ref_scores,

@@ -68,7 +68,9 @@ def read_dialogues(path: Path, flag: str) -> dict[int, Dialogue]:
             raise UserError(f"{origin}: column 'number' must hold the dialogue's number, not {number!r}.")
         if number in dialogues:
             earlier = dialogues[number].origin
-            raise UserError(f"{origin}: number {number} is that of {earlier}; number each dialogue once.")
+            raise UserError(
+                f"{origin}: number {number} occurs twice (also in {earlier}); give each dialogue another number."
+            )
         texts = _texts_of(row, origin)
         turns = len(texts) // 2
         scores = None

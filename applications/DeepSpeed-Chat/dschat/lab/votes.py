@@ -199,7 +199,7 @@ def _closest(
 def _reward_of(response: Response) -> float:
     if response.reward is None:
         raise UserError(
-            f"{response.origin}: no reward to compare by; score the responses: `dschat generate`"
+            f"{response.origin}: the row has no reward to compare; score the responses: `dschat generate`"
             " with --reward_model or --reward_function."
         )
     return response.reward

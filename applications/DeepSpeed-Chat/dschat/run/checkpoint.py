@@ -274,8 +274,8 @@ class Checkpoints:
                 logger.warning("%s is not used: %s", folder, problem)
         if problem is not None:
             raise UserError(
-                f"--resume_from_checkpoint: no checkpoint in {self._folder} is intact; {folder}: {problem}. Give "
-                "another --output_dir, or --overwrite_output_dir alone to begin anew."
+                f"--resume_from_checkpoint: no checkpoint in {self._folder} is intact; {folder}: {problem}. Give"
+                " another --output_dir, or --overwrite_output_dir without --resume_from_checkpoint to start again."
             )
         return None, {}
 
@@ -317,7 +317,7 @@ class Checkpoints:
             problems = [f"it is of the {manifest['step']} step"]
         if problems:
             raise UserError(
-                f"--resume_from_checkpoint: {folder} is of another run: {'; '.join(problems)}. Give the flags and "
+                f"--resume_from_checkpoint: {folder} belongs to another run: {'; '.join(problems)}. Give the flags and "
                 "files of that run, or another --output_dir."
             )
         if saved_ranks != ranks:

@@ -211,7 +211,9 @@ def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None
         raise UserError(f"{flag}: it exists; give another folder, or --overwrite to replace it.")
     foreign = foreign_entry(folder)
     if foreign == folder:
-        raise UserError(f"{flag}: --overwrite replaces prepared folders alone, and this is none; give another folder.")
+        raise UserError(
+            f"{flag}: --overwrite only replaces prepared folders, and this is not one; give another folder."
+        )
     if foreign is not None:
         raise UserError(
             f"{flag}: it holds {foreign.name}, which `prepare` did not write and --overwrite would delete; move it "
@@ -219,7 +221,7 @@ def _check_output(path: str, options: PrepareOptions, keys: ColumnFlags) -> None
         )
     for file in open_source(path, keys).files:
         if folder in file.resolve().parents:
-            raise UserError(f"{flag}: the source, {file}, lies in it and would be deleted; give another folder.")
+            raise UserError(f"{flag}: it contains the source {file}, which would be deleted; give another folder.")
 
 
 def _read_rows(

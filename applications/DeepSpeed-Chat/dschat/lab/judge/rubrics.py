@@ -310,7 +310,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 def _task(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         problem = "is missing or empty" if value is None or isinstance(value, str) else "must be text"
-        raise UserError(f"key 'task' {problem}; say what is compared and which is to be preferred.")
+        raise UserError(f"key 'task' {problem}; state what is compared, and which answer is better.")
     return value.strip()
 
 
