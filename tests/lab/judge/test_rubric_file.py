@@ -140,7 +140,7 @@ def test_answers_to_another_rubric_are_not_used(server, tmp_path):
         ),
         (
             ["--dataset", "my/own", "--rubric", EXAMPLE],
-            "--dataset my/own: the name of your own data may hold only letters",
+            "my/own: the name of your own data may hold only",
         ),
     ],
 )

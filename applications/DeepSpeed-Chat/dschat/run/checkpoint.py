@@ -317,8 +317,8 @@ class Checkpoints:
             problems = [f"it is of the {manifest['step']} step"]
         if problems:
             raise UserError(
-                f"--resume_from_checkpoint: {folder} belongs to another run: {'; '.join(problems)}. Give the flags and "
-                "files of that run, or another --output_dir."
+                f"--resume_from_checkpoint: {folder} belongs to another run: {'; '.join(problems)}. Give the flags"
+                " and files of that run, or another --output_dir."
             )
         if saved_ranks != ranks:
             logger.warning(

@@ -109,7 +109,8 @@ def require_token(host: str, variable: str, danger: str, use: str = ", here and 
     """
     if not _is_own(host) and not os.environ.get(variable):
         raise UserError(
-            f"--host {host}: anyone who can reach it could {danger}. Set {variable} to a secret{use}, or keep 127.0.0.1."
+            f"--host {host}: anyone who can reach it could {danger}. Set {variable} to a secret{use}, or keep"
+            " 127.0.0.1."
         )
 
 

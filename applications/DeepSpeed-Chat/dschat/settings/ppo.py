@@ -231,7 +231,8 @@ ADVANTAGE_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Check(_check_unread_rewards),
     Rule(
         lambda config: config.estimator.lam_alpha is not None and _is_changed(config, "lam"),
-        "--lam {lam:g} and --lam_alpha {lam_alpha:g}: drop one of them; --lam_alpha none removes the value of a preset.",
+        "--lam {lam:g} and --lam_alpha {lam_alpha:g}: drop one of them; --lam_alpha none removes the value of a"
+        " preset.",
     ),
     Rule(
         lambda config: config.loss.kl_in == "loss" and config.estimator.kl_estimator == "k1",
