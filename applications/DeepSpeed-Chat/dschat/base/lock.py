@@ -68,7 +68,8 @@ class Lock:
         if not self.is_held():
             holder = self._holder()
             raise UserError(
-                f"{self._what}: its lock, {self._file}, was taken away ({holder} has it): the run ends, because another may write here."
+                f"{self._what}: its lock, {self._file}, was taken away ({holder} has it):"
+                " the run ends, because another may write here."
             )
 
     def is_held(self) -> bool:
