@@ -149,11 +149,11 @@ def step_seconds(
     Args:
         weights: bytes of weights that are read, on all GPUs of the engine.
         cache: bytes of keys and values that are read, likewise.
-        operations: of all rows.
+        operations: operations of all rows.
         sums: tensor-parallel sums.
         parallel: GPUs of the engine.
         share: share of the memory bandwidth that decoding reaches.
-        speeds: of the GPUs.
+        speeds: speeds of the GPUs.
     """
     reading = (weights + cache) / (parallel * speeds.hbm * share)
     computing = operations / (parallel * speeds.peak * speeds.prefill)
@@ -168,7 +168,7 @@ def step_seconds(
 class GpuLayout:
     """Which GPUs do what."""
 
-    plan: Plan  # of the processes that train
+    plan: Plan  # plan of the processes that train
     servers: int = 0  # GPUs that only sample
     parallel: int = 1  # GPUs of an engine
     slots: int = MOST_ROWS  # rows that an engine generates at a time

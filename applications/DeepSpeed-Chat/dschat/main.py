@@ -115,7 +115,7 @@ class TrainingResult:
 
     Attributes:
         status: exit status, 0 unless a signal has stopped the run.
-        metrics: of the last evaluation, by name.
+        metrics: metrics of the last evaluation, by name.
     """
 
     status: int

@@ -145,7 +145,7 @@ def steps_of(
 
     Args:
         real: the pipeline.
-        names: of runs.
+        names: names of runs.
         by_program: the gold score is trained on; critics start from the SFT model.
     """
     scores = ["--reward_function", f"{gold.__file__}:gold_scores"] if by_program else []

@@ -35,7 +35,7 @@ SETTINGS = {name: flags for name, (_, flags) in RUNS.items()} | {
     "PPO (token), λ = .99": ["--ngram", "1", "--lam", "0.99"]
 }
 ONE_CORE = {**NATIVE, "NUM_GPUS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-DIGITS = 5  # of the numbers in the results file
+DIGITS = 5  # digits of the numbers in the results file
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,7 @@ def _chunk_gradients(
         targets: shape ``(n,)``.
         grad: shape ``(n,)``, gradient of the log-probabilities, divided by the temperature.
         head: from states to logits.
-        parameters: those of the head that are trained.
+        parameters: parameters of the head that are trained.
 
     Returns:
         Shape ``(n, H)``, or ``None`` if the states need no gradient; one gradient per parameter.

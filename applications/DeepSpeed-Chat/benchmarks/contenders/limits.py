@@ -29,7 +29,7 @@ from dschat.run.peaks import measure_peaks
 Figures = dict[str, float | str]
 Task = Callable[[], list[Figures]]
 TERA = 1e12
-CPU_BYTES = 2**28  # of memory that a CPU's measurement may count on
+CPU_BYTES = 2**28  # bytes of memory that a CPU's measurement may count on
 
 
 def measure_limits(device: str) -> Peaks:

@@ -78,7 +78,7 @@ class IterationFigures:
 
     cpu_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
     wall_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
-    inside_cpu_seconds: dict[str, float] = field(default_factory=_sums)  # of parts of the phases
+    inside_cpu_seconds: dict[str, float] = field(default_factory=_sums)  # seconds of parts of the phases
     counts: dict[str, float] = field(default_factory=_sums)
     peak_mb: float = 0.0
     tokens: float = 0.0  # tokens of all its responses

@@ -40,7 +40,7 @@ class Journal:
         """Opens the journal of a file, or starts one.
 
         Args:
-            path: of the file to make.
+            path: path of the file to make.
             settings: everything that the rows depend on: flag → value that JSON can hold.
             overwrite: replace a finished file when the new one is finished, and drop an interrupted run, unless it
                 was begun with overwrite and the same settings: then resume it.

@@ -62,7 +62,7 @@ class Kept:
         """Names the file; reads nothing.
 
         Args:
-            path: of the file.
+            path: path of the file.
             made_from: everything that the content depends on, by name; values that JSON can hold.
         """
         self.path = path

@@ -73,7 +73,7 @@ class Rate(MeanInterval):
 class Tally:
     """How often each verdict was given."""
 
-    wins: int  # of the first model
+    wins: int  # wins of the first model
     ties: int
     losses: int  # wins of the second model
     invalid: int = 0  # unreadable answers of a judge
@@ -95,7 +95,7 @@ class WinRates:
     """A tally as shares of its counted verdicts; None where there is none. For their intervals see `win_rates`."""
 
     tally: Tally
-    win: Rate | None  # of the first model
+    win: Rate | None  # win rate of the first model
     tie: Rate | None
     loss: Rate | None  # wins of the second model
     half: Rate | None  # wins plus half of the ties, with a bootstrap interval over items

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_COLUMNS = 60  # lines of a description
 ALL_STEPS = range(1, len(STEPS) + 1)
 Shares = dict[str, dict[int, list[Row]]]  # "training" or "evaluation" → step → its rows
-MAX_BINS = 12  # of a histogram
+MAX_BINS = 12  # maximum bins of a histogram
 BAR_WIDTH = 40  # characters of the longest bar
 TYPE_NAMES: dict[type, str] = {
     type(None): "null",

@@ -197,7 +197,7 @@ def pack(
     """Packs examples into rows by first-fit decreasing: the longest first, each into the first row with room.
 
     Args:
-        lengths: of the examples, in tokens.
+        lengths: lengths of the examples, in tokens.
         width: tokens of a row; a longer example gets a row of its own.
 
     Returns:

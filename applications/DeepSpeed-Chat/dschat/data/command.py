@@ -25,7 +25,7 @@ def run(options: RowOptions, describe_solutions: Describe | None = None) -> str:
     """Checks, shows or prepares each source.
 
     Args:
-        options: those of the subcommand; their class says which it is.
+        options: flags of the subcommand, whose class tells which one it is.
         describe_solutions: runs the reference solutions of a source for --run_solutions; returns lines to print.
     """
     for number, path in enumerate(options.source.paths):

@@ -89,7 +89,7 @@ class PromptExample:
 
     prompt_ids: list[int]  # including BOS
     prompt_text: str  # a conversation as its chat template writes it
-    row: Row = field(repr=False)  # of the data
+    row: Row = field(repr=False)  # row of the data
     index: int  # number of the row in the list that the examples were made from
 
     @property
@@ -365,7 +365,7 @@ def collect_examples(
     """Separates examples from the reasons why rows gave none, which are counted.
 
     Args:
-        rows: of the data.
+        rows: rows of the data.
         made: for every row an example or a reason.
         limit: the flag that limits the length, with its value, for the message.
         held_out: whether no example may be left.

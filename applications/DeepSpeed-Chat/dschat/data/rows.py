@@ -51,7 +51,7 @@ class Row:
 class RawSource:
     """A source whose rows are not parsed yet: pairs of an origin and the columns."""
 
-    name: str  # of the folder, of the file without its suffix, or of the data set on the hub
+    name: str  # name of the folder, of the file without its suffix, or of the data set on the hub
     train: Iterable[tuple[str, Any]]  # training rows
     eval: Iterable[tuple[str, Any]] | None  # evaluation rows; None if the source has no split for them
     files: tuple[Path, ...] = ()  # local files, in order; empty for data of the hub

@@ -317,7 +317,7 @@ def described(
     """The record of a source in run.json.
 
     Args:
-        name: of the source.
+        name: name of the source.
         train, held_out: the rows that the step takes.
         dropped: reason → number of rows left out.
         num_rows: training and evaluation rows of the whole source; None if it has no evaluation rows of its own.

@@ -61,7 +61,7 @@ def load_regression_data(
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
     dropped = {"train": Counter[str](), "eval": Counter[str]()}
-    number = 0  # of the next training row
+    number = 0  # number of the next training row
     for name in names:
         raw = open_data(name, FLAG)
 

@@ -146,7 +146,7 @@ def best_of_report(
 
     Args:
         files: at least one.
-        numbers: of responses to choose from; None: the published ones that were sampled, and all.
+        numbers: numbers of responses to choose from; None: the published ones that were sampled, and all.
         output_dir: folder of the report.
 
     Raises:

@@ -98,8 +98,8 @@ class Chart:
     y: str
     lines: Sequence[Curve]
     levels: Sequence[tuple[float, Look]] = ()  # horizontal lines behind the others
-    ticks: Mapping[float, str] = field(default_factory=dict)  # of x; chosen by matplotlib where empty
-    scale: Literal["linear", "whole", "doubling", "names"] = "linear"  # of x
+    ticks: Mapping[float, str] = field(default_factory=dict)  # ticks of the x axis; if empty, matplotlib chooses them
+    scale: Literal["linear", "whole", "doubling", "names"] = "linear"  # scale of the x axis
     legend: Literal["", "inside", "below"] = ""
 
     def draw(self, ax: Axes) -> None:
@@ -143,11 +143,11 @@ def draw_charts(
 
     Args:
         charts: at least one.
-        size: of the whole picture, in inches.
+        size: size of the whole picture, in inches.
         dpi: pixels per inch.
         columns: charts in a row, 0 = all.
         title: above the charts.
-        legend: of all charts, in the last cell.
+        legend: legend of all charts, in the last cell.
         level_with_first: number of charts that share the first one's y axis.
     """
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")

@@ -26,7 +26,7 @@ class Answer:
 
     Attributes:
         text: without special tokens.
-        score: of the reward function.
+        score: score of the reward function.
         kl: log π(y|x) − log π_ref(y|x) in nats, whose mean is the KL to the reference.
         tokens: length, the end token included.
     """
@@ -54,10 +54,10 @@ def measure(
         policy: is measured.
         reference: for the KL, with the same tokenizer.
         score: a rollout and its texts → scores (B,).
-        tokenizer: of both models.
+        tokenizer: tokenizer of both models.
         prompts: each is answered `draws` times.
         sampling: how.
-        seed: of the run.
+        seed: seed of the run.
         draws: responses to a prompt.
         rows: responses in one batch.
 
@@ -100,7 +100,7 @@ def log_ratios(
     Args:
         policy, reference: the two models.
         rollout: B responses.
-        temperature: of the log-probs.
+        temperature: temperature of the log-probs.
         most: rows in one forward pass.
     """
     ratios = torch.zeros(len(rollout.input_ids), device=rollout.input_ids.device)

@@ -150,7 +150,7 @@ def load_sampler(
     Args:
         path: folder or hub id.
         flag: that named it, for messages.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         generation: engine, batch size and longest response.
         sampler: top-k and top-p; its seed is not read.
         temperature: 0 is greedy.

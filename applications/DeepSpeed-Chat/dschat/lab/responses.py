@@ -27,7 +27,7 @@ class Response:
     response: str
     reward: float | None  # the reward model's score; None where the file gives none
     origin: str  # "file:line"
-    row: dict[str, Any]  # of the file
+    row: dict[str, Any]  # row of the file
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def numbers_of(
     Args:
         row, column, origin: where the list is, with the row's "file:line".
         form: what the list must hold, for messages.
-        count: of the numbers; at least one where it is None.
+        count: number of numbers that the list must have; with None it must have at least one.
 
     Raises:
         UserError: the column holds anything else.
@@ -174,7 +174,7 @@ def pair_id(prompt: str, a: str, b: str) -> str:
 
 Side = Literal["A", "B"]  # one of the two models
 Verdict = Literal["A", "B", "tie", "invalid", "skip"]  # invalid: not readable; skip: the person passed
-Kind = Literal["judge", "human", "reward"]  # of a rater: a language model, a person, the reward model
+Kind = Literal["judge", "human", "reward"]  # kind of rater: a language model, a person, the reward model
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Details = dict[str, Any]
@@ -188,7 +188,7 @@ class Comparison:
     shown, each verdict in terms of the models (not of the places). People write `first`, `comment` and `seconds`.
     """
 
-    id: str  # of the pair, see `pair_id`
+    id: str  # id of the pair, see `pair_id`
     prompt: str
     response_a: str
     response_b: str

@@ -43,7 +43,7 @@ class HeldOut:
     """
 
     model: str  # SFT, or the run's name
-    row: Mapping[str, float]  # of metrics.jsonl with the means
+    row: Mapping[str, float]  # row of metrics.jsonl with the means
     samples: pd.DataFrame  # one row per response; possibly only some of the evaluation's
 
     def mean(self, name: str) -> float:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # Flags that choose what scores a run.
 SOURCES = ("reward_function", "reward_weights", "reward_source", "program_reward", "program_block", "environment")
 SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
-SYMBOLS = "●■▲◆▼✚"  # of the page, for the markers of matplotlib
+SYMBOLS = "●■▲◆▼✚"  # symbols of the page, for the markers of matplotlib
 SFT_LOOK: Look = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
 GOAL_LOOK: Look = {"color": COLOURS[0], "linestyle": ":", "linewidth": 1.6}
 READING = (
@@ -313,8 +313,8 @@ class Learner:
     """A learning method and its results."""
 
     name: str
-    points: list[PolicyPoint]  # of its policies in the order of training; the last one is the result
-    seconds: float | None = None  # of training; None where there was none
+    points: list[PolicyPoint]  # points of its policies in the order of training; the last one is the result
+    seconds: float | None = None  # seconds of training; None where there was none
     bound: bool = False  # the KL is an upper bound, not measured
 
 

@@ -34,8 +34,8 @@ class Dialogue:
     """A dialogue between a user, who begins, and a policy, which has the last word."""
 
     number: int  # the same in both files
-    texts: tuple[str, ...]  # of the user and the assistant in turn
-    scores: Sequence[float] | None  # of the dialogue at the end of each turn; None where the row has none
+    texts: tuple[str, ...]  # texts of the user and the assistant in turn
+    scores: Sequence[float] | None  # scores of the dialogue at the end of each turn; None where the row has none
     origin: str  # "file:line"
 
     @property

@@ -250,9 +250,9 @@ def sections_of(
     Where the reward model has no vote in a section, the rewards beside verdicts are compared.
 
     Args:
-        votes: as from `read_votes`.
+        votes: rows as `read_votes` returns them.
         margin: rewards that differ by no more than this are a tie.
-        dataset: of votes that name none; where it is empty, the one that other votes on the same models name.
+        dataset: data set of votes that do not name one; if empty, the data set of other votes on the same models.
 
     Raises:
         UserError: votes name no data set, and others on the same models name several.

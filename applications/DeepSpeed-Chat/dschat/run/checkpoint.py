@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 STATE = "state.json"
 METRICS = "metrics.jsonl"
-RANDOM_PREFIX = "random."  # of the names of random states in rank-N.safetensors
+RANDOM_PREFIX = "random."  # prefix of the names of random states in rank-N.safetensors
 LATEST = "latest"
 MANIFEST = "manifest.json"
 
@@ -80,7 +80,7 @@ class Checkpoints:
         """Takes the content of checkpoints.
 
         Args:
-            engines: of the trained models by name, as in "actor".
+            engines: engines of the trained models by name, as in "actor".
             config: flags of the run.
             run: its output folder.
             identity: what a run that resumes must have in common.

@@ -51,10 +51,10 @@ def push(
     """Uploads a model, or the policy of step 3's output, in one commit.
 
     Args:
-        folder: of the model, or of step 3's run.
+        folder: folder of the model, or of step 3's run.
         repository: owner/name, created if it does not exist.
         public: the repository must be new or public; otherwise it must be new or private.
-        message: of the commit.
+        message: message of the commit.
 
     Returns:
         The repository's address.

@@ -43,7 +43,7 @@ def identity_of(
     Args:
         config: flags of the run.
         plan: its batch sizes.
-        tokenizer: of the run.
+        tokenizer: tokenizer of the run.
         data: sources (with revisions of those from the hub) and file hashes, as in `RunRecord.data`.
     """
     free = flags_on_resume(type(config), FREE)

@@ -17,7 +17,7 @@ from dschat.run.record import RunRecord
 
 logger = logging.getLogger("dschat")
 
-MAX_SIDE = 8192  # of the square matrices that are multiplied
+MAX_SIDE = 8192  # maximum side of the square matrices that are multiplied
 COPIED = 1 << 30  # bytes
 FREE_SHARE = 0.05  # maximum share of the free memory that a measurement allocates
 SECONDS = 0.1  # duration of each measurement, after a warm-up call
@@ -33,7 +33,7 @@ def measure_peaks(
 
     Args:
         gpu: the device.
-        dtype: of the matrices.
+        dtype: dtype of the matrices.
         free: free bytes of its memory.
     """
     return Peaks(_operations_per_second(gpu, dtype, free), _bytes_per_second(gpu, free))

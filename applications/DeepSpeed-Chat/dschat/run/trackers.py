@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 SHOWN_SAMPLES = 64  # per evaluation; the file in samples/ has all of them
 HIDDEN_COLUMNS = ("tokens", "prompt_ids", "response_ids", "prompt_messages")  # columns of samples not shown in tables
 
-Row = Mapping[str, float | None]  # of metrics.jsonl; None is a number that is not finite
+Row = Mapping[str, float | None]  # row of metrics.jsonl; None is a number that is not finite
 Sample = Mapping[str, object]
 Cell = str | float | bool | None
 

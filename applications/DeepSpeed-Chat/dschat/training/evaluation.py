@@ -43,8 +43,8 @@ def shares(
     Every rank gets equally many batches: where its examples do not suffice, its list ends with empty ones.
 
     Args:
-        examples: those of all ranks.
-        size: of a forward pass.
+        examples: examples of all ranks.
+        size: size of a forward pass.
         sequences: sequences per example in one forward pass (2 for a preference pair).
     """
     lengths = lengths_of(examples)
@@ -69,7 +69,7 @@ def evaluate_responses(
     """Answers held-out prompts, each rank its share.
 
     Args:
-        prompts: of all ranks.
+        prompts: prompts of all ranks.
         tokenizer: the policy's.
         sample: gives responses to prompts.
         score: gives their scores and advantages, and what else was measured.

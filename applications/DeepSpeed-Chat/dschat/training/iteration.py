@@ -43,7 +43,7 @@ class Iteration(Generic[Batch]):
     """One iteration from its rollout to its last update."""
 
     batch: Batch  # this rank's rows
-    metrics: Metrics  # of the rollout
+    metrics: Metrics  # metrics of the rollout
     random: dict[str, Tensor]  # the global random states after the rollout
     updates: UpdateProgress = field(default_factory=UpdateProgress)
 
@@ -193,7 +193,7 @@ class Clock:
     """Seconds of the parts of an iteration, waiting for the device after each; and what was sampled in it."""
 
     seconds: Metrics = field(default_factory=dict)
-    sampled: list[Lengths] = field(default_factory=list)  # of each sampling, in their order
+    sampled: list[Lengths] = field(default_factory=list)  # lengths of each sampling, in order
     _last: float = field(default_factory=time.perf_counter)
 
     def record(self, name: str) -> None:

@@ -29,15 +29,15 @@ from dschat.training.evaluation import Sample
 from dschat.training.iteration import Metrics
 from dschat.training.nonfinite import NonFinite
 
-Work = Sequence[Sequence[int]]  # of an iteration on this rank: batches of numbers of training examples
+Work = Sequence[Sequence[int]]  # work of an iteration on this rank: batches of numbers of training examples
 
 
 class Algorithm(Protocol):
     """What the loop trains. Methods that are not abstract have a default.
 
     Attributes:
-        name: of the progress bar.
-        lengths: of the training examples, in tokens.
+        name: name of the progress bar.
+        lengths: lengths of the training examples, in tokens.
         work_batch: examples in a batch of `Work`.
         shown: what the progress bar shows: label → metric.
         checks_trained: whether `self_check` holds for trained weights, too, not only at the start.

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 FOLDER = "nonfinite"  # below the run's output folder
 MAX_WRITTEN = 10  # batches that a process writes at most; a run that skips updates may meet many
 SKIPPED_NONFINITE = "skipped/nonfinite"  # the metric that counts updates left out
-PARTS = ("losses", "gradients", "gradient norms")  # of an update, see `Trained.nonfinite`
+PARTS = ("losses", "gradients", "gradient norms")  # parts of an update, see `Trained.nonfinite`
 MAX_NAMED_ROWS = 8  # row numbers in a message
 REMEDY = "Lower the learning rates, or use --dtype bf16 or fp32 if this is fp16."
 

@@ -141,10 +141,10 @@ def reference_logprobs(
     They are read from the file, or computed and written there.
 
     Args:
-        engine: of the policy before its first update.
+        engine: engine of the policy before its first update.
         examples: n pairs.
         pad_id: fills ids.
-        size: of a forward pass.
+        size: size of a forward pass.
         temperature: divides the logits.
         file: keeps the log-probs.
         identity: what they depend on, see `describe_reference`.

@@ -42,7 +42,7 @@ def rehearsal(
     Args:
         engines: the engines that are trained, by name; they are in training mode.
         rows: sequences of the micro-batch.
-        tokens: of each sequence, padding included.
+        tokens: tokens of each sequence, padding included.
         rows_flag: the flag that says how many examples a micro-batch holds.
         decoding_bytes: memory that sampling keeps while models train; it is allocated during the update.
 
@@ -101,8 +101,8 @@ def decoding_bytes(
     Args:
         rollouts: samples from the policy.
         policy: its engine.
-        prompts: of a rollout on this process, each counted once per response.
-        tokens: of the longest prompt and response together.
+        prompts: prompts of a rollout on this process, each counted once per response.
+        tokens: tokens of the longest prompt and response together.
     """
     if not isinstance(rollouts, ContinuousEngine):
         return 0

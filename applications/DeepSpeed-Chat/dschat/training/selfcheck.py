@@ -35,7 +35,7 @@ from macro_actions.types import Rollout, Trajectory, select_rows
 # goes into what is compared, and of 1 at least.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 ROWS = 2  # that are checked
-ATTENTION_TOKENS = 256  # of each row where attentions are compared: eager attention holds its weights
+ATTENTION_TOKENS = 256  # maximum tokens per row where attentions are compared, since eager attention is quadratic
 POSITIONS = 32
 PADDING = (3, 2)  # columns before and after
 WRONG = "The model's architecture is computed wrongly here, or actor and reference differ; please report the model."
@@ -173,11 +173,11 @@ def check_attention_parity(
     windows count as far as ATTENTION_TOKENS reach.
 
     Args:
-        engine: of any model; gradients are compared where it is trained.
+        engine: engine of any model; gradients are compared where it is trained.
         what: the numbers, for the message.
         mask: bool, which numbers count.
         forward: a pass of the engine over padded rows → its numbers, of the mask's shape.
-        size: of the largest number that goes into them.
+        size: size of the largest number that goes into them.
 
     Raises:
         UserError: they differ by more than rounding explains.
@@ -273,11 +273,11 @@ def check_modes(
     Nothing is compared of a model that is not trained, or with dropout that a flag asks for.
 
     Args:
-        engine: of any model.
+        engine: engine of any model.
         what: the numbers, for the message.
         mask: bool, which numbers count.
         forward: a pass of the engine → its numbers, of the mask's shape.
-        size: of the largest number that they are computed from, such as a logit; at least their own counts.
+        size: size of the largest number that they are computed from, such as a logit; at least their own counts.
 
     Raises:
         UserError: they differ by more than rounding explains.
@@ -354,7 +354,7 @@ def check_scalar(
     """Checks that scores are those of the Hugging Face classifier, whatever the padding and the mode.
 
     Args:
-        engine: of the scalar model.
+        engine: engine of the scalar model.
         tokens: input_ids (B, T) long and attention_mask (B, T) bool, of which the first two rows are used.
         pad_id: fills ids.
 
@@ -415,7 +415,7 @@ def check_rollout(
 
     Args:
         actor: in evaluation mode.
-        trajectory: of the first rollout, before any update.
+        trajectory: trajectory of the first rollout, before any update.
         sampling: how it was sampled.
         sampled_logprobs: shape ``(B, R)``, log-probs of the pass that sampled the tokens, if it gave them.
 
@@ -517,7 +517,7 @@ def check_weights(engine: ModelEngine, number: float) -> None:
     """Names the bad weight where a forward pass gave a number that is not finite. Every rank must call it.
 
     Args:
-        engine: of the model.
+        engine: engine of the model.
         number: this rank's number.
 
     Raises:

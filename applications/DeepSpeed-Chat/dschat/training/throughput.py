@@ -57,7 +57,7 @@ class Throughput:
         """Takes what throughput depends on.
 
         Args:
-            engines: of the models, which are trained on the same texts; the first one's model samples.
+            engines: engines of the models, which are trained on the same texts; the first one's model samples.
             peaks: speeds of this process's GPU; without them only tokens per second are measured.
             slots: rows that are sampled together on this GPU; None if servers sample.
         """
@@ -80,7 +80,7 @@ class Throughput:
 
         Args:
             texts: this rank's.
-            seconds: of the updates.
+            seconds: seconds of the updates.
             engines: those that the updates trained; all engines if not given.
         """
         operations = 0.0

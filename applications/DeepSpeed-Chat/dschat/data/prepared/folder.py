@@ -50,7 +50,7 @@ class PreparedExample:
     prompt_ids: list[int]  # including BOS
     chosen_ids: list[int]
     rejected_ids: list[int] | None
-    row: Row = field(repr=False)  # of the data
+    row: Row = field(repr=False)  # row of the data
 
     @property
     def origin(self) -> str:

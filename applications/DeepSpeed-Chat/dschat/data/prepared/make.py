@@ -78,7 +78,7 @@ def prepare(
         path: a `--data_path`.
         options: what to make of it, and where to write it.
         keys: column names.
-        tokenizer: of the model to train.
+        tokenizer: tokenizer of the model to train.
         end_id: id of the token that ends a response.
 
     Returns:
@@ -326,7 +326,7 @@ class RowLimits:
 
     max_length: int  # tokens of prompt and response; longer rows are cut
     max_prompt_length: int  # in `unit`
-    minimum_response_length: int  # of every response, in `unit`
+    minimum_response_length: int  # length of every response, in `unit`
     unit: Unit
     remove_same_inputs: bool = True  # leave out rows whose prompt and (chosen) response occurred before
     remove_same_responses: bool = True  # leave out pairs of equal texts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dschat.base.errors import UserError
 
-CHARACTERS_PER_TOKEN = 4  # of English text, for estimates
+CHARACTERS_PER_TOKEN = 4  # characters of English text, for estimates
 ROUNDING = 1 + 1e-9  # so that requests which use the limit up exactly still go
 
 
@@ -33,10 +33,10 @@ class Spending:
     """What a run has used so far, and the most that it may cost.
 
     Attributes:
-        prices: of the model; 0 where they are unknown.
+        prices: prices of the model; 0 where they are unknown.
         requests: number of answers that came.
         lost: number of requests that were sent and whose answers did not arrive.
-        input_tokens, output_tokens: of both; of lost requests by estimate, and as the longest answer.
+        input_tokens, output_tokens: tokens of both; those of lost requests are estimated, with the longest answer.
     """
 
     def __init__(self, prices: Prices | None, limit: float | None = None) -> None:

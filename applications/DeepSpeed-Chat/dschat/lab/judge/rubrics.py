@@ -19,7 +19,7 @@ VERDICT_KEYS = ("verdict", "overall_verdict", "final_verdict", "overall", "winne
 # Keys of a rubric file.
 KEYS = ("task", "prompt", "response", "criteria", "separate")
 TAG = re.compile(r"[a-z][a-z0-9-]*")  # a word in a tag around the material
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # of a criterion, which is a key of the answer
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # name of a criterion, which is a key of the answer
 TAKEN = ("comparison", *VERDICT_KEYS)  # keys of every answer
 # Estimated tokens of an answer: for each criterion with a verdict, and for the remaining text.
 PER_VERDICT = 45

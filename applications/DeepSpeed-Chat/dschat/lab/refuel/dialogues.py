@@ -106,7 +106,7 @@ class DialogueSampling:
         assistant: the policy.
         user: writes the user's messages.
         turns: H, turns of every dialogue.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     assistant: PolicyAssistant
@@ -122,7 +122,7 @@ class DialogueSampling:
         """Sample each dialogue twice: from its first message, and again from one of its turns on.
 
         Args:
-            numbers: of the dialogues, which their seeds are made of.
+            numbers: numbers of the dialogues, which their seeds are made of.
             openings: the first message of each.
         """
         turns: list[tuple[int, int]] = []
@@ -250,7 +250,7 @@ def first_messages(
 
     Args:
         name: file, folder or data set of the hub.
-        tokenizer: of the policy.
+        tokenizer: tokenizer of the policy.
         most: messages to return; 0 = all.
 
     Returns:

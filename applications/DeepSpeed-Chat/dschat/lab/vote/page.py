@@ -21,7 +21,7 @@ from dschat.base.errors import UserError
 from dschat.base.web_page import HOST, Component, check_address, gradio, launch
 from dschat.lab.vote.sessions import LONGEST_NAME, HumanSession, RaterView, Study, guidelines, rater_name
 
-FOLDER = Path(__file__).parent  # of human.html, human.css and human.js
+FOLDER = Path(__file__).parent  # folder with human.html, human.css and human.js
 TITLE = "Which response is better?"
 BUTTONS = (("1", "A is better"), ("2", "B is better"), ("3", "Equal"), ("4", "Pass"), ("u", "Undo"))
 LONGEST_COMMENT = 2000  # characters

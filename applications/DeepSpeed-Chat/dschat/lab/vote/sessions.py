@@ -169,7 +169,7 @@ class Study:
         votes: the file of votes.
         models: names of the first and the second.
         dataset: summarize, hh-rlhf, webgpt, a name of the user's own, or empty.
-        seed: of the shuffling of sides.
+        seed: seed of the shuffling of sides.
     """
 
     pairs: Sequence[Pair]

@@ -39,7 +39,7 @@ class RolloutWork:
     iteration: int
     epoch: int  # pass over the training prompts
     prompt_numbers: list[int]  # positions in the training data
-    moments: ScoreMoments | None  # of the scores of earlier iterations; None without --normalize_scores
+    moments: ScoreMoments | None  # moments of the scores of earlier iterations; None without --normalize_scores
     clock: Clock
 
 

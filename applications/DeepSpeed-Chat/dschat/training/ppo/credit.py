@@ -191,7 +191,7 @@ def assign_credit(
         kl_coef: coefficient of the KL penalty in this iteration; --adaptive_kl_target changes it.
         config: the flags.
         samples: responses to each prompt, in rows that follow each other.
-        moments: of the scores so far, with --normalize_scores.
+        moments: moments of the scores so far, with --normalize_scores.
         estimator: replaces that of --advantage_estimator.
     """
     # The KL is a part of the rewards or a term of the loss, never both.
@@ -238,7 +238,7 @@ def trained_scores(
         finished: shape ``(B,)``, bool, whether the response ended by itself.
         lengths: shape ``(B,)``, tokens of each response.
         config: the flags.
-        moments: of the scores so far, with --normalize_scores.
+        moments: moments of the scores so far, with --normalize_scores.
     """
     if moments is not None:
         scores = moments.normalised(scores)

@@ -25,7 +25,7 @@ from dschat.scoring.source import ResponseTexts, Scores, ScoreSource
 from dschat.settings.ppo import PPOConfig
 from macro_actions.types import Rollout
 
-DECAY = 0.992  # of the moving average, per PPO iteration
+DECAY = 0.992  # decay of the moving average, per PPO iteration
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class RequestedRows:
     """Responses to be sampled, prompt after prompt."""
 
     examples: list[PromptExample]  # the prompt of each row
-    sample_numbers: list[int]  # of each row among the responses to its prompt
+    sample_numbers: list[int]  # numbers of each row among the responses to its prompt
     seeds: list[int]
     samples: int  # responses to each prompt
 

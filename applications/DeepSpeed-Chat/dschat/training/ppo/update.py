@@ -52,7 +52,7 @@ def ppo_update(
         credit: this rank's rows with their advantages.
         config: the flags.
         plan: batch sizes.
-        seed: of the shuffling, the same on every rank.
+        seed: seed of the shuffling, the same on every rank.
         progress: updates that are done already, see `run_updates`.
         kl_coef: coefficient of the KL as a term of the policy's loss.
         left_out: gets the number of updates before this one and its rows (N,), see `run_updates`.
@@ -96,7 +96,7 @@ def rows_of_updates(
         count: rows of the rollout.
         update_size: rows of an update.
         ppo_epochs: passes over the rollout.
-        seed: of the order of the rows in each pass.
+        seed: seed of the order of the rows in each pass.
     """
     shuffle = np.random.RandomState(seed % 2**32)
     updates = []
@@ -233,7 +233,7 @@ def _actor_step(
         actor: the policy's engine.
         part: b rows with their advantages.
         new_logprobs: shape ``(b, R')``, differentiable.
-        counts: of the update.
+        counts: counts of the update.
         config: the flags.
         kl_coef: coefficient of the KL as a term of the loss.
     """

@@ -188,7 +188,7 @@ class Refuel(Algorithm):
             batch: the scored pairs.
             pairs: their dialogues.
             update: updates before this round.
-            clock: of the round.
+            clock: clock of the round.
         """
         bad_rows = []
         for name in ("logprobs", "ref_logprobs", "scores", "rewards"):

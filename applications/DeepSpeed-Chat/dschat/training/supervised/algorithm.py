@@ -48,7 +48,7 @@ class RowStatistics:
 class Task(Protocol[Example, AnyEngine]):
     """What is learnt: examples, a loss and an evaluation. Methods that are not abstract have a default."""
 
-    name: str  # of the loss in the metrics
+    name: str  # name of the loss in the metrics
     train: Sequence[Example]
     eval: Sequence[Example]
 
@@ -119,7 +119,7 @@ class Supervised(Algorithm, Generic[Example, EngineT]):
         """Takes the parts of a run.
 
         Args:
-            engine: of a PolicyModel (step 1, DPO, REFUEL on pairs) or a ScalarModel (the reward model).
+            engine: engine of a PolicyModel (step 1, DPO, REFUEL on pairs) or a ScalarModel (the reward model).
             task: what is learnt.
             config: the flags.
             run: batch sizes and the output folder.
