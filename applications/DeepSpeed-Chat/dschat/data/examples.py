@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows → examples: token ids cut to length, with a count of what was dropped and why.
+"""Makes examples from rows: token ids cut to length, with a count of dropped rows by reason.
 
-The functions take rows, the tokenizer of the model, the longest example in tokens, and the id that ends a response.
+The functions take rows, the model's tokenizer, the maximum length in tokens, and the id that ends a response.
 They return the examples in the order of the rows, and reason → number of rows dropped. If no example is left they
 raise UserError, except for `held_out` rows: an evaluation may have none.
 """
@@ -181,7 +181,7 @@ def is_unwritten(message: Mapping[str, Any] | None, text: str) -> bool:
 
 
 def has_further_fields(message: Mapping[str, Any]) -> bool:
-    """Whether a message holds something beside role, content and weight."""
+    """Whether a message holds something in addition to role, content and weight."""
     for name, value in message.items():
         if name not in ("role", "content", WEIGHT) and value not in EMPTY:
             return True

@@ -28,7 +28,7 @@ class Row:
     # The responses as messages, if they have other fields than role and content.
     chosen_message: dict[str, Any] | None = None
     rejected_message: dict[str, Any] | None = None
-    # Variables of the chat template beside the messages: tools, documents and those of column chat_template_kwargs.
+    # Further variables of the chat template: tools, documents and those of column chat_template_kwargs.
     template_arguments: dict[str, Any] = field(default_factory=dict)
 
     def reply(

@@ -139,7 +139,7 @@ def draw_charts(
     legend: Sequence[Look] = (),
     level_with_first: int = 0,
 ) -> bytes:
-    """Draw charts beside each other, as PNG.
+    """Draw charts next to each other, as PNG.
 
     Args:
         charts: at least one.
@@ -189,7 +189,7 @@ class BarMarker:
 
 @dataclass(frozen=True)
 class Bar:
-    """Shares of wins, ties and losses beside each other, in per cent."""
+    """Stacked shares of wins, ties and losses, in per cent."""
 
     label: str
     shares: Sequence[MeanInterval]  # empty where no verdict counts

@@ -200,8 +200,8 @@ class SweepFlags:
     )
 
     @property
-    def draws(self) -> dict[float, int]:
-        """Number of responses to each prompt by temperature, the lowest temperature first."""
+    def responses_per_prompt(self) -> dict[float, int]:
+        """Temperature → number of responses per prompt, the lowest temperature first."""
         counts = dict.fromkeys(self.single_temperatures, 1)
         counts.update(dict.fromkeys(self.temperatures, max(self.best_of)))
         return dict(sorted(counts.items()))
@@ -443,7 +443,7 @@ class InferenceOptions(ScoredOptions):
     """Answer a data set's held-out prompts with a model; a reward model or a function may score the responses.
 
     Writes PROJ_PATH/results/DATASET/temperature=T/MODEL.jsonl: prompt, response, finished and, where they are scored,
-    reward. Killed and started again with the same flags, it goes on where it stood.
+    reward. If it is interrupted, the same command continues it.
     """
 
     defaults: ClassVar[dict[str, Any]] = {"model": None}
@@ -467,8 +467,8 @@ class BestOfOptions(ScoredOptions):
     """Rewards of the best of N responses at several temperatures, and of a single response at each.
 
     Writes into PROJ_PATH/results/DATASET/best-of-n: MODEL.jsonl with all responses and their rewards, a row for each
-    prompt and temperature; MODEL.md and MODEL.json, the table; MODEL.png, the curves. Killed and started again with
-    the same flags, it goes on where it stood.
+    prompt and temperature; MODEL.md and MODEL.json, the table; MODEL.png, the curves. If it is interrupted, the same
+    command continues it.
     """
 
     rules: ClassVar[Rules] = (*ScoredOptions.rules, *BEST_OF_RULES)
@@ -485,7 +485,7 @@ class ProgramOptions(AnsweringOptions):
     """Answer APPS's problems with a model and run the programs on the problems' tests, in a sandbox.
 
     Writes PROJ_PATH/results/DATASET/temperature=T/MODEL.jsonl: prompt, difficulty, and of each sample its response and
-    what became of it. Killed and started again with the same flags, it goes on where it stood.
+    what became of it. If it is interrupted, the same command continues it.
     """
 
     defaults: ClassVar[dict[str, Any]] = {
@@ -515,7 +515,7 @@ class TextOptions(ModelOptions):
     """Perplexity and ROUGE of policies, loss and accuracy of reward models, on a split of a data set.
 
     Writes into the folder of --output: rows.jsonl, a row for each model and text; report.md, report.json, report.png.
-    Killed and started again with the same flags, it goes on where it stood.
+    If it is interrupted, the same command continues it.
     """
 
     helps: ClassVar[dict[str, str]] = {

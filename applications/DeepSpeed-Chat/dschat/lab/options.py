@@ -180,7 +180,7 @@ class AskingOptions(Config):
 class JudgeOptions(AskingOptions):
     """Let a judge model compare the responses of two models, pair by pair.
 
-    Killed and started again with the same flags, it goes on where it stood.
+    If it is interrupted, the same command continues it.
     """
 
     rules: ClassVar[Rules] = (*AskingOptions.rules, Check(_check_rubric_of_dataset))
@@ -203,7 +203,7 @@ class TurnOptions(AskingOptions):
 
     A row of a file is a finished dialogue: {"number": 0, "messages": [{"role": "user", "content": "…"}, …]}. Rows of
     both files with the same number begin with the same message. A judge model sees both dialogues up to each turn;
-    with --by_scores, the rows' own scores decide. Killed and started again, the same command goes on where it stood.
+    with --by_scores, the rows' own scores decide. If it is interrupted, the same command continues it.
     """
 
     helps: ClassVar[dict[str, str]] = {
@@ -225,7 +225,7 @@ class TurnOptions(AskingOptions):
 class VoteOptions(Config):
     """People compare the responses of two models: in the terminal, or with --web in a browser.
 
-    Every vote is saved at once. The same command goes on where the rater stopped.
+    Every vote is saved at once. The same command continues where the rater stopped.
     """
 
     helps: ClassVar[dict[str, str]] = {"output": "file to write votes to (.jsonl); votes already in it are kept"}

@@ -61,7 +61,7 @@ class Key:
 
 @dataclass(frozen=True)
 class MacroPanel:
-    """A segmented text beside others to compare with."""
+    """A segmented text, shown next to others."""
 
     title: str
     tokens: Sequence[MacroToken]

@@ -266,7 +266,7 @@ def mirrored(verdict: Verdict) -> Verdict:
 def combined(verdicts: Sequence[Verdict]) -> Verdict:
     """Verdict from those of both orders: a model wins only if it wins in each.
 
-    Opposite verdicts, and a win beside a tie, are a tie. If one is skip or invalid, so is the result.
+    Opposite verdicts are a tie, and so are a win and a tie. If one is skip or invalid, so is the result.
     """
     for uncounted in ("skip", "invalid"):
         if uncounted in verdicts:

@@ -30,7 +30,7 @@ class RunPart:
     Attributes:
         batches: row numbers of each batch.
         prepare: opens the models; called only if a batch is left to do.
-        shown: values to show beside the progress bar, by name, from all entries so far.
+        shown: from all entries so far, the values to show next to the progress bar, by name.
         columns: added to each entry; they tell the entries of this part from those of others.
         title: text before the progress bar.
         unit: what a row is called there.

@@ -106,7 +106,7 @@ def _examples(runs: Runs, labels: Labels) -> Section:
         samples = _with_tokens(run.last.samples)
         answers.append({sample["prompt"]: sample for sample in samples})
     # The SFT model has no macro actions of its own: show those of the condition with the longest. The length of a run
-    # without training rows is NaN, in place of which max() returns 0.
+    # without training rows is NaN, for which max() returns 0.
     lengths = {run.name: max(0.0, run.train_mean("macro/length")) for run in runs}
     longest = max(runs, key=lambda run: (lengths[run.name], run.name))
     starts = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text metrics: losses of a data set's responses, greedy responses beside them, scores of its pairs; text by text."""
+"""`dschat text`: losses of a data set's responses, ROUGE of greedy responses, and scores of pairs, text by text."""
 
 import json
 import logging

@@ -33,7 +33,7 @@ from dschat.lab.table import object_column
 
 REWARD_MODEL = "reward model"
 TEXTS = ["prompt", "response_a", "response_b"]
-# Columns that identify a judged item: equal texts are told apart by their occurrence in a file.
+# Columns that identify a judged item: equal texts are distinguished by their occurrence in a file.
 ITEM = [*TEXTS, "occurrence"]
 RATER = ["kind", "rater", "model_a", "model_b"]
 COMPARISON = [*TEXTS, "verdict", *RATER, "dataset"]
@@ -52,7 +52,7 @@ class VoteSection:
 
 
 def read_votes(files: Sequence[Path], margin: float) -> pd.DataFrame:
-    """Read files of verdicts and of scored responses, told apart by their columns; a repeated file counts once.
+    """Read files of verdicts and of scored responses, distinguished by their columns; a repeated file counts once.
 
     Verdicts of judges and people come first, in the order of the files; then the reward model's on each two files of
     responses to the same prompts.
@@ -141,7 +141,7 @@ def _aspects_of(
 def _compare_rewards(files: Sequence[Path], margin: float) -> pd.DataFrame:
     """Votes of the reward model on each two files with the same prompts, of different models.
 
-    An item counts once for two models, also where a sample of their files is given beside the complete ones.
+    An item counts once for two models, even if both their complete files and samples of them are given.
     """
     names = dict(zip(files, model_names(files), strict=True))
     tables = []
@@ -247,7 +247,7 @@ def sections_of(
     """Sort votes into sections by the names of models and data set.
 
     The first vote of a section decides which model comes first; votes on the models in the other order are exchanged.
-    Where the reward model has no vote in a section, the rewards beside verdicts are compared.
+    If the reward model has no vote in a section, the rewards in the rows of the verdicts are compared.
 
     Args:
         votes: rows as `read_votes` returns them.

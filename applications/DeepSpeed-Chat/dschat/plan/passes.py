@@ -213,7 +213,7 @@ class AliveBytes(TorchDispatchMode):
         weakref.finalize(storage, self._drop, key)
 
     def count_whole(self, tensor: Tensor) -> None:
-        """Counts all bytes of a tensor of which only a share counted so far."""
+        """Counts all bytes of a tensor that has been counted in part so far."""
         storage = tensor.untyped_storage()
         counted = self._counted.get(storage._cdata)
         if counted:

@@ -415,9 +415,9 @@ def _scored_batch(
     if isinstance(config, RefuelOnlineConfig) and not config.kl.kl_coef:
         # The policy, in micro-batches as large as those of its updates.
         return texts, training.rows, training.tokens
-    drawn = plan.rollout_per_rank * plan.samples_per_prompt
+    sampled = plan.rollout_per_rank * plan.samples_per_prompt
     held_out = _held_out(config, plan.world_size)
-    examples = min(scoring.rows, max(drawn, held_out)) if held_out else scoring.rows
+    examples = min(scoring.rows, max(sampled, held_out)) if held_out else scoring.rows
     return texts, examples, scoring.tokens
 
 

@@ -19,7 +19,7 @@ from dschat.settings.refuel import RefuelOnlineConfig
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory that a run needs, beside what its machine has."""
+    """The memory that a run needs, and the memory of its machine."""
 
     config: CommonConfig
     machine: Machine

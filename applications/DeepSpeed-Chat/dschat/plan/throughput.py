@@ -116,7 +116,7 @@ def _expect_rollouts(
     gpu: NamedGpu,
     trained: TokenRate,
 ) -> Expectation:
-    """The speed of sampling and of whole iterations of step 3, beside that of training."""
+    """The speed of step 3: of sampling and of whole iterations, in addition to that of training."""
     batches = config.plan_batches(plan.machine.processes)
     rows = batches.rollout_per_rank * batches.samples_per_prompt
     slots = min(rows, config.sampling.per_device_generation_batch_size * batches.samples_per_prompt)

@@ -25,7 +25,7 @@ class ExampleFlags:
 class QuickstartOptions(ExampleFlags):
     """Run the whole pipeline on this machine, in minutes: corpus, model, three steps, with and without macro actions.
 
-    Runs the same commands as any training, as processes of their own, on a synthetic corpus and a small Gemma.
+    Runs the same commands as any training, as separate processes, on a synthetic corpus and a small Gemma.
     """
 
     model: str | None = flag(

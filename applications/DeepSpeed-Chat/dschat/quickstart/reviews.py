@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole pipeline on one machine: corpus, model, step 1, step 2, step 3 with and without macro actions, report.
 
-Runs the same commands as any training, in processes of their own, on a synthetic corpus and a small Gemma.
+Runs the same commands as any training, as separate processes, on a synthetic corpus and a small Gemma.
 """
 
 import time

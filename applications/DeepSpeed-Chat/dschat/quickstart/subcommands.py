@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs subcommands of `dschat` in processes of their own, for programs that run several of them in turn."""
+"""Runs subcommands of `dschat` as separate processes, for programs that run several of them in turn."""
 
 import os
 import shlex

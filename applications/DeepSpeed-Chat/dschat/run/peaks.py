@@ -68,7 +68,7 @@ def measure_own_gpu(dtype: torch.dtype, record: RunRecord) -> Peaks | None:
     torch.cuda.empty_cache()  # models and vLLM will need the memory
     record.peaks = describe_peaks(peaks, dtype)
     logger.info(
-        "measured peaks of the GPU, of which time/mfu and time/bandwidth are shares: %.0f TFLOP/s in %s, %.0f GB/s",
+        "measured peaks of the GPU (time/mfu and time/bandwidth are shares of them): %.0f TFLOP/s in %s, %.0f GB/s",
         record.peaks["tflops"],
         record.peaks["dtype"],
         record.peaks["gb_per_second"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of REFUEL, which regresses the relative rewards of two replies: on pairs drawn before, and online."""
+"""Flags of REFUEL, which regresses the relative rewards of two replies: on pairs sampled beforehand, and online."""
 
 import logging
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of sampling: how responses are drawn, by what, and how many for a rollout and its updates."""
+"""Flags of sampling: how responses are generated, and how many per rollout and update."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec

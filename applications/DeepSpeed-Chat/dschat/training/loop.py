@@ -89,7 +89,7 @@ class Algorithm(Protocol):
         return None
 
     def state_dict(self) -> Progress:
-        """What a checkpoint must hold beside models and optimisers."""
+        """State that a checkpoint must hold in addition to models and optimisers."""
         return Progress(0, {}, {})
 
     def load_state_dict(self, state: Progress) -> None:
@@ -116,7 +116,7 @@ class Loop:
         self.updates_per_iteration = run.plan.updates_per_iteration
         self.iteration = 0  # finished iterations
         self.evaluated = -1  # updates before the last evaluation
-        # The global random states after the last iteration or evaluation; users' functions may draw from them.
+        # The global random states after the last iteration or evaluation; users' functions may use them.
         self.random = random_states()
 
     @property

@@ -49,7 +49,7 @@ def rehearsal(
     Raises:
         UserError: the memory of the device does not suffice; it names the flags that help.
     """
-    states = random_states()  # adapters with dropout draw random numbers
+    states = random_states()  # adapters with dropout use random numbers
     try:
         sampling_memory = torch.empty(decoding_bytes, dtype=torch.uint8, device=device())
         with ExitStack() as stack:

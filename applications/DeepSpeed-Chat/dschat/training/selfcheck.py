@@ -41,7 +41,7 @@ PADDING = (3, 2)  # columns before and after
 WRONG = "The model's architecture is computed wrongly here, or actor and reference differ; please report the model."
 RANDOM = (
     "Something in the model is random in training mode, such as dropout or noise of a router: an update would not see "
-    "the numbers that samples are drawn with. Set it to 0 in the model's config.json, or use another model."
+    "the numbers that responses are sampled with. Set it to 0 in the model's config.json, or use another model."
 )
 
 
@@ -169,7 +169,7 @@ def check_attention_parity(
 ) -> None:
     """Checks that the attention that a flag names gives the numbers and gradients of eager attention.
 
-    PyTorch's sdpa, the default, is not compared, nor are models that compute attention by code of their own. Sliding
+    PyTorch's sdpa, the default, is not compared, nor are models with their own attention code. Sliding
     windows count as far as ATTENTION_TOKENS reach.
 
     Args:

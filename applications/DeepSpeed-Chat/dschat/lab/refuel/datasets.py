@@ -19,7 +19,7 @@ from dschat.lab.runner import Concluded, Conclusion, Entry, RunPart, go_on_with_
 
 OUTPUT = "--output_repo"
 ROWS = "train.jsonl"
-RECORD = "made.json"  # beside the rows: the settings that made them; a data set without it is not finished
+RECORD = "made.json"  # file with the settings that made the rows; a data set without it is not finished
 
 
 @dataclass(frozen=True)

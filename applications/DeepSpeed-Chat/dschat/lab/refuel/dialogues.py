@@ -179,11 +179,11 @@ def _open_assistant(
     """A model that writes replies, which end at the end of a turn, too."""
     ends = [turn_end(tokenizer).token_id]
     sampler = TokenSamplerFlags(top_k=0, top_p=options.dialogues.top_p)
-    causal_lm, sampling, draw = load_sampler(
+    causal_lm, sampling, sample = load_sampler(
         path, flag, tokenizer, options.generation, sampler, options.dialogues.temperature, where, ends
     )
     longest = position_limit(causal_lm) or trained_length(causal_lm.config)
-    return PolicyAssistant(draw, tokenizer, sampling, longest, may_end=True)
+    return PolicyAssistant(sample, tokenizer, sampling, longest, may_end=True)
 
 
 def _open_user(options: GenerateOptions, endpoint: Endpoint | None, where: Compute) -> User:

@@ -124,7 +124,7 @@ class GenerateOptions(DataSetOptions):
     """Roll out dialogues of a policy with a simulated user, and each of them once more from one of its turns on.
 
     Writes train.jsonl: trajectory, trajectory_sampled_h_from_sampled_len, sampled_len_from_5,
-    sampled_h_from_sampled_len. Killed and started again with the same flags, it goes on where it stood. The key of a
+    sampled_h_from_sampled_len. If it is interrupted, the same command continues it. The key of a
     server comes from OPENAI_API_KEY.
     """
 
@@ -159,7 +159,7 @@ class RankOptions(DataSetOptions):
     """Score the dialogues of `dschat refuel-data generate` with a reward model, as they stand at the end of each turn.
 
     Writes train.jsonl: the columns it read, and the rewards of both dialogues; what could not be scored is -99999.
-    Killed and started again with the same flags, it goes on where it stood.
+    If it is interrupted, the same command continues it.
     """
 
     rules: ClassVar[Rules] = (

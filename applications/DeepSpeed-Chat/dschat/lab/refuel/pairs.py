@@ -45,7 +45,7 @@ NO_NUMBER = "the reward function gave no number"
 AT_ONCE = 32  # rows of two dialogues that are kept together
 TRAIN = "train.parquet"
 TEST = "test.parquet"
-MOST_HELD_OUT = 10  # one pair in so many
+MOST_HELD_OUT = 10  # at most one pair in 10 is held out
 
 Score = Callable[[Sequence[Dialogue]], list[float | str]]  # numbers, or why there is none
 
@@ -76,7 +76,7 @@ def run_rank(options: RankOptions) -> str:
             rows.append({**raw, **entry["rewards"]})
         if failures.total() == scored:
             raise UserError(f"{PROMPTS} {flags.prompts}: not one of {scored} dialogues got a reward: {failures}.")
-        failed = f", of which {failures.total()} failed and are {FAILED:g} ({in_words(failures)})" if failures else ""
+        failed = f"; {failures.total()} failed and are {FAILED:g} ({in_words(failures)})" if failures else ""
         return rows, f"{scored} rewards of {len(pairs)} pairs of dialogues{failed}"
 
     settings = {"prompts": f"{flags.prompts} (rows {digest(raw for _, raw in raws)})"} | scorer_settings

@@ -142,7 +142,7 @@ def serve(
 
 
 def build(study: Study, rater: str) -> Any:
-    """The page as Gradio Blocks: a form for the name, the ballot, and the end, one of which is visible.
+    """The page as Gradio Blocks: a form for the name, the ballot, or the end; only one of them is visible.
 
     Hidden boxes hold the rater, the item and the last vote, which the browser sends with a vote.
     """
