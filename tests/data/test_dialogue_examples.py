@@ -55,11 +55,11 @@ def test_state_and_reply_are_the_template_up_to_the_end_token(name, turn) -> Non
         ([], "a dialogue must be a list"),
         ("hello", "a dialogue must be a list"),
         (dialogue("a", "b")[1:], r"message 1 has the role 'assistant' instead of 'user': roles must alternate"),
-        ([*dialogue("a"), *dialogue("b")], r"message 2 is of 'user' where 'assistant'"),
-        ([{"role": "system", "content": "x"}], r"message 1 is of 'system'"),
+        ([*dialogue("a"), *dialogue("b")], r"message 2 has the role 'user' instead of 'assistant'"),
+        ([{"role": "system", "content": "x"}], r"message 1 has the role 'system'"),
         (dialogue("a", "  "), r"message 2 \(assistant\) is empty"),
         ([{"role": "user", "content": None}], "message 1 must be text"),
-        (["a"], "message 1 is of None"),
+        (["a"], "message 1 has the role None"),
     ],
 )
 def test_bad_dialogues_are_named(messages, complaint) -> None:

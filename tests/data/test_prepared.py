@@ -443,9 +443,9 @@ def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplo
         patch.setattr("dschat.data.prepared.make.read_share", None)  # nothing is read before
         for output, words in (
             (home, "this is not one; give another folder"),
-            (home / "thesis.tex", "this is none"),
-            (source, "this is none"),
-            (tmp_path, "this is none"),
+            (home / "thesis.tex", "this is not one"),
+            (source, "this is not one"),
+            (tmp_path, "this is not one"),
             (folder, "holds notes.txt, which `prepare` did not write"),
         ):
             prepare(source, model, output, *flags, status=2)

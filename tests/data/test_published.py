@@ -166,7 +166,7 @@ def test_apps_without_a_solution(solutions):
         ({"solutions": "[" * 100_000}, "'solutions' is not valid JSON"),
         ({"solutions": '{"a": 1}'}, "'solutions' must hold a JSON list, not an object"),
         ({"solutions": "[[3]]"}, "the first of 'solutions' must be text, not a list"),
-        ({"input_output": '{"fn_name": '}, "'input_output' holds no valid JSON"),
+        ({"input_output": '{"fn_name": '}, "'input_output' is not valid JSON"),
     ],
 )
 def test_bad_apps(change, wanted):

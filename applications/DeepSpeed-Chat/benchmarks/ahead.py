@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rollout ahead beside none: the quickstart's step 3, sampled by a vLLM server, with several seeds.
+"""Compares sampling one rollout ahead with sampling the current one, by a vLLM server on the quickstart's step 3.
 
     python ahead.py --vllm_python ../../../.venv-vllm/bin/python --seeds 5 --json ahead.json
 

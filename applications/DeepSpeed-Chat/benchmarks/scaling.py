@@ -288,7 +288,7 @@ def with_rows(
     work: ClusterIteration,
     speeds: Assumptions,
 ) -> Iterator[GpuLayout]:
-    """The layout with as many rows of full length as fit beside the weights in an engine's share; none if none do."""
+    """The layout with the most rows of full length that fit into an engine's memory beside the weights, if any fit."""
     room = share * speeds.memory - push_bytes(layout.plan.roles[0].weights) / layout.parallel
     row = (work.prompt + work.response) * token_bytes(layout, layout.parallel)
     rows = min(MOST_ROWS, int(room / row))
@@ -304,7 +304,7 @@ class IterationCost:
     """Seconds of the parts of an iteration, and bytes."""
 
     push: float
-    draw: float
+    sample: float
     score: float
     train: float
     pushed: float  # bytes of the actor's weights
@@ -314,8 +314,8 @@ class IterationCost:
         """Seconds of the iteration; with `ahead`, sampling runs while the models score and train."""
         learning = self.score + self.train
         if ahead:
-            return self.push + max(self.draw, learning)
-        return self.push + self.draw + learning
+            return self.push + max(self.sample, learning)
+        return self.push + self.sample + learning
 
 
 def iteration(
@@ -358,8 +358,8 @@ def iteration(
         push += pushed / (speeds.nvlink if is_one_node else speeds.infiniband)
 
     share = speeds.own_decoding if way == OWN else speeds.vllm_decoding
-    draw = sampling_seconds(layout, share, work, speeds)
-    return IterationCost(push, draw, score, train, pushed, scoring_moved + training_moved)
+    sample = sampling_seconds(layout, share, work, speeds)
+    return IterationCost(push, sample, score, train, pushed, scoring_moved + training_moved)
 
 
 def rows_of(processes: int, work: ClusterIteration) -> int:
@@ -420,7 +420,7 @@ def best(
 
 def time_table(rows: Sequence[Row]) -> str:
     """The rows of one model; numbers of GPUs on which nothing fits are listed below."""
-    seconds = ("push", "draw", "score", "train", "total")
+    seconds = ("push", "sample", "score", "train", "total")
     fitting = {row["gpus"] for row in rows if "total" in row}
     lines = []
     missing: dict[str, None] = {}

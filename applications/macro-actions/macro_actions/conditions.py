@@ -216,7 +216,7 @@ def parsing(
         cutoff: in tokens, at least 3.
         parser: ``benepar``, ``chunker``, or ``tree-sitter`` for programs.
         model: model of the parser, where it has several.
-        end_ids: ids that end a response, beside the tokenizer's special ones.
+        end_ids: ids that end a response, in addition to the tokenizer's special ids.
 
     Returns:
         ends, shape ``(B, R)``, bool.

@@ -176,7 +176,7 @@ def attempted(label: Figures, task: Task) -> list[Figures]:
 def drawer(
     decoder: str, model: GemmaForCausalLM, prompts: list[list[int]], report: Callable[[str], None]
 ) -> Callable[[int], object]:
-    """A function that samples responses of so many tokens to all prompts.
+    """Returns a function that samples responses with a given number of tokens to all prompts.
 
     `report` receives how our decoders launched their steps.
     """

@@ -73,7 +73,7 @@ def run_inference(options: InferenceOptions) -> str:
 
 
 def run_best_of_n(options: BestOfOptions) -> str:
-    """Sample and score a sweep; writes `options.result_path`, a table and curves beside it, and returns the table.
+    """Sample and score a sweep; writes `options.result_path`, a table and a chart, and returns the table.
 
     At each temperature, the responses to a prompt are sampled once, as many as the largest N; the best of N is that
     of the first N of them.
@@ -107,7 +107,10 @@ def run_best_of_n(options: BestOfOptions) -> str:
         sweep = sweep_of(path.stem, numbered_rows)
         table = write_best_of([sweep], options.sweep.best_of, path.parent, path.stem)
         left_out = f", {selection.dropped} prompts left out" if selection.dropped else ""
-        return rows, f"{table}\n{len(selection.examples)} prompts{left_out}: {path} and beside it .md, .json and .png"
+        return (
+            rows,
+            f"{table}\n{len(selection.examples)} prompts{left_out}: {path}, and the same name with .md, .json and .png",
+        )
 
     settings |= settings_of(options, ("best_of", "temperatures", "single_temperatures"))
     parts: list[RunPart] = []

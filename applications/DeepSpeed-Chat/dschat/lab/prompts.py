@@ -216,5 +216,5 @@ def refuse_finished(options: AnsweringOptions) -> None:
     if options.result_path.exists() and not options.result.overwrite:
         raise UserError(
             f"{options.result_path} exists, finished. Remove it or give --overwrite to make it again, or --name for a "
-            "file beside it."
+            "file next to it."
         )

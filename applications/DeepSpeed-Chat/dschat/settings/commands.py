@@ -104,7 +104,7 @@ def require_token(host: str, variable: str, danger: str, use: str = ", here and 
     Args:
         host: where it would listen.
         variable: which holds the token.
-        danger: what whoever reaches the server could do.
+        danger: what anyone who reaches the server could do.
         use: where the token is given.
     """
     if not _is_own(host) and not os.environ.get(variable):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FRAMEWORKS = ("skyrl", "slime", "verl", "openrlhf", "trl")
-# Termination condition → what it reads beside the response mask.
+# Termination condition → what it reads in addition to the response mask.
 READS = {"parsing": "response_ids", "ppl": "ref_logprobs", "randomized": "uids"}
 CONDITIONS = ("fixed", "turn", *READS)
 

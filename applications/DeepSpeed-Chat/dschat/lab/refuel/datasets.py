@@ -82,8 +82,8 @@ class OutputLocation:
             try:
                 target.mkdir(parents=True, exist_ok=True)
                 for name in files:
-                    with writing(target / name) as beside:
-                        shutil.copyfile(self.folder / name, beside)
+                    with writing(target / name) as temporary:
+                        shutil.copyfile(self.folder / name, temporary)
             except OSError as error:
                 raise UserError(
                     f"{OUTPUT} {target}: cannot be written: {error}; the rows are in {self.folder}"

@@ -275,8 +275,8 @@ def _write(
         if not len(rows):
             file.unlink(missing_ok=True)
             continue
-        with reporting(str(file)), writing(file) as beside:
-            parquet.write_table(pairs.take(rows), beside)
+        with reporting(str(file)), writing(file) as temporary:
+            parquet.write_table(pairs.take(rows), temporary)
     location.record(settings, summary)
     files = [TRAIN, TEST] if test_rows else [TRAIN]
     return f"{summary}: {location.hand_over(files)}"
