@@ -107,10 +107,8 @@ def run_best_of_n(options: BestOfOptions) -> str:
         sweep = sweep_of(path.stem, numbered_rows)
         table = write_best_of([sweep], options.sweep.best_of, path.parent, path.stem)
         left_out = f", {selection.dropped} prompts left out" if selection.dropped else ""
-        return (
-            rows,
-            f"{table}\n{len(selection.examples)} prompts{left_out}: {path}, and the same name with .md, .json and .png",
-        )
+        files = f"{path}, and the same name with .md, .json and .png"
+        return rows, f"{table}\n{len(selection.examples)} prompts{left_out}: {files}"
 
     settings |= settings_of(options, ("best_of", "temperatures", "single_temperatures"))
     parts: list[RunPart] = []
