@@ -109,7 +109,7 @@ NAN = float("nan")
     ("command", "changes", "words"),
     [
         ("rewards", {"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt", "any name, with --data_path"]),
-        ("rewards", {"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "no path"]),
+        ("rewards", {"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "may hold only letters"]),
         ("rewards", {"dtype": "int8"}, ["--dtype int8", "fp32, bf16, fp16"]),
         ("rewards", {"rollout_engine": "x"}, ["--rollout_engine x", "continuous, generate"]),
         ("rewards", {"model": None}, ["--model", "--ref_scores"]),

@@ -67,7 +67,7 @@ def measure(
     base: IterationWork,
     repeats: int,
 ) -> Point:
-    """One point: the slowest process, and the largest."""
+    """Measures one point: CPU seconds of the slowest process and memory of the largest one."""
     work = base
     if name == "response":
         work = replace(base, response=value)

@@ -166,7 +166,7 @@ def step_seconds(
 
 @dataclass(frozen=True)
 class GpuLayout:
-    """Which GPUs do what."""
+    """A layout: which GPUs train, and which sample."""
 
     plan: Plan  # plan of the processes that train
     servers: int = 0  # GPUs that only sample

@@ -223,7 +223,7 @@ def quickstart_table(runs: pd.DataFrame) -> str:
 
 
 def ends_table(folder: Path, runs: pd.DataFrame) -> str:
-    """How many runs end how many of their responses with EOS, with each set of kernels."""
+    """Table of the shares of responses that end with EOS, for each set of kernels."""
     rates = {"this processor's": runs["eos_rate"].tolist()}
     for kernels in KERNELS:
         folders = [kernel_run(folder, seed, kernels) for seed in SEEDS]

@@ -214,7 +214,7 @@ def study_table(finished: Finished, best: Sequence[pd.DataFrame]) -> str:
 
 
 def policy_columns(evaluations: Sequence[HeldOut]) -> dict[str, str]:
-    """What a policy does on held-out instructions, from one evaluation for each seed."""
+    """Numbers of a policy on held-out instructions, from one evaluation per seed."""
     columns = {}
     names = {GOLD: "gold score", "scores": "reward-model score", "kl": "KL to SFT", "length": "tokens"}
     for name, title in names.items():

@@ -49,7 +49,7 @@ PROMPT_WORDS = 3  # with the mark
 
 @dataclass(frozen=True)
 class LearningTask:
-    """What a policy learns.
+    """A task that a policy learns.
 
     Attributes:
         kind: style, opener, reviews or programs; also the name of its gold function.

@@ -51,7 +51,7 @@ class TurnRun:
         return folder / self.game / f"seed-{self.seed}"
 
     def output(self, folder: Path) -> Path:
-        """Its output folder."""
+        """Output folder of the run."""
         return self.start(folder) / f"run-{list(SETTINGS).index(self.setting)}"
 
 

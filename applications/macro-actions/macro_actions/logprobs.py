@@ -168,7 +168,7 @@ def chunk_positions(vocab_size: int, device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What the gradient of one chunk of n positions is computed from.
+    """Tensors from which the gradient of a chunk of n positions is computed.
 
     Attributes:
         states: shape ``(n, H)``, the leaf at which the head's graph begins.

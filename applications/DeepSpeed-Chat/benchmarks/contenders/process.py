@@ -106,7 +106,7 @@ def usual(runs: Sequence[IterationFigures]) -> IterationFigures:
 
 
 class Contender:
-    """One contender, which ends with its context; its output goes to standard error."""
+    """A contender's process, which ends with its context; its output goes to standard error."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Contender:
         self._answers()
 
     def iterate(self) -> list[IterationFigures]:
-        """One iteration; the figures of each process."""
+        """Runs one iteration; returns the figures of each process."""
         for _, pipe in self._processes:
             pipe.send(None)
         return self._answers()

@@ -97,7 +97,7 @@ class ModelPeaks:
         self.figures: dict[str, list[float]] = {}
 
     def measure(self) -> None:
-        """Every case, one after another in the same processes."""
+        """Measures every case, one after another in the same processes."""
         self._peak("opened at ZeRO 2", lambda: self._open(2))
         models = [self._peak("opened at ZeRO 3", lambda: self._open(3))]
         actor = self._peak("engine at ZeRO 3", lambda: train(models.pop()))

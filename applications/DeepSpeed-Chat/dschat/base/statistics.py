@@ -39,7 +39,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean with its 95 % interval; the ends are None where there is a single value."""
+    """A mean with its 95 % interval, whose ends are None for a single value."""
 
     value: float
     low: float | None = None
@@ -55,7 +55,7 @@ class MeanInterval:
 
 @dataclass(frozen=True)
 class Rate(MeanInterval):
-    """A share between 0 and 1 with its interval; the ends are None where there is no interval."""
+    """A share between 0 and 1 with its interval, whose ends are None if there is no interval."""
 
     @property
     def per_cent(self) -> MeanInterval:
@@ -65,7 +65,7 @@ class Rate(MeanInterval):
         return MeanInterval(100 * self.value, low, high)
 
     def text(self, digits: int = 1) -> str:
-        """In per cent: `62.0 [48.2, 74.1]`."""
+        """The share and its interval in per cent, such as `62.0 [48.2, 74.1]`."""
         return self.per_cent.text(digits)
 
 
@@ -86,7 +86,7 @@ class Tally:
 
     @property
     def given(self) -> int:
-        """All verdicts, with those that are not counted."""
+        """Number of all verdicts, counted or not."""
         return self.counted + self.invalid + self.skipped
 
 

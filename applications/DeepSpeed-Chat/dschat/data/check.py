@@ -107,7 +107,7 @@ def _token_sections(
 
 
 def _describe_rows(path: str, source: Source, keys: ColumnFlags) -> list[str]:
-    """Where the rows come from, their number, format and responses, and the number of skipped rows."""
+    """Describes the rows of a source: files, number, format, responses, and number of skipped rows."""
     rows = source.train + source.eval
     origin = ", ".join(map(str, source.files))
     if source.hub:
@@ -131,7 +131,7 @@ def _describe_rows(path: str, source: Source, keys: ColumnFlags) -> list[str]:
 
 
 def _responses(row: Row) -> str:
-    """Which responses a row has, in words."""
+    """The responses of a row, in words."""
     if row.chosen is not None:
         return "one" if row.rejected is None else "chosen and rejected"
     if row.no_response is not None:

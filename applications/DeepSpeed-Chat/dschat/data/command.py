@@ -35,7 +35,7 @@ def run(options: RowOptions, describe_solutions: Describe | None = None) -> str:
 
 
 def _report(path: str, options: RowOptions, describe_solutions: Describe | None) -> str:
-    """What the command prints for one path."""
+    """The text that the command prints for one path."""
     if isinstance(options, PrepareOptions):
         return _prepare(path, options)
     if isinstance(options, CheckOptions):

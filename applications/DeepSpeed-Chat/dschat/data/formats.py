@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the columns of a data file to a `Row`: texts, lists of messages, the published data sets.
+"""Makes a `Row` from the columns of a data file: texts, lists of messages, the published data sets.
 
 Preference data come in two forms: `prompt` holds the messages that both responses answer (explicit), or `chosen` and
 `rejected` repeat them (implicit). The messages that both share are the prompt, the last message of each the response.

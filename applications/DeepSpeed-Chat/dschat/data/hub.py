@@ -326,7 +326,7 @@ def push(
     public: bool,
     flag: str,
 ) -> str:
-    """Pushes files of a folder to a data set of the hub, which is created if need be.
+    """Pushes files of a folder to a data set of the hub, which is created if it does not exist.
 
     Args:
         folder, files: the folder, and the names of the files in it.

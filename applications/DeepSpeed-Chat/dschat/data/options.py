@@ -49,7 +49,7 @@ class LengthFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class CheckFlags:
-    """What a check looks at besides."""
+    """Further settings of a check."""
 
     data_split: str | None = flag(
         "fractions of the rows for steps 1, 2 and 3, such as 2,4,4; if not given, 2,4,4 for the published data sets"
@@ -62,7 +62,7 @@ class CheckFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class PreviewFlags:
-    """Which rows are shown, and how."""
+    """Rows to show, and colours."""
 
     rows: int = flag("number of rows", 3, AT_LEAST_1, aliases=["-n"])
     step: Literal[1, 2, 3] | None = flag(
@@ -75,7 +75,7 @@ class PreviewFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class PrepareFlags:
-    """What is left out, what is cut, and what is written."""
+    """Filters, length limits, and output of a preparation."""
 
     output: str = flag("folder to write, which training takes as --data_path", path=True)
     stage: Literal["finetune", "preference"] = flag(

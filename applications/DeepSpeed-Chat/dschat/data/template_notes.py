@@ -176,7 +176,7 @@ def unread_column_counts(
     keys: ColumnFlags,
     reads: Sequence[str] = (),
 ) -> Counter[str]:
-    """Column → number of rows in which it holds something, but is read for neither prompt nor responses."""
+    """Column → number of rows with a value in it, for columns that neither prompt nor responses are read from."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts.update(column for column in unread_columns(row, keys) if column not in reads)

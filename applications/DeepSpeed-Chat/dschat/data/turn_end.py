@@ -368,7 +368,7 @@ def _without_special_end(tokenizer: PreTrainedTokenizerBase, turn: str) -> tuple
 
 
 def other_call_ends(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> Counter[str]:
-    """Special tokens, other than a text's, with which the template ends tool calls → number of responses.
+    """Special tokens with which the template ends tool calls but not texts → number of responses.
 
     In training all responses end with one token instead.
     """

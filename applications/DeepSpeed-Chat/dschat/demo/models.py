@@ -122,7 +122,7 @@ def is_policy(folder: Path) -> bool:
 
 
 def is_classifier(config: Json) -> bool:
-    """Whether a model's config.json is that of a reward model or critic."""
+    """Whether a config.json belongs to a reward model or critic."""
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
     return any(str(name).endswith("ForSequenceClassification") for name in names)

@@ -62,7 +62,7 @@ class GPUFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class GenerationFlags:
-    """What generates responses, how many at once and how long."""
+    """Engine, batch size and length of generation."""
 
     batch_size: int = flag("prompts for which responses are generated at the same time", 16, AT_LEAST_1)
     rollout_engine: Engine = flag(
@@ -84,7 +84,7 @@ class TokenSamplerFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class PromptFlags:
-    """Which prompts of a data set are answered."""
+    """Number and length of the prompts to answer."""
 
     num_samples: int | None = flag("number of prompts; all if not given", None, AT_LEAST_1)
     max_prompt_len: int | None = flag("skip prompts longer than this, in tokens including BOS", None, AT_LEAST_1)
@@ -149,7 +149,7 @@ class ResponseFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class ScoreFlags:
-    """What scores responses."""
+    """The reward model or function that scores responses."""
 
     reward_model: str | None = flag(
         "reward model that scores responses: folder or hub id of a sequence classifier with one label", None, path=True
@@ -433,7 +433,7 @@ class ScoredOptions(AnsweringOptions):
 
     @property
     def prompt_count(self) -> int | None:
-        """Number of prompts to take; without --num_samples that of the protocol; None = all."""
+        """Number of prompts to use; by default that of the protocol; None = all."""
         if self.prompts.num_samples is None and self.dataset_name != UNSHUFFLED:
             return PROTOCOL_SAMPLES
         return self.prompts.num_samples

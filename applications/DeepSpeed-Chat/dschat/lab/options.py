@@ -99,7 +99,7 @@ class CostFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class RubricFlags:
-    """What the judge looks at."""
+    """Rubric by which the judge compares."""
 
     dataset: str = flag(
         "data set whose rubric is used: summarize, hh-rlhf (hh) or webgpt; with --rubric, any name for the results",
@@ -110,14 +110,14 @@ class RubricFlags:
 
 @dataclass(kw_only=True, frozen=True)
 class TurnFlags:
-    """What decides a turn."""
+    """Whether a judge or the rows' scores decide each turn."""
 
     by_scores: bool = flag("decide each turn by the higher value in the rows' column scores, without a judge", False)
 
 
 @dataclass(kw_only=True, frozen=True)
 class VoteFlags:
-    """Who votes, on what data set, and where."""
+    """Rater, data set, and terminal or page."""
 
     dataset: str = flag("data set whose guidelines are shown: summarize, hh-rlhf or webgpt; or any other name", "")
     rater: str | None = flag("name of the person who votes; the login name if not given (--web asks for it)", None)

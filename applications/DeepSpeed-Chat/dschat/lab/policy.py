@@ -176,7 +176,7 @@ def load_sampler(
 
 
 def locate_policy(path: str) -> str:
-    """What transformers can open: `path`, a folder or hub id, or the `actor` below it where there is no model.
+    """The path that transformers can open: a folder or hub id, or the folder `actor` below it if it holds no model.
 
     `path` comes back unchanged where nothing better exists; then the loader refuses it.
     """

@@ -192,7 +192,7 @@ class Answering:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the rows depend on."""
+        """The settings that the rows depend on."""
         dataset = self.options.dataset_name
         settings = {"dataset": dataset} | settings_of(self.options, RECORDED)
         settings["num-samples"] = self.options.prompt_count

@@ -148,7 +148,7 @@ def read_pairs(
 
 
 def model_names(files: Sequence[Path]) -> list[str]:
-    """Names of models: those of the files of their responses, without "-sampled".
+    """Names of models, taken from the files of their responses, without "-sampled".
 
     Files of the same name in different folders are distinguished by their paths below the folder they share.
     """
@@ -264,7 +264,7 @@ def mirrored(verdict: Verdict) -> Verdict:
 
 
 def combined(verdicts: Sequence[Verdict]) -> Verdict:
-    """Verdict from those of both orders: a model wins only if it wins in each.
+    """Combined verdict of both orders: a model wins only if it wins in both.
 
     Opposite verdicts are a tie, and so are a win and a tie. If one is skip or invalid, so is the result.
     """

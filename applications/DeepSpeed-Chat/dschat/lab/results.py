@@ -294,7 +294,7 @@ def group_agreement(name: str, verdicts: pd.DataFrame) -> Row:
 
 
 def majority(verdicts: pd.DataFrame) -> Column:
-    """Most frequent verdict on each item: tie where several are, NaN where there is none.
+    """Most frequent verdict on each item; a tie if several are equally frequent, NaN if there is none.
 
     Args:
         verdicts: a column per person, as from `counted_verdicts`.

@@ -143,7 +143,7 @@ def read_run(name: str, folder: Path) -> RunData:
 
 
 def _by_update(rows: Sequence[Mapping[str, float]]) -> pd.DataFrame:
-    """Rows in the order of their updates; of two rows of one update the later one."""
+    """Rows in the order of their updates; if an update has two rows, the later one counts."""
     if not rows:
         return pd.DataFrame(columns=HEAD)
     table = pd.DataFrame(rows).drop_duplicates("update", keep="last")

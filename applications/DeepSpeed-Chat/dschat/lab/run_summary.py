@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of runs of step 3: tables and sentences of their report, and how fast each run reached the first one's end.
+"""Results of runs of step 3: tables and sentences of their report, and the speed-up of each run over the first.
 
 `labels` maps what runs are compared by (metric function, scores, KL, length, share that ended by EOS) to its name in
 the report, see `labels_of`.

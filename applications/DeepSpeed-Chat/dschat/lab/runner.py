@@ -75,7 +75,7 @@ def run_batches(
 
 
 def _run_part(journal: Journal, part: RunPart) -> list[Entry]:
-    """All entries of a part in the order of their numbers; those that were missing are now in the journal."""
+    """Computes the missing entries of a part into the journal; returns all entries in the order of their numbers."""
     entries: dict[int, Entry] = {}
     for entry in journal.rows:
         if part.columns.items() <= entry.items():

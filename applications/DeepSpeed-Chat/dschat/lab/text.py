@@ -312,7 +312,7 @@ def choose_texts(
     options: TextOptions,
     encode: Callable[..., tuple[list[E], Counter[str]]],
 ) -> tuple[Selection, dict[int, E]]:
-    """The prompts, and by their `index` the examples that training makes of their rows with `encode`.
+    """The prompts, and for their indices the examples that training makes from their rows with `encode`.
 
     Rows that are left out are counted and reported.
 

@@ -126,7 +126,7 @@ def _softplus(number: float) -> float:
 
 
 def without_nan(value: Any) -> Any:
-    """Value that JSON can hold: numbers that are not finite become None, intervals objects of their fields."""
+    """A value for JSON: numbers that are not finite become None, intervals become objects of their fields."""
     if isinstance(value, MeanInterval):
         return without_nan(vars(value))
     if isinstance(value, Mapping):

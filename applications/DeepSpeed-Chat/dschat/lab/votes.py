@@ -187,7 +187,7 @@ def _closest(
     others: Sequence[Path],
     prompts: Mapping[Path, Counter[str]],
 ) -> str:
-    """Which other file shares most of a file's prompts, and how many, for a message; empty where there is none."""
+    """Names, for a message, the other file that shares most prompts with a file; empty if there is none."""
     if not others:
         return ""
     shared = {other: (prompts[file] & prompts[other]).total() for other in others}
@@ -210,7 +210,7 @@ def _with_reward_votes(
     models: tuple[str, str],
     margin: float,
 ) -> pd.DataFrame:
-    """Votes, and those of the reward model whose scores they hold, unless it has voted or there are no scores."""
+    """Votes, with votes of the reward model added from the scores that they hold, unless it has voted already."""
     scored = votes.dropna(subset=["reward_a", "reward_b"])
     has_voted = (votes["kind"] == "reward").any()
     if has_voted or scored.empty:

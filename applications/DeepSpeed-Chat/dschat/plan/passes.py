@@ -182,7 +182,7 @@ class AliveBytes(TorchDispatchMode):
     """Context that follows every tensor that an operation creates, in the backward pass too, until it is freed."""
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
-        """Takes tensors that exist already and do not count, such as a model's parameters."""
+        """Starts counting; tensors that exist already, such as a model's parameters, do not count."""
         super().__init__()
         self.share = 1.0  # the part of a new tensor's bytes that counts
         self.now = 0  # bytes alive

@@ -124,7 +124,7 @@ class Texts:
 
 
 def kept_bytes(roles: Sequence[Role], processes: int) -> int:
-    """What models hold between phases; gradients count only where `keeps_gradients`."""
+    """Bytes that models hold between phases; gradients count only with `keeps_gradients`."""
     total = 0
     for role in roles:
         states = model_states(role.weights, processes)
@@ -237,7 +237,7 @@ def _zero_bytes(roles: Sequence[Role], processes: int) -> int:
 def _sampling_parts(
     config: SamplingConfig, plan: BatchPlan, actor: Role, machine: Machine
 ) -> tuple[dict[str, int], int]:
-    """What sampling adds, and what it keeps between rollouts (with the moving average)."""
+    """Memory that sampling adds, and memory that it keeps between rollouts (with the moving average)."""
     permanent = 0
     if isinstance(config, PPOConfig):
         if config.memory.enable_ema:

@@ -112,7 +112,7 @@ class MinimumMemory:
 def minimum_memory(
     config: CommonConfig, processes: int, device: torch.device, configs: Configs = open_decoder_config
 ) -> MinimumMemory | None:
-    """What a run certainly needs; None if a model cannot be opened, which the run itself reports better.
+    """Memory that a run needs in any case; None if a model cannot be opened, which the run itself reports better.
 
     Only the type of `device` matters.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would make a plan fit: flags that need less memory, tried in the order of what they cost."""
+"""Flags that make a plan fit: those that need less memory, tried in the order of their cost in speed."""
 
 from __future__ import annotations
 

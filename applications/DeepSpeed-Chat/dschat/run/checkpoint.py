@@ -77,7 +77,7 @@ class Checkpoints:
         identity: Identity,
         average: dict[str, Tensor] | None = None,
     ) -> None:
-        """Takes the content of checkpoints.
+        """Prepares the checkpoints of a run.
 
         Args:
             engines: engines of the trained models by name, as in "actor".

@@ -253,7 +253,7 @@ class MetricsLog:
         return text
 
     def rows(self) -> list[dict[str, float | None]]:
-        """All rows so far; on the main process."""
+        """All rows so far, on the main process."""
         return [json.loads(line) for line in self.text().splitlines()]
 
     def cut(

@@ -66,7 +66,7 @@ class ModelFolders:
         config: CommonConfig,
         run: RunOutput,
     ) -> None:
-        """Takes the models, the tokenizer to save with each, and the flags and run for the model cards."""
+        """Prepares to save models, each with the tokenizer and a model card."""
         self._models = models
         self._tokenizer = tokenizer
         self._config = config

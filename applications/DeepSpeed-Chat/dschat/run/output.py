@@ -220,7 +220,7 @@ class RunOutput:
         return self._folder
 
     def _lock_folder(self) -> None:
-        """Takes the folder's lock on the main process; raises UserError on every rank."""
+        """Acquires the folder's lock on the main process; raises UserError on every rank if another process has it."""
         refusal: UserError | None = None
         try:
             if is_main():

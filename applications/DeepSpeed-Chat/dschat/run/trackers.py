@@ -91,7 +91,7 @@ class WandB:
     name = "wandb"
 
     def __init__(self, folder: Path, config: Mapping[str, object]) -> None:
-        """Takes the run's folder, where W&B writes into `wandb` unless WANDB_DIR is set, and the run's flags."""
+        """Starts a W&B run, which writes into `wandb` of the run's folder unless WANDB_DIR is set."""
         self._folder = folder
         self._config = config
         self.run_id = uuid.uuid4().hex[:12]

@@ -215,7 +215,7 @@ def _add_by_dialogue(
     name: str,
     numbers: Sequence[Sequence[float]],
 ) -> None:
-    """Adds the mean of numbers, given by dialogue: those of one dialogue depend on each other, and are one row."""
+    """Adds the mean of numbers that are grouped by dialogue; a dialogue is one row, since they are dependent."""
     counts = torch.tensor(
         [float(len(of_dialogue)) for of_dialogue in numbers],
         device=device(),
@@ -265,7 +265,7 @@ def _episode_columns(
     episodes: EpisodeRecords,
     row: int,
 ) -> Sample:
-    """Columns of an episode: its prompt is the environment's, and its ids are those of both sides.
+    """Columns of an episode, whose prompt comes from the environment and whose ids are those of both sides.
 
     `response_mask` marks the ids that the policy sampled.
     """
@@ -282,7 +282,7 @@ def _episode_columns(
 
 
 def _numbers_of_rows(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:
-    """What an evaluation averages over responses, (B,) each."""
+    """Numbers that an evaluation averages over responses, (B,) each."""
     trajectory = batch.trajectory
     return {
         "scores": trajectory.scores,

@@ -33,7 +33,7 @@ Work = Sequence[Sequence[int]]  # work of an iteration on this rank: batches of 
 
 
 class Algorithm(Protocol):
-    """What the loop trains. Methods that are not abstract have a default.
+    """An algorithm that the loop runs. Methods that are not abstract have a default.
 
     Attributes:
         name: name of the progress bar.
@@ -184,7 +184,7 @@ class Loop:
         total: int,
         bar: Bar,
     ) -> None:
-        """One iteration, and what is due after it."""
+        """Runs one iteration, and the evaluation and saving that are due after it."""
         update_before = self.update
         metrics = self.iterate(work)
         shown = {}
@@ -204,7 +204,7 @@ class Loop:
         self.evaluate_if_due(total)
 
     def iterate(self, work: Work) -> Metrics:
-        """One iteration of the algorithm, counted and logged."""
+        """Runs one iteration of the algorithm, counts its updates and logs its metrics."""
         metrics = self.algorithm.iterate(work, self.iteration)
         self.iteration += 1
         self.random = random_states()
@@ -250,7 +250,7 @@ class Loop:
             self.algorithm.rehearse()
 
     def state_dict(self) -> Progress:
-        """Where the run is. An iteration between two of its updates goes on with the random states of its rollout."""
+        """State of the run. An interrupted iteration continues with the random states of its rollout."""
         state = self.algorithm.state_dict()
         return Progress(
             update=self.update + state.update,
@@ -315,7 +315,7 @@ def work_of_epoch(
     plan: BatchPlan,
     epoch: int,
 ) -> Sequence[Work]:
-    """What the iterations of an epoch train on, on this rank."""
+    """The work of all iterations of an epoch on this rank."""
     return update_batches(
         algorithm.lengths,
         plan.iteration_size,
@@ -334,7 +334,7 @@ def work_of(
     plan: BatchPlan,
     iteration: int,
 ) -> Work | None:
-    """What an iteration trains on, on this rank; None after the last."""
+    """The work of an iteration on this rank; None after the last."""
     examples = len(algorithm.lengths)
     if iteration * plan.updates_per_iteration >= total_updates(examples, config, plan):
         return None

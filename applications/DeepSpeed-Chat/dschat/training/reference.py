@@ -116,7 +116,7 @@ def describe_reference(
     dtype: torch.dtype,
     temperature: float,
 ) -> dict[str, str]:
-    """What reference log-probs depend on, by name; `model` is the policy's `dschat.base.fingerprints.model_hash`."""
+    """The settings that reference log-probs depend on, by name; `model` is the policy's `model_hash`."""
     ids = (json.dumps([example.prompt_ids, example.chosen_ids, example.rejected_ids]) for example in examples)
     return {
         "the data": contents_hash(ids),

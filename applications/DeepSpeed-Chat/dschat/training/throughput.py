@@ -34,7 +34,7 @@ class TrainedTexts:
 
     @classmethod
     def of(cls, texts: Iterable[tuple[int, int]]) -> TrainedTexts:
-        """From the tokens of each text and the number of its targets."""
+        """Computes the lengths from the tokens of each text and the number of its targets."""
         sizes = np.array(list(texts), dtype=np.int64).reshape(
             -1,
             2,
@@ -54,7 +54,7 @@ class Throughput:
         peaks: Peaks | None = None,
         slots: int | None = None,
     ) -> None:
-        """Takes what throughput depends on.
+        """Prepares the measurement of throughput.
 
         Args:
             engines: engines of the models, which are trained on the same texts; the first one's model samples.

@@ -103,7 +103,7 @@ class MacroActionsConfig:
         response_ids: Tensor | None = None,
         ref_logprobs: Tensor | None = None,
     ) -> Tensor:
-        """Where the macro actions of a batch end.
+        """Ends of the macro actions of a batch.
 
         Args:
             response_mask: shape ``(B, R)``.

@@ -54,7 +54,7 @@ class PreparedExample:
 
     @property
     def origin(self) -> str:
-        """Where the row of the data comes from, for messages."""
+        """File and row of the data, for messages."""
         return self.row.origin
 
     def __len__(self) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared folders as training reads them: encoded, with splits of their own; refused for another tokenizer."""
+"""Reads prepared folders for training. They hold encoded rows and their own splits, for one tokenizer only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What judging costs: estimates before a run, and a limit that a run does not exceed."""
+"""Costs of judging: estimates before a run, and a limit for the run."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Prices:
     output: float
 
     def cost(self, input_tokens: int, output_tokens: int) -> float:
-        """In US dollars."""
+        """Cost in US dollars."""
         return (input_tokens * self.input + output_tokens * self.output) / 1_000_000
 
 
@@ -30,7 +30,7 @@ def estimated_tokens(characters: int) -> int:
 
 
 class Spending:
-    """What a run has used so far, and the most that it may cost.
+    """Tokens and dollars that a run has used so far, and its limit.
 
     Attributes:
         prices: prices of the model; 0 where they are unknown.
@@ -40,7 +40,7 @@ class Spending:
     """
 
     def __init__(self, prices: Prices | None, limit: float | None = None) -> None:
-        """Takes the limit in US dollars; None for no limit."""
+        """Starts at 0, with a limit in US dollars (None: no limit)."""
         self.prices = prices or Prices(0.0, 0.0)
         self.requests = 0
         self.lost = 0

@@ -30,7 +30,7 @@ class OutputLocation:
 
     @property
     def repo(self) -> str:
-        """What receives the data set: a folder, or owner/name on the hub."""
+        """Destination of the data set: a folder, or owner/name on the hub."""
         return self.options.output_repo.rstrip("/") or "/"
 
     @property

@@ -220,7 +220,7 @@ def _settings(
     path: str,
     where: Compute,
 ) -> dict[str, Any]:
-    """What the rows depend on, by flag."""
+    """The settings that the rows depend on, by flag."""
     names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
     if options.generation.rollout_engine == "generate":  # then responses depend on their batch
         names.append("batch_size")

@@ -20,7 +20,7 @@ LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
 
 @dataclass(kw_only=True, frozen=True)
 class RefuelOutputFlags:
-    """Where a data set is made, and where the finished one goes."""
+    """Working folder and destination of a data set."""
 
     output_repo: str = flag("where to write the data set: a folder, or owner/name on the Hugging Face hub", path=True)
     output_dir: Path | None = flag(

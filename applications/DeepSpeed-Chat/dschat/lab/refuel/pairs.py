@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From dialogues to pairs that are trained on: a score at the end of each turn, then tokens and masks."""
+"""Makes training pairs from dialogues: scores at the end of each turn, then tokens and masks."""
 
 import math
 from collections import Counter
@@ -132,7 +132,7 @@ def _key(dialogue: Dialogue) -> str:
 
 
 def _scorer(options: RankOptions) -> tuple[dict[str, Any], Callable[[], Score]]:
-    """What the rewards depend on, by flag, and what opens the scorer.
+    """The settings that rewards depend on, by flag, and a function that opens the scorer.
 
     The tokenizer of a reward model is checked at once.
     """
@@ -233,7 +233,7 @@ def run_masks(options: MaskOptions) -> str:
 
 
 def held_out_rows(count: int, wanted: int, seed: int) -> list[int]:
-    """Numbers of the pairs that are held out, ascending: as many as wanted, but one in ten at most."""
+    """Numbers of the held-out pairs in ascending order: the requested number, but at most one in ten."""
     number = min(wanted, count // MOST_HELD_OUT)
     return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())
 

@@ -35,7 +35,7 @@ def kl_alarm(metrics: Metrics, max_kl: float | None) -> str | None:
 
 
 def length_alarm(metrics: Metrics, rows: int) -> str | None:
-    """Scores follow the length of responses. ``rows`` are those of the rollout on all ranks."""
+    """Warning that scores follow the length of responses. ``rows`` is the number of rows on all ranks."""
     correlation = metrics["response/score_length_correlation"]
     if rows < ENOUGH_ROWS or abs(correlation) <= LARGEST_CORRELATION:
         return None
@@ -135,7 +135,7 @@ class Alarms:
         rows: int,
         checks_scale: bool = True,
     ) -> None:
-        """Takes the flags.
+        """Prepares the warnings of a run.
 
         Args:
             flags: --max_kl in nats, and what happens above it.

@@ -37,7 +37,7 @@ class Credit(Protocol):
 
     @property
     def macro(self) -> MacroActions:
-        """Their macro actions."""
+        """The macro actions of the rows."""
 
     @property
     def loss_mask(self) -> Tensor:
@@ -45,7 +45,7 @@ class Credit(Protocol):
 
     @property
     def checked(self) -> PPOBatch | ScoredRollout:
-        """What is known before the update, to be checked for numbers that are not finite."""
+        """The batch as far as it is known before the update, to be checked for numbers that are not finite."""
 
     @property
     def needs_update(self) -> bool:
@@ -66,7 +66,7 @@ class Credit(Protocol):
         """
 
     def whole(self) -> PPOBatch:
-        """All rows; after the update's first pass over them."""
+        """The whole batch; available after the update's first pass over all rows."""
 
 
 class ComputedCredit:
@@ -111,7 +111,7 @@ class FusedCredit:
     needs_update = True
 
     def __init__(self, rows: ScoredRows, assign: AssignCredit) -> None:
-        """Takes B rows without log-probs, and what assigns credit row by row."""
+        """Prepares credit for B rows without log-probs, which `assign` computes row by row."""
         self._rows = rows
         self._assign = assign
         self._logprobs = torch.zeros_like(rows.scored.ref_logprobs)

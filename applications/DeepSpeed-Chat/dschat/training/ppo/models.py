@@ -52,7 +52,7 @@ class PPOModels:
 
     @property
     def trained(self) -> dict[str, Trained]:
-        """The actor and, where there is one, the critic, by name."""
+        """The actor and the critic, if any, by name."""
         return trained_engines(self.actor, self.critic)
 
 
@@ -61,7 +61,7 @@ def trained_engines(
     critic: TrainedScalar | None,
     critic_alone: bool = False,
 ) -> dict[str, Trained]:
-    """The actor, unless the critic is trained alone, and, where there is one, the critic, by name."""
+    """The engines that are trained, by name: the actor, unless the critic is trained alone, and the critic, if any."""
     engines: dict[str, Trained] = {}
     if not critic_alone:
         engines["actor"] = actor
@@ -211,7 +211,7 @@ class ActorSampler(PolicySampler):
         generation: Generation,
         requested: RequestedRows,
     ) -> tuple[Generation, ResponseTexts]:
-        """Sampled responses with the indices of their prompts, and their texts."""
+        """Adds the indices of the prompts to sampled responses; returns them with their texts."""
         generation = self.with_indices(generation, requested)
         texts = ResponseTexts(
             [example.prompt_text for example in requested.examples],
@@ -221,7 +221,7 @@ class ActorSampler(PolicySampler):
         return generation, texts
 
     def with_indices(self, generation: Generation, requested: RequestedRows) -> Generation:
-        """Sampled responses with the indices of their prompts."""
+        """Adds the indices of the prompts to sampled responses."""
         device = generation.bad_rows.device
         prompt_index = torch.tensor([example.index for example in requested.examples], device=device)
         sample_index = torch.tensor(requested.sample_numbers, device=device) if requested.samples > 1 else None
@@ -234,7 +234,7 @@ def build_actor_sampler(
     tokenizer: PreTrainedTokenizerBase,
     config: PPOConfig,
 ) -> ActorSampler:
-    """What samples responses from the actor as the flags say."""
+    """Builds the sampler of the actor's responses that the flags ask for."""
     model_ends = end_ids_of(models.actor.module.inner.generation_config)
     sampling = actor_sampling(config, tokenizer, model_ends)
     return ActorSampler(models.actor, tokenizer, sampling, config.optimisation.seed, models.rollouts)

@@ -75,7 +75,7 @@ class SegmentValueCollector(Collector):
         config: PPOConfig,
         part_rows: int,
     ) -> None:
-        """Takes the stage before it, and what samples and scores; `part_rows` responses are measured together."""
+        """Connects the stage to the one before it; `part_rows` responses are measured together."""
         self._inner = inner
         self._actor = actor
         self._reward = reward

@@ -41,7 +41,7 @@ def ppo_update(
     left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
     critic_alone: bool = False,
 ) -> Metrics:
-    """Trains the actor and, where there is one, the critic on one rollout. Trained engines are in training mode.
+    """Trains actor and critic (if any) on one rollout. The trained engines must be in training mode.
 
     Rows are shuffled into updates; inside an update, micro-batches hold rows of similar length. Every loss is divided
     by the count of the whole update over all ranks, so that neither the micro-batch size nor the order matters.
@@ -108,7 +108,7 @@ def rows_of_updates(
 
 @dataclass(frozen=True)
 class UpdateCounts:
-    """What sums over an update are divided by: numbers over all ranks, 0-d, at least 1.
+    """Denominators of an update's sums: counts over all ranks, 0-d tensors, at least 1.
 
     Attributes:
         loss: the policy loss's denominator, see `macro_actions.losses.loss_count`.
@@ -153,7 +153,7 @@ def _one_update(
     means: Means,
     critic_alone: bool = False,
 ) -> None:
-    """One optimiser step of actor and critic on some rows, in micro-batches; statistics are added to the means."""
+    """Runs one optimiser step of actor and critic on some rows, in micro-batches; adds statistics to the means."""
     device = credit.loss_mask.device
     num_tokens = torch.as_tensor(lengths.sampled[rows].sum(), device=device)
     counts = _count_update(credit, torch.as_tensor(rows, device=device), num_tokens, config)

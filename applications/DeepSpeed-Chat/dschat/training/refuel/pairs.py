@@ -40,7 +40,7 @@ class RefuelTask(Task[RegressionExample, TrainedPolicy]):
         reference: Reference | None = None,
         self_checks: bool = True,
     ) -> None:
-        """Takes pairs of replies.
+        """Prepares training on pairs of replies.
 
         Args:
             train: training pairs.
