@@ -124,8 +124,8 @@ def test_graphs_see_an_optimisers_weights_and_are_replayed_in_the_next_rollout(k
         expected = sample(causal_lm, prompts, sampling, range(9), 4)
         assert torch.equal(drawn.rollout.input_ids, expected.rollout.input_ids)
         torch.testing.assert_close(drawn.logprobs, expected.logprobs, rtol=0, atol=1e-4)
-        assert engine._kept.refusal is None
-        captured.append(dict(engine._kept._steps))
+        assert engine._decoder.refusal is None
+        captured.append(dict(engine._decoder._steps))
     assert captured[0] and captured[0].items() <= captured[1].items()
 
 

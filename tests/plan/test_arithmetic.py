@@ -147,11 +147,12 @@ def test_main_memory_of_a_node():
 
 
 def test_what_zero_holds_for_a_while():
-    """Buckets of 5 · 10⁸ elements, in float32 below stage 2; there, in bf16, a micro-batch's own gradients are beside
-    it. At stage 3 up to 10⁹ weights, and one more tensor, are whole."""
+    """Buckets of 5 · 10⁸ elements, in float32 below stage 2; there, in fp16, a micro-batch's own gradients are beside
+    it, in bf16 they are not. At stage 3 up to 10⁹ weights, and one more tensor, are whole."""
     big = 7 * 10**9
     assert reduction_bytes(weights(big, big, 10**9, 2, 1), 8) == 2 * 10**9 + 2 * big
     assert reduction_bytes(weights(big, big, 10**9, 2, 1), 1) == 2 * big
+    assert reduction_bytes(weights(big, big, 10**9, 2, 1, sums_at_once=True), 8) == 2 * 10**9
     assert reduction_bytes(weights(big, big, 10**9, 4, 0), 8) == 2 * 10**9
     assert reduction_bytes(weights(big, big, 10**9, 2, 2), 8) == 10**9
     assert reduction_bytes(weights(big, big, 10**9, 4, 0), 1) == 0

@@ -31,6 +31,7 @@ class Zero:
     offload: bool = False  # optimizer states are in main memory
     offload_weights: bool = False  # weights are in main memory (stage 3)
     gradient: int = FLOAT32  # bytes per element of the summed gradients in half precision
+    sums_at_once: bool = False  # bf16: each gradient is added to its sum, and freed, during the backward pass
     bucket: int = REDUCE_BUCKET
     live: int = LIVE_PARAMETERS
     group: int = SUB_GROUP
@@ -48,12 +49,14 @@ class Zero:
         zero = settings["zero_optimization"]
         stage = zero["stage"]
         accumulation = settings.get("data_types", {}).get("grad_accum_dtype") or "fp32"
+        bf16 = settings["bf16"]
         buffers = 2 if stage in (1, 2) and zero.get("overlap_comm") else 1
         return cls(
             stage=stage,
             offload=trained and _is_offloaded(zero, "offload_optimizer"),
             offload_weights=stage == 3 and _is_offloaded(zero, "offload_param"),
             gradient=DTYPES[accumulation].itemsize,
+            sums_at_once=bool(bf16.get("enabled") and bf16.get("immediate_grad_update")),
             bucket=buffers * int(zero.get("reduce_bucket_size", cls.bucket)),
             live=int(zero.get("stage3_max_live_parameters", cls.live)),
             group=int(zero.get("sub_group_size", cls.group)),
@@ -159,7 +162,8 @@ def reduction_bytes(weights: Weights, processes: int) -> int:
     if stage == 2 or (stage == 1 and (weights.zero.offload or weights.width == FLOAT32)):
         return _bucket_bytes(weights)
     bucket = FLOAT32 * min(weights.trained, REDUCE_BUCKET) if processes > 1 else 0
-    micro_batch = weights.width * weights.trained if stage == 1 else 0  # this micro-batch's own gradients
+    keeps_gradients = stage == 1 and not weights.zero.sums_at_once  # those of the micro-batch, beside their sum
+    micro_batch = weights.width * weights.trained if keeps_gradients else 0
     return bucket + micro_batch
 
 
