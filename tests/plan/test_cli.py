@@ -173,7 +173,7 @@ def test_an_actor_that_no_gpu_holds_whole(gpus, flags, model, capsys, monkeypatc
     out = capsys.readouterr().out
     (told,) = (line for line in out.splitlines() if "What helps" in line)
     assert "a smaller actor, or GPUs with more memory; or --rollout_engine vllm with --vllm_tensor_parallel 2" in told
-    assert "more GPUs do not, nor does LoRA" in told
+    assert "more GPUs or LoRA do not help" in told
     assert "use more GPUs" not in out and ", LoRA (" not in out
     assert main([*words, "--gpu_memory", "2.51"]) == 1  # for the lack of room for other things
     assert "What helps: more GPUs, smaller batches" in capsys.readouterr().out

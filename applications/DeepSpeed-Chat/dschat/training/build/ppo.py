@@ -7,21 +7,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dschat.training.build.engines import (
-    ACTOR,
-    CRITIC,
-    REWARD,
-    RunPlan,
-    engine_settings,
-    frozen_settings,
-    opening_of,
-    optimizer_settings,
-    trained_part,
-)
-from dschat.training.build.scores import function_scores, own_reward_tokenizer, reward_source
-from dschat.training.build.shared_base import beside_actor, is_on_base, shared_scores
-from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.base.errors import UserError
+from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import choose_trained
 from dschat.models.limits import check_length
@@ -40,6 +27,19 @@ from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.run import ProgramPool
 from dschat.settings.ppo import PPOConfig
+from dschat.training.build.engines import (
+    ACTOR,
+    CRITIC,
+    REWARD,
+    RunPlan,
+    engine_settings,
+    frozen_settings,
+    opening_of,
+    optimizer_settings,
+    trained_part,
+)
+from dschat.training.build.scores import function_scores, own_reward_tokenizer, reward_source
+from dschat.training.build.shared_base import beside_actor, is_on_base, shared_scores
 from dschat.training.ppo.episodes import EpisodeSampler
 from dschat.training.ppo.models import PPOModels, build_actor_sampler
 
