@@ -227,19 +227,19 @@ REFUSALS = [
         "ppo",
         "--reward_function score.py:score metric.py:kl",
         "--reward_function",
-        "would have the name score",
+        "would be called score",
         "rename the function",
     ),
     (
         "ppo",
         "--reward_function score.py:other score.py:other",
         "--reward_function",
-        "two metrics would have the name other",
+        "two numbers of a response would be called other",
     ),
     (
         "ppo",
         "--reward_function score.py:other score.py:first --metric_function score.py:first",
-        "would have the name first",
+        "would be called first",
         "rename the function",
     ),
     # episodes

@@ -128,7 +128,9 @@ def _check_source_names(config: PPOConfig) -> None:
         taken.append(rewards.metric_name)
     for number, name in enumerate(names):
         if name in taken or name in names[:number]:
-            raise UserError(f"--reward_function: two metrics would have the name {name}: rename the function.")
+            raise UserError(
+                f"--reward_function: two numbers of a response would be called {name}: rename the function."
+            )
 
 
 REWARD_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
