@@ -34,7 +34,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
@@ -46,6 +46,7 @@ import psutil
 import torch
 
 from contenders import ours
+from contenders.gpu_jobs import choice_of, fits, job_choices, job_of, planned_memory, work_of
 from contenders.kernels import read_kernels, times_of_parts
 from contenders.limits import (
     TERA,
@@ -59,12 +60,9 @@ from contenders.limits import (
 )
 from contenders.process import PHASES, ContenderJob, IterationFigures, run_alone
 from contenders.profiled import WARMUP_ITERATIONS, profile_decoding
-from contenders.work import SIZES, IterationWork, make_actor, make_files
+from contenders.work import SIZES, IterationWork, make_actor
 from dschat.base.atomic import write_file
-from dschat.models.load import open_config
 from dschat.models.operations import Peaks
-from dschat.plan.phases import CUDA_BYTES, Machine
-from dschat.plan.plan import make_plan
 from dschat.quickstart.subcommands import TRAINING
 from dschat.settings.parse import parse
 from dschat.settings.ppo import PPOConfig
@@ -72,12 +70,7 @@ from harness import GB, MB, in_process, origin, report, report_of, settings_pars
 
 Tasks = list[tuple[Figures, Task]]  # how rows begin, and what measures them
 MOST_SECONDS = 480  # of a piece
-LENGTHS = {"tiny": (4, 16, 16)}  # tokens: the shortest and the longest prompt, every response
-GPU_LENGTHS = (64, 512, 512)
 TRAINED = 64  # prompts of the piece training
-# A run whose plan took 149 of 150 GB ended of memory: what is allocated does not fill all gaps.
-USABLE_MEMORY = 0.93
-PROFILED_MICRO_BATCHES = 2  # of the piece profile
 NOTHING_FITS = "no micro-batch would fit"
 ROOT = Path(__file__).resolve().parents[3]
 DECODERS = {
@@ -86,7 +79,6 @@ DECODERS = {
     "compiled": "static graphs, compiled layers",
     "transformers": "transformers' static cache, compiled",
 }
-RECOMPUTED = ["--actor_gradient_checkpointing", "--critic_gradient_checkpointing"]
 NOT_COMPILED = ["--compile", "off"]
 PEER = "TRL PPOTrainer"
 PEER_PACKAGES = ("trl", "accelerate", "datasets", "jinja2", "pandas")
@@ -208,80 +200,12 @@ def end_children(others: set[psutil.Process]) -> None:
         child.kill()
 
 
-# ---- Jobs, and whether they fit ----
-
-
-def work_of(
-    settings: argparse.Namespace,
-    prompts: int,
-    micro_batch: int = 1,
-) -> IterationWork:
-    """A rollout of so many prompts."""
-    lengths = LENGTHS.get(settings.size, GPU_LENGTHS)
-    dtype = "bf16" if settings.device == "cuda" else "fp32"
-    return IterationWork(
-        SIZES[settings.size],
-        prompts,
-        min(prompts, micro_batch),
-        *lengths,
-        dtype=dtype,
-    )
-
-
-def job_of(
-    settings: argparse.Namespace, work: IterationWork, folder: Path, recomputes: bool, *flags: str
-) -> ContenderJob:
-    """A job of step 3 with or without gradient checkpointing and with some flags more; its files are written."""
-    checkpointing = RECOMPUTED if recomputes else []
-    job_flags = [*settings.flags.split(), *checkpointing, *flags]
-    job = ContenderJob(work, str(folder / "files"), str(folder), flags=job_flags)
-    make_files(work, Path(job.files))
-    return job
-
-
-def job_choices(
-    settings: argparse.Namespace, prompts: int | None, folder: Path, *flags: str
-) -> Iterator[ContenderJob]:
-    """Jobs in the order of preference: large micro-batches, all of them without gradient checkpointing at first.
-
-    Args:
-        settings: of this run.
-        prompts: of a rollout; None: PROFILED_MICRO_BATCHES micro-batches.
-        folder: of the piece.
-        flags: of step 3, that every job has.
-    """
-    descending = sorted(settings.micro_batches, reverse=True)
-    for recomputes, size in product((False, True), descending):
-        work = work_of(settings, prompts or PROFILED_MICRO_BATCHES * size, size)
-        yield job_of(settings, work, folder, recomputes, *flags)
-
-
-def choice_of(job: ContenderJob) -> Figures:
-    """The micro-batch of a job, and whether it recomputes activations."""
-    checkpointing = "yes" if RECOMPUTED[0] in job.flags else "no"
-    return {"micro_batch": job.work.micro_batch, "checkpointing": checkpointing}
-
-
-def planned_memory(job: ContenderJob, without: Sequence[str] = ()) -> tuple[int, bool]:
-    """Bytes that the plan expects of all phases but some, and whether the GPU has them; a CPU always does."""
-    memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
-    config = parse(PPOConfig, ours.flags(job))
-    plan = make_plan(config, Machine(1, memory), open_config)
-    planned = max(phase.total for phase in plan.phases if phase.name not in without)
-    return planned, memory is None or planned + CUDA_BYTES <= USABLE_MEMORY * memory
-
-
-def fits(job: ContenderJob, without: Sequence[str] = ()) -> bool:
-    """Whether the plan says that a job fits."""
-    return planned_memory(job, without)[1]
+# ---- The pieces ----
 
 
 def peak_gb(run: IterationFigures) -> float:
     """The peak of memory, models included."""
     return (run.held_mb + run.peak_mb) * MB / GB
-
-
-# ---- The pieces ----
 
 
 def decoding(
