@@ -41,7 +41,7 @@ def test_large_presets_fit_gpus_of_80_gb(preset, processes, neighbours, flags):
 @pytest.mark.slow
 def test_our_own_loop_does_not_hold_an_actor_of_70_billion_weights():
     """Each GPU would hold all 2 · 70.6 · 10⁹ bytes; the preset lets four GPUs share them."""
-    flags = ["--rollout_engine", "continuous", "--vllm_tensor_parallel", "1"]
+    flags = ["--rollout_engine", "continuous", "--vllm_tensor_parallel", "1", "--vllm_gpu_memory", "0.3"]
     report = plan_step("ppo", PlanOptions(gpus=16), flags, "tldr_llama31_70b")
     assert not report.plan.fits and report.plan.peak > 141 * GB
     assert "--vllm_tensor_parallel 2" in report.text()
