@@ -242,7 +242,7 @@ def test_reward_model_judges_two_files_of_responses(tmp_path):
     assert reward["difference"].error == pytest.approx((2.1875 / 12) ** 0.5)
     (section,) = sections_of(*files, reward_margin=0.5)
     assert section.raters[0].rates.tally == Tally(1, 2, 1)
-    assert "no more than 0.5 is a tie" in build_evaluation_report(files, tmp_path, 0.5).text()
+    assert "at most 0.5 is a tie" in build_evaluation_report(files, tmp_path, 0.5).text()
 
 
 @pytest.mark.parametrize("turn", [False, True])

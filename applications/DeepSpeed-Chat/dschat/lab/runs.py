@@ -90,7 +90,7 @@ def _curves(runs: Runs, labels: Labels) -> Section:
         keys.append(Key(f"━{symbols[look['marker']]}━", run.name, look["color"]))
     keys.append(Key("╌╌", "SFT, before the first update"))
     if len(runs) > 1:
-        keys.append(Key("┈┈", f"where {runs[0].name} ends", COLOURS[0]))
+        keys.append(Key("┈┈", f"final score of {runs[0].name}", COLOURS[0]))
     figures = []
     for chart in run_charts(runs, labels):
         title = f"{chart.title} over optimiser updates, all runs"
@@ -281,7 +281,7 @@ def draw_all(
             }
         )
     if len(runs) > 1:
-        legend.append({**GOAL_LOOK, "label": f"where {runs[0].name} ends"})
+        legend.append({**GOAL_LOOK, "label": f"final score of {runs[0].name}"})
     grey = {"color": "#888888", "linewidth": 2}
     legend += [
         {**SFT_LOOK, "label": "SFT, before the first update"},
