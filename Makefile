@@ -82,7 +82,7 @@ $(VLLM)/installed: requirements.txt requirements-dev.txt setup.py
 	touch $@
 
 test-vllm: $(VLLM)/installed
-	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/rollouts -m vllm $(PYTEST_ARGS)
+	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/rollouts tests/scoring -m vllm $(PYTEST_ARGS)
 
 # What each trainer needs on a CPU to compute advantages, or to train; SkyRL's configuration needs Python 3.12.
 PYTHON_skyrl ?= python3.12

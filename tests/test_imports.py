@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"base", "settings", "models", "run"},
     # prompts → rollout → scores
     "rollouts": {"base", "settings", "data", "models", "macro_actions", "run"},
-    "scoring": {"base", "settings", "data", "models", "macro_actions", "run"},
+    "scoring": {"base", "settings", "data", "models", "macro_actions", "run", "rollouts"},
     # one loop and what it trains; training/build makes engines and all that a run needs
     "training": {"base", "settings", "data", "engine", "models", "macro_actions", "run", "rollouts", "scoring"},
     # work with finished models and runs

@@ -13,6 +13,7 @@ from cli_runs import copy_model, message_of, read_jsonl, result_of, start_forked
 from closeness import near
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.serve import Scorer, ScoreServer, application
+from fake_judge import graded_in, judge_server, points_by_good
 from fake_score_server import StandIn, by_length
 
 
@@ -136,3 +137,82 @@ def test_sigterm_while_waiting_for_a_server(prompt_flags, sft, tmp_path):
     result = result_of(process, tmp_path / "printed")
     assert time.monotonic() - begun < 30 and result.status == 128 + signal.SIGTERM
     assert "stopped by SIGTERM; to go on, add --resume_from_checkpoint" in result.stderr
+
+
+RUBRIC = """
+task = "Grade the summary of a post."
+prompt = "post"
+response = "summary"
+[criteria]
+brevity = "Is it short?"
+truth = {question = "Is it true?", weight = 3}
+"""
+
+
+def test_a_judge_beside_a_function(run, prompt_flags, sft, functions, tmp_path, monkeypatch):
+    """Its points are in metrics and samples; a second run with the same cache asks nothing, and is the same."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "rubric.toml").write_text(RUBRIC)
+    flags = prompt_flags | {
+        "actor_model_name_or_path": sft,
+        "reward_function": f"{functions}:subreddit",
+        "reward_weights": [0.01, 2],
+        "reward_judge": tmp_path / "rubric.toml",
+        "judge_model": "m",
+        "judge_price_in": 1,
+        "judge_price_out": 2,
+        "judge_max_cost": 1,
+        "judge_cache": tmp_path / "answers",
+        "eval_interval": 2,
+    }
+    with judge_server() as server:
+        server.answer = lambda messages: points_by_good(messages).replace('"brevity": 0', '"brevity": 5')
+        run("ppo", flags | {"judge_url": server.url}).expect(0)
+        asked = len(server.bodies)
+        assert asked and set(graded_in(server.bodies[0]["messages"])) == {"post", "summary"}
+        assert max(server.answered.values()) == 1  # the self-check, evaluations and rollouts share the cache
+        again = {"judge_url": server.url, "output_dir": tmp_path / "again"}
+        run("ppo", flags | again).expect(0)
+        assert len(server.bodies) == asked
+    first, second = (training_rows(tmp_path / name) for name in ("out", "again"))
+    for row, other in zip(first, second, strict=True):
+        assert row["loss/policy"] == other["loss/policy"] and row["objective/judge"] == other["objective/judge"]
+        points = 0.25 * row["objective/judge_brevity"] + 0.75 * row["objective/judge_truth"]
+        assert row["objective/judge"] == pytest.approx(points, abs=1e-6)
+        assert other["judge/cached"] == 1 and other["judge/cost"] == 0
+    # The fake charges 100 tokens sent and 10 answered for each response that differs from earlier ones.
+    assert 0 < first[0]["judge/cost"] <= (100 * 1 + 10 * 2) / 1e6 + 1e-9
+    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
+    for sample in samples:
+        assert sample["score"] == pytest.approx(0.01 * sample["subreddit"] + 2 * sample["judge"], abs=1e-5)
+        assert sample["judge_brevity"] == 0.5
+
+
+@pytest.mark.slow
+def test_sigterm_while_waiting_for_a_judge(prompt_flags, sft, tmp_path, monkeypatch):
+    """Requests that are under way keep no process alive; the resumed run asks for what the cache lacks."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "rubric.toml").write_text(RUBRIC)
+    flags = prompt_flags | {
+        "actor_model_name_or_path": sft,
+        "reward_judge": tmp_path / "rubric.toml",
+        "judge_model": "m",
+        "output_dir": tmp_path / "out",
+    }
+    with judge_server() as server:
+        server.answer = points_by_good
+        server.answers_before_gate = 12  # after the self-check, in the first evaluation or rollout
+        process = start_forked("ppo", flags | {"judge_url": server.url}, tmp_path / "printed")
+        while len(server.bodies) < 14:
+            assert process.is_alive()
+            time.sleep(0.1)
+        begun = time.monotonic()
+        process.terminate()
+        result = result_of(process, tmp_path / "printed")
+        assert time.monotonic() - begun < 15 and result.status == 128 + signal.SIGTERM
+        assert "stopped by SIGTERM; to go on, add --resume_from_checkpoint" in result.stderr
+        server.answers_before_gate = None
+        again = flags | {"judge_url": server.url, "resume_from_checkpoint": True}
+        result_of(start_forked("ppo", again, tmp_path / "again"), tmp_path / "again").expect(0)
+        assert max(server.answered.values()) == 1  # what was answered before is not asked again
+    assert [row["update"] for row in training_rows(tmp_path / "out")] == [2, 4]

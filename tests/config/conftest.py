@@ -34,6 +34,8 @@ FILES = {
     "metric.py": "def kl(prompts, responses, rows): ...\n",
     "ds.json": '{"steps_per_print": 1}',
     "list.json": "[]",
+    "rubric.toml": 'task = "Grade."\n[criteria]\nbrevity = "Is it short?"\n',
+    "ranking.toml": 'task = "Rank."\njudge = "ranking"\n',
     "broken.json": "{",
     "file": "",
 }

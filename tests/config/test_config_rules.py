@@ -304,6 +304,60 @@ REFUSALS = [
         "--ddp_timeout 1800",
         "lower them",
     ),
+    *(
+        ("ppo", f"--reward_judge {file} {flags}", *words)
+        for file, flags, *words in (
+            ("rubric.toml", "", "--reward_judge rubric.toml", "add --judge_model"),
+            ("none.toml", "--judge_model m", "--reward_judge none.toml: cannot be read"),
+            ("list.json", "--judge_model m", "--reward_judge list.json: must hold one object"),
+            ("file", "--judge_model m", "--reward_judge file: give a file that ends in .toml or .json"),
+            ("rubric.toml", "--judge_model m --judge_url a:1", "--judge_url a:1 is no address", "OPENAI_API_KEY"),
+            ("rubric.toml", "--judge_model m --judge_price_in 1", "--judge_price_in and --judge_price_out", "both"),
+            ("rubric.toml", "--judge_model m --judge_max_cost 1", "--judge_max_cost 1", "--judge_price_out"),
+            # (217 + 8) x 8 = 1800
+            (
+                "rubric.toml",
+                "--judge_model m --judge_timeout 217",
+                "--judge_timeout 217",
+                "--judge_tries 8",
+                "up to 1800 s",
+                "--ddp_timeout 1800",
+            ),
+            ("rubric.toml", "--judge_model m --segment_rewards each", "--segment_rewards", "Drop --segment_rewards"),
+            ("ranking.toml", "--judge_model m", "ranks the responses", "--samples_per_prompt of at least 2"),
+            (
+                "ranking.toml",
+                "--judge_model m --samples_per_prompt 2 --advantage_estimator segment_mc",
+                "--advantage_estimator segment_mc",
+                'judge = "points"',
+            ),
+            ("rubric.toml", "--judge_model m --judge_tries 0", "--judge_tries 0", "at least 1"),
+        )
+    ),
+    *(
+        ("ppo", f"--advantage_estimator distillation {flags}", *words)
+        for flags, *words in (
+            ("", "--advantage_estimator distillation", "add --teacher_model_name_or_path"),
+            (
+                "--teacher_model_name_or_path t --reward_function score.py:score",
+                "reads no scores, but there are some (score)",
+                "another estimator",
+            ),
+            (
+                "--teacher_model_name_or_path t --drop_equal_groups --samples_per_prompt 2",
+                "--drop_equal_groups",
+                "drop it",
+            ),
+            ("--teacher_model_name_or_path t --normalize_scores", "--normalize_scores", "drop it"),
+            ("--teacher_model_name_or_path t --segment_rewards each", "--segment_rewards", "drop it"),
+            ("--teacher_model_name_or_path t --whiten_advantages", "--normalize_advantages", "not normalised"),
+            ("--teacher_model_name_or_path t --gamma 0.5", "--gamma 0.5", "Drop the flag"),
+            ("--teacher_model_name_or_path t --teacher_coef 0", "--teacher_coef 0", "above 0"),
+        )
+    ),
+    ("ppo", "--teacher_coef 2", "--teacher_coef 2", "add --teacher_model_name_or_path"),
+    ("ppo", "--judge_model m", "--judge_model m", "add --reward_judge"),
+    ("ppo", "--judge_max_tokens 3", "--judge_max_tokens 3", "add --reward_judge"),
     ("ppo", "--reward_batch 3", "--reward_batch 3", "add --reward_url"),
     ("ppo", "--reward_timeout 3", "--reward_timeout 3", "add --reward_url"),
     ("ppo", "--reward_patience 3", "--reward_patience 3", "add --reward_url"),

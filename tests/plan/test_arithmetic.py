@@ -360,6 +360,21 @@ def roles_on_a_cpu(config):
     return roles_of(config, config.plan_batches(1), lambda path, flag: TINY, torch.device("cpu"))
 
 
+def test_a_teacher_is_held_like_the_reference():
+    """Whole where the reference is, sharded where it is, and with an adapter on the actor a model more."""
+    names = {"teacher_model_name_or_path": "t", "reward_function": ["score.py:f"], "critic_model_name_or_path": None}
+    roles = {role.name: role for role in roles_on_a_cpu(ppo(**names))}
+    assert list(roles) == ["actor", "critic", "reference", "teacher"]
+    assert roles["teacher"].weights == roles["reference"].weights
+    assert (roles["teacher"].source, roles["reference"].source) == ("t", "a")
+    sharded = {role.name: role for role in roles_on_a_cpu(ppo(zero_stage=3, **names))}
+    assert sharded["teacher"].weights == sharded["reference"].weights != roles["teacher"].weights
+    adapted = roles_on_a_cpu(ppo(lora_dim=3, **names))
+    assert [role.name for role in adapted] == ["actor", "critic", "teacher"]
+    alone = {"advantage_estimator": "distillation", "reward_function": None}
+    assert [role.name for role in roles_on_a_cpu(ppo(**(names | alone)))] == ["actor", "reference", "teacher"]
+
+
 def test_a_shared_base_is_counted_once():
     """Beside the actor's weights, critic and reward model keep adapters of rank 3 and a head of 8; no reference."""
     adapters = 2 * 3 * (2 * (8 + 8) + 2 * (8 + 2) + 3 * (8 + 12))

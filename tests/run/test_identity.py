@@ -74,6 +74,17 @@ def test_functions_and_addresses_of_scores(identity, tmp_path):
     assert differences(here, identity(), other_size=False) == ['--reward_url was "given", is null']
 
 
+def test_a_rubric_may_move_but_not_change(identity, tmp_path):
+    files = {"a": "Grade.", "b": "Grade.", "c": "Judge."}
+    made = {}
+    for name, task in files.items():
+        (tmp_path / f"{name}.toml").write_text(f'task = "{task}"\n')
+        judge = {"reward_judge": str(tmp_path / f"{name}.toml"), "judge_model": "m", "critic_model_name_or_path": None}
+        made[name] = identity(**judge)
+    assert not differences(made["a"], made["b"], other_size=False)
+    assert differences(made["a"], made["c"], other_size=False) == ["the file of --reward_judge has changed"]
+
+
 def test_nodes_with_other_files_or_flags_are_named(identity, monkeypatch):
     """Where files lie is each node's own affair; one process has nobody to differ from."""
     source = {"name": "rows", "train": 8, "eval": 2}

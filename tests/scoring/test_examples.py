@@ -12,6 +12,7 @@ from dschat.base.user_function import load_function
 from dschat.rollouts.termination import UserCondition
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
+from dschat.settings.rubrics import SCORE_KEYS
 from factories import EOS, make_prompt, make_rollout
 from macro_actions.types import Rollout, Trajectory
 
@@ -49,4 +50,5 @@ def test_the_documented_fields_are_all_there_are():
     rollout = {field.name for field in fields(Rollout)} - {"response_mask"}
     rollout |= {"prompt_width", "response_ids", "response_rows"}
     assert documented >= own | {f"rollout.{name}" for name in rollout}
-    assert documented - own - {f"rollout.{name}" for name in rollout} <= {"stop", "retry", "skip", "each", "prefix"}
+    others = {"stop", "retry", "skip", "each", "prefix", *SCORE_KEYS}
+    assert documented - own - {f"rollout.{name}" for name in rollout} <= others

@@ -390,6 +390,7 @@ def ppo_loop(
     critic: Any = None,
     rollouts: Any = None,
     estimator: Any = None,
+    teacher: Any = None,
     **options: Any,
 ) -> Any:
     """The loop of PPO on small models.
@@ -402,6 +403,7 @@ def ppo_loop(
         reference: frozen; the default actor's weights if not given.
         rollouts: what draws; by default a generation batch at once.
         estimator: in the place of the flags'.
+        teacher: a Hugging Face model, frozen; none by default.
         options: of `engine_of`; the learning rates are those of the flags by default.
     """
     from dschat.rollouts.generate import ContinuousEngine
@@ -426,7 +428,8 @@ def ppo_loop(
     rollouts = rollouts or ContinuousEngine(
         config.sampling.per_device_generation_batch_size * config.rollouts.samples_per_prompt
     )
-    models = PPOModels(**engines, reward=source, rollouts=rollouts)
+    teacher_engine = None if teacher is None else frozen_engine_of(teacher)
+    models = PPOModels(**engines, reward=source, rollouts=rollouts, teacher=teacher_engine)
     average = MovingAverage(models.actor) if config.memory.enable_ema else None
     return ppo_trainer_of(models, prompts, held_out, make_tokenizer(), config, estimator, average)
 

@@ -26,6 +26,8 @@ KEY = "sk-test-0123456789"
 OUTPUT = "o.jsonl"
 WAIT = 60  # seconds for something that a process does, at most
 SHOWN = re.compile(r"<(first|second|[a-z]+)(?:-([a-z]+))?-([0-9a-f]{16})>\n(.*?)\n</", re.DOTALL)
+GRADED = re.compile(r"<([a-z]+(?:-\d+)?)-([0-9a-f]{16})>\n(.*?)\n</", re.DOTALL)
+KEY_OF_ANSWER = re.compile(r'"([A-Za-z_]+)": 0 to 10')
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
 # Files of two models. By `more_good`, A wins p0 and p3, B wins p1, p2 is a tie.
 GOOD_A = ["good good", "bad", "good one", "good good good"]
@@ -53,6 +55,27 @@ def more_good(messages: list[dict[str, str]]) -> str:
     shown = shown_in(messages)
     first, second = (shown[name].count("good") for name in ("first", "second"))
     return json.dumps({"comparison": "counted", "verdict": "tie" if first == second else better(first > second)})
+
+
+def graded_in(messages: list[dict[str, str]]) -> dict[str, str]:
+    """What a question of --reward_judge shows: the texts by the words in their tags, the prompt first."""
+    return {name: unescape(text) for name, _, text in GRADED.findall(messages[1]["content"])}
+
+
+def points_by_good(messages: list[dict[str, str]]) -> str:
+    """Points: "good" in the response, for each key that is asked for, times its place among the keys; 10 at most."""
+    _, response = graded_in(messages).values()
+    keys = KEY_OF_ANSWER.findall(messages[0]["content"].rpartition("after it: ")[2])
+    numbers = {key: min(10, place * response.count("good")) for place, key in enumerate(keys, start=1)}
+    return json.dumps({"reason": "counted"} | numbers)
+
+
+def places_by_good(messages: list[dict[str, str]]) -> str:
+    """A ranking: whatever says "good" more often comes first, and equal numbers share a place."""
+    texts = graded_in(messages)
+    counts = {name: text.count("good") for name, text in list(texts.items())[1:]}
+    places = {name: 1 + sum(other > count for other in counts.values()) for name, count in counts.items()}
+    return json.dumps({"reason": "counted"} | places)
 
 
 def better(first: bool) -> str:
@@ -242,10 +265,11 @@ def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any
 
 def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint: Any) -> Any:
     """A client of the server with the key KEY; its cache lies in the folder."""
-    from dschat.lab.judge.client import JudgeClient
-    from dschat.lab.judge.costs import Spending
+    from dschat.lab.judge.run import HARMLESS
     from dschat.lab.judge.verdicts import has_verdict
     from dschat.rollouts.chat_servers import Endpoint, ReplyCache
+    from dschat.scoring.judge.client import JudgeClient
+    from dschat.scoring.judge.costs import Spending
 
     settings: dict[str, Any] = {
         "model": "gpt-test",
@@ -257,7 +281,7 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
     }
     whom = Endpoint(**(settings | endpoint))
     cache = ReplyCache(folder / "cache", has_verdict)
-    return JudgeClient(whom, cache, spending or Spending(None))
+    return JudgeClient(whom, cache, spending or Spending(None), HARMLESS)
 
 
 def always_first(messages: list[dict[str, str]]) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small runs of all steps that are stopped at every point where a run can stop, and resumed."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -178,7 +179,12 @@ def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) ->
 
 
 def ppo(
-    folder: Path, setup: Setup = Setup(), rollouts: RolloutEngine | None = None, reward: Any = length, **flags: Any
+    folder: Path,
+    setup: Setup = Setup(),
+    rollouts: RolloutEngine | None = None,
+    reward: Any = length,
+    teacher: Any = None,
+    **flags: Any,
 ) -> Any:
     """The loop of step 3: 4 rollouts of 4 updates, drawn by `rollouts`."""
     sizes = {
@@ -191,7 +197,7 @@ def ppo(
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
     prompts = make_prompts(18)
     engine = rollouts or ContinuousEngine(4)
-    return ppo_loop(config, reward, prompts, prompts[:5], actor, reference, critic, engine)
+    return ppo_loop(config, reward, prompts, prompts[:5], actor, reference, critic, engine, teacher=teacher)
 
 
 def refuel_online(folder: Path, **flags: Any) -> Any:
@@ -225,6 +231,14 @@ def _refilled(folder: Path, **flags: Any) -> Any:
     return ppo(folder, Setup(zero_stage=3, options=DECAYED), **(REFILL | {"reward": score} | sizes | flags))
 
 
+def _distilled(folder: Path, **flags: Any) -> Any:
+    """Scores beside a teacher, with one update of a rollout, whose forward passes give the policy's log-probs."""
+    sizes: dict[str, Any] = {"ppo_epochs": 1, "generation_batches": 1}
+    teacher: dict[str, Any] = {"teacher_model_name_or_path": "unused", "teacher_coef": 0.1}
+    setup = Setup(zero_stage=3, options=DECAYED)
+    return ppo(folder, setup, reward=lengths, teacher=make_causal_lm(seed=3), **(sizes | teacher | flags))
+
+
 DECAYED: dict[str, Any] = {"weight_decay": 0.1, "schedule": "linear"}
 ODD = {"kind": "llama", "intermediate_size": 33, "mlp_bias": True}  # two processes cannot share these biases evenly
 # Runs whose updates are the same on any number of processes.
@@ -246,6 +260,7 @@ RESIZED: dict[str, Callable[..., Any]] = {
         critic_warmup_updates=3,
     ),
     "refilled": _refilled,
+    "distilled": _distilled,
 }
 
 
@@ -262,7 +277,8 @@ def result_of(loop: Any, folder: Path) -> Result:
     if not is_main():
         return {}, [], {}
     rows = read_jsonl(folder / "metrics.jsonl")
-    rows = [{name: x for name, x in row.items() if "seconds" not in name and "time/" not in name} for row in rows]
+    other = re.compile("seconds|time/|judge/cached")  # what a run that was resumed measures otherwise
+    rows = [{name: x for name, x in row.items() if not other.search(name)} for row in rows]
     return weights, rows, {file.name: file.read_text() for file in sorted(folder.glob("samples/*"))}
 
 

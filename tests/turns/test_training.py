@@ -12,6 +12,7 @@ from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess
 from dschat.run import stop
 from dschat.run.stop import Stopped
 from factories import batch_of_iteration, collected
+from fake_judge import graded_in, judge_server
 from macro_actions.masked import last_true
 from resume_runs import check_every_stop
 from turn_cases import episode_loop, write_environments
@@ -106,3 +107,33 @@ def test_all_environments_fail(environments, group, tmp_path):
     options = {"on_reward_error": "skip", "on_nonfinite": "skip", "eval_interval": 0}
     loop = episode_loop(tmp_path / "out", f"{environments}:Faulty", rows=faults, **options)
     assert collected(loop, [list(range(8))]) is None
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """Flags of a judge that gives a point for each turn of the assistant."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    file = tmp_path / "rubric.toml"
+    file.write_text('task = "Grade the game."\nresponse = "game"\n')
+
+    def by_turns(messages):
+        return f'{{"score": {min(10, graded_in(messages)["game"].count("Assistant:"))}}}'
+
+    with judge_server() as server:
+        server.answer = by_turns
+        flags = {"reward_judge": str(file), "judge_model": "m", "judge_url": server.url}
+        yield flags | {"judge_cache": str(tmp_path / "answers")}
+
+
+def test_a_judge_reads_whole_episodes(judged, environments, group, tmp_path):
+    """Beside the environment, whose rewards stand on the turns; the judge's score is what the last token adds."""
+    flags = RUNS["gae"] | {"missing_eos_penalty": None} | judged
+    batch = collected(episode_loop(tmp_path / "out", f"{environments}:Random", **flags), [list(range(8))]).batch
+    turns = torch.tensor([len(runs) for runs in batch.rollout.response_runs()])
+    assert_near(batch.scored.scores - batch.scored.segment_rewards.sum(1), turns / 10.0)
+    assert len(set(turns.tolist())) > 1
+
+
+def test_a_judged_run_on_episodes_stops_anywhere(judged, environments, group, tmp_path):
+    make = partial(episode_loop, environment=f"{environments}:Random", **(RUNS["rloo_turns"] | judged))
+    assert check_every_stop(make, tmp_path, every=29, first=9) > 20

@@ -294,6 +294,50 @@ def segment_mc_batch(
     return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(advantages, macro))
 
 
+def distillation_batch(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """On-policy distillation (Agarwal et al. 2024; Lu et al. 2025): Â_τ = R_τ, without scores and later rewards.
+
+    The rewards are the KL penalty and those for a missing EOS and for length. The trainer adds the teacher's
+    log-ratios, as it does to the advantages of every estimator, see :func:`with_teacher`.
+    """
+    without_scores = replace(trajectory, scores=torch.zeros_like(trajectory.scores))
+    rewards, kl = _token_rewards(without_scores, settings)
+    macro_rewards = pool_rewards(rewards, macro, settings.macro_reward)
+    return _batch_without_returns(trajectory, macro, kl, rewards, to_tokens(macro_rewards, macro))
+
+
+def with_teacher(
+    batch: PPOBatch,
+    coef: float,
+    by_macro_action: bool,
+    settings: EstimatorSettings,
+) -> PPOBatch:
+    """The batch with a teacher's log-ratios added to its advantages: Â_j + coef · Σ_{i ∈ τ(j)} (log π_T − log π)_i.
+
+    A log-ratio is a reward whose return does not reach beyond its own macro action (γ = 0), so that no critic has to
+    predict it: its expectation over π is −KL(π ‖ π_T) of that macro action. With macro actions of one token this is
+    the per-token reverse KL of on-policy distillation. The batch's rewards and returns stay as they are.
+
+    Example: log π_T of −1 −2 −.5 and log π of −2 −2.5 −1 give log-ratios 1 .5 .5; with macro actions of two tokens and
+    one, and a coefficient of 2, the advantages grow by 3 3 1, and by tokens by 2 1 1.
+
+    Args:
+        batch: B rows with a teacher's log-probs.
+        coef: weight of the log-ratios.
+        by_macro_action: pool them over each macro action, as rewards are; otherwise each token has its own.
+        settings: how rewards are pooled.
+    """
+    log_ratios = batch.trajectory.teacher_log_ratios
+    if by_macro_action:
+        pooled = pool_rewards(log_ratios, batch.macro, settings.macro_reward, settings.value_function)
+        log_ratios = to_tokens(pooled, batch.macro)
+    return replace(batch, advantages=batch.advantages + coef * log_ratios)
+
+
 ESTIMATORS: dict[str, Estimator] = {
     "gae": gae_batch,
     "sae": sae_batch,
@@ -306,6 +350,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reinforce_pp_baseline": dr_grpo_batch,
     "tempo": tempo_batch,
     "segment_mc": segment_mc_batch,
+    "distillation": distillation_batch,
 }
 
 

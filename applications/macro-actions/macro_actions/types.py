@@ -91,12 +91,14 @@ class ScoredRollout:
         scores: shape ``(B,)``, float32, from the reward function.
         segment_rewards: shape ``(B, R)``, float32, parts of the score on tokens, if macro actions have rewards of
             their own; the last token gets the rest of the score.
+        teacher_logprobs: shape ``(B, R)``, float32, log π_T(y_j | x, y_<j) under a teacher; ``None`` without one.
     """
 
     rollout: Rollout
     ref_logprobs: Tensor
     scores: Tensor
     segment_rewards: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
 
     @property
     def response_mask(self) -> Tensor:
@@ -116,6 +118,7 @@ class ScoredRollout:
             values=values,
             scores=self.scores,
             segment_rewards=self.segment_rewards,
+            teacher_logprobs=self.teacher_logprobs,
         )
 
 
@@ -130,6 +133,7 @@ class Trajectory:
         values: shape ``(B, R)``, V(x, y_<j), of the state before token j; ``None`` without a critic.
         scores: shape ``(B,)``, from the reward function.
         segment_rewards: shape ``(B, R)``, see ScoredRollout.
+        teacher_logprobs: shape ``(B, R)``, see ScoredRollout.
     """
 
     rollout: Rollout
@@ -138,11 +142,18 @@ class Trajectory:
     values: Tensor | None
     scores: Tensor
     segment_rewards: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
 
     @property
     def response_mask(self) -> Tensor:
         """The rollout's response mask, shape (B, R)."""
         return self.rollout.response_mask
+
+    @property
+    def teacher_log_ratios(self) -> Tensor:
+        """log π_T − log π_old of each response token, shape (B, R), 0 off the response; only with a teacher."""
+        assert self.teacher_logprobs is not None
+        return torch.where(self.response_mask, self.teacher_logprobs - self.logprobs, 0.0)
 
 
 @dataclass(frozen=True)

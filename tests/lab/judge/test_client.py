@@ -8,9 +8,10 @@ from email.utils import format_datetime
 import pytest
 
 from dschat.base.errors import UserError
-from dschat.lab.judge.rubrics import RUBRICS, Form, TextRefused, answer_schema
+from dschat.lab.judge.rubrics import RUBRICS, answer_schema
 from dschat.rollouts import chat_servers
 from dschat.rollouts.chat_servers import Endpoint, Unanswered
+from dschat.scoring.judge.questions import Form, TextRefused
 from fake_judge import KEY, client_of, judge_server, question
 
 OOPS = (500, {"error": {"message": "oops"}}, {})

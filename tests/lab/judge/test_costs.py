@@ -10,10 +10,10 @@ import pytest
 
 from cli_runs import write_jsonl
 from dschat.base.errors import UserError
-from dschat.lab.judge.costs import Prices, Spending, estimated_tokens
 from dschat.lab.judge.run import run_judge
 from dschat.lab.options import JudgeOptions
 from dschat.rollouts.chat_servers import Endpoint
+from dschat.scoring.judge.costs import Prices, Spending, estimated_tokens
 from dschat.settings.parse import parse
 from fake_judge import GOOD_B, client_of, judged, question, rows_of, two_files, verdicts
 

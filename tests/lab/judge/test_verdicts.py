@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from dschat.lab.judge.verdicts import UnreadableAnswer, in_terms_of_models, place_of, read_answer
+from dschat.lab.judge.verdicts import in_terms_of_models, place_of, read_answer
+from dschat.scoring.judge.answers import UnreadableAnswer
 
 ASPECTS = ("factual_accuracy", "coherence", "usefulness")
 WHOLE = {

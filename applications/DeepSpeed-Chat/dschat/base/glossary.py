@@ -49,6 +49,9 @@ NORMALISED = "`--normalize_scores`"
 PARSING = "`--termination_condition parsing`"
 PROGRAMS = "`--reward_source programs`"
 EPISODES = "`--environment`"
+TEACHER = "`--teacher_model_name_or_path`"
+JUDGE = "`--reward_judge`"
+JUDGE_PRICES = "`--reward_judge` and prices"
 VLLM = "`--rollout_engine vllm`"
 COMPLETIONS = "`--advantage_estimator segment_mc`"
 GATE = "`--advantage_estimator evpo`"
@@ -141,7 +144,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("objective/kl_coef", ONLINE, "", "weight of the KL in rewards; fixed without `--adaptive_kl_target`"),
         ("objective/entropy", ONLINE, "nats per response", "−log-prob of sampled tokens, an estimate of the entropy",
          "it falls to 0: every response becomes the same"),
-        ("objective/scores", ONLINE, "score", "mean score as the source gave it"),
+        ("objective/scores", ONLINE, "score", "mean score as the source gave it; with"
+         " `--advantage_estimator distillation` −`teacher/kl`"),
         ("objective/scores_std", "ppo", "score", "standard deviation of the scores of a rollout",
          "below `--kl_ctl` times the KL a warning: the penalty decides, not the scores"),
         ("objective/rlhf_reward", ONLINE, "score", "mean sum of rewards: the score that is trained on, less the KL"
@@ -198,6 +202,14 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
          " runtime or compile error, or could not be run (invalid)", "invalid above 0: see the log", PROGRAMS),
         ("programs/tests_per_second", "ppo", "tests per s", "of one process, remembered ones too", "", PROGRAMS),
         ("programs/seconds", "ppo", "s", "of running programs", "", PROGRAMS),
+        ("objective/judge_<criterion>", "ppo", "share of 10 points", "mean points of the judge on a criterion of its"
+         " rubric", "", JUDGE),
+        ("teacher/kl", "ppo", "nats per response", "log π − log π_T of sampled tokens, an estimate of the KL to the"
+         " teacher", "it does not fall: see `--teacher_coef` and the learning rate", TEACHER),
+        ("teacher/kl_per_token", "ppo", "nats per token", "the same over all tokens", "", TEACHER),
+        ("judge/cached", "ppo", "share", "questions to the judge that the cache answered", "", JUDGE),
+        ("judge/cost", "ppo", "US dollars per response", "of the judge's answers; cached ones cost nothing", "",
+         JUDGE_PRICES),
         ("episode/turns", "ppo", "turns", "mean number of the policy's replies in an episode", "", EPISODES),
         ("episode/done", "ppo", "share", "episodes that the environment ended; a limit cut the others",
          "near 0: raise `--max_turns` or `--max_answer_seq_len`", EPISODES),
@@ -265,6 +277,10 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("eval/programs/<outcome>", "ppo", "share", "as `programs/<outcome>`", "", PROGRAMS),
         ("eval/programs/tests_per_second", "ppo", "tests per s", "as above", "", PROGRAMS),
         ("eval/programs/seconds", "ppo", "s", "as above", "", PROGRAMS),
+        ("eval/judge_<criterion>", "ppo", "share of 10 points", "as `objective/judge_<criterion>`", "", JUDGE),
+        ("eval/teacher_kl", "ppo", "nats per response", "as `teacher/kl`", "", TEACHER),
+        ("eval/judge/cached", "ppo", "share", "as `judge/cached`", "", JUDGE),
+        ("eval/judge/cost", "ppo", "US dollars per response", "as `judge/cost`", "", JUDGE_PRICES),
         ("eval/episode/turns", "ppo", "turns", "as `episode/turns`", "", EPISODES),
         ("eval/episode/done", "ppo", "share", "as `episode/done`", "", EPISODES),
         ("eval/episode/cut_turns", "ppo", "share", "as `episode/cut_turns`", "", EPISODES),

@@ -309,3 +309,19 @@ def dialogue_text(messages: Sequence[Mapping[str, Any]]) -> str:
     if [message["role"] for message in messages] == ["user"]:
         return message_text(messages[0])
     return "\n\n".join(f"{message['role'].capitalize()}: {message_text(message)}" for message in messages)
+
+
+def quoted_dialogue(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Messages after their roles, for a judge: every line of a message begins with a bar.
+
+    No message can therefore pose as another one.
+    """
+    blocks = []
+    for message in messages:
+        blocks.append(f"{str(message['role']).capitalize()}:\n{quoted_lines(message_text(message))}")
+    return "\n\n".join(blocks)
+
+
+def quoted_lines(text: str) -> str:
+    """A text with a bar before each line."""
+    return "\n".join(f"| {line}" for line in text.splitlines())

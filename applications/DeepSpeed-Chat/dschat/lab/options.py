@@ -10,18 +10,17 @@ from typing import ClassVar
 
 from dschat.base.errors import UserError
 from dschat.data.hub import compared_set
-from dschat.lab.judge.costs import Prices
 from dschat.lab.judge.rubrics import Rubric
 from dschat.lab.judge.verdicts import Setup
 from dschat.lab.responses import model_names
-from dschat.rollouts.chat_servers import Endpoint, checked_address
+from dschat.rollouts.chat_servers import OPENAI_URL, Endpoint, checked_address
+from dschat.scoring.judge.costs import Prices
 from dschat.settings.commands import PORT, OverwriteFlags
 from dschat.settings.config import Config
 from dschat.settings.flags import AT_LEAST_0, AT_LEAST_1, Range, check_values, flag
 from dschat.settings.rules import Check, Rule, Rules
 
 DEFAULT_JUDGE = "gpt-4o-2024-05-13"
-DEFAULT_SERVER = "https://api.openai.com/v1"
 BY_SCORES = "--by_scores"
 COUNT: Range = (lambda number: 1 <= number <= 1_000_000, "a whole number of at least 1")
 SECONDS: Range = (lambda value: 0 < value < math.inf, "a number of seconds above 0")
@@ -161,7 +160,7 @@ class AskingOptions(Config):
         """
         return Endpoint(
             model=self.judge.judge_model,
-            base_url=checked_address(self.judge.base_url or DEFAULT_SERVER, "--base_url"),
+            base_url=checked_address(self.judge.base_url or OPENAI_URL, "--base_url"),
             max_tokens=self.judge.max_tokens,
             timeout=self.requests.timeout,
             tries=self.requests.max_tries,

@@ -158,13 +158,14 @@ def labels_of(
 ) -> dict[str, str]:
     """Labels of what runs are compared by: the metric function that all have, if any, first.
 
-    `scores` are of the reward model, unless all runs were scored by a function, a server, or by running programs. A
-    sum of several sources has no name but score.
+    `scores` are of the reward model, unless all runs were scored by a function, a server, a judge, or by running
+    programs, or learnt from a teacher alone. A sum of several sources has no name but score.
     """
     sources = {
         "reward_function": "reward-function score",
         "reward_url": "score of a server",
         "reward_source": "score of programs",
+        "reward_judge": "score of a judge",
     }
     score_label = "reward-model score"
     for flag, label in reversed(sources.items()):
@@ -172,6 +173,8 @@ def labels_of(
             score_label = label
     if any(_source_count(run) > 1 for run in runs):
         score_label = "score"
+    if all(run.config.get("advantage_estimator") == "distillation" for run in runs):
+        score_label = "log-ratio of the teacher (nats)"
     labels = {metric: metric_label(metric)} if metric else {}
     labels["scores"] = score_label
     labels["kl"] = "KL to SFT (nats)"
@@ -183,7 +186,7 @@ def labels_of(
 def _source_count(run: RunData) -> int:
     """Number of sources whose scores a run added up."""
     count = 0
-    for name in ("function", "model_name_or_path", "url", "source"):
+    for name in ("function", "model_name_or_path", "url", "source", "judge"):
         value = run.config.get(f"reward_{name}")
         if value:
             count += len(value) if isinstance(value, list) else 1

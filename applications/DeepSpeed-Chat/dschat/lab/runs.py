@@ -26,7 +26,10 @@ from dschat.lab.run_summary import Labels, Runs, compare_runs, judges_of, labels
 logger = logging.getLogger(__name__)
 
 # Flags that choose what scores a run.
-SOURCES = ("reward_function", "reward_weights", "reward_source", "program_reward", "program_block", "environment")
+SOURCES = (
+    *("reward_function", "reward_weights", "reward_source", "program_reward", "program_block"),
+    *("reward_judge", "judge_model", "environment"),
+)
 SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
 SYMBOLS = "●■▲◆▼✚"  # symbols of the page, for the markers of matplotlib
 SFT_LOOK: Look = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}

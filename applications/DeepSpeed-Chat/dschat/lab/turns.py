@@ -13,6 +13,7 @@ from dschat.base.errors import UserError
 from dschat.base.jsonl import read_rows
 from dschat.base.statistics import WinRates, win_rates
 from dschat.data.dialogues import ROLES, check_dialogue
+from dschat.data.messages import quoted_lines
 from dschat.lab.responses import Pair, Response, comparison_of, numbers_of, pair_id
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,7 @@ class Dialogue:
         """
         blocks = []
         for index, text in enumerate(self.texts[1 : 2 * turn], start=1):
-            quoted = "\n".join(f"| {line}" for line in text.splitlines())
-            blocks.append(f"{ROLES[index % 2].capitalize()}, turn {index // 2 + 1}:\n{quoted}")
+            blocks.append(f"{ROLES[index % 2].capitalize()}, turn {index // 2 + 1}:\n{quoted_lines(text)}")
         return "\n\n".join(blocks)
 
 

@@ -189,6 +189,19 @@ def same_ids(first: Any, second: Any) -> bool:
     return first_vocabulary == second_vocabulary
 
 
+def vocabulary_difference(first: Any, second: Any) -> str:
+    """What differs between two tokenizers that are not `same_ids`, for messages; names one token."""
+    first_vocabulary = first.get_vocab()
+    second_vocabulary = second.get_vocab()
+    tokens = sorted(first_vocabulary.keys() | second_vocabulary.keys())
+    differing = [token for token in tokens if first_vocabulary.get(token) != second_vocabulary.get(token)]
+    if not differing:
+        return "their BOS or EOS differ"
+    token = differing[0]
+    ids = f"{first_vocabulary.get(token, 'missing')} and {second_vocabulary.get(token, 'missing')}"
+    return f"{len(differing)} tokens differ, such as {token!r}: {ids}"
+
+
 def _unused_token(
     tokenizer: Any,
     end_ids: Collection[int],

@@ -115,7 +115,7 @@ def published_config(hub_id: str) -> PreTrainedConfig:
 class Role:
     """A model of a run."""
 
-    name: str  # policy, actor, critic, reference or reward model
+    name: str  # policy, actor, critic, reference, teacher or reward model
     source: str  # the folder or hub id that it is loaded from
     model: Model  # architecture
     weights: Weights  # sizes of weights, gradients and optimiser states
@@ -206,6 +206,10 @@ def _ppo_roles(config: PPOConfig, builder: RoleBuilder) -> list[Role]:
     frozen_stage = 3 if config.memory.actor_zero_stage == 3 or offload else 0
     if not config.lora_ranks[0]:
         roles.append(builder.frozen("reference", actor, "policy", frozen_stage, offload))
+    teacher_path = config.teacher.teacher_model_name_or_path
+    if teacher_path is not None:
+        teacher = ModelPath(teacher_path, "--teacher_model_name_or_path")
+        roles.append(builder.frozen("teacher", teacher, "policy", frozen_stage, offload))
     reward_path = config.rewards.reward_model_name_or_path
     if reward_path is not None:
         roles.append(_reward_model(config, builder, actor, reward_path, frozen_stage))

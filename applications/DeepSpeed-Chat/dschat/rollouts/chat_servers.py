@@ -23,6 +23,7 @@ from dschat.base.jsonl import write_rows
 if TYPE_CHECKING:
     import openai
 
+OPENAI_URL = "https://api.openai.com/v1"
 OUT_OF_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
 # Seconds before the second try; each further wait is twice as long, up to LONGEST_DELAY.
 FIRST_DELAY = 0.5
@@ -44,6 +45,9 @@ class EndpointFlags:
     model: str = "--judge_model"
     key: str = "OPENAI_API_KEY or --sk"
     max_tokens: str = "--max_tokens"
+    timeout: str = "--timeout"
+    tries: str = "--max_tries"
+    cache: str = "--cache"
     role: str = "judge"
 
 
@@ -103,6 +107,12 @@ def checked_key(key: str | None, source: str, endpoint: Endpoint) -> str:
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise UserError(f"{source} holds characters that no key has; copy it again.")
     return key
+
+
+def warn_if_unencrypted(endpoint: Endpoint) -> None:
+    """Warns of a server on another machine that is reached without encryption."""
+    if endpoint.base_url.startswith("http://") and not endpoint.is_local:
+        logger.warning("%s is not encrypted: the key and the texts can be read on the way", endpoint.base_url)
 
 
 # -- answers
@@ -348,7 +358,7 @@ def _connection_error(error: BaseException, endpoint: Endpoint) -> Unanswered:
     never_sent = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
     was_sent = not isinstance(error, never_sent)
     if isinstance(error, httpx2.TimeoutException):
-        reason = f"{endpoint.base_url} gives no answer within {endpoint.timeout:g} s (--timeout)"
+        reason = f"{endpoint.base_url} gives no answer within {endpoint.timeout:g} s ({endpoint.flags.timeout})"
         return Unanswered(reason, was_sent)
     return Unanswered(endpoint.hide_key(f"{endpoint.base_url} gives no answer: {error}"), was_sent)
 

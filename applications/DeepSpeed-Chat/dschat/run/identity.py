@@ -25,6 +25,7 @@ from dschat.settings.supervised import OneModelConfig
 SHARES = flags_on_resume(PPOConfig, SHARE) | flags_on_resume(OneModelConfig, SHARE)
 DATA = "the data"  # a hash of everything
 FILES = "the files of the data"  # a hash per file, to name those that have changed
+FILE_FLAGS = ("deepspeed_config", "reward_judge")  # flags of files whose content counts, wherever they are
 MOST_NAMED = 8  # files named in a message
 DATE = "the date in the chat template"  # "none" if the template writes no date
 TOKENIZER = "the tokenizer"  # its hash and its chat template
@@ -51,8 +52,9 @@ def identity_of(
     if flags.get("reward_url"):
         flags["reward_url"] = "given"  # the server's address may change
     files = _python_files(flags)
-    if flags.get("deepspeed_config"):
-        files["deepspeed_config"] = [Path(flags.pop("deepspeed_config"))]
+    for name in FILE_FLAGS:
+        if flags.get(name):
+            files[name] = [Path(flags.pop(name))]
 
     identity = {"the kind of device": device().type}
     for name, value in flags.items():

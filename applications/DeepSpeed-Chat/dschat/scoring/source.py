@@ -137,6 +137,15 @@ class ScoreSource(Protocol):
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor | Scores: ...
 
 
+class NoScores:
+    """Scores of 0, for a run that learns from a teacher alone."""
+
+    model: None = None  # the self-check has no model to compare
+
+    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
+        return torch.zeros(len(rollout.input_ids), device=rollout.input_ids.device)
+
+
 def scores_of(result: Tensor | Scores) -> Scores:
     """The result of a source as `Scores`."""
     return result if isinstance(result, Scores) else Scores(result)
@@ -219,6 +228,7 @@ class WeightedScores:
             total = total + weighted.weight * scores.values.float()
             if weighted.name:
                 parts[weighted.name] = scores.values.float()
+            parts |= scores.parts
             if scores.segments is not None:
                 weighted_segments = weighted.weight * scores.segments
                 segments = weighted_segments if segments is None else segments + weighted_segments

@@ -25,6 +25,7 @@ class Needs:
         kl_apart: the KL penalty is added to the advantages as it is; only what scores give is compared and normalised.
         gates_critic: the critic's values are used only while they explain some of the variance of the returns, so that
             the advantages of a response depend on all responses of the rollout.
+        scores: scores are read, from some source.
         rescales_scores: scores are divided by their deviation, so that their scale does not matter.
         reads: flags that not every estimator reads. With an estimator that does not name it, such a flag is refused if
             it changes rewards (gamma, macro_reward), and warned of otherwise.
@@ -39,6 +40,7 @@ class Needs:
     normalized: bool = False
     kl_apart: bool = False
     gates_critic: bool = False
+    scores: bool = True
     rescales_scores: bool = False
     reads: frozenset[str] = frozenset()
 
@@ -118,6 +120,13 @@ NEEDS = {
         "change in the mean score of mc_samples completions between the beginning and the end of a macro action",
         macro_actions=True,
         segment_values=True,
+    ),
+    "distillation": Needs(
+        "On-policy distillation",
+        "the teacher's log-ratio of the macro action, less its KL penalty, without scores and later rewards",
+        macro_actions=True,
+        scores=False,
+        reads=frozenset({"macro_reward"}),
     ),
 }
 

@@ -26,16 +26,17 @@ from dschat.settings.ppo_loss import (
     PPOMemoryFlags,
     PPOModelFlags,
 )
-from dschat.settings.rewards import METRIC_NAMES, SOURCE_FLAGS, ProgramFlags, RewardFlags
+from dschat.settings.reward_judge import JUDGE_RULES, RewardJudgeFlags, require_openai
+from dschat.settings.rewards import REWARD_RULES, SOURCE_FLAGS, ProgramFlags, RewardFlags
 from dschat.settings.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags, SamplingFlags, VllmFlags, require_vllm
-from dschat.settings.rules import Check, Rule, Rules, check_function_path
+from dschat.settings.rules import Check, Rule, Rules
+from dschat.settings.teacher import TEACHER_RULES, TeacherFlags
 from macro_actions.settings import EstimatorSettings
 
 BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
 
 logger = logging.getLogger(__name__)
 
-URL = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")
 SERVER = re.compile(r"https?://[^/\s@?]+/?")
 ENDS = ("termination_condition", "ngram", "isolate_last_token")  # flags that say where macro actions end
 REWARD_FLAGS = ("gamma", "macro_reward")  # flags that change rewards
@@ -56,13 +57,19 @@ def _is_changed(config: PPOConfig, name: str) -> bool:
 
 
 def _check_score_source(config: PPOConfig) -> None:
-    if config.rewards.source_names:
+    if config.rewards.source_names or not config.advantages.needs.scores:
         return
+    if config.has_teacher:
+        raise UserError(
+            f"--teacher_model_name_or_path without a source of scores, which --advantage_estimator"
+            f" {config.advantages.advantage_estimator} reads: give --advantage_estimator distillation, or such a"
+            " source, for example --reward_function module.py:function."
+        )
     needs_critic = config.advantages.needs.critic and not config.memory.share_base  # which may start from the base
     wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
     raise UserError(
         f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function module.py:function,"
-        " --reward_url, --reward_source programs or --environment module.py:Class."
+        " --reward_url, --reward_source programs, --reward_judge rubric.toml or --environment module.py:Class."
     )
 
 
@@ -103,74 +110,6 @@ NORMALIZATION_RULES: tuple[Rule[PPOConfig], ...] = (
         lambda config: config.advantages.normalized_over == "row" and _is_one_macro_action(config),
         "--normalize_advantages row with --ngram {ngram:g}: a response is one macro action, whose tokens have"
         " the same advantage, which would become 0. Use batch.",
-    ),
-)
-
-
-# Sources of scores
-
-
-def _check_functions(config: PPOConfig) -> None:
-    rewards = config.rewards
-    for spec in rewards.reward_function or []:
-        check_function_path("reward_function", spec)
-    if rewards.metric_function is not None:
-        check_function_path("metric_function", rewards.metric_function)
-
-
-def _check_source_names(config: PPOConfig) -> None:
-    rewards = config.rewards
-    names = rewards.source_names
-    if rewards.reward_weights is None and len(names) == 1:
-        return
-    taken = list(METRIC_NAMES)
-    if rewards.metric_name is not None:
-        taken.append(rewards.metric_name)
-    for number, name in enumerate(names):
-        if name in taken or name in names[:number]:
-            raise UserError(
-                f"--reward_function: two numbers of a response would be called {name}: rename the function."
-            )
-
-
-REWARD_RULES: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
-    Check(_check_functions),
-    Rule(
-        lambda config: config.rewards.metric_name in METRIC_NAMES,
-        "--metric_function: a metric is called {metric} already; rename the function.",
-        words=lambda config: {"metric": config.rewards.metric_name},
-    ),
-    Rule(
-        lambda config: (
-            config.rewards.reward_weights is not None
-            and len(config.rewards.reward_weights) != len(config.rewards.source_names)
-        ),
-        "--reward_weights: {weights} numbers for {sources} sources of scores ({names}): give one for each, in this"
-        " order.",
-        words=lambda config: {
-            "weights": len(config.rewards.reward_weights or []),
-            "sources": len(config.rewards.source_names),
-            "names": ", ".join(config.rewards.source_names),
-        },
-    ),
-    Check(_check_source_names),
-    Rule(
-        lambda config: config.rewards.reward_url is not None and not URL.fullmatch(config.rewards.reward_url),
-        "--reward_url {reward_url} is no address: give one such as http://127.0.0.1:8500/score, without a user's name,"
-        " password or query.",
-    ),
-    Rule(
-        lambda config: (
-            config.rewards.reward_url is not None
-            and config.rewards.reward_timeout + config.rewards.reward_patience >= config.engine.ddp_timeout
-        ),
-        "--reward_timeout {reward_timeout:g} and --reward_patience {reward_patience:g} are together not below"
-        " --ddp_timeout {ddp_timeout}, after which the other processes stop waiting: lower them, or raise it.",
-    ),
-    Rule(
-        lambda config: config.rewards.rm_template and config.rewards.reward_model_name_or_path is None,
-        "--rm_template does nothing on its own: add --reward_model_name_or_path, or drop it. For --reward_url it is a"
-        " flag of the server.",
     ),
 )
 
@@ -361,7 +300,13 @@ def _warn_of_unread_ends(config: PPOConfig) -> None:
 WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
     Check(_warn_of_unread_flags),
     Rule(
-        lambda config: config.names_no_critic,
+        lambda config: config.names_no_critic and not config.advantages.needs.scores,
+        "--critic_model_name_or_path: --advantage_estimator {advantage_estimator} has no critic and reads no scores;"
+        " the model is not read.",
+        warns=True,
+    ),
+    Rule(
+        lambda config: config.names_no_critic and config.advantages.needs.scores,
         "--critic_model_name_or_path: --advantage_estimator {advantage_estimator} has no critic; the model is read as"
         " the reward model, if no other source of scores is named.",
         warns=True,
@@ -399,6 +344,7 @@ WARNINGS: tuple[Rule[PPOConfig] | Check[PPOConfig], ...] = (
 
 PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
     Check(_check_score_source),
+    *TEACHER_RULES,
     Rule(
         lambda config: config.sampling.eval_prompts is not None and config.rollouts.eval_iters is not None,
         "--eval_prompts and --eval_iters both say how many prompts to evaluate: drop one of them.",
@@ -406,6 +352,7 @@ PPO_RULES: tuple[Rule[Any] | Check[Any], ...] = (
     *KL_RULES,
     *NORMALIZATION_RULES,
     Check(lambda config: config.termination.check_termination()),
+    *JUDGE_RULES,
     *REWARD_RULES,
     *EPISODE_RULES,
     *SERVER_RULES,
@@ -442,6 +389,8 @@ class PPOConfig(CommonConfig):
     models: PPOModelFlags
     rewards: RewardFlags
     programs: ProgramFlags
+    judge: RewardJudgeFlags
+    teacher: TeacherFlags
     sampling: SamplingFlags
     rollouts: RolloutFlags
     episodes: EpisodeFlags
@@ -469,9 +418,10 @@ class PPOConfig(CommonConfig):
             values["rollout_is_clip"] = AHEAD_CLIP
 
         # Without another source of scores, the critic's model is the reward model, too.
-        if all(values[name] in (None, []) for name in SOURCE_FLAGS):
-            values["reward_model_name_or_path"] = values["critic_model_name_or_path"] or None
         needs = NEEDS.get(values["advantage_estimator"])
+        reads_scores = needs is None or needs.scores
+        if reads_scores and all(values[name] in (None, []) for name in SOURCE_FLAGS):
+            values["reward_model_name_or_path"] = values["critic_model_name_or_path"] or None
         if needs is not None and not needs.critic:
             values["critic_model_name_or_path"] = None
 
@@ -479,6 +429,11 @@ class PPOConfig(CommonConfig):
     def names_no_critic(self) -> bool:
         """Whether a critic was named that the estimator has no use for."""
         return not self.advantages.needs.critic and self.arguments.get("critic_model_name_or_path") is not None
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher's log-ratios are added to the advantages."""
+        return self.teacher.teacher_model_name_or_path is not None
 
     @property
     def has_episodes(self) -> bool:
@@ -502,8 +457,8 @@ class PPOConfig(CommonConfig):
 
     @property
     def scores_are_rescaled(self) -> bool:
-        """Whether the policy's loss divides scores by their deviation, but not the KL: their scale does not matter."""
-        if self.advantages.needs.rescales_scores:
+        """Whether the scale of scores does not matter: the loss divides them by their deviation, or reads none."""
+        if self.advantages.needs.rescales_scores or not self.advantages.needs.scores:
             return True
         return self.loss.kl_in == "loss" and self.advantages.normalized_over is not None
 
@@ -519,6 +474,8 @@ class PPOConfig(CommonConfig):
         super().check_installed()
         if self.runs_vllm:
             require_vllm()
+        if self.rewards.reward_judge is not None:
+            require_openai()
 
     def credit_is_fused(self, plan: BatchPlan) -> bool:
         """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.
@@ -555,11 +512,12 @@ class PPOConfig(CommonConfig):
 
     @property
     def model_paths(self) -> list[str]:
-        """What actor, critic and reward model are loaded from."""
+        """What actor, critic, reward model and teacher are loaded from."""
         paths = [
             self.models.actor_model_name_or_path,
             self.models.critic_model_name_or_path,
             self.rewards.reward_model_name_or_path,
+            self.teacher.teacher_model_name_or_path,
         ]
         return [path for path in paths if path]
 

@@ -53,7 +53,7 @@ class PPOMemoryFlags:
     )
     actor_zero_stage: ZeroStage | None = flag("ZeRO stage of the actor; zero_stage if not given", None)
     critic_zero_stage: ZeroStage | None = flag("ZeRO stage of the critic; zero_stage if not given", None)
-    offload_reference_model: bool = flag("keep the reference and reward models in CPU memory", False)
+    offload_reference_model: bool = flag("keep the reference, reward and teacher models in CPU memory", False)
     actor_lora_dim: int | None = flag("rank of the actor's LoRA adapters; lora_dim if not given", None, AT_LEAST_0)
     critic_lora_dim: int | None = flag("rank of the critic's LoRA adapters; lora_dim if not given", None, AT_LEAST_0)
     share_base: bool = flag(

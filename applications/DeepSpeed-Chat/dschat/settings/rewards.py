@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of where step 3's scores come from: functions, a model, a server, programs, environments, or several."""
+"""Flags of where step 3's scores come from (functions, models, servers, programs, environments), and their rules."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from dschat.base.errors import UserError
 from dschat.base.glossary import names_under
 from dschat.settings.flags import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
+from dschat.settings.rubrics import read_score_rubric
+from dschat.settings.rules import ADDRESS, Check, Rule, check_function_path
 
 OnRewardError = Literal["stop", "retry", "skip"]
 ProgramBlock = Literal["first", "last"]
@@ -19,10 +22,17 @@ METRIC_NAMES = (
     *("prompt", "response", "score", "finished", "tokens", "prompt_ids", "response_ids"),  # columns of sample files
     "prompt_messages",
 )
+JUDGED = "judge_"  # begins the name of a criterion in metrics and samples
 REWARD_TOKEN = "REWARD_API_KEY"  # environment variable: the secret of a server of scores and of those who ask it
-SOURCE_FLAGS = ("reward_function", "reward_model_name_or_path", "reward_url", "reward_source", "environment")
-# What a source that is no function is called in metrics and samples.
-MODEL_NAME, URL_NAME, PROGRAMS_NAME, ENVIRONMENT_NAME = "reward_model", "reward_url", "programs", "environment"
+# Flags of sources, and what a source that is no function is called in metrics and samples, in the order of weights.
+SOURCE_NAMES = {
+    "reward_model_name_or_path": "reward_model",
+    "reward_url": "reward_url",
+    "reward_source": "programs",
+    "reward_judge": "judge",
+    "environment": "environment",
+}
+SOURCE_FLAGS = ("reward_function", *SOURCE_NAMES)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -84,6 +94,13 @@ class RewardFlags:
         " input_output) in a sandbox",
         None,
     )
+    reward_judge: str | None = flag(
+        "rubric.toml: a judge model (judge_model) gives the score, by grading each response on the rubric's criteria"
+        " or by ranking the responses to a prompt; docs/rewards.md describes the file",
+        None,
+        NOT_EMPTY,
+        path=True,
+    )
     environment: str | None = flag(
         "module.py:Class with reset(row, seed) -> messages and step(messages, reply) -> (messages, reward, done):"
         " train on episodes of several turns, whose score is the sum of the rewards; docs/turns.md",
@@ -91,8 +108,8 @@ class RewardFlags:
         path=True,
     )
     reward_weights: list[float] | None = flag(
-        "weights of several sources of scores, in the order: functions, reward model, server, programs, environment; 1"
-        " each if not given",
+        "weights of several sources of scores, in the order: functions, reward model, server, programs, judge,"
+        " environment; 1 each if not given",
         None,
         range=(lambda number: True, "finite numbers"),
     )
@@ -139,28 +156,97 @@ class RewardFlags:
     def source_names(self) -> list[str]:
         """What the sources of scores are called in metrics and samples, in the order of their weights."""
         names = [spec.rpartition(":")[2] for spec in self.reward_function or []]
-        if self.reward_model_name_or_path is not None:
-            names.append(MODEL_NAME)
-        if self.reward_url is not None:
-            names.append(URL_NAME)
-        if self.reward_source is not None:
-            names.append(PROGRAMS_NAME)
-        if self.environment is not None:
-            names.append(ENVIRONMENT_NAME)
+        for flag_name, source_name in SOURCE_NAMES.items():
+            if getattr(self, flag_name) is not None:
+                names.append(source_name)
         return names
+
+    @property
+    def criterion_names(self) -> list[str]:
+        """What the judge's points on each criterion are called in metrics and samples."""
+        if self.reward_judge is None:
+            return []
+        rubric = read_score_rubric(self.reward_judge)
+        return [] if rubric.ranks else [f"{JUDGED}{name}" for name in rubric.criteria]
 
     @property
     def score_remedies(self) -> dict[str, str]:
         """What to do about numbers that are not finite, by name: scores where there is one source, else its own."""
         flags = [f"--reward_function {spec}" for spec in self.reward_function or []]
-        for name in SOURCE_FLAGS[1:]:
+        for name in SOURCE_NAMES:
             value = getattr(self, name)
             if value is not None:
                 flags.append(f"--{name} {value}")
         are_named = len(flags) > 1 or self.reward_weights is not None
-        names = self.source_names if are_named else ["scores"]
+        names = self.source_names if are_named else ["scores"] * len(flags)
         skip = "" if self.on_reward_error == "skip" else " --on_reward_error skip leaves such responses out."
         remedies = {name: f"{flag} must give finite numbers.{skip}" for name, flag in zip(names, flags, strict=True)}
         if self.metric_name is not None:
             remedies[self.metric_name] = f"--metric_function {self.metric_function} must give finite numbers."
         return remedies
+
+
+def _check_functions(config: Any) -> None:
+    rewards = config.rewards
+    for spec in rewards.reward_function or []:
+        check_function_path("reward_function", spec)
+    if rewards.metric_function is not None:
+        check_function_path("metric_function", rewards.metric_function)
+
+
+def _check_source_names(config: Any) -> None:
+    rewards = config.rewards
+    names = rewards.source_names
+    if rewards.reward_weights is None and len(names) == 1:
+        names = []
+    names = names + rewards.criterion_names
+    taken = list(METRIC_NAMES)
+    if rewards.metric_name is not None:
+        taken.append(rewards.metric_name)
+    for number, name in enumerate(names):
+        if name in taken or name in names[:number]:
+            raise UserError(
+                f"--reward_function: two numbers of a response would be called {name}: rename the function."
+            )
+
+
+REWARD_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
+    Check(_check_functions),
+    Rule(
+        lambda config: config.rewards.metric_name in METRIC_NAMES,
+        "--metric_function: a metric is called {metric} already; rename the function.",
+        words=lambda config: {"metric": config.rewards.metric_name},
+    ),
+    Rule(
+        lambda config: (
+            config.rewards.reward_weights is not None
+            and len(config.rewards.reward_weights) != len(config.rewards.source_names)
+        ),
+        "--reward_weights: {weights} numbers for {sources} sources of scores ({names}): give one for each, in this"
+        " order.",
+        words=lambda config: {
+            "weights": len(config.rewards.reward_weights or []),
+            "sources": len(config.rewards.source_names),
+            "names": ", ".join(config.rewards.source_names),
+        },
+    ),
+    Check(_check_source_names),
+    Rule(
+        lambda config: config.rewards.reward_url is not None and not ADDRESS.fullmatch(config.rewards.reward_url),
+        "--reward_url {reward_url} is no address: give one such as http://127.0.0.1:8500/score, without a user's name,"
+        " password or query.",
+    ),
+    Rule(
+        lambda config: (
+            config.rewards.reward_url is not None
+            and config.rewards.reward_timeout + config.rewards.reward_patience >= config.engine.ddp_timeout
+        ),
+        "--reward_timeout {reward_timeout:g} and --reward_patience {reward_patience:g} are together not below"
+        " --ddp_timeout {ddp_timeout}, after which the other processes stop waiting: lower them, or raise it.",
+    ),
+    Rule(
+        lambda config: config.rewards.rm_template and config.rewards.reward_model_name_or_path is None,
+        "--rm_template does nothing on its own: add --reward_model_name_or_path, or drop it. For --reward_url it is a"
+        " flag of the server.",
+    ),
+)

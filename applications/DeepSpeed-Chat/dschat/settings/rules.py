@@ -27,6 +27,7 @@ C = TypeVar("C")
 logger = logging.getLogger(__name__)
 
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+ADDRESS = re.compile(r"https?://[^/\s@?]+(/[^\s?]*)?")  # without a user's name, password or query
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 # Folders that a run writes below its output folder.
 RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples", "nonfinite", "reference")

@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 DETAILED_SAMPLES = 8  # responses of a sample file that are written token by token
 PRINTED_SAMPLES = 2
-TOKEN_METRICS = ("kl", "length", "eos_rate")  # a response without tokens counts in none of them
+TEACHER_KL = "teacher_kl"
+TOKEN_METRICS = ("kl", "length", "eos_rate", TEACHER_KL)  # a response without tokens counts in none of them
 
 Sample = dict[str, object]  # a row of a sample file
 
@@ -284,13 +285,15 @@ def _episode_columns(
 def _numbers_of_rows(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:
     """Numbers that an evaluation averages over responses, (B,) each."""
     trajectory = batch.trajectory
-    return {
+    numbers = {
         "scores": trajectory.scores,
         "kl": torch.where(batch.response_mask, batch.kl, 0.0).sum(1),
         "length": batch.response_mask.sum(1),
         "eos_rate": trajectory.rollout.finished,
-        **auxiliary,
     }
+    if trajectory.teacher_logprobs is not None:
+        numbers[TEACHER_KL] = -trajectory.teacher_log_ratios.sum(1)
+    return numbers | dict(auxiliary)
 
 
 def _scores_by_turn(

@@ -217,9 +217,13 @@ def bad_rows(
         if trajectory.values is not None:
             numbers.append(("values", trajectory.values))
         scores = trajectory.scores
+        teacher_logprobs = trajectory.teacher_logprobs
     else:
         numbers.append(("ref_logprobs", batch.ref_logprobs))
         scores = batch.scores
+        teacher_logprobs = batch.teacher_logprobs
+    if teacher_logprobs is not None:
+        numbers.append(("teacher_logprobs", teacher_logprobs))
     for name, values in auxiliary.items():
         numbers.append((f"numbers of {name}", values))
     numbers.append(("scores", scores))

@@ -14,16 +14,19 @@ from typing import Any
 from dschat.base.errors import UserError
 from dschat.base.journal import Journal
 from dschat.base.statistics import score_verdict
-from dschat.lab.judge.client import JudgeClient
-from dschat.lab.judge.costs import Spending, estimated_tokens
-from dschat.lab.judge.rubrics import DIALOGUES, RUBRICS, Form, JudgeQuestion, read_rubric
+from dschat.lab.judge.rubrics import DIALOGUES, RUBRICS, question_of, read_rubric
 from dschat.lab.judge.verdicts import Setup, has_verdict, judge_pairs, questions_of
 from dschat.lab.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
 from dschat.lab.responses import Pair, compared, read_pairs
 from dschat.lab.turns import TurnRates, rates_by_turn, turn_pairs
-from dschat.rollouts.chat_servers import Endpoint, ReplyCache, checked_key
+from dschat.rollouts.chat_servers import Endpoint, ReplyCache, checked_key, warn_if_unencrypted
+from dschat.scoring.judge.client import JudgeClient
+from dschat.scoring.judge.costs import Spending, estimated_tokens
+from dschat.scoring.judge.questions import Form, JudgeQuestion
 
 logger = logging.getLogger(__name__)
+
+HARMLESS = question_of(RUBRICS["summarize"], "It rained all day.", "It rained.", "There was rain.")
 
 
 def run_judge(options: JudgeOptions) -> str:
@@ -61,7 +64,7 @@ def judge(
     prices = options.costs.prices()
     endpoint = _endpoint_with_key(options)
     spending = Spending(prices, options.costs.max_cost)
-    client = JudgeClient(endpoint, ReplyCache(options.cache_folder, has_verdict), spending)
+    client = JudgeClient(endpoint, ReplyCache(options.cache_folder, has_verdict), spending, HARMLESS)
     with closing(Journal(output, {}, options.result.overwrite)) as journal:
         rows = judge_pairs(pairs, setup, client, options.requests.concurrency)
         journal.finish(rows)
@@ -90,8 +93,7 @@ def _endpoint_with_key(options: AskingOptions) -> Endpoint:
         logger.warning("--sk shows the key to everybody on this machine; better set OPENAI_API_KEY")
         source = "--sk"
         key = options.judge.sk
-    if endpoint.base_url.startswith("http://") and not endpoint.is_local:
-        logger.warning("%s is not encrypted: the key and the texts can be read on the way", endpoint.base_url)
+    warn_if_unencrypted(endpoint)
     return replace(endpoint, key=checked_key(key, source, endpoint))
 
 

@@ -4,9 +4,8 @@
 An answer is JSON as asked for, JSON inside other text, or one clear line.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,19 +16,17 @@ from dschat.base.progress import progress
 from dschat.lab.judge.rubrics import (
     PLACES,
     VERDICT_KEYS,
-    JudgeQuestion,
-    JudgingStopped,
     Rubric,
-    TextRefused,
     answer_form,
     question_of,
-    without_repeats,
 )
 from dschat.lab.responses import Comparison, Pair, Side, Verdict, combined, compared, mirrored
 from dschat.rollouts.chat_servers import Reply, Unanswered
+from dschat.scoring.judge.answers import Ask, UnreadableAnswer, json_objects, repair, without_thoughts
+from dschat.scoring.judge.questions import JudgeQuestion, JudgingStopped, TextRefused
 
 if TYPE_CHECKING:
-    from dschat.lab.judge.client import JudgeClient  # needs the openai library
+    from dschat.scoring.judge.client import JudgeClient  # needs the openai library
 
 # Spellings of the three verdicts, without the words in FILLERS.
 SPELLINGS = {
@@ -43,14 +40,7 @@ VERDICT_LINE = re.compile(
     r"(?::|=|\bis\b)(.+)$",
     re.IGNORECASE | re.MULTILINE,
 )
-OBJECT_START = re.compile(r"\{\s*\"")
 MAX_VERDICT_LENGTH = 60  # characters; longer text is no verdict
-QUOTED = 2000  # characters of an unreadable answer that go into the repair request
-Ask = Callable[[JudgeQuestion], Reply]
-
-
-class UnreadableAnswer(ValueError):
-    """An answer that gives no verdict, or more than one. The message says which."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +61,8 @@ def read_answer(text: str, criteria: Iterable[str]) -> Reading:
     Raises:
         UnreadableAnswer: there is no verdict, the JSON is broken, or several verdicts contradict each other.
     """
-    text = _without_thoughts(text)
-    objects = list(_objects(text))
+    text = without_thoughts(text)
+    objects = list(json_objects(text))
     readings = []
     for row in objects:
         verdict = _verdict_of(row)
@@ -115,29 +105,6 @@ def in_terms_of_models(verdict: str, first: Side) -> Verdict:
     if verdict == "tie":
         return "tie"
     return first if verdict == "first" else mirrored(first)
-
-
-def _without_thoughts(text: str) -> str:
-    """Answer of a reasoning model after its <think> block; a JSON object may hold the marks in its own text."""
-    try:
-        if isinstance(json.loads(text), dict):
-            return text
-    except (ValueError, RecursionError):
-        pass
-    return text.rpartition("</think>")[2].partition("<think>")[0]
-
-
-def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Outermost JSON objects in a text; raises UnreadableAnswer where one begins that is broken."""
-    decoder = json.JSONDecoder(object_pairs_hook=without_repeats)
-    start = OBJECT_START.search(text)
-    while start:
-        try:
-            value, end = decoder.raw_decode(text, start.start())
-        except (ValueError, RecursionError) as error:
-            raise UnreadableAnswer("its JSON is broken or cut off") from error
-        yield value
-        start = OBJECT_START.search(text, end)
 
 
 def _verdict_of(row: dict[str, Any]) -> str | None:
@@ -315,7 +282,7 @@ def _judge_order(
         except UnreadableAnswer as problem:
             order["repaired"] = True
             order["first_reply"] = reply.text or reply.refusal
-            reply = ask(_repair(question, reply, problem, rubric))
+            reply = ask(repair(question, reply, problem, "a verdict", answer_form(rubric)))
             reading = _read(reply, criteria)
     except (UnreadableAnswer, TextRefused) as problem:
         flaw = reply.flaw if reply is not None else ""
@@ -338,19 +305,3 @@ def _read(
     if reply.refusal:
         raise UnreadableAnswer("the judge refused")
     return read_answer(reply.text, criteria)
-
-
-def _repair(
-    question: JudgeQuestion,
-    reply: Reply,
-    problem: UnreadableAnswer,
-    rubric: Rubric,
-) -> JudgeQuestion:
-    """Question again, with the unreadable answer and a request for one that can be read."""
-    request = (
-        f"Your answer cannot be read as a verdict: {problem}. Answer once more, briefly, with only this JSON object: "
-        f"{answer_form(rubric)}"
-    )
-    answer = (reply.text or reply.refusal)[:QUOTED].strip() or "(no answer)"
-    messages = ({"role": "assistant", "content": answer}, {"role": "user", "content": request})
-    return JudgeQuestion((*question.messages, *messages), question.schema)

@@ -46,7 +46,7 @@ PROMPTS = "--prompts"
 USERS = ("user", "human")  # what data sets call them
 CHUNK = 1000  # messages that are encoded together
 CACHE = ".user-cache"  # answers of the server that plays the user, below the folder of the rows
-SERVER = EndpointFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max_new_tokens", "user")
+SERVER = EndpointFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max_new_tokens", role="user")
 
 
 def run_generate(options: GenerateOptions) -> str:

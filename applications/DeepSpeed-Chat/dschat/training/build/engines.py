@@ -33,6 +33,7 @@ from dschat.training.refuel.models import RefuelModels
 
 BASE = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
+TEACHER = "--teacher_model_name_or_path"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def opening_of(config: CommonConfig, settings: EngineSettings) -> Opening:
 
 
 def frozen_settings(config: PPOConfig, plan: RunPlan) -> EngineSettings:
-    """Settings of reference and reward model: sharded if the actor is, or if they are in CPU memory."""
+    """Settings of reference, reward model and teacher: sharded if the actor is, or if they are in CPU memory."""
     sharded = config.memory.actor_zero_stage == 3 or config.memory.offload_reference_model
     settings = engine_settings(config, plan, False, 3 if sharded else 0)
     return replace(settings, offload=config.memory.offload_reference_model)

@@ -16,8 +16,15 @@ from dschat.models.load import load_causal_lm, load_scalar, open_config
 from dschat.models.lora import find_adapter, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
-from dschat.models.vocabulary import lacks_rows, row_count
+from dschat.models.tokenizer import (
+    end_token_id,
+    load_tokenizer,
+    own_end_ids,
+    require_same_tokenizer,
+    same_ids,
+    vocabulary_difference,
+)
+from dschat.models.vocabulary import id_count, lacks_rows, row_count
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.environments import EnvironmentPool
 from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer
@@ -31,6 +38,7 @@ from dschat.training.build.engines import (
     ACTOR,
     CRITIC,
     REWARD,
+    TEACHER,
     RunPlan,
     engine_settings,
     frozen_settings,
@@ -64,7 +72,30 @@ def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
     if reward and not reward_on_base and own_reward_tokenizer(config, reward, tokenizer) is None:
         tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
         check_length(reward, REWARD, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
+    teacher = config.teacher.teacher_model_name_or_path
+    if teacher is not None:
+        check_teacher(config, teacher, tokenizer)
     return tokenizer
+
+
+def check_teacher(config: PPOConfig, path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UserError if a teacher cannot give the log-probs of every token that the actor may sample."""
+    teacher_tokenizer = load_tokenizer(path, TEACHER, end_token=config.data.end_of_conversation_token)
+    if not same_ids(tokenizer, teacher_tokenizer):
+        raise UserError(
+            f"{TEACHER} {path} and {ACTOR} {config.models.actor_model_name_or_path} have different vocabularies"
+            f" ({vocabulary_difference(tokenizer, teacher_tokenizer)}), but the teacher must give the probability of"
+            " each token that the actor samples. Give a teacher of the actor's family, with the same tokenizer."
+        )
+    teacher_config = open_config(path, TEACHER)
+    if lacks_rows(teacher_config, tokenizer):
+        raise UserError(
+            f"{TEACHER} {path}: its embeddings have {row_count(teacher_config)} rows, but its tokenizer has ids up to"
+            f" {id_count(tokenizer) - 1}, whose probabilities it was never trained to give. Give a teacher that has"
+            " all of them, such as a model of step 1."
+        )
+    tokens = config.sampling.max_prompt_seq_len + config.sampling.max_answer_seq_len
+    check_length(path, TEACHER, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
 
 
 def build_ppo_models(
@@ -123,6 +154,7 @@ def build_ppo_models(
         rollouts=_rollout_engine(config, actor, tokenizer, report),
         metric=metric,
         metric_name=config.rewards.metric_name or "",
+        teacher=_build_teacher(config, plan, tokenizer),
     )
 
 
@@ -142,6 +174,16 @@ def _build_reference(
         tokenizer,
         opening=opening_of(config, settings),
     )
+    return frozen_engine(PolicyModel(model), settings)
+
+
+def _build_teacher(config: PPOConfig, plan: RunPlan, tokenizer: PreTrainedTokenizerBase) -> PolicyEngine | None:
+    """The teacher, frozen like the reference; None without one."""
+    path = config.teacher.teacher_model_name_or_path
+    if path is None:
+        return None
+    settings = frozen_settings(config, plan)
+    model = load_causal_lm(path, TEACHER, settings.dtype, tokenizer, opening=opening_of(config, settings))
     return frozen_engine(PolicyModel(model), settings)
 
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the sources of scores of a run: reward models, functions, servers, programs, environments."""
+"""Builds the sources of scores of a run: reward models, functions, servers, programs, judges, environments."""
 
 import logging
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -14,9 +18,22 @@ from dschat.models.limits import check_length
 from dschat.models.load import load_classifier, load_scalar, open_config, reads_both_ways
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import same_ids
-from dschat.run.distributed import device
+from dschat.rollouts.chat_servers import (
+    OPENAI_URL,
+    Endpoint,
+    EndpointFlags,
+    ReplyCache,
+    checked_address,
+    checked_key,
+    warn_if_unencrypted,
+)
+from dschat.run.distributed import device, world_size
 from dschat.scoring.environment import EnvironmentScores
 from dschat.scoring.function import FunctionDialogueScores, FunctionScores, require_arguments
+from dschat.scoring.judge.client import JudgeClient
+from dschat.scoring.judge.costs import Prices, Spending
+from dschat.scoring.judge.grading import harmless_question
+from dschat.scoring.judge.scores import JudgeScores, JudgeSettings, is_usable
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.reward_model import RewardModelDialogueScores, RewardModelScores, TextRewardScores
@@ -27,10 +44,11 @@ from dschat.scoring.reward_reader import (
     load_reward_model,
     load_reward_tokenizer,
 )
-from dschat.scoring.source import DialogueScores, ScoreSource, Weighted, WeightedScores
+from dschat.scoring.source import DialogueScores, NoScores, ScoreSource, Weighted, WeightedScores
 from dschat.scoring.url import UrlScores, UrlSettings
 from dschat.settings.ppo import PPOConfig
 from dschat.settings.refuel import RefuelOnlineConfig
+from dschat.settings.rubrics import read_score_rubric
 from dschat.training.build.engines import REWARD, RunPlan, frozen_settings, opening_of
 from dschat.training.iteration import eval_size, pass_size
 
@@ -38,6 +56,17 @@ logger = logging.getLogger(__name__)
 
 STEP_3 = ReaderFlags(
     REWARD, "--rm_template", "Lower --max_prompt_seq_len or --max_answer_seq_len, or give --on_reward_error skip"
+)
+
+JUDGE_CACHE = ".judge-cache"  # below the output folder
+JUDGE_FLAGS = EndpointFlags(
+    url="--judge_url",
+    model="--judge_model",
+    key="OPENAI_API_KEY",
+    max_tokens="--judge_max_tokens",
+    timeout="--judge_timeout",
+    tries="--judge_tries",
+    cache="--judge_cache",
 )
 
 
@@ -59,7 +88,7 @@ def reward_source(
     programs: ProgramPool | None,
     on_base: ScoreSource | None = None,
 ) -> ScoreSource:
-    """The source of scores of a run, or the weighted sum of several.
+    """The source of scores of a run, or the weighted sum of several; zeros for an estimator that reads none.
 
     Args:
         config: the flags.
@@ -96,10 +125,13 @@ def reward_source(
                 config.programs.program_block,
             )
         )
-
+    if flags.reward_judge is not None:
+        sources.append(judge_scores(config, flags.reward_judge))
     if flags.environment is not None:
         sources.append(EnvironmentScores())
 
+    if not sources:
+        return NoScores()
     if len(sources) == 1 and flags.reward_weights is None and not skips:
         return sources[0]
     has_names = len(sources) > 1 or flags.reward_weights is not None
@@ -109,6 +141,43 @@ def reward_source(
     for name, weight, source in zip(names, weights, sources, strict=True):
         weighted.append(Weighted(name, weight, source))
     return WeightedScores(weighted, skips)
+
+
+def judge_scores(config: PPOConfig, rubric_file: str) -> JudgeScores:
+    """Scores of the judge model by a rubric; nothing is sent.
+
+    Raises:
+        UserError: key, address or the folder of cached answers cannot be used.
+    """
+    flags = config.judge
+    rubric = read_score_rubric(rubric_file)
+    endpoint = Endpoint(
+        model=flags.judge_model or "",
+        base_url=checked_address(flags.judge_url or OPENAI_URL, JUDGE_FLAGS.url),
+        max_tokens=flags.judge_max_tokens,
+        timeout=flags.judge_timeout,
+        tries=flags.judge_tries,
+        flags=JUDGE_FLAGS,
+    )
+    endpoint = replace(endpoint, key=checked_key(os.environ.get(JUDGE_FLAGS.key), JUDGE_FLAGS.key, endpoint))
+    warn_if_unencrypted(endpoint)
+
+    # Each process may spend an equal share of the limit.
+    prices: Prices | None = None
+    if flags.judge_price_in is not None and flags.judge_price_out is not None:
+        prices = Prices(flags.judge_price_in, flags.judge_price_out)
+    limit = flags.judge_max_cost
+    limit_name = "--judge_max_cost"
+    if limit is not None and world_size() > 1:
+        limit /= world_size()
+        limit_name += f", of which each of {world_size()} processes has"
+    spending = Spending(prices, limit, limit_name)
+
+    folder = Path(flags.judge_cache or Path(config.output.output_dir) / JUDGE_CACHE)
+    cache = ReplyCache(folder, partial(is_usable, rubric=rubric))
+    client = JudgeClient(endpoint, cache, spending, harmless_question(rubric))
+    skips = config.rewards.on_reward_error == "skip"
+    return JudgeScores(client, JudgeSettings(rubric, flags.judge_concurrency, skips))
 
 
 def own_reward_tokenizer(

@@ -20,7 +20,14 @@ from dschat.run.distributed import sum_over_ranks
 from dschat.settings.ppo import PPOConfig
 from dschat.training.ppo.batch import ScoredRows, equal_groups
 from dschat.training.ppo.metrics import critic_gate
-from macro_actions.estimators import ESTIMATORS, Estimator, penalised, response_penalty, with_mean_baseline
+from macro_actions.estimators import (
+    ESTIMATORS,
+    Estimator,
+    penalised,
+    response_penalty,
+    with_mean_baseline,
+    with_teacher,
+)
 from macro_actions.masked import masked_moments, whiten, whiten_rows
 from macro_actions.rewards import ScoreMoments
 from macro_actions.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
@@ -183,7 +190,8 @@ def assign_credit(
     """Advantages and, with a critic, returns.
 
     With --normalize_scores, scores are normalised first; --missing_eos_penalty and --clip_reward_value then count in
-    standard deviations. The batch's trajectory keeps the scores as their source gave them.
+    standard deviations. The batch's trajectory keeps the scores as their source gave them. A teacher's log-ratios are
+    added last, and are not normalised.
 
     Args:
         trajectory: rows of this rank.
@@ -221,7 +229,11 @@ def assign_credit(
     penalty: Tensor | None = None
     if config.advantages.needs.kl_apart and estimator is None:
         penalty = response_penalty(batch.kl, settings.kl_coef)
-    return normalise(batch, config.advantages.normalized_over, penalty)
+    batch = normalise(batch, config.advantages.normalized_over, penalty)
+    if config.has_teacher:
+        by_macro_action = config.advantages.needs.macro_actions
+        batch = with_teacher(batch, config.teacher.teacher_coef, by_macro_action, settings)
+    return batch
 
 
 def trained_scores(

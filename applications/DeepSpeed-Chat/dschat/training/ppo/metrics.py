@@ -47,9 +47,9 @@ def rollout_metrics(
 ) -> Metrics:
     """Means over the responses of all ranks, from this rank's rows.
 
-    objective/…, response/…, macro/…, val/num_eos_tokens and, with a critic, val/explained_variance and
-    macro/lambda_eff. KL and entropy are in nats; response/repetition is the share of 4-grams that the response has had
-    before.
+    objective/…, response/…, macro/…, val/num_eos_tokens, with a teacher teacher/…, and with a critic
+    val/explained_variance and macro/lambda_eff. KL and entropy are in nats; response/repetition is the share of
+    4-grams that the response has had before.
     """
     trajectory = batch.trajectory
     mask = batch.response_mask
@@ -77,6 +77,10 @@ def rollout_metrics(
     means.add("macro/length", tokens, macro_count)
     if batch.counted is not None:
         means.add("policy/counted", (batch.counted & mask).sum(), tokens)
+    if trajectory.teacher_logprobs is not None:
+        teacher_kl = -trajectory.teacher_log_ratios.sum()
+        means.add("teacher/kl", teacher_kl, responses)
+        means.add("teacher/kl_per_token", teacher_kl, tokens)
     means.add_sum("val/num_eos_tokens", finished)
     metrics = means.reduce()
 

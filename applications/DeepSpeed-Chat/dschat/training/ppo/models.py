@@ -40,6 +40,7 @@ class PPOModels:
         rollouts: samples from the actor.
         metric: a second score that is logged and never trained on.
         metric_name: its name in metrics.
+        teacher: the frozen policy whose log-ratios are added to the advantages; None without one.
     """
 
     actor: TrainedPolicy
@@ -49,6 +50,7 @@ class PPOModels:
     rollouts: RolloutEngine
     metric: Callable[[Rollout, ResponseTexts], Tensor | Scores] | None = None
     metric_name: str = ""
+    teacher: PolicyEngine | None = None
 
     @property
     def trained(self) -> dict[str, Trained]:

@@ -54,6 +54,9 @@ class RolloutScorer:
     ) -> ScoredBatch:
         """Scores responses and cuts them into macro actions. Every rank must call it.
 
+        Without a source of scores, the score of a response is the sum of its teacher's log-ratios, so that metrics,
+        samples and the choice of the best checkpoint have one.
+
         With --segment_rewards the macro actions come first, because score sources give a reward to each; the
         termination condition then reads neither scores nor values.
 
@@ -75,7 +78,7 @@ class RolloutScorer:
             macro = segment(ends.ends, rollout.response_mask)
             texts = replace(texts, segments=self._segments_of(rollout, texts, macro))
 
-        # Scores, and the reference's log-probs.
+        # Scores, and log-probs of the reference and the teacher.
         scores = scores_of(self.models.reward(rollout, texts))
         auxiliary = dict(scores.parts)
         if self.models.metric is not None:
@@ -89,6 +92,8 @@ class RolloutScorer:
         if not fuses_credit:
             logprobs = self.actor_logprobs(scored.rollout, generation)
             values = self.critic_values(scored.rollout)
+            if not self._config.advantages.needs.scores:
+                scored = replace(scored, scores=scored.with_numbers(logprobs, values).teacher_log_ratios.sum(1))
 
         # Macro actions, unless they came first.
         if ends is None:
@@ -171,7 +176,7 @@ class RolloutScorer:
         ref_logprobs: Tensor | None,
         macro: MacroActions | None,
     ) -> ScoredRollout:
-        """Rollout with its scores and the reference's log-probs, which may be known.
+        """Rollout with its scores, the reference's log-probs, which may be known, and the teacher's.
 
         A response that could not be scored loses its tokens: its row has nothing to train on.
         """
@@ -180,9 +185,12 @@ class RolloutScorer:
         if ref_logprobs is None:
             ref_logprobs = response_logprobs(self.models.reference, rollout, self._temperature, self._size)
         ref_logprobs = torch.where(rollout.response_mask, ref_logprobs, 0.0)
+        teacher_logprobs: Tensor | None = None
+        if self.models.teacher is not None:
+            teacher_logprobs = response_logprobs(self.models.teacher, rollout, self._temperature, self._size)
         segment_rewards = None
         if macro is not None and scores.segments is not None:
             segment_rewards = on_last_tokens(scores.segments, macro)
         if scores.tokens is not None:
             segment_rewards = scores.tokens
-        return ScoredRollout(rollout, ref_logprobs, scores.values.float(), segment_rewards)
+        return ScoredRollout(rollout, ref_logprobs, scores.values.float(), segment_rewards, teacher_logprobs)

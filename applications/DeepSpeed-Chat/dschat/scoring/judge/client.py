@@ -6,12 +6,9 @@ import logging
 import threading
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from dschat.base.errors import UserError
 from dschat.base.journal import make_writable
-from dschat.lab.judge.costs import Spending, estimated_tokens
-from dschat.lab.judge.rubrics import RUBRICS, Form, JudgeQuestion, JudgingStopped, TextRefused, question_of
 from dschat.rollouts.chat_servers import (
     Endpoint,
     FormRefused,
@@ -22,8 +19,9 @@ from dschat.rollouts.chat_servers import (
     open_client,
     with_retries,
 )
+from dschat.scoring.judge.costs import Spending, estimated_tokens
+from dschat.scoring.judge.questions import Form, JudgeQuestion, JudgingStopped, TextRefused
 
-HARMLESS = question_of(RUBRICS["summarize"], "It rained all day.", "It rained.", "There was rain.")
 MOST_FAILURES = 5  # questions in a row without an answer, after which the server counts as broken
 
 logger = logging.getLogger(__name__)
@@ -37,19 +35,46 @@ class JudgeClient:
         cached: number of answers that came from the cache.
     """
 
-    def __init__(self, endpoint: Endpoint, cache: ReplyCache, spending: Spending) -> None:
-        """Open the client; nothing is sent. Raises UserError where cache or address cannot be used."""
-        make_writable(cache.folder, f"--cache {cache.folder}")
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        cache: ReplyCache,
+        spending: Spending,
+        harmless: JudgeQuestion,
+    ) -> None:
+        """Open the client; nothing is sent.
+
+        Args:
+            endpoint: the judge's server and model.
+            cache: of its answers.
+            spending: counts and limits what is sent.
+            harmless: a question that every server answers, which is asked if the first one is refused.
+
+        Raises:
+            UserError: cache or address cannot be used.
+        """
+        make_writable(cache.folder, f"{endpoint.flags.cache} {cache.folder}")
         self.stop = threading.Event()
         self.cached = 0
         self._endpoint = endpoint
         self._cache = cache
         self._spending = spending
+        self._harmless = harmless
         self._client = open_client(endpoint)
         self._form: Form | None = None  # the form of the first request that was answered
         self._failures = 0  # questions in a row without an answer
         self._lock = threading.Lock()
         self._checking = threading.Lock()  # held while the harmless question is asked
+
+    @property
+    def cost(self) -> float:
+        """What was spent so far, in US dollars."""
+        return self._spending.cost
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether the cost is counted."""
+        return self._spending.has_prices
 
     def ask(self, question: JudgeQuestion) -> Reply:
         """The answer to a question.
@@ -71,6 +96,12 @@ class JudgeClient:
             self.stop.set()
             raise
         return reply
+
+    def restart(self) -> None:
+        """Send again after a failure, for a caller that goes on without the answers."""
+        self.stop.clear()
+        with self._lock:
+            self._failures = 0
 
     def _ask_server(self, question: JudgeQuestion) -> Reply:
         """Send a question, and raise UserError if the server is broken.
@@ -96,14 +127,14 @@ class JudgeClient:
         return reply
 
     def _answers_harmless_question(self) -> bool:
-        """Whether the server has answered a question, or now answers a harmless one; it is asked once in a run."""
+        """Whether the server has answered a question, or now answers a harmless one; it is asked once."""
         with self._checking:
             if self._form is not None:
                 return True
             if self.stop.is_set():
                 return False
             try:
-                self._try_forms(HARMLESS)
+                self._try_forms(self._harmless)
             except (TextRefused, Unanswered):
                 self.stop.set()
                 return False
@@ -117,7 +148,8 @@ class JudgeClient:
             try:
                 reply = with_retries(partial(self._send, body), self._endpoint.tries, self.stop.wait)
             except Unanswered as error:
-                raise Unanswered(f"no answer with --max_tries {self._endpoint.tries}: {error}") from error
+                tries = f"{self._endpoint.flags.tries} {self._endpoint.tries}"
+                raise Unanswered(f"no answer with {tries}: {error}") from error
             except FormRefused as refusal:
                 answered_form = self._form
                 next_form = answered_form or form.after(refusal.complaint)
@@ -128,7 +160,7 @@ class JudgeClient:
                 self._remember(form)
                 return reply
 
-    def _send(self, body: Mapping[str, Any]) -> Reply:
+    def _send(self, body: Mapping[str, object]) -> Reply:
         """Send a request once, within the limit on the cost.
 
         Raises:

@@ -12,6 +12,10 @@ CHARACTERS_PER_TOKEN = 4  # characters of English text, for estimates
 ROUNDING = 1 + 1e-9  # so that requests which use the limit up exactly still go
 
 
+class LimitReached(UserError):
+    """The next request could cost more than the limit allows."""
+
+
 @dataclass(frozen=True)
 class Prices:
     """US dollars per million tokens sent and answered."""
@@ -33,20 +37,28 @@ class Spending:
     """Tokens and dollars that a run has used so far, and its limit.
 
     Attributes:
+        has_prices: whether prices are known.
         prices: prices of the model; 0 where they are unknown.
         requests: number of answers that came.
         lost: number of requests that were sent and whose answers did not arrive.
         input_tokens, output_tokens: tokens of both; those of lost requests are estimated, with the longest answer.
     """
 
-    def __init__(self, prices: Prices | None, limit: float | None = None) -> None:
-        """Starts at 0, with a limit in US dollars (None: no limit)."""
+    def __init__(
+        self,
+        prices: Prices | None,
+        limit: float | None = None,
+        flag: str = "--max_cost",
+    ) -> None:
+        """Starts at 0, with a limit in US dollars (None: no limit) and its flag, for messages."""
+        self.has_prices = prices is not None
         self.prices = prices or Prices(0.0, 0.0)
         self.requests = 0
         self.lost = 0
         self.input_tokens = 0
         self.output_tokens = 0
         self._limit = limit
+        self._flag = flag
         self._reserved: list[float] = []  # the most that each pending request can cost
         self._changed = threading.Condition()
 
@@ -65,14 +77,14 @@ class Spending:
             input_tokens, output_tokens: the most that the request can have.
 
         Raises:
-            UserError: the limit does not allow the request, and no other is pending.
+            LimitReached: the limit does not allow the request, and no other is pending.
         """
         most = self.prices.cost(input_tokens, output_tokens)
         with self._changed:
             while self._limit is not None and self.cost + sum(self._reserved) + most > self._limit * ROUNDING:
                 if not self._reserved:
                     spent = f"${self.cost:.4f} spent in this run, and the next request could cost ${most:.4f}"
-                    raise UserError(f"--max_cost {self._limit:g}: {spent}.")
+                    raise LimitReached(f"{self._flag} {self._limit:g}: {spent}.")
                 self._changed.wait()
             self._reserved.append(most)
         try:

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of step 3 from a judge model (--reward_judge): each response graded, or the responses to a prompt ranked.
+
+Questions go through `JudgeClient`: answers are cached, so that no text is asked about twice and a resumed run repeats
+nothing; requests that fail are repeated, and their cost has a limit. An answer that cannot be read is asked for once
+more. What has no answer then ends the run, or, with --on_reward_error skip, has no score.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from dschat.base.errors import UserError
+from dschat.data.messages import dialogue_text, quoted_dialogue
+from dschat.rollouts.chat_servers import Reply, Unanswered
+from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together
+from dschat.scoring.judge.answers import UnreadableAnswer, repair
+from dschat.scoring.judge.client import JudgeClient
+from dschat.scoring.judge.costs import LimitReached
+from dschat.scoring.judge.grading import (
+    MOST_POINTS,
+    Answer,
+    JudgedTexts,
+    answer_form,
+    answer_keys,
+    centred_ranks,
+    grading_question,
+    read_answer,
+    weighted_points,
+)
+from dschat.scoring.judge.questions import JudgingStopped, TextRefused
+from dschat.scoring.source import ResponseTexts, Scores
+from dschat.settings.rewards import JUDGED
+from dschat.settings.rubrics import ScoreRubric
+from macro_actions.types import Rollout
+
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S")
+T = TypeVar("T")
+FLAG = "--reward_judge"
+TICK = 0.1  # seconds between two checks for a signal
+Failure = UserError | Unanswered | UnreadableAnswer | TextRefused | JudgingStopped
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """Settings of scores from a judge.
+
+    Attributes:
+        rubric: what is asked.
+        concurrency: requests of this process at the same time.
+        skips: responses without an answer have no score; otherwise the run stops.
+    """
+
+    rubric: ScoreRubric
+    concurrency: int
+    skips: bool
+
+
+class JudgeScores:
+    """Scores of this rank's responses from a judge model."""
+
+    model: None = None  # the self-check has no model to compare
+
+    def __init__(self, client: JudgeClient, settings: JudgeSettings) -> None:
+        """Takes what asks the judge; the client's cache must keep the answers for which `is_usable` holds."""
+        self._client = client
+        self._settings = settings
+
+    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
+        """One number for each response, (B,) float32, and its points on each criterion, which are parts of it.
+
+        Every rank must call it; numbers of requests may differ between ranks.
+
+        Raises:
+            UserError: the judge does not answer, or cannot be understood, unless such responses are skipped; or its
+                cost has reached the limit.
+            Stopped: soon after a signal.
+        """
+        ranks = self._settings.rubric.ranks
+        groups = judged_groups(rollout, texts, ranks)
+        questions = list(dict.fromkeys(group.texts for group in groups if group.texts.responses))
+        cached_before = self._client.cached
+        cost_before = self._client.cost
+        with stopping_together():
+            answers = self._answers(questions)
+        score = self._ranked if ranks else self._graded
+        scores = score(groups, answers, len(texts.responses))
+
+        measured = {"judge/cached": (float(self._client.cached - cached_before), float(len(questions)))}
+        if self._client.has_prices:
+            measured["judge/cost"] = (self._client.cost - cost_before, float(len(texts.responses)))
+        device = rollout.input_ids.device
+        parts = {name: numbers.to(device) for name, numbers in scores.parts.items()}
+        return Scores(scores.values.to(device), measured=measured, parts=parts)
+
+    def _answers(self, questions: Sequence[JudgedTexts]) -> dict[JudgedTexts, Answer]:
+        """Answers by question; those that have none are missing if they are skipped."""
+        self._client.restart()
+        results = run_in_threads(self._judge, questions, self._settings.concurrency, self._client.stop)
+        answers: dict[JudgedTexts, Answer] = {}
+        failures: list[Failure] = []
+        for texts, result in zip(questions, results, strict=True):
+            if isinstance(result, Exception):
+                failures.append(result)
+            else:
+                answers[texts] = result
+        if failures:
+            self._report(failures, len(questions))
+        return answers
+
+    def _report(self, failures: Sequence[Failure], asked: int) -> None:
+        """Logs that questions have no answer; raises UserError if they must not be skipped."""
+        cause = min(failures, key=_rank_of_failure)
+        text = f"{FLAG}: {str(cause).rstrip('.')}"
+        if isinstance(cause, LimitReached):
+            raise UserError(f"{text}. Raise the limit and go on with --resume_from_checkpoint.") from cause
+        if not self._settings.skips:
+            raise UserError(
+                f"{text}. {len(failures)} of {asked} questions of this rollout have no answer, the others are cached:"
+                " go on with --resume_from_checkpoint, or leave such responses out with --on_reward_error skip."
+            ) from cause
+        logger.warning("%s. %d of %d questions have no answer.", text, len(failures), asked)
+
+    def _judge(self, texts: JudgedTexts) -> Answer | Failure:
+        """The answer to a question, or to its repetition; or why there is none."""
+        rubric = self._settings.rubric
+        question = grading_question(rubric, texts)
+        keys = answer_keys(rubric, len(texts.responses))
+        lowest, highest = (1, len(keys)) if rubric.ranks else (0, MOST_POINTS)
+        reply: Reply | None = None
+        try:
+            reply = self._client.ask(question)
+            try:
+                return read_answer(reply, keys, lowest, highest)
+            except UnreadableAnswer as problem:
+                wanted = "a ranking" if rubric.ranks else "points"
+                reply = self._client.ask(repair(question, reply, problem, wanted, answer_form(rubric, keys)))
+                return read_answer(reply, keys, lowest, highest)
+        except UnreadableAnswer as problem:
+            flaw = f"; {reply.flaw}" if reply is not None and reply.flaw else ""
+            return UnreadableAnswer(f"an answer of the judge cannot be read, nor its repetition: {problem}{flaw}")
+        except (UserError, Unanswered, TextRefused, JudgingStopped) as failure:
+            return failure
+
+    def _graded(
+        self,
+        groups: Sequence[JudgedGroup],
+        answers: Mapping[JudgedTexts, Answer],
+        count: int,
+    ) -> Scores:
+        """Scores of `count` responses, with the points on each criterion from 0 to 1; NaN without an answer."""
+        rubric = self._settings.rubric
+        values = torch.full((count,), math.nan)
+        points = {name: torch.full_like(values, math.nan) for name in rubric.criteria}
+        for group in groups:
+            answer = answers.get(group.texts)
+            if answer is None:
+                continue
+            (row,) = group.rows
+            values[row] = weighted_points(answer, rubric.weights)
+            for name, numbers in points.items():
+                numbers[row] = answer[name] / MOST_POINTS
+        return Scores(values, parts={f"{JUDGED}{name}": numbers for name, numbers in points.items()})
+
+    def _ranked(
+        self,
+        groups: Sequence[JudgedGroup],
+        answers: Mapping[JudgedTexts, Answer],
+        count: int,
+    ) -> Scores:
+        """Scores of `count` responses, ranked within their groups; NaN without an answer."""
+        values = torch.full((count,), math.nan)
+        for group in groups:
+            ranks = [1.0] * len(group.rows)  # of equal responses, which are not asked about
+            if group.texts.responses:
+                answer = answers.get(group.texts)
+                if answer is None:
+                    continue
+                place_by_text = dict(zip(group.texts.responses, answer.values(), strict=True))
+                ranks = [place_by_text[text] for text in group.responses]
+            for row, score in zip(group.rows, centred_ranks(ranks), strict=True):
+                values[row] = score
+        return Scores(values)
+
+
+def _rank_of_failure(failure: Failure) -> int:
+    """The place of a failure among those of a rollout: what ended the asking explains the others."""
+    kinds = (LimitReached, UserError, Exception)
+    if isinstance(failure, JudgingStopped):
+        return len(kinds)
+    return [isinstance(failure, kind) for kind in kinds].index(True)
+
+
+def is_usable(reply: Reply, rubric: ScoreRubric) -> bool:
+    """Whether an answer is worth keeping: it can be read as points, or as a ranking of at least two responses."""
+    keys = answer_keys(rubric, 2)
+    highest = math.inf if rubric.ranks else MOST_POINTS
+    try:
+        read_answer(reply, keys, 0, highest)
+    except UnreadableAnswer:
+        return False
+    return True
+
+
+# -- what is asked about
+
+
+@dataclass(frozen=True)
+class JudgedGroup:
+    """Responses that one question is about.
+
+    Attributes:
+        rows: their numbers in the rollout.
+        responses: their texts.
+        texts: what the question shows; without responses there is nothing to ask.
+    """
+
+    rows: tuple[int, ...]
+    responses: tuple[str, ...]
+    texts: JudgedTexts
+
+
+def judged_groups(
+    rollout: Rollout,
+    texts: ResponseTexts,
+    ranks: bool,
+) -> list[JudgedGroup]:
+    """The questions of a rollout: one for each response, or with `ranks` one for the responses to each prompt.
+
+    Responses of equal text are shown once. The order in which responses are ranked follows from their texts, so that
+    the same responses make the same question. Episodes whose environment failed are not asked about.
+    """
+    rows = list(range(len(texts.responses)))
+    if texts.episodes is not None:
+        failed = texts.episodes.failed.tolist()
+        rows = [row for row in rows if not failed[row]]
+    groups: list[JudgedGroup] = []
+    for group_rows in _groups_of_prompts(rollout, rows) if ranks else [[row] for row in rows]:
+        prompt = _prompt_text(texts, group_rows[0])
+        responses = [_response_text(texts, row) for row in group_rows]
+        shown = tuple(sorted(set(responses)))
+        if ranks and len(shown) == 1:
+            shown = ()
+        judged = JudgedTexts(prompt, shown, texts.episodes is not None)
+        groups.append(JudgedGroup(tuple(group_rows), tuple(responses), judged))
+    return groups
+
+
+def _groups_of_prompts(rollout: Rollout, rows: Sequence[int]) -> list[list[int]]:
+    """Rows by prompt: the responses to a prompt follow each other, and are numbered from 0."""
+    if rollout.sample_index is None:
+        return [[row] for row in rows]
+    prompt_numbers = (rollout.sample_index == 0).cumsum(0).tolist()
+    groups: dict[int, list[int]] = {}
+    for row in rows:
+        groups.setdefault(prompt_numbers[row], []).append(row)
+    return list(groups.values())
+
+
+def _prompt_text(texts: ResponseTexts, row: int) -> str:
+    """The prompt for the judge: messages after their roles, or the text of the prompt."""
+    messages = texts.rows[row].messages
+    return texts.prompts[row] if messages is None else dialogue_text(messages)
+
+
+def _response_text(texts: ResponseTexts, row: int) -> str:
+    """The response for the judge: its text, or the messages of both sides after the prompt."""
+    if texts.episodes is None:
+        return texts.responses[row]
+    prompt_messages = texts.rows[row].messages or []
+    return quoted_dialogue(texts.episodes.messages[row][len(prompt_messages) :])
+
+
+# -- several requests at a time
+
+
+def run_in_threads(
+    function: Callable[[S], T],
+    items: Sequence[S],
+    concurrency: int,
+    stop: threading.Event,
+) -> list[T]:
+    """Results of a function in the order of its items, from threads that do not keep a process from ending.
+
+    Call it inside `dschat.run.stop.stopping_together`.
+
+    Args:
+        function: is called for each item.
+        items: of the calls.
+        concurrency: calls at the same time.
+        stop: is set if a signal asks the run to end; calls that are under way are abandoned.
+
+    Raises:
+        Stopped: soon after a signal.
+    """
+    waiting: SimpleQueue[int] = SimpleQueue()
+    for number in range(len(items)):
+        waiting.put(number)
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors:
+            try:
+                number = waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                results[number] = function(items[number])
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(concurrency, len(items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            try:
+                raise_if_stopped_here()
+            except Stopped:
+                stop.set()
+                raise
+            thread.join(TICK)
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--teacher_model_name_or_path from the command line: what is loaded, sharded, refused and logged."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cli_runs import copy_model, message_of, read_jsonl, training_rows
+from closeness import near
+from real_size import as_large_as
+
+STAGES = {"sharded": {"actor_zero_stage": 3}, "offloaded": {"offload_reference_model": True}}
+
+
+@pytest.fixture
+def flags(prompt_flags, sft, tmp_path):
+    """A model with the tokenizer of the actor and other weights teaches it."""
+    teacher = copy_model(sft, tmp_path / "teacher")
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(teacher)
+    return prompt_flags | {
+        "actor_model_name_or_path": sft,
+        "teacher_model_name_or_path": teacher,
+        "advantage_estimator": "distillation",
+        "kl_ctl": 0,
+        "ngram": 1,
+        "eval_interval": 2,
+    }
+
+
+def test_a_teacher_alone(run, flags, tmp_path):
+    """No reward model, no critic; sharded and offloaded, the teacher gives the same numbers."""
+    run("ppo", flags).expect(0)
+    assert not (tmp_path / "out" / "critic").exists()
+    first, *_ = rows = training_rows(tmp_path / "out")
+    assert first["teacher/kl"] > 1 and "loss/value" not in first
+    for row in rows:
+        assert row["objective/scores"] == near(-row["teacher/kl"], scale=100.0)
+    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
+    evaluations = [row for row in read_jsonl(tmp_path / "out" / "metrics.jsonl") if "eval/teacher_kl" in row]
+    mean = sum(sample["score"] for sample in samples) / len(samples)
+    assert evaluations[-1]["eval/teacher_kl"] == near(-mean, scale=100.0)
+
+    config_file = as_large_as(7e9, AutoModelForCausalLM.from_pretrained(flags["teacher_model_name_or_path"]))
+    for name, stage in STAGES.items():
+        run("ppo", flags | stage | {"output_dir": tmp_path / name, "deepspeed_config": config_file}).expect(0)
+        (other, *_) = training_rows(tmp_path / name)
+        assert other["teacher/kl"] == near(first["teacher/kl"], scale=100.0), name
+
+
+def test_a_teacher_beside_a_reward_model(run, flags, ppo_flags, tmp_path):
+    names = ("actor_model_name_or_path", "teacher_model_name_or_path")
+    beside = {name: flags[name] for name in names} | {"teacher_coef": 0.1}
+    result = run("ppo", ppo_flags | beside).expect(0)
+    assert "Traceback" not in result.stderr
+    (row, *_) = training_rows(tmp_path / "out")
+    assert row["teacher/kl"] > 1 and row["loss/value"] > 0
+    assert row["objective/scores"] != near(-row["teacher/kl"], scale=100.0)
+
+
+def test_a_teacher_needs_the_actors_vocabulary(run, flags, sft, tmp_path):
+    folder = copy_model(sft, tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<|unused|>"])
+    tokenizer.save_pretrained(folder)
+    result = run("ppo", flags | {"teacher_model_name_or_path": folder})
+    words = (
+        f"--teacher_model_name_or_path {folder} and --actor_model_name_or_path",
+        "1 tokens differ, such as '<|unused|>': missing and",
+        "with the same tokenizer",
+    )
+    message_of(result, *words)
+
+
+def test_a_teacher_needs_a_row_for_every_token(run, flags, sft, tmp_path):
+    folder = copy_model(sft, tmp_path / "short")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(len(AutoTokenizer.from_pretrained(folder)) - 1)
+    model.save_pretrained(folder)
+    result = run("ppo", flags | {"teacher_model_name_or_path": folder})
+    message_of(result, "--teacher_model_name_or_path", "rows, but its tokenizer has ids up to", "a model of step 1")
+
+
+def test_scores_are_missing_without_the_estimator(run, flags):
+    result = run("ppo", flags | {"advantage_estimator": "reinforce_pp"})
+    message_of(result, "--teacher_model_name_or_path without a source of scores", "--advantage_estimator distillation")
