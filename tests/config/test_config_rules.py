@@ -246,7 +246,16 @@ REFUSALS = [
     *(
         ("ppo", f"--environment score.py:score {words}", *said)
         for words, *said in (
-            ("--rollout_engine vllm", "--environment with --rollout_engine vllm", "Use --rollout_engine continuous"),
+            (
+                "--rollout_engine vllm --vllm_url http://h:1",
+                "--environment with --vllm_url",
+                "use --rollout_engine continuous",
+            ),
+            (
+                "--rollout_engine vllm --vllm_tensor_parallel 2",
+                "--environment with --vllm_tensor_parallel 2",
+                "Use --vllm_tensor_parallel 1",
+            ),
             (
                 "--advantage_estimator tempo --samples_per_prompt 2",
                 "--environment with --advantage_estimator tempo",

@@ -17,6 +17,7 @@ from launches import WORKERS, run_ranks
 from recorded_updates import ALL_CASES, FAST_CASES, LEARNING_RATE, TOKEN_CASES, UPDATES, Case, run_case, untied_updates
 from refuel_runs import talker, two_rounds
 from shared_base_runs import separate_trainer_of, two_updates
+from turn_cases import two_updates_on_episodes
 
 pytestmark = pytest.mark.xdist_group("launcher")
 
@@ -157,3 +158,29 @@ def test_two_processes_make_the_updates_of_separate_models_on_one(two_processes,
         for rank in (0, 1):
             found = two_processes.numbers(f"shared-base-zero{stage}", rank)
             assert found == near(metrics, UPDATE, scale=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 3])
+def test_two_processes_play_the_episodes_of_one(stage, group, run_cases, tmp_path):
+    """Episodes of one to three turns, of which some break, so that ranks sample unequally often; evaluations, too."""
+    outputs = run_cases("two-episodes", (), ("episodes",))
+    expected, expected_metrics, expected_samples = two_updates_on_episodes(tmp_path)
+    assert largest_difference(outputs.tensors(f"episodes-zero{stage}"), expected) < WEIGHT_GAP
+    found = outputs.numbers(f"episodes-zero{stage}")
+    for row, expected_row in zip(found["metrics"], expected_metrics, strict=True):
+        assert {name: row[name] for name in expected_row} == near(expected_row, 8 * UPDATE, scale=0.1)
+    assert any(0 < row.get("objective/unscored", 0) < 1 for row in expected_metrics)
+    for name, expected_text in expected_samples.items():
+        for line, expected_line in zip(found["samples"][name].splitlines(), expected_text.splitlines(), strict=True):
+            sample, expected_sample = json.loads(line), json.loads(expected_line)
+            for column in ("response_ids", "response_mask", "messages", "turn_rewards", "done"):
+                assert sample[column] == expected_sample[column]
+
+
+@pytest.mark.slow
+def test_all_environments_of_a_rank_break(run_cases):
+    """The other rank makes forward passes that both must make: `generate` reports no log-probs."""
+    outputs = run_cases("two-episodes", (), ("episodes",))
+    rows = [row for row in outputs.numbers("episodes-broken") if "objective/unscored" in row]
+    assert [row["objective/unscored"] for row in rows] == [0.5, 0.5]

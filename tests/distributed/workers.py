@@ -49,6 +49,22 @@ def refuel(folder: Path, keep: Callable[..., None]) -> None:
         keep(folder, f"refuel-zero{stage}-{tokens}", metrics, weights)
 
 
+def episodes(folder: Path, keep: Callable[..., None]) -> None:
+    """Two updates on episodes of several turns at ZeRO 0 and 3; and where all environments of a rank break."""
+    from dschat.rollouts.generate import GenerateEngine
+    from turn_cases import two_updates_on_episodes
+
+    place = folder / "episodes-broken"
+    place.mkdir(exist_ok=True)
+    _, metrics, _ = two_updates_on_episodes(place, name="OnFirstRank", engine=GenerateEngine(8))
+    keep(folder, "episodes-broken", metrics)
+    for stage in (0, 3):
+        place = folder / f"episodes-{stage}"
+        place.mkdir(exist_ok=True)
+        weights, metrics, samples = two_updates_on_episodes(place, stage)
+        keep(folder, f"episodes-zero{stage}", {"metrics": metrics, "samples": samples}, weights)
+
+
 def chunks(folder: Path, keep: Callable[..., None]) -> None:
     """ZeRO 3 where a rank's log-probs take more chunks, and so more uses of the head, than the other's."""
     from macro_actions import logprobs
@@ -247,6 +263,7 @@ def _beside_vllm(folder: Path, run: str, engine: Any, waits: bool = False, **fla
 
 CHECKS: dict[str, Callable[..., None]] = {
     "updates": updates,
+    "episodes": episodes,
     "chunks": chunks,
     "refuel": refuel,
     "resume": resume,

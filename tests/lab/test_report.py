@@ -164,7 +164,10 @@ def test_runs_without_a_metric_function_compare_scores(tmp_path):
     outcome = outcome_of({"a": folder})
     assert table_of(outcome, "results").headers[1:3] == ["reward-function score", "KL to SFT (nats)"]
     assert outcome.findings == ["a: reward-function score from 2.000 (SFT) to 5.000, 2.50 times."]
+    (folder / "train_config.json").write_text('{"environment": "m.py:Game"}')
+    assert table_of(outcome_of({"a": folder}), "results").headers[1] == "reward of the environment"
     for sources in (
+        '{"reward_function": ["m.py:f"], "environment": "m.py:Game"}',
         '{"reward_function": ["m.py:f", "m.py:g"]}',
         '{"reward_function": ["m.py:f"], "reward_url": "http"}',
     ):

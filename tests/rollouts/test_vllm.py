@@ -14,11 +14,16 @@ from scipy.stats import chisquare
 
 from closeness import EPS, FORWARD
 from dschat.base.errors import UserError
+from dschat.models.layout import PassSize
 from dschat.models.lora import add_lora
 from dschat.models.vocabulary import mask_missing_ids
+from dschat.rollouts.environments import EnvironmentPool
+from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm.engine import VllmEngine
 from dschat.run.state import random_states
+from dschat.training.ppo.episodes import agreed_source, assemble_episodes
+from dschat.training.ppo.models import response_logprobs
 from dschat.training.selfcheck import TOLERANCE
 from factories import (
     BOS,
@@ -34,6 +39,7 @@ from factories import (
     save_folder,
 )
 from launches import WORKERS, launch
+from turn_cases import chat_tokenizer, make_row, write_environments
 from vllm_cases import MAX_TOKENS, MODELS, PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")]
@@ -297,3 +303,19 @@ def test_two_processes_share_an_engine(name, tmp_path):
         assert shared["rows"] == alone["rows"]
         assert (alone["held"], shared["held"]) == (1, 0.5)
         assert 0 < shared["passed"] < weights / 3 and shared["drawing"] < weights / 10
+
+
+def test_replies_of_episodes_are_sampled_token_by_token(pair, tmp_path):
+    """Every turn reads the ids so far as they are: log-probs are those of a pass over the whole episode."""
+    actor, engine = pair("llama")
+    pool = EnvironmentPool(f"{write_environments(tmp_path)}:Counts", 30.0, 4)
+    limits = EpisodeLimits(turns=3, prompt_tokens=8, tokens=MAX_TOKENS - 8, turn_tokens=4)
+    player = EpisodePlayer(chat_tokenizer(), sampling_of(), pool, limits, False)
+    with engine.session(actor) as draw:
+        episodes, turns = player.play(draw, [make_row("we make"), make_row("cat", 1)], [3, 4], [7, 7])
+    pool.close()
+    assert len(turns) > 1 and turns[1].read[0] > turns[0].read[0] + turns[0].sampled[0]
+    rollout = assemble_episodes(episodes, PAD, agreed_source(episodes)).rollout
+    logprobs = response_logprobs(actor, rollout, 1.0, PassSize(2))
+    gaps = (logprobs - rollout.drawn_logprobs)[rollout.response_mask].abs()
+    assert float(gaps.max()) < FORWARD * EPS

@@ -10,7 +10,7 @@ from dschat.base.errors import UserError
 from dschat.data.rows import Row
 from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores, solutions_report
-from dschat.scoring.source import ResponseTexts
+from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.build.data import rows_with_tests
 from dschat.training.build.scores import reward_source
 from factories import make_rollout, ppo_config, ragged_rows
@@ -47,6 +47,24 @@ def test_scores_and_shares():
     assert found.measured["programs/tests_per_second"][0] == 7
     ratios = scores_of(["passed passed", "passed wrong", "compile_error", "passed timeout"], "ratio").values
     torch.testing.assert_close(ratios, torch.tensor([1.0, 0.5, 0.0, 0.5]))
+
+
+def test_the_program_of_an_episode_is_in_its_last_reply():
+    """Messages of the environment, and of the prompt's examples, are no programs; nor are earlier replies."""
+    shots = [{"role": "assistant", "content": "timeout"}, {"role": "user", "content": "q"}]
+    reply, answer = {"role": "assistant", "content": "wrong"}, {"role": "user", "content": "again"}
+    last = {"role": "assistant", "content": "passed passed"}
+    messages = [[*shots, last], [*shots, reply, answer, last, answer], [*shots, last], shots]
+    rewards = [[0.0], [0.0, 0.0], [0.0], []]
+    flags = torch.zeros(4, dtype=torch.bool)
+    records = EpisodeRecords(torch.zeros(4, 9), flags, flags, messages, rewards, [])
+    texts = ResponseTexts(
+        ["p"] * 4, ["timeout wrong again passed passed"] * 4, [row("{}")] * 4, episodes=records, counted=3
+    )
+    pool = Pool()
+    found = ProgramScores(pool, "paper", True)(make_rollout(ROWS), texts)
+    assert pool.programs == ["passed passed"] * 3 + [""]
+    assert found.measured["programs/passed"] == (3, 3)
 
 
 def test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean():

@@ -87,6 +87,28 @@ class Random(Counts):
         return [{"role": "user", "content": "the fox"}], reward, self.turns == 0
 
 
+class Uneven(Random):
+    """Breaks in some rows."""
+
+    def step(self, messages, reply):
+        if self.breaks:
+            raise ValueError("broken")
+        return super().step(messages, reply)
+
+    def reset(self, row, seed):
+        self.breaks = row["breaks"]
+        return super().reset(row, seed)
+
+
+class OnFirstRank(Random):
+    """Breaks on other ranks than the first."""
+
+    def reset(self, row, seed):
+        if os.environ.get("RANK", "0") != "0":
+            raise ValueError("broken")
+        return super().reset(row, seed)
+
+
 class Subclasses(Counts):
     """Returns objects of classes that only this file knows."""
 
@@ -135,6 +157,16 @@ class Five(Counts):
         return new, reward, False, done, {}
 
 
+class Long(Counts):
+    """Says more than any episode has room for: in its second turn, or at the beginning."""
+
+    def reset(self, row, seed):
+        return [{"role": "user", "content": "fox " * row.get("words", 1)}]
+
+    def step(self, messages, reply):
+        return [{"role": "user", "content": "fox " * 10**6}], 2.0, False
+
+
 class Faulty(Counts):
     """Does what its row says in the second turn."""
 
@@ -162,6 +194,10 @@ class Faulty(Counts):
             return result[0], "much", False
         if self.fault == "not finite":
             return result[0], float("nan"), False
+        if self.fault == "too large":
+            return result[0], 1e300, False
+        if self.fault == "no flag":
+            return result[0], 1.0, "no"
         if self.fault == "no messages":
             return [], 1.0, False
         if self.fault == "no content":
@@ -238,7 +274,15 @@ def ended(*ids: int) -> list[int]:
 PROMPTS = ("we make", "the cat", "jinx", "a mat and a dog", "zebra")
 
 
-def episode_loop(folder: Path, environment: str, processes: int = 1, rows: Any = None, **flags: Any) -> Any:
+def episode_loop(
+    folder: Path,
+    environment: str,
+    processes: int = 1,
+    rows: Any = None,
+    rate: float = 1e-2,
+    engine: Any = None,
+    **flags: Any,
+) -> Any:
     """The loop of step 3 on small models, whose rollouts are 8 episodes of an environment.
 
     Args:
@@ -246,6 +290,8 @@ def episode_loop(folder: Path, environment: str, processes: int = 1, rows: Any =
         environment: ``module.py:Class``.
         processes: that the 8 episodes are shared among.
         rows: further columns of each row.
+        rate: learning rate of actor and critic.
+        engine: samples; continuous batching if not given.
         flags: others than those of an update of 4 episodes in micro-batches of 2.
     """
     from dschat.rollouts.generate import ContinuousEngine
@@ -276,16 +322,49 @@ def episode_loop(folder: Path, environment: str, processes: int = 1, rows: Any =
         columns = {"prompt": text} | ({} if rows is None else rows[number])
         prompts.append(make_prompt(tokenizer(text)["input_ids"], text, number, columns))
 
-    def trained(model: Any, rate: float) -> Any:
-        return engine_of(model, plan.micro_batch, plan.accumulation, learning_rate=rate)
+    def trained(model: Any) -> Any:
+        options = {"learning_rate": rate, "zero_stage": config.engine.zero_stage}
+        return engine_of(model, plan.micro_batch, plan.accumulation, **options)
 
-    critic = trained(make_classifier(), 1e-2) if config.advantages.needs.critic else None
+    critic = trained(make_classifier()) if config.advantages.needs.critic else None
     models = PPOModels(
-        actor=trained(make_causal_lm(), 1e-2),
+        actor=trained(make_causal_lm()),
         reference=frozen_engine_of(make_causal_lm()),
         critic=critic,
         reward=reward_source(config, None, tokenizer, None),  # type: ignore[arg-type]
-        rollouts=ContinuousEngine(8),
+        rollouts=engine or ContinuousEngine(8),
     )
     sampler = build_episode_sampler(config, models, tokenizer)
     return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config, sampler=sampler)
+
+
+def two_updates_on_episodes(folder: Path, zero_stage: int = 0, name: str = "Uneven", engine: Any = None) -> Any:
+    """Two rollouts with one update each, and evaluations of three episodes, on the processes of this group.
+
+    Environments of some rows break. Returns weights, metrics and sample files, on the main process.
+
+    Args:
+        folder: of the run.
+        zero_stage: of actor and critic.
+        name: of the environment.
+        engine: samples; continuous batching if not given.
+    """
+    from dschat.run.distributed import barrier, is_main, world_size
+    from resume_runs import result_of
+
+    if is_main():
+        write_environments(folder)
+    barrier()
+    rows = [{"breaks": number in (1, 6, 13)} for number in range(16)]
+    flags = {
+        "per_device_training_batch_size": 8 // world_size(),
+        "gradient_accumulation_steps": 1,
+        "termination_condition": "turn",
+        "on_reward_error": "skip",
+        "missing_eos_penalty": 0.5,
+        "eval_interval": 1,
+        "zero_stage": zero_stage,
+    }
+    environment = f"{folder / 'environments.py'}:{name}"
+    loop = episode_loop(folder / "out", environment, world_size(), rows, 1e-4, engine, **flags)
+    return result_of(loop, folder / "out")

@@ -96,6 +96,19 @@ def test_a_module_that_starts_a_helper(tmp_path) -> None:
     assert pool.traits.roles == ["user"] and time.monotonic() - start < 60
 
 
+def test_a_module_that_ignores_the_end_of_its_processes(tmp_path) -> None:
+    """Then no status would be left of an episode's process that has ended."""
+    file = write_environments(tmp_path)
+    file.write_text(f"import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n{file.read_text()}")
+    pool = EnvironmentPool(f"{file}:Counts", 30.0, 2)
+    for _ in range(3):
+        with pool.episodes(1) as processes:
+            pool.call(processes, [("reset", {"prompt": "a"}, 0)])
+            pid = processes[0]._pid
+        assert wait_until(lambda pid=pid: not is_running(pid))
+    pool.close()
+
+
 def test_a_long_folder_for_temporary_files(tmp_path, monkeypatch) -> None:
     folder = tmp_path / ("long" * 30)
     folder.mkdir()

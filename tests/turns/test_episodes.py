@@ -2,6 +2,7 @@
 """Episodes turn by turn: ids as they were sampled, seeds, limits, and environments that fail."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from dschat.models.layout import Lengths
 from dschat.rollouts.environments import EnvironmentPool
 from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer
 from dschat.rollouts.sampling import row_seed
-from dschat.training.ppo.episodes import assemble_episodes
+from dschat.training.ppo import episodes as rollouts
+from dschat.training.ppo.episodes import agreed_source, assemble_episodes
 from factories import EOS, PAD, sampling_of
 from turn_cases import TEMPLATE, Scripted, chat_tokenizer, ended, make_row, write_environments
 
@@ -149,6 +151,8 @@ def test_objects_of_a_users_classes_become_plain_ones(pools) -> None:
         ("no tuple", "step must return"),
         ("no number", "must be a number, not text"),
         ("not finite", "is not finite"),
+        ("too large", "not finite in float32"),
+        ("no flag", "done of a step must be true or false, not text"),
         ("no messages", "not an empty list"),
         ("no content", "must have a role and a content"),
         ("half a character", "lone surrogate"),
@@ -166,7 +170,7 @@ def test_a_failure_costs_its_episode_only(pools, caplog, fault, said) -> None:
     episodes, _ = play(pools("Faulty"), turns, rows, skips=True)
     assert episodes[0].failure is None and episodes[0].done and len(episodes[0].rewards) == 3
     assert said in episodes[1].failure and episodes[1].failure.startswith("rows.jsonl:2: ")
-    assert "rows.jsonl:2: " in caplog.text and "0 others of 2" in caplog.text
+    assert "rows.jsonl:2: " in caplog.text and "without a score: 1 of 2" in caplog.text
     with pytest.raises(UserError, match=r"rows.jsonl:2: .*--on_reward_error skip"):
         play(pools("Faulty"), turns, rows)
 
@@ -182,6 +186,19 @@ def test_an_environment_that_hangs(pools) -> None:
     assert "step did not return in 1 s (--environment_timeout)" in episodes[0].failure
     assert episodes[1].done and episodes[1].failure is None
     pool._timeout = 30.0
+
+
+def test_messages_that_no_episode_has_room_for_are_not_encoded(pools, monkeypatch) -> None:
+    """Encoding them would take as long as the environment likes, beyond any deadline."""
+    monkeypatch.setattr(ConversationEncoder, "following", None)
+    whole = ended(*ids_of("a"))
+    episodes, _ = play(pools("Long"), [[whole]], [make_row("we make")])
+    (episode,) = episodes
+    assert episode.ids == whole and episode.rewards == [2.0] and episode.is_over and not episode.done
+    monkeypatch.setattr(ConversationEncoder, "prompt", None)
+    rows = [make_row("we make", words=10**5)]
+    episodes, _ = play(pools("Long"), [], rows, skips=True)
+    assert "400,000 characters, which are more than --max_prompt_seq_len 64 tokens" in episodes[0].failure
 
 
 def test_more_episodes_than_workers(pools) -> None:
@@ -274,3 +291,32 @@ def test_masks_of_assembled_episodes(pools) -> None:
     expected = [-0.5 * (1 + number) for number in range(len(first))]
     assert generation.logprobs[0, : len(first)].tolist() == expected
     assert torch.equal(generation.logprobs != 0, rollout.response_mask)
+
+
+def test_log_probs_are_those_that_the_engine_of_any_rank_reports(pools, monkeypatch) -> None:
+    """A rank whose environments all fail samples nothing, and must go on as the others do."""
+    rows = [make_row("we make", fault="reset")]
+    episodes, _ = play(pools("Faulty"), [], rows, skips=True)
+    assert agreed_source(episodes) == "none"
+    for source in ("actor", "sampler", "none"):
+        monkeypatch.setattr(rollouts, "gather_objects", lambda local, source=source: [local, source])
+        assert agreed_source(episodes) == source
+        generation = assemble_episodes(episodes, PAD, source)
+        assert (generation.logprobs is not None) == (source == "actor")
+        assert (generation.rollout.drawn_logprobs is not None) == (source == "sampler")
+
+
+def test_log_probs_of_another_sampler_stay_beside_the_tokens(pools) -> None:
+    class Elsewhere(Scripted):
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            generation = super().__call__(*arguments, **options)
+            rollout = replace(generation.rollout, drawn_logprobs=generation.logprobs)
+            return replace(generation, rollout=rollout, logprobs=None)
+
+    reply = ended(*ids_of("the cat"))
+    player = EpisodePlayer(chat_tokenizer(), sampling_of(), pools("Counts"), LIMITS, False)
+    episodes, _ = player.play(Elsewhere([[reply]] * 3), [make_row("we make")], [100], [7])
+    rollout = assemble_episodes(episodes, PAD, agreed_source(episodes)).rollout
+    expected = [-0.5 * (1 + number) for number in range(len(reply))]
+    assert rollout.drawn_logprobs[rollout.response_mask].tolist() == expected * 3
+    assert not rollout.drawn_logprobs[~rollout.response_mask].any()

@@ -4,6 +4,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,8 @@ from dschat.models.layout import Lengths, PassSize, lay_out
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.rollouts.termination import LINE, _runs_of
+from dschat.scoring.environment import EnvironmentScores
+from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.ppo.credit import assign_credit, with_scores
 from dschat.training.ppo.metrics import repeated_4grams, rollout_metrics, token_table
 from dschat.training.ppo.models import response_logprobs, response_values
@@ -134,6 +137,34 @@ def test_kl_entropy_lengths_and_whitening_are_of_the_policys_tokens(tmp_path) ->
     assert with_scores(ScoreMoments(), rows).count == 3
 
 
+def test_scores_are_compared_with_the_lengths_of_replies(tmp_path) -> None:
+    """Replies have 2, 4 and 3 tokens on average. Many turns are no long replies."""
+    rollout = holed_rollout()
+    trajectory = replace(scored(rollout), scores=torch.tensor([0.5, 4.0, 1.0]))
+    mask = rollout.response_mask
+    batch = assign_credit(trajectory, segment(last_true(mask), mask), 0.1, ppo_config(tmp_path))
+    expected = np.corrcoef([2.0, 4.0, 3.0], [0.5, 4.0, 1.0])[0, 1]
+    assert rollout_metrics(batch, 0.95)["response/score_length_correlation"] == pytest.approx(expected)
+
+
+def test_metrics_of_episodes_are_of_the_rows_that_count() -> None:
+    """A process with fewer held-out prompts than others answers one twice. Row 1 has failed."""
+    rollout = holed_rollout()
+    rewards = torch.zeros(rollout.response_mask.shape)
+    records = EpisodeRecords(
+        rewards, torch.tensor([False, True, False]), torch.tensor([True, True, False]), [[]] * 3, [[]] * 3, []
+    )
+    texts = ResponseTexts([""] * 3, [""] * 3, [], episodes=records)
+    assert EnvironmentScores()(rollout, texts).measured["episode/turns"] == (5.0, 2.0)
+    counted = EnvironmentScores()(rollout, replace(texts, counted=2)).measured
+    assert counted == {
+        "episode/turns": (3.0, 1.0),
+        "episode/done": (1.0, 1.0),
+        "episode/cut_turns": (3.0, 3.0),
+        "episode/environment_tokens": (3.0, 1.0),
+    }
+
+
 def test_4grams_do_not_span_an_environments_tokens() -> None:
     """1 2 3 4 twice in one turn; then apart in two turns, in the second of which a hole lies inside."""
     ids = [1, 2, 3, 4, 1, 2, 3, 4]
@@ -168,7 +199,7 @@ def test_the_self_check_knows_turns() -> None:
         check_sampled_tokens(replace(holed_rollout(True), cut_turns=None), sampling)
 
 
-@pytest.mark.parametrize("condition", ["line", "turn", "fixed", "randomized", "ppl"])
+@pytest.mark.parametrize("condition", ["line", "turn", "fixed", "randomized", "ppl", "surprise", "sentence"])
 def test_a_macro_action_never_spans_a_hole(condition, tmp_path) -> None:
     """Conditions cut each turn as a response of its own, those that read texts included."""
     tokenizer = make_tokenizer()

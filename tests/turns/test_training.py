@@ -10,8 +10,11 @@ from closeness import assert_near
 from dschat.base.errors import UserError
 from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess
 from dschat.run import stop
+from dschat.run.state import SeedKind
 from dschat.run.stop import Stopped
-from factories import batch_of_iteration, collected
+from dschat.training import evaluation
+from dschat.training.build import ppo as build
+from factories import batch_of_iteration, collected, ppo_config
 from fake_judge import graded_in, judge_server
 from macro_actions.masked import last_true
 from resume_runs import check_every_stop
@@ -107,6 +110,38 @@ def test_all_environments_fail(environments, group, tmp_path):
     options = {"on_reward_error": "skip", "on_nonfinite": "skip", "eval_interval": 0}
     loop = episode_loop(tmp_path / "out", f"{environments}:Faulty", rows=faults, **options)
     assert collected(loop, [list(range(8))]) is None
+
+
+def test_an_evaluation_that_others_may_not_wait_for(tmp_path, monkeypatch, caplog):
+    """256 episodes of each of two processes are 8 calls after each other: 8 · 60 s · (8 + 1) are above 1800 s."""
+    config = ppo_config(tmp_path, environment="games.py:Guess")
+    build.warn_of_wait(config, 600)
+    assert not caplog.text  # one process waits for no other
+    monkeypatch.setattr(build, "world_size", lambda: 2)
+    build.warn_of_wait(config, 128)
+    assert not caplog.text  # 2 calls: 1080 s
+    build.warn_of_wait(config, 600)
+    assert "has 512 episodes" in caplog.text and "takes 4320 s" in caplog.text and "--ddp_timeout 1800" in caplog.text
+
+
+def test_an_episode_that_is_answered_twice_is_in_no_metric(environments, group, tmp_path, monkeypatch):
+    """Of three held-out prompts, the second of two processes has one, and plays as many episodes as the first."""
+    loop = episode_loop(tmp_path / "out", f"{environments}:Counts", max_turns=2)
+    monkeypatch.setattr(evaluation, "world_size", lambda: 2)
+    monkeypatch.setattr(evaluation, "rank", lambda: 1)
+    counts = []
+
+    def score(generation, texts):
+        counts.append((len(texts.rows), texts.counted))
+        return loop.algorithm.score_with_credit(generation, texts)
+
+    evaluation.evaluate_responses(
+        loop.algorithm.held_out,
+        loop.algorithm.tokenizer,
+        lambda examples: loop.algorithm.sampler.sample(examples, SeedKind.EVALUATION, 0),
+        score,
+    )
+    assert counts == [(2, 1)]
 
 
 @pytest.fixture

@@ -164,7 +164,8 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("response/eos_rate", ONLINE, "share", "responses that ended before the longest length",
          "0 after it was more: a warning says so"),
         ("response/repetition", "ppo", "share", "4-grams that the response has had before", "above 0.5 a warning"),
-        ("response/score_length_correlation", "ppo", "", "Pearson's, of scores and lengths",
+        ("response/score_length_correlation", "ppo", "", "Pearson's, of scores and lengths; in"
+         " episodes, of scores and mean lengths of replies",
          "above 0.9 or below −0.9 a warning, from 32 responses on"),
         ("macro/count", "ppo", "macro actions", "per response"),
         ("macro/length", "ppo", "tokens", "of a macro action"),

@@ -25,6 +25,7 @@ from dschat.base.statistics import (
 from dschat.lab.page import Report, Table
 from dschat.lab.run_data import EVAL_NAMES, HeldOut, Numbers, RunData, column_of
 from dschat.lab.table import result_table
+from dschat.settings.rewards import SOURCE_FLAGS
 
 Runs = Sequence[RunData]  # at least one
 Labels = Mapping[str, str]
@@ -158,14 +159,15 @@ def labels_of(
 ) -> dict[str, str]:
     """Labels of what runs are compared by: the metric function that all have, if any, first.
 
-    `scores` are of the reward model, unless all runs were scored by a function, a server, a judge, or by running
-    programs, or learnt from a teacher alone. A sum of several sources has no name but score.
+    `scores` are of the reward model, unless all runs were scored by a function, a server, a judge, an environment,
+    or by running programs, or learnt from a teacher alone. A sum of several sources has no name but score.
     """
     sources = {
         "reward_function": "reward-function score",
         "reward_url": "score of a server",
         "reward_source": "score of programs",
         "reward_judge": "score of a judge",
+        "environment": "reward of the environment",
     }
     score_label = "reward-model score"
     for flag, label in reversed(sources.items()):
@@ -186,8 +188,8 @@ def labels_of(
 def _source_count(run: RunData) -> int:
     """Number of sources whose scores a run added up."""
     count = 0
-    for name in ("function", "model_name_or_path", "url", "source", "judge"):
-        value = run.config.get(f"reward_{name}")
+    for name in SOURCE_FLAGS:
+        value = run.config.get(name)
         if value:
             count += len(value) if isinstance(value, list) else 1
     return count

@@ -24,6 +24,7 @@ from dschat.data.rows import check_text, kind_of
 
 FLAG = "--environment"
 ASSISTANT = "assistant"  # the policy's role
+LARGEST_REWARD = 1e38  # just below float32's largest number
 
 Message = dict[str, Any]  # type: ignore[explicit-any]  # role, content and the template's other fields
 
@@ -134,10 +135,11 @@ def step_environment(
         )
     if len(result) == 5:
         new_messages, reward, terminated, truncated, _ = result
-        done = bool(terminated) or bool(truncated)
+        is_terminated = _checked_flag(terminated, "terminated")
+        done = _checked_flag(truncated, "truncated") or is_terminated
     else:
         new_messages, reward, is_over = result
-        done = bool(is_over)
+        done = _checked_flag(is_over, "done")
     return StepResult(_checked_messages(new_messages, "step", may_be_empty=done), _checked_reward(reward), done)
 
 
@@ -196,10 +198,22 @@ def plain_copy(value: object, name: str) -> Any:  # type: ignore[explicit-any]  
 
 
 def _checked_reward(reward: object) -> float:
-    """A finite reward. Raises UserError where it is something else."""
+    """A reward that is finite in float32. Raises UserError where it is something else."""
     if not isinstance(reward, SupportsFloat):
         raise UserError(f"{FLAG}: the reward of a step must be a number, not {kind_of(reward)}.")
     number = float(reward)
     if not math.isfinite(number):
         raise UserError(f"{FLAG}: the reward of a step is {number}, which is not finite.")
+    if abs(number) > LARGEST_REWARD:
+        raise UserError(
+            f"{FLAG}: the reward of a step is {number:g}, which is not finite in float32: give rewards of ordinary"
+            " size."
+        )
     return number
+
+
+def _checked_flag(value: object, name: str) -> bool:
+    """Whether an episode is over. Raises UserError for texts and collections, whose truth says nothing about that."""
+    if value is None or isinstance(value, str | bytes | list | tuple | Mapping):
+        raise UserError(f"{FLAG}: {name} of a step must be true or false, not {kind_of(value)}.")
+    return bool(value)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Listener
 
 from dschat.base.errors import UserError
-from dschat.base.user_function import load_function
+from dschat.base.user_function import call_function, load_function
 from dschat.rollouts.environment import FLAG, Environment, reset_environment, step_environment, traits_of
 
 BACKLOG = 128  # episodes that wait for their process
@@ -59,6 +59,7 @@ def main(
 
 def _serve(listener: Listener, environment_class: Callable[[], Environment]) -> None:
     """Forks a process for each connection; ends, and ends those, when standard input is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a file that ignores it would leave no status to wait for
     selector = selectors.DefaultSelector()
     listening_socket = listener._listener._socket  # type: ignore[attr-defined]
     selector.register(listening_socket, selectors.EVENT_READ)
@@ -127,14 +128,14 @@ def play_episode(  # type: ignore[explicit-any]  # a connection carries anything
             try:
                 if name == "reset":
                     _seed_everything(arguments[1])
-                    environment = environment_class()
+                    environment = call_function(environment_class, FLAG)
                     answer = reset_environment(environment, *arguments)
                 else:
                     assert environment is not None  # reset comes first
                     answer = step_environment(environment, *arguments)
             except UserError as error:
                 answer = _loggable(str(error))
-            except (Exception, SystemExit) as error:  # of the constructor, or a call of sys.exit
+            except (Exception, SystemExit) as error:  # of what was returned, or a call of sys.exit
                 answer = _loggable(f"{FLAG}: {type(error).__name__}: {error}")
             connection.send(answer)
     except (EOFError, OSError):  # the training process has closed the connection

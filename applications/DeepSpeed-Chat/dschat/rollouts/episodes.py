@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,12 +21,16 @@ from dschat.data.messages import TOOLS
 from dschat.data.observations import ConversationEncoder
 from dschat.data.rows import Row
 from dschat.data.turn_end import reply_contents
-from dschat.rollouts.engine import ResponseSampler
+from dschat.rollouts.engine import Generation, ResponseSampler
 from dschat.rollouts.environment import Message, StepResult
 from dschat.rollouts.environments import EnvironmentPool, EpisodeProcess, Failure, Result
 from dschat.rollouts.sampling import Sampling, row_seed
 
 logger = logging.getLogger(__name__)
+
+# Whose log-probs an engine reports with its replies: the actor's, those of a sampler with other kernels, or none.
+LogprobSource = Literal["actor", "sampler", "none"]
+CHARACTERS_PER_TOKEN = 256  # no token is longer: a longer text has no room, and is not encoded at all
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class Episode:
         prompt_ids: their ids; empty if the environment failed before it said anything.
         ids: of replies, and of the environment's messages between them.
         sampled: whether the policy sampled each of these ids.
-        logprobs: of each id under the policy, 0 for the environment's; None if the engine reports none.
+        logprobs: of each id as the engine reports them, 0 for the environment's; None if it reports none.
+        logprob_source: whose they are; None before the first reply.
         turn_ends: index of the last id of each turn.
         rewards: of each turn.
         cut: whether each turn lacks a token that ends it.
@@ -77,6 +83,7 @@ class Episode:
     ids: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
+    logprob_source: LogprobSource | None = None
     turn_ends: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     cut: list[bool] = field(default_factory=list)
@@ -204,6 +211,13 @@ class EpisodePlayer:
                 continue
             episode.prompt_messages = result
             episode.messages = result
+            if _characters_of(result) > CHARACTERS_PER_TOKEN * self._limits.prompt_tokens:
+                problem = (
+                    f"the environment's first messages have {_characters_of(result):,} characters, which are more than"
+                    f" --max_prompt_seq_len {self._limits.prompt_tokens} tokens"
+                )
+                self._fail(episode, problem)
+                continue
             arguments = self._arguments(episode)
             try:
                 ids, text = self._encoder.prompt(result, arguments, episode.row.origin)
@@ -236,9 +250,10 @@ class EpisodePlayer:
         replies = generation.rollout.response_rows()
         finished = generation.rollout.finished.tolist()
         are_bad = generation.bad_rows.tolist()
-        logprobs = None if generation.logprobs is None else generation.logprobs.tolist()
+        source, logprobs = _reported_logprobs(generation)
         for number, episode in enumerate(episodes):
             ids = replies[number]
+            episode.logprob_source = source
             reply_logprobs = None if logprobs is None else logprobs[number][: len(ids)]
             episode.append_reply(ids, reply_logprobs, finished[number], are_bad[number])
         return TurnLengths(list(map(len, prompts)), list(map(len, replies)))
@@ -258,7 +273,8 @@ class EpisodePlayer:
             episode.done = result.done
             messages = episode.messages
             episode.messages = [*messages, {"role": "assistant", "content": reply}, *result.messages]
-            if result.done or len(episode.rewards) == self._limits.turns:
+            is_long = _characters_of(result.messages) > CHARACTERS_PER_TOKEN * self._limits.tokens
+            if result.done or len(episode.rewards) == self._limits.turns or is_long:
                 episode.is_over = True
                 continue
             has_end = not episode.cut[-1]
@@ -305,14 +321,24 @@ class EpisodePlayer:
             raise UserError(f"{episode.failure}. --on_reward_error skip leaves such episodes out.")
 
     def _warn_of_failures(self, episodes: Sequence[Episode]) -> None:
+        """Logs the first failure, and how many episodes failed."""
         failures = [episode.failure for episode in episodes if episode.failure is not None]
         if failures:
-            logger.warning(
-                "%s. The episode has no score, nor have %d others of %d.",
-                failures[0],
-                len(failures) - 1,
-                len(episodes),
-            )
+            logger.warning("%s. Episodes without a score: %d of %d.", failures[0], len(failures), len(episodes))
+
+
+def _reported_logprobs(generation: Generation) -> tuple[LogprobSource, list[list[float]] | None]:
+    """Whose log-probs an engine reports, and those of each reply."""
+    if generation.logprobs is not None:
+        return "actor", generation.logprobs.tolist()
+    if generation.rollout.drawn_logprobs is not None:
+        return "sampler", generation.rollout.drawn_logprobs.tolist()
+    return "none", None
+
+
+def _characters_of(messages: Sequence[Message]) -> int:
+    """Characters of all contents."""
+    return sum(len(message["content"]) for message in messages)
 
 
 def _problem_of(result: Result) -> str:

@@ -21,7 +21,9 @@ class EnvironmentScores:
         assert episodes is not None  # --environment samples episodes
         values = episodes.turn_rewards.sum(1)
         turns = last_true(rollout.response_mask).sum(1)
-        played = ~episodes.failed
+        rows = torch.arange(len(values), device=values.device)
+        is_counted = rows < (len(values) if texts.counted is None else texts.counted)
+        played = is_counted & ~episodes.failed
         count = float(played.sum())
         turn_count = float(turns[played].sum())
         between = rollout.attention_mask[:, rollout.prompt_width :] & ~rollout.response_mask

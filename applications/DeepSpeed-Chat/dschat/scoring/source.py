@@ -60,6 +60,9 @@ class ResponseTexts:
     """Texts of B prompts and responses, without special tokens, and the data rows of the prompts.
 
     In an episode of several turns the response is everything after the prompt, the environment's messages included.
+
+    Metrics are about the first `counted` rows, or about all with None: in an evaluation, a process with fewer prompts
+    than others answers some twice.
     """
 
     prompts: list[str]
@@ -67,6 +70,18 @@ class ResponseTexts:
     rows: list[Row]
     segments: Segments | None = None  # with --segment_rewards
     episodes: EpisodeRecords | None = None  # with --environment
+    counted: int | None = None
+
+    @property
+    def last_replies(self) -> list[str]:
+        """The policy's last message of each episode, empty where it has none; a single response is the whole one."""
+        if self.episodes is None:
+            return self.responses
+        replies = []
+        for messages, rewards in zip(self.episodes.messages, self.episodes.rewards, strict=True):
+            contents = [str(message["content"]) for message in messages if message["role"] == "assistant"]
+            replies.append(contents[-1] if rewards else "")
+        return replies
 
     def alone(self, row: int) -> ResponseTexts:
         """A single response."""

@@ -76,16 +76,18 @@ def _turn_is_longer(config: Any) -> bool:
     return bool(longest_turn > config.sampling.max_answer_seq_len)
 
 
-def _longest_wait(config: Any) -> float:
-    """Seconds that the environments of a rollout may take on one process: in each turn, and at the beginning.
+def longest_wait(flags: EpisodeFlags, episodes: int) -> float:
+    """Seconds that the environments of episodes may take on one process: in each turn, and at the beginning.
 
     At most --environment_workers are called at the same time, and the others wait.
     """
+    calls = math.ceil(episodes / flags.environment_workers)
+    return calls * flags.environment_timeout * (flags.max_turns + 1)
+
+
+def _wait_of_rollout(config: Any) -> float:
     prompts = config.sampling.per_device_generation_batch_size * config.rollouts.generation_batches
-    episodes = prompts * config.rollouts.samples_per_prompt
-    calls = math.ceil(episodes / config.episodes.environment_workers)
-    wait: float = calls * config.episodes.environment_timeout * (config.episodes.max_turns + 1)
-    return wait
+    return longest_wait(config.episodes, prompts * config.rollouts.samples_per_prompt)
 
 
 def _has_returns_of_turns(config: Any) -> bool:
@@ -96,9 +98,14 @@ def _has_returns_of_turns(config: Any) -> bool:
 EPISODE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configuration
     Check(_check_environment),
     Rule(
-        lambda config: config.has_episodes and config.rollouts.uses_vllm,
-        "--environment with --rollout_engine vllm: replies of several turns are sampled by the training processes."
-        " Use --rollout_engine continuous.",
+        lambda config: config.has_episodes and config.vllm.vllm_url is not None,
+        "--environment with --vllm_url: processes ask servers together, but their episodes have different numbers of"
+        " turns. Let the training processes run vLLM (drop --vllm_url), or use --rollout_engine continuous.",
+    ),
+    Rule(
+        lambda config: config.has_episodes and config.vllm.vllm_tensor_parallel > 1,
+        "--environment with --vllm_tensor_parallel {vllm_tensor_parallel}: processes that share an engine ask it"
+        " together, but their episodes have different numbers of turns. Use --vllm_tensor_parallel 1.",
     ),
     Rule(
         lambda config: config.has_episodes and config.advantages.advantage_estimator in ("tempo", "segment_mc"),
@@ -126,12 +133,12 @@ EPISODE_RULES: tuple[Rule[Any] | Check[Any], ...] = (  # of step 3's configurati
         " {max_answer_seq_len}.",
     ),
     Rule(
-        lambda config: config.has_episodes and _longest_wait(config) >= config.engine.ddp_timeout,
+        lambda config: config.has_episodes and _wait_of_rollout(config) >= config.engine.ddp_timeout,
         "--environment_timeout {environment_timeout:g} in each of --max_turns {max_turns} turns and at the beginning,"
         " with --environment_workers {environment_workers} calls at a time for the episodes of a process, is up to"
         " {wait:g} s and not below --ddp_timeout {ddp_timeout}, after which the other processes stop waiting: lower"
         " --environment_timeout, or raise --environment_workers or --ddp_timeout.",
-        words=lambda config: {"wait": _longest_wait(config)},
+        words=lambda config: {"wait": _wait_of_rollout(config)},
     ),
     Rule(
         lambda config: config.has_episodes and config.rewards.reward_url is not None,

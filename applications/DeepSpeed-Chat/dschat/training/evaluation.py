@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Callable, Sequence, Sized
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -84,11 +85,11 @@ def evaluate_responses(
     local_prompts = by_length[rank() :: world_size()]
     largest_share = len(prompts[:: world_size()])
     generation, texts = sample(local_prompts + by_length[: largest_share - len(local_prompts)])
-    batch, stats = score(generation, texts)
+    count = len(local_prompts)
+    batch, stats = score(generation, replace(texts, counted=count))
 
     means = RowMeans()
     numbers = _numbers_of_rows(batch, stats.auxiliary)
-    count = len(local_prompts)
     has_tokens = batch.response_mask.any(1)
     for name, of_rows in numbers.items():
         counted = has_tokens if name in TOKEN_METRICS else torch.ones_like(has_tokens)

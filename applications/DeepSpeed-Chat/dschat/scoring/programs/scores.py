@@ -175,10 +175,13 @@ class ProgramScores:
         self._which = which
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
-        """One number for each response. Every rank must call it. Raises UserError on all ranks alike."""
+        """One number for each response. Every rank must call it. Raises UserError on all ranks alike.
+
+        The program of an episode is in the policy's last reply.
+        """
         start = time.monotonic()
         programs: list[str | None] = []
-        for response, prompt in zip(texts.responses, texts.prompts, strict=True):
+        for response, prompt in zip(texts.last_replies, texts.prompts, strict=True):
             programs.append(program_of(response, self._which, prompt))
         tests = [tests_of(row) for row in texts.rows]
         outcomes = self._pool.run(programs, tests, [row.origin for row in texts.rows])
@@ -202,7 +205,7 @@ class ProgramScores:
         return Scores(
             values.to(device),
             missing.to(device) if missing.any() else None,
-            _measured(outcomes, seconds),
+            _measured(outcomes[: texts.counted], seconds),
             segments=segment_rewards,
         )
 

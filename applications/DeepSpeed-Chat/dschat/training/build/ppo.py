@@ -31,8 +31,10 @@ from dschat.rollouts.episodes import EpisodeLimits, EpisodePlayer
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.rollouts.vllm.engine import VllmEngine
 from dschat.rollouts.vllm.servers import ServerNeeds, VllmServers
+from dschat.run.distributed import is_main, world_size
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.run import ProgramPool
+from dschat.settings.episodes import longest_wait
 from dschat.settings.ppo import PPOConfig
 from dschat.training.build.engines import (
     ACTOR,
@@ -302,6 +304,29 @@ def build_episode_sampler(
     )
     skips = config.rewards.on_reward_error == "skip"
     return EpisodeSampler(actor, EpisodePlayer(tokenizer, actor.sampling, pool, limits, skips))
+
+
+def warn_of_wait(config: PPOConfig, held_out: int) -> None:
+    """Warns where processes may wait longer for the environments of an evaluation than --ddp_timeout allows.
+
+    Args:
+        config: the flags, with --environment.
+        held_out: rows of all processes.
+    """
+    processes = world_size()
+    prompts = min(config.num_eval_prompts(processes) or held_out, held_out)
+    wait = longest_wait(config.episodes, -(-prompts // processes))
+    if processes > 1 and wait >= config.engine.ddp_timeout and is_main():
+        logger.warning(
+            "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s on"
+            " a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers %d, or lower"
+            " --eval_prompts or --environment_timeout.",
+            prompts,
+            config.episodes.environment_timeout,
+            wait,
+            config.engine.ddp_timeout,
+            config.episodes.environment_workers,
+        )
 
 
 def check_heads(config: PPOConfig) -> None:

@@ -43,7 +43,7 @@ from dschat.settings.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.settings.supervised import DPOConfig, RewardConfig, SFTConfig, SupervisedConfig
 from dschat.training.build.data import check_lengths, load_problems, load_step_data
 from dschat.training.build.engines import RunPlan, build_policy, build_refuel_models, build_reward_model
-from dschat.training.build.ppo import build_episode_sampler, build_ppo_models, load_ppo_tokenizer
+from dschat.training.build.ppo import build_episode_sampler, build_ppo_models, load_ppo_tokenizer, warn_of_wait
 from dschat.training.build.scores import build_dialogue_scores, build_program_pool
 from dschat.training.loop import loop_of, total_updates
 from dschat.training.ppo.algorithm import PPO
@@ -174,6 +174,8 @@ def train_ppo(config: PPOConfig, run: RunOutput) -> None:
     warmup = config.optimizers.critic_warmup_updates
     if warmup:
         logger.info("the first %d updates train the critic alone (--critic_warmup_updates)", warmup)
+    if config.has_episodes:
+        warn_of_wait(config, len(data.eval))
     peaks = _measure_peaks(config, run)
     models = build_ppo_models(config, plan, tokenizer, programs, _record_decoding(run))
     average = MovingAverage(models.actor) if config.memory.enable_ema else None

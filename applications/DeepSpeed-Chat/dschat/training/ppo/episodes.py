@@ -15,8 +15,8 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.layout import Lengths
 from dschat.rollouts.engine import Generation
-from dschat.rollouts.episodes import Episode, EpisodePlayer, TurnLengths
-from dschat.run.distributed import device
+from dschat.rollouts.episodes import Episode, EpisodePlayer, LogprobSource, TurnLengths
+from dschat.run.distributed import device, gather_objects
 from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.source import EpisodeRecords, ResponseTexts
 from dschat.training.ppo.models import ActorSampler
@@ -65,7 +65,8 @@ class EpisodeSampler(ActorSampler):
             if not episode.prompt_ids:  # the environment failed before it said anything
                 episode.prompt_ids = example.prompt_ids
                 episode.prompt_text = example.prompt_text
-        generation = self.with_indices(assemble_episodes(episodes, self.sampling.pad_id), requested)
+        source = agreed_source(episodes)
+        generation = self.with_indices(assemble_episodes(episodes, self.sampling.pad_id, source), requested)
         return generation, self._texts_of(episodes, turns, generation.rollout.response_mask)
 
     def _texts_of(
@@ -104,12 +105,35 @@ def _lengths_of(turn: TurnLengths) -> Lengths:
     return Lengths(np.array(turn.read), np.array(turn.sampled))
 
 
-def assemble_episodes(episodes: Sequence[Episode], pad_id: int) -> Generation:
+def agreed_source(episodes: Sequence[Episode]) -> LogprobSource:
+    """Whose log-probs the engine reports, also on a rank whose environments all failed. Every rank must call it.
+
+    What follows a rollout depends on it, forward passes that all ranks make together included.
+    """
+    for source in gather_objects(_first_source(episodes)):
+        if source is not None:
+            return source
+    return "none"
+
+
+def _first_source(episodes: Sequence[Episode]) -> LogprobSource | None:
+    for episode in episodes:
+        if episode.logprob_source is not None:
+            return episode.logprob_source
+    return None
+
+
+def assemble_episodes(
+    episodes: Sequence[Episode],
+    pad_id: int,
+    source: LogprobSource = "actor",
+) -> Generation:
     """Episodes as a rollout whose response masks have holes, where the environment's messages stand.
 
     Args:
         episodes: B of them.
         pad_id: fills ids.
+        source: whose log-probs the episodes have; nobody's are kept with "none".
     """
     prompt_ids, prompt_mask = pad([episode.prompt_ids for episode in episodes], pad_id, "left")
     response_ids, is_episode = pad([episode.ids for episode in episodes], pad_id, "right")
@@ -118,13 +142,11 @@ def assemble_episodes(episodes: Sequence[Episode], pad_id: int) -> Generation:
         is_episode = torch.zeros(len(episodes), 1, dtype=torch.bool)
     response_mask = torch.zeros_like(is_episode)
     cut_turns = torch.zeros_like(is_episode)
-    logprobs: Tensor | None = torch.zeros(is_episode.shape)
+    logprobs = torch.zeros(is_episode.shape)
     for row, episode in enumerate(episodes):
         length = len(episode.ids)
         response_mask[row, :length] = torch.tensor(episode.sampled, dtype=torch.bool)
-        if episode.logprobs is None:
-            logprobs = None
-        elif logprobs is not None:
+        if episode.logprobs is not None:
             logprobs[row, :length] = torch.tensor(episode.logprobs)
         for column, is_cut in zip(episode.turn_ends, episode.cut, strict=True):
             cut_turns[row, column] = is_cut
@@ -134,8 +156,9 @@ def assemble_episodes(episodes: Sequence[Episode], pad_id: int) -> Generation:
         response_mask=response_mask,
         prompt_index=torch.arange(len(episodes)),
         finished=torch.tensor([episode.finished for episode in episodes]),
+        drawn_logprobs=logprobs if source == "sampler" else None,
         cut_turns=cut_turns,
     )
     bad_rows = torch.tensor([episode.is_bad for episode in episodes])
-    generation = Generation(rollout, logprobs, bad_rows)
+    generation = Generation(rollout, logprobs if source == "actor" else None, bad_rows)
     return mapped(generation, lambda x: x.to(device()))

@@ -20,7 +20,7 @@ from dschat.run.metrics import Means
 from dschat.training.iteration import Metrics
 from dschat.training.ppo.batch import ExternalStats
 from macro_actions.estimators import adaptive_lam, critic_targets
-from macro_actions.masked import masked_moments, masked_sum, widths
+from macro_actions.masked import last_true, masked_moments, masked_sum, widths
 from macro_actions.rewards import ScoreMoments
 from macro_actions.settings import EstimatorSettings
 from macro_actions.types import PPOBatch, Rollout
@@ -84,7 +84,8 @@ def rollout_metrics(
     means.add_sum("val/num_eos_tokens", finished)
     metrics = means.reduce()
 
-    scores_and_lengths = score_length_statistics(trajectory.scores, mask.sum(1), has_tokens)
+    replies = last_true(mask).sum(1).clamp(min=1)  # more than one in an episode of several turns
+    scores_and_lengths = score_length_statistics(trajectory.scores, mask.sum(1) / replies, has_tokens)
     metrics["objective/scores_std"] = scores_and_lengths.scores_std
     metrics["response/score_length_correlation"] = scores_and_lengths.correlation
     if batch.returns is not None and trajectory.values is not None:
@@ -106,7 +107,7 @@ def score_length_statistics(scores: Tensor, lengths: Tensor, counted: Tensor) ->
 
     Args:
         scores: shape ``(B,)``, as their source gave them.
-        lengths: shape ``(B,)``, response lengths in tokens.
+        lengths: shape ``(B,)``, tokens of each response, or the mean of an episode's replies.
         counted: shape ``(B,)``, bool, rows that count.
     """
     length = lengths.double()
