@@ -318,8 +318,8 @@ def warn_of_wait(config: PPOConfig, held_out: int) -> None:
     wait = longest_wait(config.episodes, -(-prompts // processes))
     if processes > 1 and wait >= config.engine.ddp_timeout and is_main():
         logger.warning(
-            "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s on"
-            " a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers %d, or lower"
+            "An evaluation has %d episodes; if no environment answers within --environment_timeout %g, it takes %g s"
+            " on a process, and others stop waiting after --ddp_timeout %d. Raise --environment_workers %d, or lower"
             " --eval_prompts or --environment_timeout.",
             prompts,
             config.episodes.environment_timeout,
